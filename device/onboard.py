@@ -1,20 +1,20 @@
-"""Runs on the board: unpacked beside the tests, it describes the board, runs pytest once and times the kernels.
+"""Runs on the board, in a folder with the tests: describes the board, runs pytest once and times the kernels.
 
-Standard library and pytest only, Python 3.11 and later. It is one process because on an emulated board a second
-start of Python costs as much as a hundred tests.
+Requires only the standard library and pytest, with Python 3.11 or later. It is a single process, because on an emulated
+board another start of Python takes as long as a hundred tests.
 
-What it finds goes to standard output as lines of JSON, each an object with the key ``pitorch`` that says what the
-line is; everything else that is printed goes to standard error. The lines, in order:
+It prints its results to standard output as lines of JSON, each an object whose key ``pitorch`` is the type of the line;
+all other output goes to standard error. The lines, in order:
 
     {"pitorch": "facts", …}                       the board, see ``facts``
-    {"pitorch": "collected", "nodeids": […]}      what pytest will run
+    {"pitorch": "collected", "nodeids": […]}      the tests that pytest will run
     {"pitorch": "start", "nodeid": …}             before each test
     {"pitorch": "result", "nodeid": …, "outcome": "passed|failed|skipped|error", "seconds": …, "text": …}
-    {"pitorch": "timing", "document": …}          what timing.py made, or {"reason": …} why not
+    {"pitorch": "timing", "document": …}          the document from timing.py, or {"reason": …} why there is none
     {"pitorch": "end", "status": …, "seconds": …} pytest's exit status
 
-A reader that sees no ``end`` knows that the board went away; one that sees a status other than 0, 1 and 5, or no result
-of a test that was collected, that pytest ended before it was through.
+Without an ``end`` line, the connection to the board was lost. With a status other than 0, 1 and 5, or without the
+result of a collected test, pytest ended early.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ COMPONENTS = {
     "qpu_ops": "the QPU extension wheel",
     "torch_qpu": "the QPU extension wheel",
 }
-"""Modules that an image may lack, each with what it comes from."""
+"""Modules that an image may lack, with the component that contains them."""
 
 _PROBE_LIMIT_S = 300.0
 
 
 def facts() -> dict[str, Any]:
-    """What the board is, each fact from the place that knows it; absent ones are empty."""
+    """Properties of the board, each from its authoritative source; missing ones are empty."""
     release = dict(line.rstrip("\n").split("=", 1) for line in _text("/etc/os-release").splitlines() if "=" in line)
     return {
         "model": _text("/proc/device-tree/model").rstrip("\0"),
@@ -81,9 +81,9 @@ def facts() -> dict[str, Any]:
 
 
 def firmware(tree: Path = Path("/proc/device-tree")) -> dict[str, str]:
-    """What the Pi's firmware alone writes into the device tree: the board's revision code (hex) and serial number.
+    """Values that only the Pi's firmware writes to the device tree: the board's revision code (hex) and serial number.
 
-    The device trees that come with kernels have neither: an emulator that is given one has the Pi's model, not these.
+    The device trees that come with kernels contain neither, so an emulator that uses one has only the Pi's model.
     """
     try:
         revision = (tree / "system" / "linux,revision").read_bytes().hex()
@@ -114,7 +114,7 @@ def _version(name: str) -> str:
 
 
 def _record(name: str) -> str:
-    """SHA-256 of a wheel's RECORD: the hashes of all of its files."""
+    """SHA-256 of a wheel's RECORD, which contains the hashes of all its files."""
     try:
         text = importlib.metadata.distribution(name).read_text("RECORD")
     except importlib.metadata.PackageNotFoundError:
@@ -123,7 +123,7 @@ def _record(name: str) -> str:
 
 
 def _libqpu() -> dict[str, str]:
-    """The library that the loader would take, and its SHA-256."""
+    """The library that the loader would use, and its SHA-256."""
     ldconfig = shutil.which("ldconfig", path="/usr/sbin:/sbin:" + os.environ.get("PATH", ""))
     if ldconfig is None:
         return {}
@@ -137,7 +137,7 @@ def _libqpu() -> dict[str, str]:
 
 
 def _qpu_info() -> Any:
-    """What ``qpu-info --json`` says, or an object with the reason why it does not."""
+    """The output of ``qpu-info --json``, or an object with the reason why there is none."""
     if shutil.which("qpu-info") is None:
         return {"absent": "qpu-info is not installed"}
     try:
@@ -146,11 +146,11 @@ def _qpu_info() -> Any:
         )
         return json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError) as fault:
-        return {"absent": f"qpu-info --json gave no JSON: {fault}"}
+        return {"absent": f"qpu-info --json did not print JSON: {fault}"}
 
 
 class Reporter:
-    """pytest plugin: says each test's start and end."""
+    """Pytest plugin that reports the start and end of each test."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -162,7 +162,7 @@ class Reporter:
         self._say("collected", nodeids=[item.nodeid for item in session.items])
 
     def pytest_collectreport(self, report: Any) -> None:
-        """A file that cannot be imported counts as an error."""
+        """Report a file that cannot be imported as an error."""
         nodeid = f"{report.nodeid}::collection"
         if report.failed:
             self._say("result", nodeid=nodeid, outcome="error", seconds=0.0, text=str(report.longrepr))
@@ -171,13 +171,13 @@ class Reporter:
             self._say("result", nodeid=nodeid, outcome="skipped", seconds=0.0, text=_reason(reason))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Say what begins, so that a board which dies is known to have died in it."""
+        """Report the start of a test, so that a crash of the board can be attributed to it."""
         self._seconds[nodeid] = 0.0
         self._worst[nodeid] = ("passed", "")
         self._say("start", nodeid=nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Add up the three phases of a test."""
+        """Combine the three phases of a test."""
         nodeid = report.nodeid
         self._seconds[nodeid] = self._seconds.get(nodeid, 0.0) + report.duration
         if report.failed:
@@ -189,7 +189,7 @@ class Reporter:
             self._worst[nodeid] = ("skipped", _reason(reason))
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Say how the test ended."""
+        """Report the result of the test."""
         outcome, text = self._worst.pop(nodeid)
         self._say("result", nodeid=nodeid, outcome=outcome, seconds=round(self._seconds.pop(nodeid), 4), text=text)
 
@@ -201,8 +201,8 @@ def _reason(text: str) -> str:
 def absent_components(path: Path) -> list[str]:
     """Components of the image that a test file imports and that are not installed.
 
-    The file itself cannot say so: it imports them at its top. One that is installed and cannot be imported is not
-    absent but broken, and fails the suite.
+    The file cannot check this itself, because it imports them at the top. A component that is installed but cannot be
+    imported is broken, not missing, and fails the suite.
     """
     tree = ast.parse(path.read_text(), str(path))
     imported: set[str] = set()
@@ -220,7 +220,7 @@ def absent_components(path: Path) -> list[str]:
 
 
 def run_tests(folder: Path, targets: Sequence[str], keyword: str, say: Say) -> int:
-    """Run pytest in this process and return its exit status; files whose component is absent count as skipped."""
+    """Run pytest in this process and return its exit status; files whose component is missing count as skipped."""
     import pytest
 
     words = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={folder}", "--import-mode=importlib"]
@@ -242,9 +242,9 @@ def run_tests(folder: Path, targets: Sequence[str], keyword: str, say: Say) -> i
 
 
 def run_timing(folder: Path, arguments: Sequence[str], limit_s: float) -> dict[str, Any]:
-    """The document that timing.py makes, or ``{"reason": …}``.
+    """The document from timing.py, or ``{"reason": …}``.
 
-    A process of its own, so that what the tests left in memory cannot slow it.
+    Runs in a separate process, so that memory used by the tests cannot slow it down.
     """
     script = folder / "timing.py"
     if not script.is_file():
@@ -268,7 +268,7 @@ def run_timing(folder: Path, arguments: Sequence[str], limit_s: float) -> dict[s
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Describe the board, run the tests, time the kernels; returns pytest's exit status."""
+    """Describe the board, run the tests and time the kernels; return pytest's exit status."""
     parser = argparse.ArgumentParser(description="Run the device suite on this board.")
     parser.add_argument("targets", nargs="*", help="test files or node ids, relative to the suite")
     parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parent)
@@ -279,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     began = time.monotonic()
     lines = os.fdopen(os.dup(1), "w", buffering=1)
-    # From here on whatever prints, prints to standard error.
+    # From now on, all other output goes to standard error.
     os.dup2(2, 1)
 
     def say(what: str, **content: Any) -> None:
@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = run_tests(options.folder, options.targets, options.keyword, say)
     if options.timing_limit > 0:
         ran = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        none = {"reason": f"no test ran, or not all that were to (pytest's status {status})"}
+        none = {"reason": f"no test ran, or not all selected tests (pytest's status {status})"}
         timed = run_timing(options.folder, options.timing, options.timing_limit) if ran else none
         say("timing", document=timed)
     say("end", status=status, seconds=round(time.monotonic() - began, 3))

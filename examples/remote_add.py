@@ -4,8 +4,8 @@
     .venv/bin/python examples/remote_add.py --local-demo          on this PC
     .venv/bin/python examples/remote_add.py                       on the board of board.toml
 
-It is the script that introductions to TVM's RPC show, on today's TVM: what its old form called is in brackets. The
-board runs TVM's server (docs/remote.md). ``./inv profile-remote`` does the same with queues, deadlines and errors.
+The script that introductions to TVM's RPC show, ported to today's TVM: the old calls are in brackets. The board runs
+TVM's server (docs/remote.md). ``./inv profile-remote`` does the same with queues, time limits and error messages.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def main() -> None:
     options = parser.parse_args()
     board = tomllib.loads(options.config.read_text())
 
-    # Declare what is computed. [te.create_schedule(B.op)]
+    # Declare the computation. [te.create_schedule(B.op)]
     a = te.placeholder((LENGTH,), "float32", name="a")
     b = te.compute((LENGTH,), lambda i: a[i] + 1.0, name="b")
     function = te.create_prim_func([a, b]).with_attr("global_symbol", "add_one")
 
-    # Compile it for whoever runs it. [tvm.build(s, [A, B], "llvm -target=aarch64-linux-gnu", name="add_one")]
+    # Compile it for the machine that runs it. [tvm.build(s, [A, B], "llvm -target=aarch64-linux-gnu", name="add_one")]
     target = Target("llvm") if options.local_demo else Target(board["target"])
     built = tvm.compile(tvm.IRModule({"add_one": function}), target=target)
 
@@ -51,14 +51,14 @@ def main() -> None:
         remote.upload(str(path))
     module = remote.load_module("lib.so")
 
-    # Arrays that live on the board. [tvm.nd.array(x, ctx)]
+    # Allocate arrays on the board. [tvm.nd.array(x, ctx)]
     device = remote.cpu()
     x = np.random.default_rng(0).uniform(size=LENGTH).astype("float32")
     there, result = tvm.runtime.tensor(x, device), tvm.runtime.tensor(np.zeros_like(x), device)
     module["add_one"](there, result)
     np.testing.assert_equal(result.numpy(), x + 1)
 
-    # The loop runs on the board: no network in it.
+    # The loop runs on the board, so the time does not include the network.
     evaluator = module.time_evaluator("add_one", device, number=10)
     print(f"{evaluator(there, result).mean:g} secs/op")
 

@@ -1,13 +1,13 @@
-"""Compiles a kernel and, unless only that is asked for, runs and times it through TVM's RPC.
+"""Compile a kernel and, unless only that is requested, run and time it through TVM's RPC.
 
     python -m device.remote.rpc_worker < REQUEST
 
 REQUEST is a JSON object: ``kernel`` (a file), ``size``, ``target``, ``linker``, ``library`` (a file to write),
 ``address`` (see ``device.remote.address``; null: only compile), ``number``, ``repeat``, ``min_repeat_ms``, ``warm_up``,
-``queue_limit_s``, ``session_limit_s``. What it tells is in ``reporting``.
+``queue_limit_s``, ``session_limit_s``. For the output, see ``reporting``.
 
-A session is ended by the board's server after ``session_limit_s``. The deadline of the stages that hold a session is a
-little longer, so that what passes it is a board that no longer answers.
+The board's server ends a session after ``session_limit_s``. The time limit of the stages of a session is slightly
+longer, so that exceeding it means that the board no longer responds.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from device.remote.reporting import FAULT_STATUS, Fault, fail, stage, tell
 COMPILE_LIMIT_S = 600.0
 CONNECT_LIMIT_S = 20.0
 GRACE_S = 10.0
-"""How much later than its own time-out a session must be to be called lost."""
+"""How long after its own time limit a session is considered lost."""
 
 PAUSE_S = 1.0
-"""Between two attempts to get a board where TVM does not let us wait."""
+"""Delay between two attempts to get a board, where TVM returns immediately instead of waiting."""
 AT_ONCE_S = 30.0
-"""Within which a proxy that lets no client wait says no; one that does says it after 600 s."""
+"""A proxy that does not let clients wait refuses within this time; one that does refuses after 600 s."""
 
-# Of TVM's client, src/runtime/rpc/rpc_socket_impl.cc.
+# Messages of TVM's client, src/runtime/rpc/rpc_socket_impl.cc.
 _NO_SUCH_KEY = "cannot find server that matches key"
 _KEY_WAITED_FOR = "server already have key"
 _PROXY = re.compile(r"proxy\[(?P<keys>.*)\]")
@@ -50,7 +50,7 @@ _ELF = struct.Struct("<4sBB10xHH")
 
 
 def main() -> None:
-    """Do what the request on standard input asks for."""
+    """Process the request on standard input."""
     request = json.load(sys.stdin)
     try:
         _run(request)
@@ -67,14 +67,14 @@ def _run(request: Mapping[str, Any]) -> None:
     tell(kernel=kernel.name, size=kernel.size, shape=kernel.shape, operations=kernel.operations, entry=entry)
     if request["address"] is None:
         return
-    with _told(request["session_limit_s"]):
+    with _translated(request["session_limit_s"]):
         session = _session(request["address"], request["queue_limit_s"], request["session_limit_s"])
         _measure(session, kernel, entry, library, request)
 
 
 @contextlib.contextmanager
-def _told(session_limit_s: float) -> Iterator[None]:
-    """What TVM raises, as the fault that it stands for."""
+def _translated(session_limit_s: float) -> Iterator[None]:
+    """Convert exceptions from TVM to the corresponding Fault."""
     began = time.monotonic()
     try:
         yield
@@ -88,7 +88,7 @@ def _told(session_limit_s: float) -> Iterator[None]:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         found = f"{lines[0]} … {lines[-1]}"[:400] if len(lines) > 1 else text[:400]
         if any(word in text for word in _CLOSED) or isinstance(fault, (OSError, EOFError)):
-            raise Fault("lost", f"the connection broke {held:.1f} s after it was asked for ({found})") from fault
+            raise Fault("lost", f"the connection was lost {held:.1f} s after the request ({found})") from fault
         raise Fault("refused", found) from fault
 
 
@@ -107,7 +107,7 @@ def _session(address: Mapping[str, Any], queue_limit_s: float, session_limit_s: 
         _require_answer(host, port)
         if kind == "tracker":
             _require_known(rpc, host, port, key)
-    # A server that is in a session accepts the connection and then says nothing until that session ends.
+    # A server with an active session accepts the connection, but does not respond until that session ends.
     with stage("queue", queue_limit_s):
         session = _connected(rpc, kind, host, port, key, seconds)
     tell(board=_peer(kind, host, port, key))
@@ -115,7 +115,7 @@ def _session(address: Mapping[str, Any], queue_limit_s: float, session_limit_s: 
 
 
 def _connected(rpc: Any, kind: str, host: str, port: int, key: str, seconds: int) -> Any:
-    """A session; tries again, until the stage ends, where TVM sends us away instead of letting us wait."""
+    """Open a session; retry until the stage ends if TVM returns immediately instead of waiting."""
     while True:
         began = time.monotonic()
         try:
@@ -125,11 +125,11 @@ def _connected(rpc: Any, kind: str, host: str, port: int, key: str, seconds: int
         except Exception as fault:
             if _NO_SUCH_KEY in str(fault):
                 if kind == "direct":
-                    raise Fault("unknown", "the server there has a key: its tracker or proxy hands it out") from fault
+                    raise Fault("unknown", "the server has a key: connect through its tracker or proxy") from fault
                 if kind == "proxy" and time.monotonic() - began < AT_ONCE_S:
-                    raise Fault("unknown", "the proxy has a tracker, which hands out its boards") from fault
-                # Else a proxy has waited long enough, or a tracker handed out a board that has left its proxy.
-            elif _KEY_WAITED_FOR not in str(fault):  # a proxy lets one client at a time wait for a key
+                    raise Fault("unknown", "the proxy has a tracker, which assigns its boards") from fault
+                # Otherwise a proxy timed out, or a tracker assigned a board that has left its proxy.
+            elif _KEY_WAITED_FOR not in str(fault):  # a proxy lets only one client wait for a key
                 raise
         time.sleep(PAUSE_S)
 
@@ -143,18 +143,18 @@ def _require_answer(host: str, port: int) -> None:
 
 
 def _require_known(rpc: Any, host: str, port: int, key: str) -> None:
-    """Raise Fault ``unknown`` for a key that no board has: the tracker would let us wait for ever."""
+    """Raise Fault ``unknown`` for a key that no board has, because the tracker would let the client wait forever."""
     try:
         tracker = rpc.connect_tracker(host, port)
         summary = tracker.summary()
         tracker.close()
     except (RuntimeError, OSError, ValueError) as fault:
-        raise Fault("silent", f"what listens there is no tracker ({fault})") from fault
+        raise Fault("silent", f"not a tracker ({fault})") from fault
     boards: dict[str, int] = {}
     proxied: set[str] = set()
     for item in summary["server_info"]:
         name = str(item.get("key", "")).removeprefix("server:")
-        proxy = _PROXY.fullmatch(name)  # with the keys of all boards that ever dialled out to it
+        proxy = _PROXY.fullmatch(name)  # contains the keys of all boards that ever connected to it
         proxied |= set(proxy["keys"].split(",")) if proxy else set()
         for each in proxy["keys"].split(",") if proxy else [name]:
             if each:
@@ -162,7 +162,7 @@ def _require_known(rpc: Any, host: str, port: int, key: str) -> None:
     queue = summary["queue_info"]
     if key not in boards and queue.get(key, {"free": 0})["free"] == 0:
         others = sorted({*boards, *(name for name, state in queue.items() if state["free"])})
-        raise Fault("unknown", f"the tracker knows {', '.join(others) or 'no board at all'}")
+        raise Fault("unknown", f"the tracker offers {', '.join(others) or 'no boards'}")
     state = queue.get(key, {"free": 0, "pending": 0})
     count = max(boards.get(key, 0), state["free"])
     tell(boards=count, free=state["free"], waiting=state["pending"], proxied=key in proxied)
@@ -190,7 +190,7 @@ def _measure(session: Any, kernel: compiling.Kernel, entry: str, library: Path, 
     tell(model=_board_model(session))
     with stage("run", limit_s):
         arrays = [tvm.runtime.tensor(item, device) for item in kernel.arrays]
-        # Filled with what no kernel computes, so that elements which it leaves out are seen.
+        # Filled with a value that no kernel computes, so that elements the kernel does not write are detected.
         blank = numpy.full_like(kernel.expected, numpy.nan if kernel.expected.dtype.kind == "f" else 77)
         arrays.append(tvm.runtime.tensor(blank, device))
         function = module[entry]
@@ -223,7 +223,7 @@ def _loaded(session: Any, library: Path) -> Any:
     try:
         return session.load_module(library.name)
     except Exception as fault:
-        # The loader of a board says "No such file" of a library for another machine.
+        # For a library for another machine, the board's loader reports "No such file".
         if not any(word in str(fault) for word in _UNLOADABLE):
             raise
         words = [line.strip() for line in str(fault).splitlines() if any(word in line for word in _UNLOADABLE)]
@@ -234,22 +234,22 @@ def _loaded(session: Any, library: Path) -> Any:
 
 
 def _board_machine(session: Any) -> str:
-    """The machine that the board's programs are for; empty where it does not tell."""
-    # The server joins the name to its work folder, which an absolute path replaces; /bin/true is a small program.
+    """The machine that the board's programs are for; empty if unknown."""
+    # The server appends the name to its work folder, but an absolute path replaces it; /bin/true is a small program.
     with contextlib.suppress(Exception):
         return _machine(bytes(session.download("/bin/true"))[: _ELF.size])
     return ""
 
 
 def _board_model(session: Any) -> str:
-    """What the board's device tree calls it; empty where there is none."""
+    """The board's name in the device tree; empty if there is none."""
     with contextlib.suppress(Exception):
         return bytes(session.download("/proc/device-tree/model")).decode().strip("\0\n ")
     return ""
 
 
 def _machine(header: bytes) -> str:
-    """ELF header to words: machine and width (System V ABI, "ELF header")."""
+    """Convert an ELF header to text: machine and width (System V ABI, "ELF header")."""
     names = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
     if len(header) < _ELF.size or header[:4] != b"\x7fELF":
         return ""

@@ -1,7 +1,7 @@
-"""The figures of docs/cuda.md, from the JSON that on_gpu.py wrote on a machine with a GPU.
+"""Write the figures in docs/cuda.md from the JSON file that on_gpu.py wrote on a machine with a GPU.
 
-``python -m recipes.cuda_ops.figures [gpu.json]`` takes a new file, if one is named, and writes the page's tables; a
-test compares the page with what would be written.
+``python -m recipes.cuda_ops.figures [gpu.json]`` first copies the new file, if one is given, and then writes the tables
+of the page. A test checks that the page is up to date.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def render(document: dict[str, Any]) -> str:
         device += f", the wheel of SHA-256 {document['wheel_sha256'][:16]}"
     lines = [
         f"Taken {document['date'][:10]} on {device}. The limit is {speed['limit_gb_s']:.0f} GB/s, by the "
-        f"{speed['limit_from']}. Times are medians in µs; the candidates of a line took turns.",
+        f"{speed['limit_from']}. Times are medians in µs; the candidates of a row were measured alternately.",
         "",
-        f"Tests: {tests['tests'] - tests['skipped']} passed, {_skipped(tests)}. compute-sanitizer watched a selection "
+        f"Tests: {tests['tests'] - tests['skipped']} passed, {_skipped(tests)}. compute-sanitizer checked a selection "
         "of them (`SANITIZED` in `on_gpu.py`): "
         + "; ".join(_watched(tool, item, tests["tests"]) for tool, item in document["sanitizer"].items())
         + ".",
@@ -50,7 +50,7 @@ def render(document: dict[str, Any]) -> str:
         *textwrap.wrap(document["timing"]["cuda_timing"]["sentence"], 118),
         "```",
         "",
-        "and its timeline, which is [kept here](cuda/timeline.json), says of the GPU:",
+        "and its [timeline](cuda/timeline.json) reports for the GPU:",
         "",
         "```text",
         *document["timing"]["timeline"],
@@ -67,13 +67,13 @@ def render(document: dict[str, Any]) -> str:
 
 
 def _skipped(tests: dict[str, Any]) -> str:
-    """How many, and why, by pytest's lines: ``SKIPPED [COUNT] FILE:LINE: REASON``."""
+    """How many tests were skipped, and why, from pytest's lines ``SKIPPED [COUNT] FILE:LINE: REASON``."""
     reasons = [_SKIP.sub(lambda found: f"{found[1]}: {found[2]}", line) for line in tests["skips"]]
     return f"{tests['skipped']} skipped" + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
 def _watched(tool: str, item: dict[str, Any], tests: int) -> str:
-    """A tool of compute-sanitizer: how many of the tests it watched, and what it found."""
+    """The result of a compute-sanitizer tool: how many of the tests it checked, and what it found."""
     watched = sum(int(count) for count in re.findall(r"(\d+) (?:passed|failed|errors?)", item["tests"]))
     return f"{tool}, {watched} of {tests}: {item['summary'].lower()}"
 
@@ -92,7 +92,7 @@ def _line(heads: list[str]) -> list[str]:
 
 def _launches(rows: list[dict[str, Any]]) -> list[str]:
     others = _others(rows)
-    heads = ["What the host spends on a call", "ours", *others, "ours / torch", "10 % of turns", "90 %"]
+    heads = ["Host time per call", "ours", *others, "ours / torch", "10 % of rounds", "90 %"]
     lines = _line(heads)
     for row in rows:
         times, (low, middle, high) = row["microseconds"], row["ratios"]["torch"]
@@ -115,7 +115,7 @@ def _table(title: str, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def page_with(page: str, document: dict[str, Any]) -> str:
-    """The page's text with these figures in it."""
+    """The page's text with these figures inserted."""
     return _PART.sub(lambda found: f"{found[1]}{render(document)}{found[2]}", page)
 
 

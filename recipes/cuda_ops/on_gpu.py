@@ -1,13 +1,13 @@
-"""Everything that needs a GPU, in one command, on a machine that has one and nothing else of this repository's tools.
+"""Run everything that needs a GPU with one command, on a machine without the other tools of this repository.
 
 ::
 
-    python3 recipes/cuda_ops/on_gpu.py --wheel PATH --out FOLDER      # a wheel that ./inv build-cuda-wheel made
-    python3 recipes/cuda_ops/on_gpu.py --build 90+PTX --out FOLDER    # or build it here, with the CUDA toolkit here
+    python3 recipes/cuda_ops/on_gpu.py --wheel PATH --out FOLDER      # a wheel built by ./inv build-cuda-wheel
+    python3 recipes/cuda_ops/on_gpu.py --build 90+PTX --out FOLDER    # or build it here with the local CUDA toolkit
 
-It needs torch with CUDA, numpy and pytest; CuPy, matplotlib and compute-sanitizer are used where they are. It installs
-the wheel into a folder of its own, runs the tests, the tests again under compute-sanitizer, the comparison of speeds,
-cuda-timing and array-exp, and writes ``gpu.json`` and what else there is to see into FOLDER. What was skipped is in it,
+It requires torch with CUDA, numpy and pytest; CuPy, matplotlib and compute-sanitizer are used if they are installed. It
+installs the wheel into a separate folder, runs the tests, the tests again under compute-sanitizer, the speed
+comparison, cuda-timing and array-exp, and writes ``gpu.json`` and the other output to FOLDER. Skipped parts are listed
 with the reason. The exit status is 0 if nothing failed.
 """
 
@@ -39,16 +39,16 @@ SANITIZED = {
     "racecheck": KERNELS,
     "synccheck": KERNELS,
 }
-"""Which tests each tool of compute-sanitizer watches; only those on a GPU.
+"""The tests that each tool of compute-sanitizer checks; GPU tests only.
 
-memcheck: all but those that take tens of GiB, that run other programs or other libraries' kernels, and that are about
-when kernels run or memory is given, both of which are other ones under the tool. The other tools, which are slower:
-tests that between them start every kernel that shares memory among threads, for initcheck every kernel.
+memcheck: all except those that use tens of GiB, that run other programs or kernels of other libraries, and that test
+when kernels run or memory is allocated, both of which change under the tool. The other tools are slower: a set of tests
+that starts every kernel that shares memory among threads, and for initcheck every kernel.
 """
 
 
 def run(argv: Sequence[str | Path], log: Path, *, environment: dict[str, str], limit_s: float) -> tuple[int, str]:
-    """Run a program, keep what it prints; its status (124 past the limit) and its output."""
+    """Run a program and write its output to ``log``; return its status (124 after a timeout) and its output."""
     words = [str(word) for word in argv]
     print("$", " ".join(words), flush=True)
     try:
@@ -70,7 +70,7 @@ def run(argv: Sequence[str | Path], log: Path, *, environment: dict[str, str], l
 
 
 def build(architectures: str, folder: Path, log: Path) -> Path:
-    """The wheel, by the toolkit of this machine."""
+    """Build the wheel with the local CUDA toolkit."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "cuda_ops"
         for name in ("csrc", "src"):
@@ -91,12 +91,12 @@ def build(architectures: str, folder: Path, log: Path) -> Path:
         environment = {"CUDA_OPS_ARCHITECTURES": architectures}
         status, output = run(argv, log, environment=environment, limit_s=900)
     if status:
-        sys.exit(f"the wheel cannot be built\n{output[-3000:]}")
+        sys.exit(f"failed to build the wheel\n{output[-3000:]}")
     return next(folder.glob("*.whl"))
 
 
 def tests(out: Path, environment: dict[str, str], limit_s: float) -> dict[str, Any]:
-    """The whole suite; how many passed, failed and were skipped, and why."""
+    """Run the whole suite; return how many tests passed, failed and were skipped, and why."""
     report = out / "tests.xml"
     argv = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={TESTS.parent}", "-p", "no:cacheprovider"]
     argv += ["-q", "-rs", "-W", "error", f"--junitxml={report}", str(TESTS)]
@@ -104,14 +104,14 @@ def tests(out: Path, environment: dict[str, str], limit_s: float) -> dict[str, A
     print("\n".join(output.splitlines()[-12:]))
     counts = {"tests": 0, "skipped": 0, "failures": 0, "errors": 0}
     if report.is_file():
-        for suite in ElementTree.parse(report).getroot().iter("testsuite"):  # noqa: S314 (written by pytest just now)
+        for suite in ElementTree.parse(report).getroot().iter("testsuite"):  # noqa: S314 (written by pytest above)
             for name in counts:
                 counts[name] += int(suite.get(name, "0"))
     return {"status": status, **counts, "skips": [line for line in output.splitlines() if line.startswith("SKIPPED")]}
 
 
 def sanitizer(out: Path, environment: dict[str, str], limit_s: float) -> dict[str, Any]:
-    """The tests under each tool of compute-sanitizer."""
+    """Run the tests under each tool of compute-sanitizer."""
     program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if program is None:
         return {"skipped": "compute-sanitizer is not installed"}
@@ -119,12 +119,12 @@ def sanitizer(out: Path, environment: dict[str, str], limit_s: float) -> dict[st
     for tool, select in SANITIZED.items():
         argv: list[str | Path] = [program, f"--tool={tool}", "--error-exitcode=9", "--target-processes=all"]
         if tool in ("racecheck", "synccheck"):
-            # Only our own kernels: how torch shares memory among its threads is its own affair.
+            # Check our kernels only: torch's use of shared memory is out of scope.
             argv.append("--kernel-regex=kns=cuda_ops")
         argv += [sys.executable, "-m", "pytest", "-c", os.devnull]
         argv += [f"--rootdir={TESTS.parent}", "-p", "no:cacheprovider", "-q"]
         argv += ["-k", f"not ([cpu or -cpu) and ({select})", TESTS]
-        # Without the caching allocator every tensor is an allocation of its own, whose ends are watched.
+        # Without the caching allocator, every tensor is a separate allocation whose bounds are checked.
         watched = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         began = time.monotonic()
         status, output = run(argv, out / f"sanitizer-{tool}.log", environment=watched, limit_s=limit_s)
@@ -149,7 +149,7 @@ def main() -> int:
     parser.add_argument("--skip", action="append", default=[], choices=["tests", "sanitizer", "speed", "timing"])
     options = parser.parse_args()
     if (options.wheel is None) == (options.build is None):
-        parser.error("expected one of --wheel and --build")
+        parser.error("expected either --wheel or --build")
     options.out.mkdir(parents=True, exist_ok=True)
     out = options.out.resolve()
     document: dict[str, Any] = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
@@ -159,13 +159,13 @@ def main() -> int:
         argv: list[str | Path] = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps"]
         status, output = run([*argv, "--target", site, wheel], out / "install.log", environment={}, limit_s=300)
         if status:
-            sys.exit(f"the wheel cannot be installed\n{output[-2000:]}")
+            sys.exit(f"failed to install the wheel\n{output[-2000:]}")
         environment = {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
         facts = "import json, torch; from torch import cuda; "
         facts += "print(json.dumps([torch.__version__, cuda.get_device_name(), cuda.device_count()]))"
         status, output = run([sys.executable, "-c", facts], out / "facts.log", environment=environment, limit_s=120)
         if status:
-            sys.exit(f"there is no GPU that torch can use\n{output[-2000:]}")
+            sys.exit(f"torch found no usable GPU\n{output[-2000:]}")
         torch, device, count = json.loads(output.splitlines()[-1])
         made = hashlib.sha256(wheel.read_bytes()).hexdigest()
         document |= {"wheel": wheel.name, "wheel_sha256": made, "torch": torch, "device": device, "devices": count}
@@ -182,12 +182,12 @@ def main() -> int:
 
 
 def failed(part: dict[str, Any]) -> bool:
-    """Whether a part, or a part of it, ended with a fault."""
+    """Whether a part, or one of its parts, failed."""
     return bool(part.get("status")) or any(failed(item) for item in part.values() if isinstance(item, dict))
 
 
 def speed(out: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """speed.py in a process of its own."""
+    """Run speed.py in a separate process."""
     result = out / "speed.json"
     argv: list[str | Path] = [sys.executable, HERE / "speed.py", result]
     status, output = run(argv, out / "speed.log", environment=environment, limit_s=400)
@@ -196,7 +196,7 @@ def speed(out: Path, environment: dict[str, str]) -> dict[str, Any]:
 
 
 def timing(out: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """cuda-timing on S2's vector, and array-exp on S5's."""
+    """Run cuda-timing on S2's vector, and array-exp on S5's."""
     argv: list[str | Path] = [sys.executable, "-m", "cuda_ops.timing", f"--json={out / 'timing.json'}"]
     argv += [f"--plot={out / 'timing.png'}", f"--timeline={out / 'timeline.json'}"]
     status, output = run(argv, out / "timing.log", environment=environment, limit_s=200)

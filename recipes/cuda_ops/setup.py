@@ -1,13 +1,13 @@
-"""Build the wheel: ``pip wheel --no-build-isolation .``, with these variables.
+"""Build the wheel with ``pip wheel --no-build-isolation .`` and these variables.
 
-``CUDA_OPS_ARCHITECTURES``  GPU architectures, as ``75;80;86;90+PTX``: machine code for each, and with ``+PTX`` code
-                            that a later GPU's driver translates. Required: a wheel says what it is for.
-``CUDA_OPS_TORCH_INCLUDE``  torch's include folder; its headers alone are used (default: the installed torch's)
+``CUDA_OPS_ARCHITECTURES``  GPU architectures, such as ``75;80;86;90+PTX``: machine code for each, and with ``+PTX``
+                            code that the driver of a later GPU translates. Required, since it defines the wheel.
+``CUDA_OPS_TORCH_INCLUDE``  torch's include folder; only its headers are used (default: that of the installed torch)
 ``CUDA_HOME``               the CUDA toolkit (default: /usr/local/cuda)
 ``CUDA_OPS_CUDART``         folder with libcudart_static.a (default: in the toolkit)
-``CXX``                     the host compiler; one for another machine makes a wheel for that machine
-``CUDA_OPS_JOBS``           how many architectures are compiled at once (default: 1)
-``CUDA_OPS_PLATFORM``       the wheel's platform tag (default: this machine's)
+``CXX``                     the host compiler; a cross compiler produces a wheel for its target
+``CUDA_OPS_JOBS``           number of architectures to compile at once (default: 1)
+``CUDA_OPS_PLATFORM``       the wheel's platform tag (default: that of this machine)
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ HERE = Path(__file__).resolve().parent
 KERNELS = ("elementwise.cu", "softmax.cu", "matvec.cu")
 SOURCES = ("ops.cpp", "reference.cpp")
 TORCH_AT_LEAST = "0x020a000000000000"
-"""2.10, as torch/csrc/stable/version.h writes it: nothing newer of the stable interface is used."""
+"""2.10, in the format of torch/csrc/stable/version.h: the library uses no newer part of the stable interface."""
 
 
 def refuse(summary: str, expected: str, found: str, fix: str) -> None:
-    """End with the four things that a user wants to know."""
+    """Exit with an error message in the usual four parts."""
     sys.exit(f"{summary}\n  expected: {expected}\n  found:    {found}\n  fix:      {fix}")
 
 
 def gencode(text: str) -> list[str]:
-    """Options of nvcc for a list of architectures."""
+    """Return the nvcc options for a list of architectures."""
     options = []
     for part in text.replace(",", ";").split(";"):
         found = re.fullmatch(r"(\d{2,3}[af]?)(\+PTX)?", part.strip())
         if found is None:
-            refuse("CUDA_OPS_ARCHITECTURES cannot be read", "a list as 75;80;86;90+PTX", repr(text), "set it")
+            refuse("CUDA_OPS_ARCHITECTURES is invalid", "a list such as 75;80;86;90+PTX", repr(text), "set it")
             continue
         number = found[1]
         options.append(f"-gencode=arch=compute_{number},code=sm_{number}")
@@ -66,19 +66,19 @@ def torch_headers() -> Path:
         given = str(Path(found.origin).with_name("include")) if found and found.origin else "no torch is installed"
     if not Path(given, "torch/csrc/stable/library.h").is_file():
         refuse(
-            "torch's headers are not found",
+            "torch's headers were not found",
             "torch/csrc/stable/library.h in the folder of CUDA_OPS_TORCH_INCLUDE",
             given,
-            "install torch 2.10 or newer, or name the include folder of one",
+            "install torch 2.10 or newer, or set CUDA_OPS_TORCH_INCLUDE to its include folder",
         )
     return Path(given)
 
 
 class Build(build_ext):  # type: ignore[misc]
-    """Kernels by nvcc, the rest by the host compiler, one library that is no Python module."""
+    """Compiles kernels with nvcc and the rest with the host compiler into a library that is not a Python module."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """No name of a Python's ABI in it."""
+        """The file name without the ABI tag of a Python version."""
         return f"{fullname.replace('.', '/')}.so"
 
     def build_extension(self, ext: Any) -> None:
@@ -86,7 +86,7 @@ class Build(build_ext):  # type: ignore[misc]
         cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
         nvcc = cuda / "bin" / "nvcc"
         if not nvcc.is_file():
-            refuse("nvcc is not found", str(nvcc), "no such file", "set CUDA_HOME to a CUDA toolkit")
+            refuse("nvcc was not found", str(nvcc), "no such file", "set CUDA_HOME to a CUDA toolkit")
         cudart = Path(os.environ.get("CUDA_OPS_CUDART", ""))
         if not os.environ.get("CUDA_OPS_CUDART"):
             cudart = next(
@@ -94,7 +94,10 @@ class Build(build_ext):  # type: ignore[misc]
             )
         if not (cudart / "libcudart_static.a").is_file():
             refuse(
-                "CUDA's runtime is not found", f"libcudart_static.a in {cudart}", "no such file", "set CUDA_OPS_CUDART"
+                "the CUDA runtime was not found",
+                f"libcudart_static.a in {cudart}",
+                "no such file",
+                "set CUDA_OPS_CUDART",
             )
         cxx = os.environ.get("CXX", "g++")
         architectures = gencode(os.environ.get("CUDA_OPS_ARCHITECTURES", ""))
@@ -107,7 +110,7 @@ class Build(build_ext):  # type: ignore[misc]
         common = ["-std=c++17", "-O3"]
         host = ["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", f"-ffile-prefix-map={HERE}=."]
         objects = []
-        # Said aloud, since with a foreign host compiler nvcc looks for a folder of that machine's headers.
+        # Explicit, because with a cross compiler nvcc searches a header folder of the target machine.
         headers = [f"-isystem={folder}" for folder in (cuda / "include", cuda / "include" / "cccl")]
         for name in KERNELS:
             objects.append(work / f"{name}.o")
@@ -145,7 +148,7 @@ class Build(build_ext):  # type: ignore[misc]
                     str(objects[-1]),
                 ]
             )
-        # Only the name of torch's library is needed, not a torch: an empty library that has the name.
+        # Only the name of torch's library is needed, so link an empty library with that name instead of torch.
         empty = work / "empty.cpp"
         empty.write_text("")
         self.run_program(
@@ -175,7 +178,7 @@ class Build(build_ext):  # type: ignore[misc]
         )
 
     def run_program(self, argv: list[str]) -> None:
-        """Show the command and run it."""
+        """Print the command and run it."""
         print(shlex.join(argv), flush=True)
         status = subprocess.run(argv, cwd=HERE, check=False).returncode
         if status:
@@ -183,16 +186,16 @@ class Build(build_ext):  # type: ignore[misc]
 
 
 class Wheel(bdist_wheel):  # type: ignore[misc]
-    """For any Python 3 of a platform: the library knows nothing of Python."""
+    """A wheel for any Python 3 on a platform: the library is independent of Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """The three parts of the wheel's name."""
+        """The three tags in the wheel's file name."""
         here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         return "py3", "none", os.environ.get("CUDA_OPS_PLATFORM", here)
 
 
 class Binary(Distribution):  # type: ignore[misc]
-    """Holds a compiled library."""
+    """A distribution that contains a compiled library."""
 
     def has_ext_modules(self) -> bool:
         """Yes."""

@@ -1,11 +1,11 @@
-"""How fast the operators are, beside torch, CuPy and a plain kernel, all in one run. Needs a GPU and the wheel.
+"""Compare the speed of the operators with torch, CuPy and a plain kernel in one run. Requires a GPU and the wheel.
 
-Kernels are timed by CUDA events around batches of calls; softmax and matrix times vector, of which many take less than
-their launch, as CUDA graphs of such batches. Launches are timed by the host's clock over batches that the GPU does
-faster than the host launches. The candidates of a comparison take turns, a batch each, and what counts is the median
-over all turns, so that a change of the GPU's clock or of the host's load meets all of them.
+Kernels are timed by CUDA events around batches of calls. Softmax and matrix times vector, which often take less time
+than their launch, are timed as CUDA graphs of such batches. Launches are timed by the host's clock over batches that
+the GPU runs faster than the host launches them. The candidates of a comparison alternate, one batch per round, and the
+result is the median over all rounds, so that changes of the GPU's clock or the host's load affect all candidates.
 
-``python speed.py out.json`` writes the figures; nothing here knows of the rest of the repository.
+``python speed.py out.json`` writes the figures. The script is independent of the rest of the repository.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-TURNS = 9
+ROUNDS = 9
 LAUNCHES = 300
-"""Calls in a batch whose launches are timed: fewer than the driver queues before it makes the host wait."""
+"""Calls per batch when launches are timed: fewer than the driver queues before it blocks the host."""
 DATASHEET_GB_S = {"NVIDIA H200": 4800.0}
-"""Memory bandwidth by the vendor's datasheet."""
+"""Memory bandwidth according to the vendor's datasheet."""
 
 PLAIN_KERNEL = """
 extern "C" __global__ void plain_add(float* c, const float* a, const float* b, int n) {
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) c[i] = a[i] + b[i];
 }
 """
-"""The way that S2's tutorial adds: 32-bit index, an element at a time, 1024 threads a block, a block for each 1024."""
+"""The kernel of S2's tutorial: 32-bit index, one element at a time, 1024 threads per block, one block per 1024."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Medians by candidate, in microseconds. ``moved`` are the bytes that must be read and written."""
+    """Median times by candidate, in microseconds. ``moved`` is the number of bytes that must be read and written."""
 
     name: str
     ours: str
     microseconds: Mapping[str, float]
     spread: Mapping[str, tuple[float, float]]
     ratios: Mapping[str, tuple[float, float, float]]
-    """Ours over each other candidate, turn by turn: what a tenth of the turns are below, half, and nine tenths."""
+    """Our time divided by that of each other candidate, per round: the 10th, 50th and 90th percentile."""
     moved: int = 0
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self, limit_gb_s: float) -> dict[str, Any]:
-        """With rates, the share of the limit, and how many times as fast ours is as each."""
+        """Includes rates, the share of the limit, and our speedup over each other candidate."""
         mine = self.microseconds[self.ours]
         document = asdict(self) | {"faster_than": {k: v / mine for k, v in self.microseconds.items() if k != self.ours}}
         if self.moved:
@@ -57,7 +57,7 @@ class Comparison:
 
 
 def by_events(call: Callable[[], object], calls: int) -> float:
-    """Microseconds of one call, by events around ``calls`` of them."""
+    """Microseconds per call, by CUDA events around ``calls`` of them."""
     import torch
 
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -71,7 +71,7 @@ def by_events(call: Callable[[], object], calls: int) -> float:
 
 
 def by_graph(call: Callable[[], object], calls: int) -> float:
-    """Microseconds of one call, of ``calls`` of them in a CUDA graph: what takes less than its launch by the host."""
+    """Microseconds per call in a CUDA graph of ``calls`` of them, for calls that are shorter than their launch."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
@@ -83,7 +83,7 @@ def by_graph(call: Callable[[], object], calls: int) -> float:
 
 
 def by_clock(call: Callable[[], object], calls: int) -> float:
-    """Microseconds that the host spends on one call."""
+    """Microseconds that the host spends per call."""
     import torch
 
     torch.cuda.synchronize()
@@ -103,15 +103,15 @@ def compare(
     calls: int = 20,
     ours: str = "ours",
     clock: Callable[[Callable[[], object], int], float] = by_events,
-    turns: int = TURNS,
+    rounds: int = ROUNDS,
     skipped: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """Time all candidates in turns, and say so."""
+    """Time all candidates alternately and print the result."""
     samples: dict[str, list[float]] = {label: [] for label in candidates}
     for call in candidates.values():
         for _ in range(3):
             call()
-    for _ in range(turns):
+    for _ in range(rounds):
         for label, call in candidates.items():
             samples[label].append(clock(call, calls))
     made = Comparison(
@@ -130,13 +130,13 @@ def compare(
 
 
 def _tenths(mine: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
-    """Of the ratios of two candidates' turns."""
+    """The 10th, 50th and 90th percentile of the ratios of two candidates' rounds."""
     each = statistics.quantiles((a / b for a, b in zip(mine, others, strict=True)), n=10, method="inclusive")
     return each[0], each[4], each[8]
 
 
 def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
-    """A launch of the plain kernel, in torch's stream, by CuPy. Raises ImportError without it."""
+    """A launch of the plain kernel through CuPy, in torch's stream. Raises ImportError without CuPy."""
     import cupy
     from cuda_ops.array_exp import torchs_stream
 
@@ -153,7 +153,7 @@ def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
 
 
 def additions() -> list[Comparison]:
-    """add2: S2's vector, and one that only memory bounds."""
+    """add2: S2's vector, and one that is memory-bound."""
     import cuda_ops
     import torch
 
@@ -203,7 +203,7 @@ def additions() -> list[Comparison]:
 
 
 def exponentials() -> list[Comparison]:
-    """exp: S5's vector of 10^7."""
+    """exp: S5's vector of 10^7 elements."""
     import cuda_ops
     import torch
 
@@ -244,7 +244,7 @@ MATVEC_SHAPES = (
 
 
 def rows() -> list[Comparison]:
-    """Softmax and matrix times vector, the matrix as it is and transposed."""
+    """Softmax and matrix times vector, with the matrix both as it is and transposed."""
     import cuda_ops
     import torch
 
@@ -272,7 +272,7 @@ def rows() -> list[Comparison]:
 
 
 def launches(which: str) -> list[Comparison]:
-    """What the host spends on a call of add2, for so few elements that the GPU never is what is waited for."""
+    """Host time per call of add2, with so few elements that the host never waits for the GPU."""
     import cuda_ops
     import torch
 
@@ -287,15 +287,15 @@ def launches(which: str) -> list[Comparison]:
         "cuda_ops.add2": lambda: cuda_ops.add2(a, b),
     }
     ours = "torch.ops.cuda_ops.add2.default"
-    done = [compare(f"launch of add2, {which}", candidates, ours=ours, clock=by_clock, calls=LAUNCHES, turns=61)]
+    done = [compare(f"launch of add2, {which}", candidates, ours=ours, clock=by_clock, calls=LAUNCHES, rounds=61)]
     with torch.inference_mode():
         name = f"launch of add2, {which}, inference mode"
-        done.append(compare(name, candidates, ours=ours, clock=by_clock, calls=LAUNCHES, turns=31))
+        done.append(compare(name, candidates, ours=ours, clock=by_clock, calls=LAUNCHES, rounds=31))
     return done
 
 
 def other_launches() -> list[Comparison]:
-    """The same of the other operators; a matrix of few long rows is one that is cut among many threads."""
+    """Host time per call of the other operators; a matrix of few long rows is divided among many threads."""
     import torch
 
     ops = torch.ops.cuda_ops
@@ -309,13 +309,13 @@ def other_launches() -> list[Comparison]:
         "matvec 100 x 10000": (lambda: ops.matvec.default(wide, long), lambda: torch.mv(wide, long)),
     }
     return [
-        compare(f"launch of {name}", {"ours": mine, "torch": theirs}, clock=by_clock, calls=LAUNCHES, turns=61)
+        compare(f"launch of {name}", {"ours": mine, "torch": theirs}, clock=by_clock, calls=LAUNCHES, rounds=61)
         for name, (mine, theirs) in pairs.items()
     ]
 
 
 def main() -> int:
-    """Measure everything and write it."""
+    """Run all measurements and write the result."""
     import cuda_ops
     import torch
 

@@ -1,4 +1,4 @@
-"""The extension wheel: element-wise and matrix-vector operations on the QPUs.
+"""The extension wheel: PyTorch's device qpu, and operations on the QPUs for CPU tensors.
 
-``native.py`` builds and tests it on this machine; ``setup.py`` is what builds it anywhere, in the armv7 container too.
+``target.py`` builds it for the target; ``setup.py`` builds it anywhere, also in the armv7 container.
 """

@@ -1,12 +1,12 @@
 """Build the extension: `pip wheel .`, or `python setup.py bdist_wheel`.
 
-libqpu is looked for in the folder that LIBQPU_PREFIX names (its include/ and lib/), else where pkg-config knows it.
-It is linked by its soname and no folder is recorded in the extension: at run time the loader finds libqpu.so.1
-through /etc/ld.so.conf.d, or LD_LIBRARY_PATH.
+libqpu is searched in the folder LIBQPU_PREFIX (its include/ and lib/), otherwise through pkg-config. It is linked by
+its soname, and no folder is recorded in the extension: at run time the loader finds libqpu.so.1 through
+/etc/ld.so.conf.d or LD_LIBRARY_PATH.
 
-TORCH_FILES names the folder of a torch package of another machine: it is compiled against, by a cross compiler, and
-not imported. What torch would say of itself is read in its files then, and the compiler and the names of the modules
-come from the target Python's own settings (_PYTHON_SYSCONFIGDATA_NAME, _PYTHON_HOST_PLATFORM).
+TORCH_FILES is the folder of a torch package for another machine, for a cross compiler: the extension is compiled
+against it, and torch is not imported. The properties of torch are then read from its files, and the compiler and the
+file names of the modules come from the target Python's settings (_PYTHON_SYSCONFIGDATA_NAME, _PYTHON_HOST_PLATFORM).
 """
 
 import os
@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# The recipe's own modules lie in this folder too: its wheel.py must not be taken for the package wheel.
+# Remove this folder from the search path: a module of the recipe must not be imported in place of an installed package.
 _HERE = Path(__file__).resolve().parent
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
 
@@ -33,7 +33,7 @@ if not TORCH_FILES:
 
 
 def libqpu_flags() -> tuple[list[str], list[str]]:
-    """Compiler and linker flags for libqpu; ends with the fix when there is none."""
+    """Compiler and linker flags for libqpu; exits with an error message if it is not found."""
     prefix = os.environ.get("LIBQPU_PREFIX", "")
     if prefix:
         header = Path(prefix, "include", "QPULib.h")
@@ -42,7 +42,7 @@ def libqpu_flags() -> tuple[list[str], list[str]]:
             folder = next(libraries[0].rglob("libqpu.so")).parent
             return [f"-I{header.parent.resolve()}"], [f"-L{folder.resolve()}", "-lqpu"]
         sys.exit(
-            "libqpu is not in the folder that LIBQPU_PREFIX names\n"
+            "libqpu is not in the folder LIBQPU_PREFIX\n"
             f"  expected: {prefix}/include/QPULib.h and {prefix}/lib/libqpu.so\n"
             f"  found:    {'no header' if not header.is_file() else 'no libqpu.so'}\n"
             "  fix:      set LIBQPU_PREFIX to the prefix that libqpu was installed to"
@@ -58,15 +58,15 @@ def libqpu_flags() -> tuple[list[str], list[str]]:
             linker = [flag for flag in flags if flag.startswith(("-L", "-l"))]
             return [flag for flag in flags if flag not in linker], linker
     sys.exit(
-        "libqpu, which the extension links, is not found\n"
-        "  expected: LIBQPU_PREFIX in the environment, or qpu.pc on pkg-config's path\n"
+        "libqpu is required by the extension and was not found\n"
+        "  expected: LIBQPU_PREFIX in the environment, or qpu.pc in pkg-config's search path\n"
         f"  found:    {fault.splitlines()[0] if fault else 'neither'}\n"
         "  fix:      build and install libqpu, then LIBQPU_PREFIX=/its/prefix pip wheel ."
     )
 
 
 def pybind11_folders() -> list[str]:
-    """Where pybind11's headers are: in torch, in a Python package, or in the compiler's own folders."""
+    """The folders of pybind11's headers: in torch, in a Python package, or in the compiler's default folders."""
     folder = Path(TORCH_FILES or Path(torch.__file__).parent)
     if folder.joinpath("include", "pybind11").is_dir():
         return []
@@ -78,13 +78,13 @@ def pybind11_folders() -> list[str]:
 
 
 def torch_extension(name: str, sources: list[str], *, include_dirs: list[str], **settings: list[str]) -> Extension:
-    """As torch's CppExtension and BuildExtension would set it up, for the torch whose files lie in TORCH_FILES."""
+    """Set up an extension like torch's CppExtension and BuildExtension, for the torch in TORCH_FILES."""
     folder = Path(TORCH_FILES)
     library = (folder / "lib" / "libtorch_python.so").read_bytes()
-    # Modules share pybind11's types with torch when they name its compiler as torch does. A torch that tells it in
-    # another way leaves it to pybind11, which names the compiler that is used.
-    told = re.search(rb"__pybind11_internals_v\d+(_gcc|_clang)(_libstdcpp|_libcpp)(_cxxabi\d+)__", library)
-    values = [value.decode() for value in told.groups()] if told else []
+    # Modules share pybind11's types with torch if they use the same identifier for the compiler. If torch does not
+    # contain this identifier, pybind11 derives it from the compiler in use.
+    identifier = re.search(rb"__pybind11_internals_v\d+(_gcc|_clang)(_libstdcpp|_libcpp)(_cxxabi\d+)__", library)
+    values = [value.decode() for value in identifier.groups()] if identifier else []
     names = ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
     abi = [f'-DPYBIND11_{key}="{value}"' for key, value in zip(names, values, strict=False)]
     headers = [folder / "include", folder / "include/torch/csrc/api/include"]
@@ -97,7 +97,7 @@ def torch_extension(name: str, sources: list[str], *, include_dirs: list[str], *
         language="c++",
         extra_compile_args=[
             *settings.pop("extra_compile_args"),
-            # Assertions tell the names of headers: those of the target, and not where a cross compiler has them.
+            # Assertions contain the paths of headers: record the paths on the target, not those of the cross compiler.
             f"-ffile-prefix-map=/usr/{sysconfig.get_config_var('MULTIARCH')}/include=/usr/include",
             "-DTORCH_API_INCLUDE_EXTENSION_H",
             *abi,
@@ -109,8 +109,8 @@ def torch_extension(name: str, sources: list[str], *, include_dirs: list[str], *
     )
 
 
-def compile_side_by_side() -> None:
-    """As many sources at once as MAX_JOBS says (PyTorch's variable), where pybind11's helper for that is installed."""
+def compile_in_parallel() -> None:
+    """Compile MAX_JOBS (PyTorch's variable) sources in parallel if pybind11's helper for that is installed."""
     try:
         from pybind11.setup_helpers import ParallelCompile
     except ModuleNotFoundError:
@@ -118,33 +118,33 @@ def compile_side_by_side() -> None:
     ParallelCompile("MAX_JOBS", default=1).install()
 
 
-class BuildSideBySide(build_ext):  # type: ignore[misc]
-    """Builds all modules at once, by as many compilers as MAX_JOBS says: one would begin when another is linked."""
+class ParallelBuild(build_ext):  # type: ignore[misc]
+    """Builds all modules in parallel, with MAX_JOBS compilers: otherwise each module waits for the previous one."""
 
     parallel: int | None
     compiler: Any
 
     def finalize_options(self) -> None:
-        """As many modules as there are."""
+        """Set the number of parallel builds to the number of modules."""
         super().finalize_options()
         self.parallel = self.parallel or len(self.distribution.ext_modules)
 
     def build_extensions(self) -> None:
-        """Let each compiler wait for a place."""
-        places, spawn = threading.BoundedSemaphore(max(1, int(os.environ.get("MAX_JOBS", "1")))), self.compiler.spawn
+        """Limit the number of compilers that run at once."""
+        slots, spawn = threading.BoundedSemaphore(max(1, int(os.environ.get("MAX_JOBS", "1")))), self.compiler.spawn
 
-        def spawn_in_a_place(*arguments: object, **settings: object) -> None:
-            with places:
+        def spawn_in_slot(*arguments: object, **settings: object) -> None:
+            with slots:
                 spawn(*arguments, **settings)
 
-        self.compiler.spawn = spawn_in_a_place
+        self.compiler.spawn = spawn_in_slot
         super().build_extensions()
 
 
-compile_side_by_side()
+compile_in_parallel()
 compile_flags, link_flags = libqpu_flags()
-# -ffile-prefix-map and -g0: the same sources give the same bytes, wherever they lie. PyTorch's headers of the operators
-# that are named, and not of all, are what its own macro for that asks for: the objects are the same, seconds earlier.
+# -ffile-prefix-map and -g0: the same sources produce the same bytes, wherever they are. AT_PER_OPERATOR_HEADERS is
+# PyTorch's macro for including only the headers of the operators in use: the same objects, compiled seconds faster.
 compile_flags += [
     "-DAT_PER_OPERATOR_HEADERS",
     "-O2",
@@ -158,7 +158,7 @@ compile_flags += [
 
 
 def extension(name: str, folder: str, *sources: str) -> Extension:
-    """A module of sources in a folder; it depends on every header and source there."""
+    """A module built from sources in a folder; it depends on all headers and sources there."""
     return (torch_extension if TORCH_FILES else CppExtension)(
         name,
         sources=[f"{folder}/{source}" for source in sources],
@@ -175,7 +175,7 @@ setup(
         extension(
             "torch_qpu._C",
             "csrc/device",
-            "aten.cpp",  # half of all the work; they are compiled by name, so that no core waits for it at the end
+            "aten.cpp",  # half of all the work; compiled first (in name order), so that no core waits for it at the end
             "aten_layers.cpp",
             "batches.cpp",
             "chains.cpp",
@@ -192,7 +192,7 @@ setup(
         ),
     ],
     cmdclass={
-        "build_ext": BuildSideBySide
+        "build_ext": ParallelBuild
         if TORCH_FILES
         else BuildExtension.with_options(use_ninja=False, no_python_abi_suffix=False)
     },

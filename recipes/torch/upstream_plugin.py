@@ -1,4 +1,4 @@
-"""A plugin of pytest, loaded in the target's container: leaves tests out, and writes down which there are."""
+"""Pytest plugin for the target's container: selects the tests to run and writes their names to a file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the three options."""
     group = parser.getgroup("upstream")
+    group.addoption("--leave-out", action="append", default=[], metavar="PATTERN", help="tests to exclude (fnmatch)")
     group.addoption(
-        "--leave-out", action="append", default=[], metavar="PATTERN", help="tests that are not run (fnmatch)"
+        "--part", default="1/1", metavar="K/N", help="run every Nth test in name order, starting with the Kth"
     )
-    group.addoption("--part", default="1/1", metavar="K/N", help="of the names in order, every Nth from the Kth on")
-    group.addoption("--tell-collected", metavar="FILE", help="JSON: the names of all tests, and of the part's")
+    group.addoption("--tell-collected", metavar="FILE", help="JSON file for the names of all tests and of the part")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the part's tests without those that are left out, and write the names down."""
+    """Select the tests of the part, without the excluded ones, and write the names."""
     patterns: list[str] = config.getoption("--leave-out")
     part, parts = map(int, config.getoption("--part").split("/"))
     whole = sorted(item.nodeid for item in items)

@@ -1,15 +1,15 @@
-"""TVM's RPC server, kept alive: what runs on a board. Needs Python and TVM's runtime, nothing of ours.
+"""TVM's RPC server for the board, restarted when it fails. Requires only Python and TVM's runtime.
 
     python3 board_server.py --port 9090 [--host ADDRESS] [--tracker HOST:PORT --key KEY] [--custom-addr ADDRESS]
-    python3 board_server.py --proxy HOST:PORT --key KEY          (the board dials out)
-    python3 board_server.py --check                              (starts, says so, ends)
+    python3 board_server.py --proxy HOST:PORT --key KEY          (the board connects to the proxy)
+    python3 board_server.py --check                              (start, print the version, exit)
 
-TVM's server (0.27) does not outlive a kernel that crashes: the thread that accepts connections ends, the process and
-its port stay, and the next client waits for ever. The same happens when the tracker cannot be reached at the start. So
-here an exception in any thread of the server ends its process, and this one starts it again, on the same port.
+TVM's server (0.27) does not survive a kernel that crashes: the thread that accepts connections ends, but the process
+and its port remain, and the next client waits forever. The same happens if the tracker cannot be reached at the start.
+This script therefore ends the server's process on an exception in any of its threads, and restarts it on the same port.
 
-There is no authentication: whoever reaches the port runs code on the board. Listen on the loopback address (the
-default) and go through SSH, or on a network that is yours alone.
+There is no authentication: anybody who can reach the port can run code on the board. Listen on the loopback address
+(the default) and connect through SSH, or use a private network.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import time
 import traceback
 
 PAUSE_S = 1.0
-"""Between two lives: a tracker that is away is not called more often."""
+"""Delay before a restart, so that an unreachable tracker is not contacted more often."""
 
 
 def _die_of_exceptions() -> None:
-    """Runs in the server's process, before its threads."""
+    """End the process on exceptions; called in the server's process before it starts its threads."""
 
     def end(fault: threading.ExceptHookArgs) -> None:
         traceback.print_exception(fault.exc_type, fault.exc_value, fault.exc_traceback)
@@ -47,22 +47,24 @@ def _address(text: str) -> tuple[str, int]:
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="TVM's RPC server, kept alive.")
+    parser = argparse.ArgumentParser(description="Run TVM's RPC server and restart it when it fails.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=9090, help="port to listen on")
-    parser.add_argument("--tracker", type=_address, help="HOST:PORT of the tracker that hands this board out")
-    parser.add_argument("--proxy", type=_address, help="HOST:PORT of a proxy to dial out to, instead of listening")
-    parser.add_argument("--key", default="", help="what clients ask the tracker or proxy for")
-    parser.add_argument("--custom-addr", help="address to tell the tracker, where it differs")
-    parser.add_argument("--check", action="store_true", help="start on any free port, tell TVM's version, and end")
+    parser.add_argument("--tracker", type=_address, help="HOST:PORT of the tracker that assigns this board to clients")
+    parser.add_argument("--proxy", type=_address, help="HOST:PORT of a proxy to connect to, instead of listening")
+    parser.add_argument(
+        "--key", default="", help="name under which clients request the board from the tracker or proxy"
+    )
+    parser.add_argument("--custom-addr", help="address to report to the tracker, if it differs")
+    parser.add_argument("--check", action="store_true", help="start on any free port, print TVM's version, and exit")
     found = parser.parse_args(words)
     if (found.tracker or found.proxy) and not found.key:
-        parser.error("--tracker and --proxy need a --key")
+        parser.error("--tracker and --proxy require --key")
     return found
 
 
 def check() -> None:
-    """Start a server, connect to it, end it; tell TVM's version."""
+    """Start a server, connect to it, stop it, and print TVM's version."""
     import tvm
     from tvm import rpc
 
@@ -101,7 +103,7 @@ def main() -> None:
             )
             print(f"pitorch: serving at {host}:{port}", flush=True)
             server.proc.join()
-            print("pitorch: the server ended; it is started again", flush=True)
+            print("pitorch: the server ended and is restarted", flush=True)
             time.sleep(PAUSE_S)
     except KeyboardInterrupt:
         server.terminate()

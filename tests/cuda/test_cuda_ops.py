@@ -1,7 +1,7 @@
-"""The operators of cuda_ops: on the CPU everywhere, and on a GPU where there is one. Needs torch and the wheel.
+"""The operators of cuda_ops, on the CPU and, if there is one, on a GPU. Requires torch and the wheel.
 
-Results are compared with torch's in double precision; the CPU's plain loops and the GPU's kernels answer to the same
-tests. What needs a GPU says so when it is skipped.
+Results are compared with torch's in double precision; the plain loops on the CPU and the kernels on the GPU pass the
+same tests. Tests that require a GPU are skipped with a message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ types = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: str(kind)[6:])
 
 
 def close(found: Tensor, exact: Tensor, *, ulps: float = 2.0, scale: Tensor | float = 0.0) -> None:
-    """Every element within so many units in the last place of itself, or of ``scale`` where that is larger."""
+    """Check each element to ``ulps`` units in the last place of itself, or of ``scale`` if that is larger."""
     assert found.shape == exact.shape
     error = (found.double() - exact.double()).abs()
     allowed = ulps * EPSILON[found.dtype] * torch.maximum(exact.double().abs(), torch.as_tensor(scale).double())
@@ -58,7 +58,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys()
 
 
 def softmax_close(found: Tensor, x: Tensor) -> None:
-    """As close as exp is, whose argument in float32 is off by half a unit of the distance to the largest."""
+    """Same accuracy as exp, whose float32 argument has an error of half a unit of the distance to the maximum."""
     exact = x.double().softmax(-1)
     close(found, exact, ulps=32 if x.dtype == torch.float32 else 2, scale=6e-8 if x.dtype == torch.float16 else 0.0)
 
@@ -81,7 +81,7 @@ def test_elementwise_agrees_with_torch_in_any_layout(
 
 
 @devices
-def test_inputs_of_different_layouts_are_added_where_they_lie(device: str) -> None:
+def test_inputs_of_different_layouts_are_added_in_place(device: str) -> None:
     shapes = [LAYOUTS["transposed"](maker(device, torch.float32)), torch.randn(53, 37, device=device)]
     shapes.append(torch.randn(53, 1, device=device).expand(53, 37))
     for a, b in itertools.product(shapes, repeat=2):
@@ -89,7 +89,7 @@ def test_inputs_of_different_layouts_are_added_where_they_lie(device: str) -> No
 
 
 @devices
-def test_the_result_has_the_layout_of_inputs_without_gaps_and_is_in_rows_otherwise(device: str) -> None:
+def test_result_layout_follows_dense_inputs(device: str) -> None:
     a = torch.randn(4, 6, device=device)
     assert cuda_ops.exp(a.t()).stride() == a.t().stride()
     assert cuda_ops.add2(a, a.clone()).is_contiguous()
@@ -98,7 +98,7 @@ def test_the_result_has_the_layout_of_inputs_without_gaps_and_is_in_rows_otherwi
 
 
 @devices
-def test_exp_is_right_at_the_ends_of_the_range(device: str) -> None:
+def test_exp_at_the_ends_of_the_range(device: str) -> None:
     x = torch.tensor([0.0, -0.0, 88.7, 89.0, -87.3, -104.0, float("inf"), -float("inf"), float("nan")], device=device)
     close(cuda_ops.exp(x), x.double().exp().float(), ulps=2)
 
@@ -142,7 +142,7 @@ def test_softmax_in_any_layout(device: str, kind: torch.dtype, layout: Callable[
 
 @devices
 @pytest.mark.parametrize("width", [5, 1500, 70000])
-def test_softmax_of_extremes_is_what_torch_says(device: str, width: int) -> None:
+def test_softmax_of_extremes_matches_torch(device: str, width: int) -> None:
     inf, nan = float("inf"), float("nan")
     x = torch.randn(6, width, device=device)
     x[0, 1] = 1e30
@@ -166,7 +166,7 @@ def test_softmax_of_long_rows(kind: torch.dtype, width: int) -> None:
 @types
 @pytest.mark.parametrize("width", [257, 1001, 8191, 70001])
 def test_softmax_of_an_odd_part_of_each_row(kind: torch.dtype, width: int) -> None:
-    """Rows begin anywhere, in the input and in the output alike; or not alike."""
+    """Rows are unaligned, with the same or with different alignment in the input and the output."""
     for distance in (width + 8, width + 3):
         x = (torch.randn(40, distance, device="cuda") * 4).to(kind)[:, :width]
         softmax_close(cuda_ops.softmax(x), x)
@@ -175,7 +175,7 @@ def test_softmax_of_an_odd_part_of_each_row(kind: torch.dtype, width: int) -> No
 @devices
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16], ids=["float32", "float16"])
 @pytest.mark.parametrize("width", [37, 1500, 70000])
-def test_one_nan_among_nothing_is_not_lost(device: str, kind: torch.dtype, width: int) -> None:
+def test_softmax_propagates_a_single_nan(device: str, kind: torch.dtype, width: int) -> None:
     for at in (0, 3, width - 1):
         x = torch.full((2, width), -float("inf"), device=device, dtype=kind)
         x[0, at] = float("nan")
@@ -205,13 +205,13 @@ CUT_SHAPES = [
     *((520, 16384), (520, 32768), (2000, 5000), (5000, 1003), (40000, 101), (100, 16384), (7, 99999), (40, 8191)),
     *((4096, 1024), (30000, 301), (5000, 2003), (700, 14001), (4, 40001), (60, 150001)),
 ]
-"""Between them they take every way that the kernels have of sharing out rows and columns."""
+"""Together they use all kernel variants for distributing rows and columns."""
 
 
 @needs_gpu
 @types
 @pytest.mark.parametrize("shape", CUT_SHAPES, ids=str)
-def test_matvec_cut_in_all_ways(kind: torch.dtype, shape: tuple[int, int]) -> None:
+def test_matvec_cut_for_every_kernel_variant(kind: torch.dtype, shape: tuple[int, int]) -> None:
     make = maker("cuda", kind)
     m, v, w = make(*shape), make(shape[1]), make(shape[0])
     layouts = [(m, v), (m.t(), w), (m[:, 1:], v[1:]), (m[1:].t(), w[1:]), (m[:, 1:].t(), w), (m[:, ::2], v[::2])]
@@ -244,7 +244,7 @@ operations = pytest.mark.parametrize(("ours", "torchs", "shapes"), OPERATIONS.va
 
 @devices
 @operations
-def test_gradients_of_first_and_second_order_are_torchs(
+def test_first_and_second_order_gradients_match_torch(
     device: str, ours: Callable[..., Tensor], torchs: Callable[..., Tensor], shapes: tuple[tuple[int, ...], ...]
 ) -> None:
     inputs = [torch.randn(shape, device=device) for shape in shapes]
@@ -264,7 +264,7 @@ def test_gradients_of_first_and_second_order_are_torchs(
 
 
 @devices
-def test_a_gradient_is_kept_only_where_it_is_wanted(device: str) -> None:
+def test_gradients_are_recorded_only_if_needed(device: str) -> None:
     a, b = torch.randn(3, device=device), torch.randn(3, device=device, requires_grad=True)
     assert not cuda_ops.add2(a, a).requires_grad
     assert cuda_ops.add2(a, b).requires_grad
@@ -276,14 +276,14 @@ def test_a_gradient_is_kept_only_where_it_is_wanted(device: str) -> None:
     assert torch.equal(grads[0], torch.ones_like(b))
 
 
-def test_calls_that_need_no_gradient_do_not_enter_python() -> None:
-    """The library's own look at requires_grad is relied on: torch has the internals that it was checked for."""
+def test_calls_without_gradients_do_not_enter_python() -> None:
+    """The library reads requires_grad itself, which is only safe if torch has the internals it was checked for."""
     assert torch.ops.cuda_ops._requires_grad(torch.zeros(1, requires_grad=True))
     assert not torch.ops.cuda_ops._requires_grad(torch.zeros(1))
 
 
 @devices
-def test_without_that_look_results_and_gradients_are_the_same(device: str) -> None:
+def test_results_are_the_same_without_requires_grad_check(device: str) -> None:
     a, b = torch.randn(9, device=device), torch.randn(9, device=device, requires_grad=True)
     try:
         torch.ops.cuda_ops._trust_requires_grad(False)
@@ -296,8 +296,8 @@ def test_without_that_look_results_and_gradients_are_the_same(device: str) -> No
 
 
 @devices
-def test_a_small_network_learns(device: str) -> None:
-    """Forward and backward through matvec, exp, axpy and softmax: the loss falls to nothing."""
+def test_small_network_learns(device: str) -> None:
+    """Forward and backward through matvec, exp, axpy and softmax: the loss becomes almost zero."""
     torch.manual_seed(1)
     weights = torch.randn(4, 6, device=device, requires_grad=True)
     bias = torch.zeros(4, device=device, requires_grad=True)
@@ -313,12 +313,12 @@ def test_a_small_network_learns(device: str) -> None:
     assert losses[-1] < 0.05 * losses[0]
 
 
-# What torch must know of the operators.
+# Registrations with torch.
 
 
 @devices
 @operations
-def test_torchs_own_check_of_operators_passes(
+def test_opcheck_passes(
     device: str,
     ours: Callable[..., Tensor],
     torchs: Callable[..., Tensor],
@@ -336,7 +336,7 @@ def test_torchs_own_check_of_operators_passes(
 @devices
 @types
 @layouts
-def test_results_without_data_have_the_same_shape_and_layout(
+def test_fake_results_have_the_same_shape_and_layout(
     device: str, kind: torch.dtype, layout: Callable[[Any], Tensor]
 ) -> None:
     a, b = layout(maker(device, kind)), layout(maker(device, kind))
@@ -357,7 +357,7 @@ def test_results_without_data_have_the_same_shape_and_layout(
 @devices
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_compiled_function_uses_them_in_one_graph(device: str, dynamic: bool) -> None:
+def test_compiled_function_has_a_single_graph(device: str, dynamic: bool) -> None:
     def function(m: Tensor, v: Tensor) -> Tensor:
         return cuda_ops.softmax(cuda_ops.axpy(0.5, cuda_ops.exp(v), cuda_ops.add2(cuda_ops.matvec(m, v), v)))
 
@@ -382,7 +382,7 @@ def test_a_compiled_function_uses_them_in_one_graph(device: str, dynamic: bool) 
 
 @devices
 @types
-def test_the_launch_form_writes_n_elements_and_no_more(device: str, kind: torch.dtype) -> None:
+def test_launch_form_writes_exactly_n_elements(device: str, kind: torch.dtype) -> None:
     a, b = torch.randn(1000, device=device).to(kind), torch.randn(1000, device=device).to(kind)
     for n in (0, 1, 7, 16, 999, 1000):
         c = torch.full_like(a, -5)
@@ -403,12 +403,12 @@ def test_the_launch_form_writes_n_elements_and_no_more(device: str, kind: torch.
         (lambda c, a, b, _: (c, a, b, 11), "n must be 0 to 10, the size of c, found 11"),
         (lambda c, a, b, _: (c, a, b, -1), "n must be 0 to 10, the size of c, found -1"),
         (lambda c, a, b, _: (c, a[:9], b, 10), "n must be 0 to 9, the size of a, found 10"),
-        (lambda c, a, b, n: (c, a.half(), b, n), "all tensors must have one type, found c of Float and a of Half"),
-        (lambda c, a, b, n: (c[:1].expand(10), a, b, n), "c has one element in several places"),
-        (lambda c, a, b, n: (c, a, b.reshape(2, 5).t(), n), "b must be a vector, or without gaps"),
+        (lambda c, a, b, n: (c, a.half(), b, n), "all tensors must have the same type, found c of Float and a of Half"),
+        (lambda c, a, b, n: (c[:1].expand(10), a, b, n), "several elements of c share one memory location"),
+        (lambda c, a, b, n: (c, a, b.reshape(2, 5).t(), n), "b must be contiguous or one-dimensional"),
     ],
 )
-def test_the_launch_form_refuses(device: str, change: Callable[..., tuple[Any, ...]], said: str) -> None:
+def test_launch_form_rejects_invalid_arguments(device: str, change: Callable[..., tuple[Any, ...]], said: str) -> None:
     c, a, b = (torch.zeros(10, device=device) for _ in range(3))
     with pytest.raises(RuntimeError, match=said.replace("(", r"\(")):
         cuda_ops.torch_launch_add2(*change(c, a, b, 10))
@@ -425,7 +425,7 @@ def refused(said: str, call: Callable[[], object]) -> None:
 
 @devices
 @pytest.mark.parametrize("grad", [False, True], ids=["no gradient", "gradient"])
-def test_shapes_and_types_that_do_not_fit_are_refused_with_what_was_found(device: str, grad: bool) -> None:
+def test_mismatched_shapes_and_types_are_rejected(device: str, grad: bool) -> None:
     a = torch.randn(3, 4, device=device, requires_grad=grad)
     vector = torch.randn(4, device=device)
     refused("cuda_ops.add2: a and b must have the same shape, found [3, 4] and [4]", lambda: cuda_ops.add2(a, vector))
@@ -443,7 +443,7 @@ def test_shapes_and_types_that_do_not_fit_are_refused_with_what_was_found(device
     )
 
 
-def test_what_is_no_tensor_is_refused() -> None:
+def test_non_tensors_are_rejected() -> None:
     numbers: Any = [1.0, 2.0]
     with pytest.raises((TypeError, RuntimeError)):
         cuda_ops.exp(numbers)
@@ -453,16 +453,18 @@ def test_what_is_no_tensor_is_refused() -> None:
 
 
 @needs_gpu
-def test_the_cpu_and_a_gpu_in_one_call_are_refused() -> None:
+def test_cpu_and_gpu_tensors_in_one_call_are_rejected() -> None:
     here, there = torch.ones(3), torch.ones(3, device="cuda")
-    refused("all tensors must be on one device, found a on the CPU and b on cuda:0", lambda: cuda_ops.add2(here, there))
+    refused(
+        "all tensors must be on the same device, found a on the CPU and b on cuda:0", lambda: cuda_ops.add2(here, there)
+    )
     refused("found x on cuda:0 and y on the CPU", lambda: cuda_ops.axpy(1.0, there, here))
     refused("found matrix on cuda:0 and vector on the CPU", lambda: cuda_ops.matvec(there.reshape(1, 3), here))
     refused("found c on the CPU and a on cuda:0", lambda: cuda_ops.torch_launch_add2(here, there, there, 3))
 
 
 @needs_two_gpus
-def test_two_gpus_in_one_call_are_refused_and_each_is_served_on_its_own() -> None:
+def test_tensors_on_two_gpus_are_rejected() -> None:
     first, second = torch.randn(3000, device="cuda:0"), torch.randn(3000, device="cuda:1")
     refused("found a on cuda:0 and b on cuda:1", lambda: cuda_ops.add2(first, second))
     assert torch.cuda.current_device() == 0
@@ -477,7 +479,7 @@ def test_two_gpus_in_one_call_are_refused_and_each_is_served_on_its_own() -> Non
 
 
 @needs_gpu
-def test_the_current_stream_is_used() -> None:
+def test_operators_use_the_current_stream() -> None:
     """The input is written late, in the current stream: only a kernel in the same stream sees it."""
     stream = torch.cuda.Stream()
     a = torch.zeros(1 << 20, device="cuda")
@@ -495,7 +497,7 @@ def test_the_current_stream_is_used() -> None:
 
 
 @needs_gpu
-def test_a_cuda_graph_records_and_replays_them() -> None:
+def test_cuda_graph_records_and_replays_operators() -> None:
     m, v = torch.randn(64, 50000, device="cuda"), torch.randn(50000, device="cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -539,7 +541,7 @@ def test_more_than_2_to_the_31_elements() -> None:
 
 
 @needs_gpu
-def test_a_matvec_in_two_kernels_waits_for_itself_in_every_stream() -> None:
+def test_two_kernel_matvec_is_ordered_in_every_stream() -> None:
     """The second kernel is started before the first has ended: it must see all of that, and nothing of others."""
     m, v = torch.randn(64, 400000, device="cuda"), torch.randn(400000, device="cuda")
     exact = m @ v
@@ -558,7 +560,7 @@ def test_a_matvec_in_two_kernels_waits_for_itself_in_every_stream() -> None:
 @pytest.mark.parametrize(
     ("op", "inputs"), [("add2", ["f32[1048576]"] * 2), ("matvec", ["f16[64,40000]", "f16[40000]"])]
 )
-def test_the_timeline_is_a_trace_with_every_run_of_the_kernel(op: str, inputs: list[str], tmp_path: Path) -> None:
+def test_timeline_contains_every_kernel_run(op: str, inputs: list[str], tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     timing.write_timeline(op, inputs, path, runs=5)
     ours = {name: lengths for name, lengths in timing.kernels_of(path).items() if "cuda_ops" in name}
@@ -584,7 +586,7 @@ def test_the_gpu_agrees_with_the_cpu(
 
 
 @needs_gpu
-def test_a_failed_allocation_leaves_the_library_usable() -> None:
+def test_failed_allocation_leaves_the_library_usable() -> None:
     huge = torch.empty(1, device="cuda").expand(1 << 42)
     with pytest.raises(RuntimeError):
         cuda_ops.exp(huge)

@@ -1,7 +1,7 @@
-"""The device suite, seen from both sides.
+"""The device suite, on the board and on the PC.
 
-On a board (or natively on a PC) this is a plain pytest suite. With labgrid's ``--lg-env`` it is not run here but on
-the board that the environment describes, and reported here.
+On a board (or natively on a PC), this is a plain pytest suite. With labgrid's ``--lg-env``, pytest runs it on the board
+that the environment describes and reports the results here.
 """
 
 from __future__ import annotations

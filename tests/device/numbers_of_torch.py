@@ -1,13 +1,13 @@
-"""torch's numbers, computed from inputs that numpy draws: written on one machine, compared on another.
+"""Numerical results of torch for inputs drawn by numpy, written on one machine and compared on another.
 
     python3 numbers_of_torch.py write FILE      compute and save
-    python3 numbers_of_torch.py compare FILE    compute, and compare with what another machine saved
+    python3 numbers_of_torch.py compare FILE    compute, and compare with the results of another machine
     python3 numbers_of_torch.py compare FILE write FILE     compute once for both
 
-Each case states its bound: the greatest difference over the greatest number of the case. Zero means equal to the bit;
-integers and truth values must be that always.
-With the results goes a network in the middle of its training, which the other machine goes on with, a tensor in the
-format that torch.save had before its archives, and a script, which the other machine runs.
+Each case has a bound: the largest difference divided by the largest magnitude in the case. Zero means bit-identical;
+integers and booleans must always be identical.
+The file also contains a partly trained network, which the other machine continues to train, a tensor in the format that
+torch.save used before its archives, and a script, which the other machine runs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch import Tensor, nn
 Case = Callable[[], dict[str, Tensor]]
 CASES: dict[str, tuple[float, Case]] = {}
 FLOAT32 = 2e-5
-"""Sums of some hundred float32 terms, in another order."""
+"""Sums of several hundred float32 terms in a different order."""
 
 
 def case(bound: float) -> Callable[[Case], Case]:
-    """Enter a case with its bound."""
+    """Register a case with its bound."""
 
     def enter(made: Case) -> Case:
         CASES[made.__name__] = (bound, made)
@@ -38,12 +38,12 @@ def case(bound: float) -> Callable[[Case], Case]:
 
 
 def drawn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers that do not depend on torch."""
+    """Normally distributed numbers that do not depend on torch."""
     return torch.from_numpy(numpy.random.Generator(numpy.random.PCG64(seed)).standard_normal(shape)).to(dtype)
 
 
 def filled(module: nn.Module) -> nn.Module:
-    """A module with weights that do not depend on torch's generator."""
+    """A module whose weights do not depend on torch's generator."""
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
             parameter.copy_(0.2 * drawn(*parameter.shape, seed=100 + number))
@@ -52,7 +52,7 @@ def filled(module: nn.Module) -> nn.Module:
 
 @case(0.0)
 def conversions() -> dict[str, Tensor]:
-    """Each dtype from float32 and back; what C leaves undefined (negative to unsigned) is left out."""
+    """Each dtype from float32 and back, except for conversions that are undefined in C (negative to unsigned)."""
     x = drawn(64) * 10
     signed = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8)
     made = {str(dtype): x.to(dtype).to(torch.float64) for dtype in signed}
@@ -80,7 +80,7 @@ def integers() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def products() -> dict[str, Tensor]:
-    """Matrix products in all layouts, float32 and float64."""
+    """Matrix products in all layouts, in float32 and float64."""
     a, b = drawn(37, 53), drawn(53, 41, seed=2)
     return {
         "mm": a @ b,
@@ -94,7 +94,7 @@ def products() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def elementwise() -> dict[str, Tensor]:
-    """Functions with vector code of their own."""
+    """Functions with vectorised implementations."""
     x = drawn(301)
     return {
         name: getattr(torch, name)(x.abs() + 0.1 if name in ("log", "sqrt", "rsqrt", "lgamma") else x)
@@ -115,7 +115,7 @@ def _with_gradients(module: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def convolution() -> dict[str, Tensor]:
-    """Forward and backward, with stride, padding, dilation and groups."""
+    """Forward and backward pass with stride, padding, dilation and groups."""
     module = nn.Sequential(
         nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), nn.ReLU(), nn.Conv2d(6, 5, 3, dilation=2, padding=2)
     )
@@ -126,7 +126,7 @@ def convolution() -> dict[str, Tensor]:
 def linear_layers() -> dict[str, Tensor]:
     """Linear, batch norm, layer norm, GELU, softmax.
 
-    Batch norm takes away what a bias adds: its gradient would be zero, and all of it rounding.
+    Batch norm cancels the bias, so the gradient of a bias would be zero, apart from rounding errors.
     """
     module = nn.Sequential(
         nn.Linear(20, 30, bias=False),
@@ -141,7 +141,7 @@ def linear_layers() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def recurrent() -> dict[str, Tensor]:
-    """A bidirectional LSTM of two layers."""
+    """A bidirectional LSTM with two layers."""
     return _with_gradients(nn.LSTM(8, 12, num_layers=2, bidirectional=True), drawn(9, 3, 8))
 
 
@@ -154,7 +154,7 @@ def attention() -> dict[str, Tensor]:
 
 @case(1e-4)
 def optimisers() -> dict[str, Tensor]:
-    """Ten steps of each on one network."""
+    """Ten steps of each optimiser on the same network."""
     made = {}
     for name, options in {"SGD": {"momentum": 0.9}, "Adam": {}, "AdamW": {}, "RMSprop": {}, "Adagrad": {}}.items():
         module = filled(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)))
@@ -180,14 +180,14 @@ def _train(module: nn.Module, optimiser: torch.optim.Optimizer, steps: range) ->
 
 
 def half_trained() -> dict[str, Any]:
-    """What is saved of a network and its optimiser after five steps."""
+    """The saved state of a network and its optimiser after five steps."""
     module, optimiser = _training()
     _train(module, optimiser, range(5))
     return {"network": module.state_dict(), "optimiser": optimiser.state_dict()}
 
 
 def trained_on(state: dict[str, Any]) -> Tensor:
-    """The parameters five steps later."""
+    """The parameters after five more steps."""
     module, optimiser = _training()
     module.load_state_dict(state["network"])
     optimiser.load_state_dict(state["optimiser"])
@@ -197,13 +197,13 @@ def trained_on(state: dict[str, Any]) -> Tensor:
 
 @case(1e-4)
 def training() -> dict[str, Tensor]:
-    """A network and its optimiser that are saved and loaded between two steps."""
+    """A network and its optimiser, saved and loaded between two steps."""
     return {"ten steps": trained_on(half_trained())}
 
 
 @case(1e-9)
 def linear_algebra() -> dict[str, Tensor]:
-    """LAPACK, float64: what has one answer only."""
+    """LAPACK in float64, for problems with a unique result."""
     a = drawn(12, 12, dtype=torch.float64)
     spd = a @ a.T + 12 * torch.eye(12, dtype=torch.float64)
     u, s, v = torch.linalg.svd(a)
@@ -223,7 +223,7 @@ def linear_algebra() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def complex_algebra() -> dict[str, Tensor]:
-    """BLAS and LAPACK with complex numbers, which each has functions of its own for."""
+    """BLAS and LAPACK with complex numbers, for which both have separate functions."""
     made = {}
     for dtype in (torch.complex64, torch.complex128):
         part = torch.float32 if dtype == torch.complex64 else torch.float64
@@ -252,7 +252,7 @@ def complex_algebra() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def fourier() -> dict[str, Tensor]:
-    """Transforms of even, odd and prime lengths."""
+    """Transforms with even, odd and prime lengths."""
     return {
         **{f"fft {n}": torch.view_as_real(torch.fft.fft(drawn(n))) for n in (64, 45, 37)},
         "rfft2": torch.view_as_real(torch.fft.rfft2(drawn(12, 15))),
@@ -285,7 +285,7 @@ def scripted() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def threads() -> dict[str, Tensor]:
-    """OpenMP with one thread and with three."""
+    """OpenMP with one thread and with three threads."""
     x, before = drawn(400, 300), torch.get_num_threads()
     made = {}
     for number in (1, 3):
@@ -297,7 +297,7 @@ def threads() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def drawn_by_torch() -> dict[str, Tensor]:
-    """What torch's own generator gives for a seed; normal numbers few (one by one) and many (by vectors)."""
+    """Results of torch's generator for a seed; both few normal numbers (scalar code) and many (vectorised code)."""
     torch.manual_seed(11)
     return {
         "uniform": torch.rand(50),
@@ -316,7 +316,7 @@ def drawn_by_torch() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def seeded() -> dict[str, Tensor]:
-    """A network as torch initialises it by a seed, and its step of training with dropout."""
+    """A network as initialised by torch with a seed, and a training step with dropout."""
     torch.manual_seed(5)
     module = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(24, 3))
     loss = nn.functional.cross_entropy(module(torch.randn(6, 2, 8)), torch.randint(0, 3, (6,)))
@@ -327,7 +327,7 @@ def seeded() -> dict[str, Tensor]:
 
 @case(0.0)
 def through_numpy() -> dict[str, Tensor]:
-    """There and back, without a copy where the layout allows."""
+    """Conversion to numpy and back, without a copy if the layout allows it."""
     x = drawn(4, 6)
     array = x.numpy()
     array[1, 1] = 7.0
@@ -340,17 +340,17 @@ def computed() -> dict[str, dict[str, Tensor]]:
 
 
 def faults(reference: dict[str, dict[str, Tensor]], found: dict[str, dict[str, Tensor]]) -> list[str]:
-    """What differs by more than its bound."""
+    """The differences that exceed their bounds."""
     said = []
     for name, (bound, _) in CASES.items():
         if reference[name].keys() != found[name].keys():
-            said.append(f"{name}: other results: {sorted(reference[name].keys() ^ found[name].keys())}")
+            said.append(f"{name}: different results: {sorted(reference[name].keys() ^ found[name].keys())}")
             continue
         for key, wanted in reference[name].items():
             seen = found[name][key]
             if (wanted.shape, wanted.dtype) != (seen.shape, seen.dtype):
                 said.append(
-                    f"{name}, {key}: {seen.dtype} {tuple(seen.shape)}, not {wanted.dtype} {tuple(wanted.shape)}"
+                    f"{name}, {key}: {seen.dtype} {tuple(seen.shape)}, expected {wanted.dtype} {tuple(wanted.shape)}"
                 )
             elif bound == 0 or not (wanted.is_floating_point() or wanted.is_complex()):
                 if not torch.equal(wanted, seen):
@@ -359,7 +359,7 @@ def faults(reference: dict[str, dict[str, Tensor]], found: dict[str, dict[str, T
                 difference = (wanted.double() - seen.double()).abs().max()
                 share = float(difference / wanted.double().abs().max())
                 if not share <= bound:
-                    said.append(f"{name}, {key}: differs by {share:.2e} of its greatest number, bound {bound:.0e}")
+                    said.append(f"{name}, {key}: relative difference {share:.2e}, bound {bound:.0e}")
     return said
 
 
@@ -377,7 +377,7 @@ def saved_script() -> Tensor:
 
 
 def results_of(script: Tensor) -> dict[str, Tensor]:
-    """What a saved script computes here."""
+    """The results of a saved script on this machine."""
     loaded = torch.jit.load(io.BytesIO(script.numpy().tobytes()))
     return {"taken": loaded(drawn(8), 2, 3, 4), "not taken": loaded(drawn(8), -1, -2, 4)}
 
@@ -389,7 +389,7 @@ def scripts_that_are_saved() -> dict[str, Tensor]:
 
 
 def exchanged(found: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
-    """What is written to a file."""
+    """The contents of the exchanged file."""
     return {
         "results": found,
         "half trained": half_trained(),
@@ -399,18 +399,18 @@ def exchanged(found: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
 
 
 def differences(document: dict[str, Any], found: dict[str, dict[str, Tensor]]) -> list[str]:
-    """What differs of all that another machine has written."""
+    """The differences from the file of another machine."""
     said = faults(document["results"], found)
     went_on = {**document["results"], "training": {"ten steps": trained_on(document["half trained"])}}
-    said += [f"{line}, from the other's fifth step on" for line in faults(document["results"], went_on)]
+    said += [f"{line}, after continuing the other machine's training" for line in faults(document["results"], went_on)]
     ran = {**document["results"], "scripts_that_are_saved": results_of(document["script"])}
-    said += [f"{line}, by the other's script" for line in faults(document["results"], ran)]
+    said += [f"{line}, with the other machine's script" for line in faults(document["results"], ran)]
     old = torch.load(io.BytesIO(document["old format"].numpy().tobytes()), weights_only=True)
-    return said if torch.equal(old, drawn(5, 7)) else [*said, "the tensor in the old format: not equal"]
+    return said if torch.equal(old, drawn(5, 7)) else [*said, "tensor in the old format: not equal"]
 
 
 def main(*words: str) -> int:
-    """Write or compare, by pairs of an action and a file; the number of faults."""
+    """Write or compare, with pairs of an action and a file; return the number of differences."""
     if not words or len(words) % 2 or not {*words[::2]} <= {"write", "compare"}:
         print(f"usage: {__doc__}", file=sys.stderr)
         sys.exit(2)

@@ -1,8 +1,8 @@
 """dot_cpp, matrix_cpp and cpu_cpp: the same suite on the PC, in an emulated machine and on a Raspberry Pi.
 
-It needs torch, numpy, pytest and the extension wheel, nothing else of this project. Whatever libqpu runs the kernels
-on is what is tested; its interpreter raises on any access outside a live buffer, and buffers are as long as the
-first call after release_buffers() needs, so a pass there also says that no access goes astray.
+Requires torch, numpy, pytest and the extension wheel, but nothing else of this project. The kernels run on the backend
+that libqpu selects. libqpu's interpreter raises an error for any access outside a live buffer, and buffers are as long
+as the first call after release_buffers() requires, so a pass there also shows that no access is out of bounds.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MATRIX = {"gpu": matrix_cpp.gpu, "cpu": cpu_cpp.cpu}
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 ROUNDING = 2.0**-23
-"""Of one QPU operation, relative: it rounds towards zero."""
+"""Relative rounding error of one QPU operation, which rounds towards zero."""
 TINY = 2.0**-126
-"""The smallest normal float32; the QPU takes less for 0."""
+"""The smallest normal float32; the QPU treats smaller numbers as 0."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,18 +48,18 @@ def _known_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def whole(*shape: int) -> torch.Tensor:
-    """Whole numbers so small that float32 computes with them without rounding: results must be equal, bit for bit."""
+    """Integers that are small enough for float32 to compute without rounding, so that results must be bit-identical."""
     return torch.randint(-60, 61, shape).to(torch.float32)
 
 
 def assert_elementwise(found: torch.Tensor, exact: torch.Tensor) -> None:
-    """The bound that dot_cpp states; ``exact`` is float64."""
+    """Check the bound stated in dot_cpp; ``exact`` is float64."""
     allowed = ROUNDING * exact.abs() + 4 * TINY
     assert torch.all((found.double() - exact).abs() <= allowed)
 
 
 def assert_scores(found: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, terms: int, unit: float) -> None:
-    """|score - exact| <= n u / (1 - n u) * sum |a b| + half a unit in the last place + what denormals lose."""
+    """|score - exact| <= n u / (1 - n u) * sum |a b| + half a unit in the last place + the loss from denormals."""
     exact = torch.mv(a.double(), b.double())
     growth = terms * unit / (1 - terms * unit)
     allowed = growth * torch.mv(a.double().abs(), b.double().abs()) + 2.0**-24 * exact.abs() + 2 * b.numel() * TINY
@@ -67,7 +67,7 @@ def assert_scores(found: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, term
 
 
 def assert_gpu(found: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """The bound that matrix_cpp states."""
+    """Check the bound stated in matrix_cpp."""
     assert_scores(found, a, b, terms=math.ceil(b.numel() / 16) + 1, unit=ROUNDING)
 
 
@@ -76,7 +76,7 @@ def assert_gpu(found: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_elementwise_is_exact_where_float32_is(name: str, size: int) -> None:
+def test_elementwise_is_exact_for_small_integers(name: str, size: int) -> None:
     ours, theirs = ELEMENTWISE[name]
     a, b = whole(size), whole(size)
     found = ours(a, b)
@@ -87,13 +87,13 @@ def test_elementwise_is_exact_where_float32_is(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_elementwise_keeps_its_bound(name: str, size: int) -> None:
+def test_elementwise_error_is_within_bound(name: str, size: int) -> None:
     ours, theirs = ELEMENTWISE[name]
     a, b = torch.randn(size), torch.randn(size) * 1000
     assert_elementwise(ours(a, b), theirs(a.double(), b.double()))
 
 
-def test_a_hundred_random_numbers_agree_with_torch_to_six_digits() -> None:
+def test_random_numbers_agree_with_torch_to_six_digits() -> None:
     a, b = torch.rand(100), torch.rand(100)
     torch.testing.assert_close(dot_cpp.product(a, b), a * b, rtol=1e-6, atol=0)
     torch.testing.assert_close(dot_cpp.add(a, b), a + b, rtol=1e-6, atol=0)
@@ -102,7 +102,7 @@ def test_a_hundred_random_numbers_agree_with_torch_to_six_digits() -> None:
 @pytest.mark.parametrize("width", SIZES)
 @pytest.mark.parametrize("height", [0, 1, 3, 4, 5])
 @pytest.mark.parametrize("name", MATRIX)
-def test_matrix_vector_is_exact_where_float32_is(name: str, height: int, width: int) -> None:
+def test_matrix_vector_is_exact_for_small_integers(name: str, height: int, width: int) -> None:
     a, b = whole(height, width), whole(width)
     found = MATRIX[name](a, b)
     assert found.dtype == torch.float32
@@ -111,25 +111,25 @@ def test_matrix_vector_is_exact_where_float32_is(name: str, height: int, width: 
 
 
 @pytest.mark.parametrize("width", SIZES)
-def test_matrix_vector_keeps_its_bound(width: int) -> None:
+def test_matrix_vector_error_is_within_bound(width: int) -> None:
     a, b = torch.randn(7, width), torch.randn(width)
     assert_gpu(matrix_cpp.gpu(a, b), a, b)
     assert_scores(cpu_cpp.cpu(a, b), a, b, terms=width + 1, unit=2.0**-24)
 
 
-def test_matrix_vector_keeps_its_bound_when_all_errors_point_one_way() -> None:
+def test_matrix_vector_bound_with_one_sided_errors() -> None:
     a, b = torch.full((3, 5000), 1 / 3), torch.full((5000,), 1 / 7)
     assert_gpu(matrix_cpp.gpu(a, b), a, b)
 
 
 @pytest.mark.parametrize("height", [1, 15, 16, 17, 63, 64, 65, 100])
-def test_rows_at_the_limits(height: int) -> None:
+def test_row_counts_at_block_limits(height: int) -> None:
     a, b = whole(height, 33), whole(33)
     assert torch.equal(matrix_cpp.gpu(a, b), torch.mv(a, b))
 
 
 @pytest.mark.parametrize("qpus", range(1, 13))
-def test_blocks_and_rows_are_dealt_rightly_to_any_number_of_qpus(qpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_number_of_qpus_computes_all_blocks_and_rows(qpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QPU_OPS_QPUS", str(qpus))
     for blocks in (1, 2, 3, 4, 5, 11, 12, 13, 23, 24, 25):
         for size in (16 * blocks - 1, 16 * blocks):
@@ -142,7 +142,7 @@ def test_blocks_and_rows_are_dealt_rightly_to_any_number_of_qpus(qpus: int, monk
         assert torch.equal(matrix_cpp.gpu(rows, vector), torch.mv(rows, vector)), (qpus, blocks)
 
 
-def test_the_number_of_qpus_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_identical_for_any_number_of_qpus(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = torch.randn(9, 777), torch.randn(777)
     monkeypatch.setenv("QPU_OPS_QPUS", "1")
     alone = matrix_cpp.gpu(a, b)
@@ -151,7 +151,7 @@ def test_the_number_of_qpus_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def assert_mm(found: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """The bound that docs/ops.md states for torch.ops.qpu.mm; the operands as the QPUs take them."""
+    """Check the bound that docs/ops.md states for torch.ops.qpu.mm, with operands as the QPUs read them."""
     x, y = (torch.where(t.abs() < TINY, 0.0, t).double() for t in (a, b))
     depth = a.shape[1]
     growth = (depth + 2) * ROUNDING / (1 - (depth + 2) * ROUNDING)
@@ -165,39 +165,39 @@ SHAPES = [(1, 1, 1), (3, 17, 5), (8, 64, 64), (9, 100, 65), (2, 1000, 3)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_matrix_product_is_exact_where_float32_is(shape: tuple[int, int, int]) -> None:
+def test_matrix_product_is_exact_for_small_integers(shape: tuple[int, int, int]) -> None:
     a, b = whole(*shape[:2]), whole(*shape[1:])
     assert torch.equal(torch.ops.qpu.mm(a, b).double(), a.double() @ b.double())
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_matrix_product_keeps_its_bound(shape: tuple[int, int, int]) -> None:
+def test_matrix_product_error_is_within_bound(shape: tuple[int, int, int]) -> None:
     a, b = torch.randn(shape[:2]), torch.randn(shape[1:])
     assert_mm(torch.ops.qpu.mm(a, b), a, b)
 
 
-def test_matrix_product_keeps_its_bound_when_all_errors_point_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_product_bound_with_one_sided_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = torch.full((2, 3000), 1 / 3), torch.full((3000, 2), 1 / 7)
     assert_mm(torch.ops.qpu.mm(a, b), a, b)
     monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
     assert_mm(torch.ops.qpu.mm(a, b), a, b)
 
 
-def test_matrix_product_keeps_its_bound_where_products_and_sums_are_denormal() -> None:
+def test_matrix_product_bound_with_denormal_results() -> None:
     a = torch.tensor([[2.0**-70] * 20, [2.0**-126, -(2.0**-126) * (1 + 2.0**-20)] * 10, [1e-40] * 20])
     b = torch.cat((torch.full((20, 1), 2.0**-57), torch.ones(20, 1), torch.full((20, 1), 1e-40)), 1)
     found = torch.ops.qpu.mm(a, b)
     assert_mm(found, a, b)
     exact = a.double() @ b.double()
     assert exact[0, 0] == 20 * 2.0**-127
-    assert found[0, 0] == 0, "what is smaller than the smallest normal number is lost, in each product"
+    assert found[0, 0] == 0, "products below the smallest normal number are lost"
 
 
 # --- dtypes -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_result_has_the_operands_dtype(dtype: torch.dtype) -> None:
+def test_result_has_the_dtype_of_the_operands(dtype: torch.dtype) -> None:
     a, b = whole(37).to(dtype) / 4, whole(37).to(dtype) / 4
     for name, (ours, theirs) in ELEMENTWISE.items():
         found = ours(a, b)
@@ -217,7 +217,7 @@ def test_float64_is_rounded_to_float32_first() -> None:
     assert not torch.equal(dot_cpp.product(a, b), a * b)
 
 
-def test_float64_beyond_float32_is_still_right() -> None:
+def test_float64_beyond_float32_range_is_computed_correctly() -> None:
     a = torch.tensor([1e300, 2.0, -1e200], dtype=torch.float64)
     b = torch.tensor([2.0, 1e200, 3.0], dtype=torch.float64)
     assert torch.equal(dot_cpp.product(a, b), a * b)
@@ -229,25 +229,25 @@ def test_float64_beyond_float32_is_still_right() -> None:
     "dtype", [torch.int32, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.complex128], ids=str
 )
 @pytest.mark.parametrize("operation", [dot_cpp.product, dot_cpp.add], ids=["product", "add"])
-def test_other_dtypes_are_a_type_error(operation: Operation, dtype: torch.dtype) -> None:
+def test_other_dtypes_raise_type_error(operation: Operation, dtype: torch.dtype) -> None:
     with pytest.raises(TypeError, match="float32, float64, float16 or bfloat16"):
         operation(torch.ones(4, dtype=dtype), torch.ones(4, dtype=dtype))
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_other_dtypes_are_a_type_error_for_matrices(name: str) -> None:
+def test_other_dtypes_raise_type_error_for_matrices(name: str) -> None:
     with pytest.raises(TypeError, match=rf"{name}: a is expected .* found Long"):
         MATRIX[name](torch.ones(2, 4, dtype=torch.int64), torch.ones(4, dtype=torch.int64))
 
 
-def test_two_dtypes_are_a_type_error_that_names_both() -> None:
-    with pytest.raises(TypeError, match="one dtype, found Float and Double"):
+def test_dtype_mismatch_error_names_both_dtypes() -> None:
+    with pytest.raises(TypeError, match="the same dtype, found Float and Double"):
         dot_cpp.add(torch.ones(4), torch.ones(4, dtype=torch.float64))
-    with pytest.raises(TypeError, match="one dtype, found Half and Float"):
+    with pytest.raises(TypeError, match="the same dtype, found Half and Float"):
         matrix_cpp.gpu(torch.ones(2, 4, dtype=torch.float16), torch.ones(4))
 
 
-def test_what_is_no_tensor_is_a_type_error() -> None:
+def test_non_tensors_raise_type_error() -> None:
     with pytest.raises(TypeError, match=r"product: b is expected to be a torch\.Tensor, found list"):
         dot_cpp.product(torch.ones(2), [1.0, 2.0])
     with pytest.raises(TypeError, match=r"gpu: a is expected to be a torch\.Tensor, found ndarray"):
@@ -256,7 +256,7 @@ def test_what_is_no_tensor_is_a_type_error() -> None:
         cpu_cpp.cpu(1.0, torch.ones(2))
 
 
-def test_sparse_tensors_are_a_type_error() -> None:
+def test_sparse_tensors_raise_type_error() -> None:
     with pytest.raises(TypeError, match=r"dense tensor, found layout .*to_dense"):
         dot_cpp.product(torch.ones(3).to_sparse(), torch.ones(3))
 
@@ -266,7 +266,7 @@ def test_sparse_tensors_are_a_type_error() -> None:
 INF, NAN = math.inf, math.nan
 
 
-def test_inf_and_nan_come_out_as_torch_has_them() -> None:
+def test_inf_and_nan_match_torch() -> None:
     values = [0.0, 1.0, -2.0, INF, -INF, NAN]
     a = torch.tensor([x for x in values for _ in values])
     b = torch.tensor([y for _ in values for y in values])
@@ -274,7 +274,7 @@ def test_inf_and_nan_come_out_as_torch_has_them() -> None:
     torch.testing.assert_close(dot_cpp.add(a, b), a + b, rtol=0, atol=0, equal_nan=True)
 
 
-def test_rows_with_inf_or_nan_come_out_as_torch_has_them_and_the_others_as_ever() -> None:
+def test_only_rows_with_inf_or_nan_match_torch_exactly() -> None:
     a, b = whole(6, 20), whole(20) + 100
     a[1, 3], a[2, 19], a[4, 0], a[4, 1] = INF, NAN, INF, -INF
     torch.testing.assert_close(matrix_cpp.gpu(a, b), torch.mv(a, b), rtol=0, atol=0, equal_nan=True)
@@ -288,8 +288,8 @@ def test_overflow_is_inf() -> None:
     assert dot_cpp.add(a, a).tolist()[:2] == [INF, -INF]
 
 
-def test_a_denormal_operand_is_taken_for_zero() -> None:
-    """Before anything is computed: what it would have made of a large one is lost; the bounds do not speak of it."""
+def test_denormal_operands_count_as_zero() -> None:
+    """Denormals become zero before the computation, so their product with a large number is zero; not in the bounds."""
     small, large = torch.full((16,), 1e-40), torch.full((16,), 1e38)
     for found in (
         dot_cpp.product(small, large),
@@ -326,7 +326,7 @@ VIEWS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_any_stride_and_any_number_of_dimensions(view: str) -> None:
+def test_any_strides_and_number_of_dimensions(view: str) -> None:
     a = VIEWS[view]()
     b = whole(*a.shape)
     for ours, theirs in ELEMENTWISE.values():
@@ -351,7 +351,7 @@ MATRIX_VIEWS: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.parametrize("view", MATRIX_VIEWS)
 @pytest.mark.parametrize("name", MATRIX)
-def test_any_stride_of_the_matrix_and_the_vector(name: str, view: str) -> None:
+def test_any_strides_of_matrix_and_vector(name: str, view: str) -> None:
     a = MATRIX_VIEWS[view]()
     for b in (whole(a.shape[1]), whole(2 * a.shape[1])[::2], whole(1).expand(a.shape[1])):
         assert torch.equal(MATRIX[name](a, b), torch.mv(a, b))
@@ -359,8 +359,10 @@ def test_any_stride_of_the_matrix_and_the_vector(name: str, view: str) -> None:
 
 @pytest.mark.parametrize("shapes", [((4,), (5,)), ((4,), (1,)), ((2, 3), (3, 2)), ((3,), (1, 3)), ((), (1,))], ids=str)
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_two_shapes_are_refused_and_named(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    with pytest.raises(ValueError, match="one shape") as caught:
+def test_shape_mismatch_raises_error_with_both_shapes(
+    name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    with pytest.raises(ValueError, match="the same shape") as caught:
         ELEMENTWISE[name][0](torch.ones(shapes[0]), torch.ones(shapes[1]))
     for shape in shapes:
         assert str(shape) in str(caught.value)
@@ -370,14 +372,16 @@ def test_two_shapes_are_refused_and_named(name: str, shapes: tuple[tuple[int, ..
     "shapes", [((3, 4), (3,)), ((3, 4), (4, 1)), ((4,), (4,)), ((2, 3, 4), (4,)), ((3, 4), ()), ((0, 4), (0,))], ids=str
 )
 @pytest.mark.parametrize("name", MATRIX)
-def test_wrong_matrix_shapes_are_refused_and_named(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_invalid_matrix_shapes_raise_error_with_both_shapes(
+    name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
     with pytest.raises(ValueError, match=r"a of shape \(H, W\) and b of shape \(W,\)") as caught:
         MATRIX[name](torch.ones(shapes[0]), torch.ones(shapes[1]))
     for shape in shapes:
         assert str(shape) in str(caught.value)
 
 
-def test_another_device_is_refused_and_named() -> None:
+def test_tensor_on_other_device_raises_error() -> None:
     with pytest.raises(ValueError, match="device cpu, found meta"):
         dot_cpp.product(torch.ones(3, device="meta"), torch.ones(3, device="meta"))
     with pytest.raises(ValueError, match="gpu: b is expected on the device cpu, found meta"):
@@ -401,14 +405,14 @@ def test_no_operand_is_modified() -> None:
             assert tensor._version == version
 
 
-def test_nothing_around_a_view_is_modified() -> None:
+def test_elements_outside_a_view_are_not_modified() -> None:
     memory = torch.randn(100)
     copy = memory.clone()
     dot_cpp.add(memory[20:37], memory[40:57])
     assert torch.equal(memory, copy)
 
 
-def test_results_are_tensors_of_their_own() -> None:
+def test_results_share_no_memory() -> None:
     a, b = whole(40), whole(40)
     first = dot_cpp.product(a, b)
     kept = first.clone()
@@ -440,14 +444,14 @@ def test_gradients_of_the_matrix_product() -> None:
 
 @pytest.mark.parametrize("operation", [dot_cpp.product, dot_cpp.add, matrix_cpp.gpu], ids=["product", "add", "gpu"])
 def test_gradients_agree_with_finite_differences_twice(operation: Operation) -> None:
-    # The operations are bilinear, so that a long step is exact but for rounding.
+    # The operations are bilinear, so finite differences with a long step are exact except for rounding.
     a = torch.randn((3, 5) if operation is matrix_cpp.gpu else (5,), dtype=torch.float64, requires_grad=True)
     b = torch.randn(5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(operation, (a, b), eps=0.5, atol=1e-5, rtol=1e-5)
     assert torch.autograd.gradgradcheck(operation, (a, b), eps=0.5, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_only_where_they_are_wanted() -> None:
+def test_gradients_only_where_required() -> None:
     a, b = whole(20).requires_grad_(), whole(20)
     assert dot_cpp.product(a, b).requires_grad
     assert not dot_cpp.product(b, b).requires_grad
@@ -463,7 +467,7 @@ def test_gradients_only_where_they_are_wanted() -> None:
 
 
 @pytest.mark.parametrize("size", [335, 336, 337, 671, 672, 673, 3000])
-def test_vectors_longer_than_the_buffer_are_worked_off_in_parts(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_longer_than_the_buffer_are_split(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
     a, b = whole(size), whole(2 * size)[::2]
     assert torch.equal(dot_cpp.product(a, b), a * b)
@@ -474,9 +478,7 @@ def test_vectors_longer_than_the_buffer_are_worked_off_in_parts(size: int, monke
 @pytest.mark.parametrize(
     "shape", [(1, 255), (1, 256), (1, 257), (3, 256), (2, 1000), (15, 16), (16, 16), (17, 16), (40, 1), (9, 513)]
 )
-def test_matrices_larger_than_the_buffer_are_worked_off_in_parts(
-    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_matrices_larger_than_the_buffer_are_split(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
     a, b = whole(*shape), whole(shape[1])
     assert torch.equal(matrix_cpp.gpu(a, b), torch.mv(a, b))
@@ -485,8 +487,8 @@ def test_matrices_larger_than_the_buffer_are_worked_off_in_parts(
     assert qpu_ops.buffered() <= 1024
 
 
-def test_all_buffers_together_keep_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each operation has another of the three buffers large: what one left makes room for the next."""
+def test_total_buffer_size_is_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operation needs a different buffer to be large: buffers of earlier calls are released to make room."""
     monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
     vector, wide, high, factor = whole(336), whole(2, 256), whole(40, 3), whole(3, 17)
     for _ in range(2):
@@ -502,10 +504,10 @@ def test_all_buffers_together_keep_to_the_limit(monkeypatch: pytest.MonkeyPatch)
     dot_cpp.add(whole(5000), whole(5000))
     monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
     assert torch.equal(dot_cpp.add(vector, vector), 2 * vector)
-    assert qpu_ops.buffered() <= 1024, "a limit that was lowered counts too"
+    assert qpu_ops.buffered() <= 1024, "a lower limit applies immediately"
 
 
-def test_buffers_are_kept_and_given_back() -> None:
+def test_buffers_are_reused_and_released() -> None:
     dot_cpp.product(whole(1000), whole(1000))
     held = qpu_ops.buffered()
     assert held == 3 * 1008
@@ -517,7 +519,7 @@ def test_buffers_are_kept_and_given_back() -> None:
     assert torch.equal(dot_cpp.add(torch.ones(3), torch.ones(3)), torch.full((3,), 2.0))
 
 
-def test_what_an_earlier_call_left_in_the_buffers_does_no_harm() -> None:
+def test_stale_buffer_contents_do_not_affect_results() -> None:
     dot_cpp.product(torch.full((1000,), 1e30), torch.full((1000,), 1e30))
     matrix_cpp.gpu(torch.full((4, 250), 1e30), torch.full((250,), 1e30))
     a, b = whole(3, 17), whole(17)
@@ -526,7 +528,7 @@ def test_what_an_earlier_call_left_in_the_buffers_does_no_harm() -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "13", "-1", "four", "1.5", " 4", "99999999999999999999"])
-def test_a_bad_number_of_qpus_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_number_of_qpus_raises_error(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QPU_OPS_QPUS", value)
     calls: tuple[Callable[[], object], ...] = (
         lambda: dot_cpp.add(whole(3), whole(3)),
@@ -538,7 +540,7 @@ def test_a_bad_number_of_qpus_is_refused(value: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("value", ["3", "32769", "8M"])
-def test_a_bad_buffer_size_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_buffer_size_raises_error(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QPU_OPS_BUFFER_KIB", value)
     with pytest.raises(ValueError, match=rf"QPU_OPS_BUFFER_KIB: expected 4 to 32768 KiB, found '{value}'"):
         dot_cpp.product(whole(3), whole(3))
@@ -556,7 +558,7 @@ def test_each_kernel_is_compiled_once_per_process() -> None:
     assert qpu_ops.compilations() == {"product": 1, "add": 1, "matrix_vector": 1}
 
 
-# What only a fresh process shows. One for all of it: importing torch takes a board half a minute over NFS.
+# Behaviour that requires a new process. One process for all of it: importing torch over NFS takes half a minute.
 ALONE = """
 import json, os, threading
 import torch, dot_cpp, matrix_cpp, cpu_cpp, qpu_ops
@@ -607,7 +609,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    # Python 3.12 and later warn of what is tested here: a fork while threads run.
+    # Python 3.12 and later warn about forking while threads run, which is tested here.
     command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", ALONE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -615,11 +617,11 @@ def alone() -> dict[str, Any]:
     return found
 
 
-def test_importing_compiles_nothing_and_holds_nothing(alone: dict[str, Any]) -> None:
+def test_import_compiles_no_kernels_and_allocates_nothing(alone: dict[str, Any]) -> None:
     assert alone["imported"] == [0, 0]
 
 
-def test_threads_at_once_get_their_own_results() -> None:
+def test_concurrent_threads_get_correct_results() -> None:
     faults: list[BaseException] = []
     start = threading.Barrier(6)
 
@@ -646,9 +648,9 @@ def test_threads_at_once_get_their_own_results() -> None:
     assert qpu_ops.compilations() == {"product": 1, "add": 1, "matrix_vector": 1}
 
 
-def test_other_threads_run_while_the_kernel_does() -> None:
+def test_other_threads_run_while_a_kernel_runs() -> None:
     def seconds() -> float:
-        """What it takes at least: one run of a few may have been kept waiting."""
+        """The minimum time over several runs, since individual runs may be delayed."""
         found = []
         for _ in range(3):
             began = time.perf_counter()
@@ -669,7 +671,7 @@ def test_other_threads_run_while_the_kernel_does() -> None:
         matrix_cpp.gpu(a, b)
         span.append(time.perf_counter())
 
-    # A thread that is refused the GIL asks for it every 5 ms: stamps in the middle half mean that it was free.
+    # A thread waiting for the GIL requests it every 5 ms: time stamps in the middle half show that it was free.
     thread = threading.Thread(target=work)
     stamps = []
     thread.start()
@@ -681,15 +683,15 @@ def test_other_threads_run_while_the_kernel_does() -> None:
     assert any(span[0] + quarter < stamp < span[1] - quarter for stamp in stamps)
 
 
-def test_a_forked_child_starts_with_buffers_and_kernels_of_its_own(alone: dict[str, Any]) -> None:
+def test_forked_child_starts_without_buffers_and_kernels(alone: dict[str, Any]) -> None:
     assert (alone["child"], alone["parent"]) == (0, True)
 
 
-def test_a_fork_while_kernels_run_in_other_threads_does_not_hang(alone: dict[str, Any]) -> None:
+def test_fork_while_other_threads_run_kernels(alone: dict[str, Any]) -> None:
     assert alone["while running"] == [0, 0, 0]
 
 
-def test_ctrl_c_ends_a_long_operation_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_interrupts_a_split_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
     a = torch.ones(3_000_000)
 
@@ -714,7 +716,7 @@ def test_ctrl_c_ends_a_long_operation_between_its_parts(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0), (1, 1), (20, 100)])
-def test_times_are_stated_beside_the_same_result(shape: tuple[int, int]) -> None:
+def test_timed_variants_return_the_same_result(shape: tuple[int, int]) -> None:
     a, b = whole(*shape), whole(shape[1])
     for timed, result in (
         (matrix_cpp.gpu_timed(a, b), matrix_cpp.gpu(a, b)),
@@ -725,11 +727,11 @@ def test_times_are_stated_beside_the_same_result(shape: tuple[int, int]) -> None
         assert (timed.compute_s > 0) == (a.numel() > 0)
 
 
-def test_the_backend_is_named_with_its_reason() -> None:
+def test_backend_is_reported_with_reason() -> None:
     found = qpu_ops.backend()
     assert found.name
     assert found.reason
 
 
-def test_an_unknown_backend_is_an_error_of_the_library_not_a_crash(alone: dict[str, Any]) -> None:
+def test_unknown_backend_raises_qpu_error(alone: dict[str, Any]) -> None:
     assert "abacus" in alone["abacus"]

@@ -1,4 +1,4 @@
-"""libqpu on the board: which backend runs and why, and does the library compute right?"""
+"""libqpu on the board: which backend it uses and why, and whether it computes correctly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    "PITORCH_BOARD" not in os.environ, reason="looks at the board it runs on: ./inv test-on-pi"
+    "PITORCH_BOARD" not in os.environ, reason="tests the board it runs on: ./inv test-on-pi"
 )
 
 LIMIT_S = 1200
@@ -42,7 +42,7 @@ def qpu_info() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["vc4-registers", "vc4-mailbox", "emulator"])
-def test_self_test_passes_on_every_backend_that_works(name: str) -> None:
+def test_self_test_passes_on_every_working_backend(name: str) -> None:
     found = {item["name"]: item for item in qpu_info()["backends"]}[name]
     assert found["reason"]
     if not found["usable"]:
@@ -52,7 +52,7 @@ def test_self_test_passes_on_every_backend_that_works(name: str) -> None:
     assert f"backend {name}:" in done.stdout
 
 
-def test_nobody_is_left_with_the_qpus_on() -> None:
+def test_qpus_are_off_afterwards() -> None:
     assert run("qpu-selftest").returncode == 0
     said = json.loads(run("qpu-info", "--json").stdout)
     assert [user for user in said["state"]["users"] if not user["alive"]] == []
@@ -61,10 +61,10 @@ def test_nobody_is_left_with_the_qpus_on() -> None:
 def test_self_test_passes() -> None:
     done = run("qpu-selftest")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.strip(), "a self-test that says nothing has tested nothing"
+    assert done.stdout.strip(), "the self-test printed nothing"
 
 
-def test_qpu_info_tells_backend_board_nodes_kms_memory_and_fixes() -> None:
+def test_qpu_info_reports_all_sections() -> None:
     assert {
         "version",
         "backend",
@@ -79,13 +79,13 @@ def test_qpu_info_tells_backend_board_nodes_kms_memory_and_fixes() -> None:
     } <= set(qpu_info())
 
 
-def test_backend_is_named_with_its_reason() -> None:
+def test_backend_is_reported_with_its_reason() -> None:
     backend = qpu_info()["backend"]
     assert backend["name"]
     assert backend["reason"]
 
 
-def test_board_is_what_the_device_tree_says() -> None:
+def test_board_matches_the_device_tree() -> None:
     board = qpu_info()["board"]
     path = Path("/proc/device-tree/model")
     if not path.is_file():
@@ -99,7 +99,7 @@ def test_board_is_what_the_device_tree_says() -> None:
         assert board["suitable"] is not True
 
 
-def test_device_nodes_are_as_reported() -> None:
+def test_device_nodes_match_the_report() -> None:
     nodes = {node["path"]: node for node in qpu_info()["nodes"]}
     assert "/dev/vcio" in nodes
     assert "/dev/mem" in nodes
@@ -108,25 +108,25 @@ def test_device_nodes_are_as_reported() -> None:
         assert node["writable"] == (Path(path).exists() and os.access(path, os.W_OK))
 
 
-def test_no_kernels_on_qpus_without_a_suitable_board() -> None:
+def test_qpus_are_not_used_without_a_suitable_board() -> None:
     document = qpu_info()
     if document["board"]["suitable"] is not True:
         assert document["backend"]["name"] in MODELS
 
 
-def test_each_obstacle_comes_with_its_fix() -> None:
+def test_each_obstacle_has_a_fix() -> None:
     for obstacle in qpu_info()["obstacles"]:
         assert obstacle["what"]
         assert obstacle["fix"], obstacle["what"]
 
 
-def test_memory_split_is_given_with_its_source() -> None:
+def test_memory_split_is_reported_with_its_source() -> None:
     memory = qpu_info()["gpu_memory"]
     assert memory["source"]
     assert memory["mib"] is None or 16 <= memory["mib"] <= 1024
 
 
-def test_calibration_on_the_emulator_is_no_measurement_on_hardware() -> None:
+def test_emulator_calibration_is_not_a_measurement() -> None:
     done = run("qpu-calibrate", QPU_BACKEND="emulator")
     assert done.returncode == 0, done.stderr
     assert "source = emulator" in done.stdout
@@ -134,12 +134,12 @@ def test_calibration_on_the_emulator_is_no_measurement_on_hardware() -> None:
     assert "store_ns = " in done.stdout
 
 
-def test_text_and_json_name_the_same_backend() -> None:
+def test_text_and_json_report_the_same_backend() -> None:
     text = run("qpu-info").stdout
     assert qpu_info()["backend"]["name"] in text
 
 
-def test_wrong_use_is_told() -> None:
+def test_invalid_usage_is_reported() -> None:
     done = run("qpu-info", "--no-such-option")
     assert done.returncode == 2
     assert "--no-such-option" in done.stderr

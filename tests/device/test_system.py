@@ -1,4 +1,4 @@
-"""The board's own system: is it the root filesystem we built, and is it fit to compute on?"""
+"""The board's system: whether it is the exported root filesystem, and whether it is suitable for computing."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    "PITORCH_BOARD" not in os.environ, reason="looks at the board it runs on: ./inv test-on-pi"
+    "PITORCH_BOARD" not in os.environ, reason="tests the board it runs on: ./inv test-on-pi"
 )
 
 FIRST_SUPPORTED_S = 1_735_689_600
-"""1 January 2025: a clock before it was never set."""
+"""1 January 2025: an earlier time means that the clock was never set."""
 
 
 def mounts() -> dict[str, tuple[str, str, str]]:
-    """Source, type and options of what is mounted, by mount point; the last mount on a point counts."""
+    """Source, type and options of each mount, by mount point; the last mount on a mount point applies."""
     rows = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
     return {row[1]: (row[0], row[2], row[3]) for row in rows}
 
@@ -37,7 +37,7 @@ def mounts() -> dict[str, tuple[str, str, str]]:
 def test_userland_is_32_bit_hard_float_arm() -> None:
     assert struct.calcsize("P") == 4
     assert sysconfig.get_config_var("MULTIARCH") == "arm-linux-gnueabihf"
-    # e_machine 40 is ARM; flag 0x400 of e_flags is EABI's hard-float calling convention
+    # e_machine 40 is ARM; flag 0x400 in e_flags is the hard-float calling convention of the EABI
     header = Path(sys.executable).resolve().read_bytes()[:52]
     assert header[:5] == b"\x7fELF\x01"
     assert struct.unpack_from("<H", header, 18)[0] == 40
@@ -45,11 +45,11 @@ def test_userland_is_32_bit_hard_float_arm() -> None:
 
 
 def test_kernel_is_arm() -> None:
-    """A kernel may be wider than its userland: 64 bits under 32 are fine."""
+    """A 64-bit kernel with a 32-bit userland is supported."""
     assert platform.machine() in ("armv7l", "armv8l", "aarch64")
 
 
-def test_python_is_whole() -> None:
+def test_python_has_all_its_modules() -> None:
     assert sys.version_info >= (3, 11)
     import bz2
     import ctypes
@@ -105,7 +105,7 @@ def test_root_is_writable_and_keeps_owners(tmp_path_factory: pytest.TempPathFact
         assert (Path(folder) / "soft").resolve() == path
 
 
-def test_system_files_are_roots() -> None:
+def test_system_files_are_owned_by_root() -> None:
     for name in ("/", "/etc", "/etc/passwd", "/usr/bin"):
         found = Path(name).stat()
         assert (found.st_uid, found.st_gid) == (0, 0), name
@@ -124,7 +124,7 @@ def test_kernel_file_systems_are_mounted() -> None:
     assert os.access("/dev/shm", os.W_OK)
 
 
-def test_own_name_resolves() -> None:
+def test_hostname_resolves() -> None:
     assert socket.gethostname() not in ("", "(none)")
     assert socket.gethostbyname("localhost") == "127.0.0.1"
 
@@ -145,11 +145,11 @@ def test_loopback_carries_tcp() -> None:
 
 def test_clock_is_set_and_runs() -> None:
     def read() -> tuple[float, float, float]:
-        """The wall clock between two readings of the other: a busy machine may do something else in between."""
+        """The wall clock between two readings of the monotonic clock: a busy machine may be interrupted in between."""
         return time.monotonic(), time.time(), time.monotonic()
 
     before, wall, after = read()
-    assert wall > FIRST_SUPPORTED_S, "the board has no battery-backed clock and nobody set its time"
+    assert wall > FIRST_SUPPORTED_S, "the time was not set, and the board has no battery-backed clock"
     time.sleep(0.2)
     then_before, then_wall, then_after = read()
     assert then_before - after - 0.1 < then_wall - wall < then_after - before + 0.1
@@ -172,10 +172,10 @@ def test_loader_finds_libqpu() -> None:
     assert ctypes.CDLL("libqpu.so.1")
 
 
-def test_scripts_run_in_forks_of_a_process_that_is_kept(
+def test_scripts_run_in_forks_of_a_preloaded_process(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pitorch.preloaded, with a module of Python's own in the place of torch: that is imported often enough here."""
+    """pitorch.preloaded, with a module of the standard library instead of torch, whose import is already tested."""
     if importlib.util.find_spec("pitorch") is None:
         pytest.skip("pitorch's Python modules, which come with our own libqpu, are not in the image")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))

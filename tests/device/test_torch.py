@@ -1,4 +1,4 @@
-"""torch itself: that it loads, and that a small network's forward and backward are the numbers they should be."""
+"""torch itself: whether it loads, and whether a small network's forward and backward pass give the right numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_numpy_and_torch_share_memory() -> None:
 
 
 def small_network() -> nn.Sequential:
-    """2 inputs, 2 hidden units with ReLU, 1 output; the second hidden unit is off for the input (1, 2)."""
+    """2 inputs, 2 hidden units with ReLU, 1 output; the second hidden unit is inactive for the input (1, 2)."""
     network = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     with torch.no_grad():
         network[0].weight.copy_(torch.tensor([[0.5, 1.0], [-1.0, 0.25]]))
@@ -42,8 +42,8 @@ def small_network() -> nn.Sequential:
     return network
 
 
-def test_indices_of_numpy_are_taken_once_they_are_64_bits_wide() -> None:
-    """On 32 bits numpy counts in int32, which is no type of an index or a class: docs/torch.md names the conversion."""
+def test_numpy_indices_work_after_conversion_to_64_bits() -> None:
+    """On 32 bits, numpy's default integer is int32, which torch rejects as an index or class; see docs/torch.md."""
     scores = numpy.array([[0.0, 2.0], [3.0, 1.0]], dtype=numpy.float32)
     narrow = torch.from_numpy(numpy.argmax(scores, 1).astype(numpy.int32))
     with pytest.raises((RuntimeError, IndexError), match=r"[Ll]ong|int64|Int"):
@@ -53,10 +53,10 @@ def test_indices_of_numpy_are_taken_once_they_are_64_bits_wide() -> None:
     assert torch.from_numpy(scores).gather(1, classes.view(2, 1)).tolist() == [[2], [3]]
 
 
-def test_forward_and_backward_are_the_numbers_computed_by_hand() -> None:
+def test_forward_and_backward_match_hand_computation() -> None:
     network = small_network()
     x = torch.tensor([1.0, 2.0], requires_grad=True)
-    # hidden: 0.5 + 2 + 0.5 = 3; -1 + 0.5 - 0.5 = -1, so off. y = 2 * 3 + 1 = 7.
+    # hidden: 0.5 + 2 + 0.5 = 3; -1 + 0.5 - 0.5 = -1, so inactive. y = 2 * 3 + 1 = 7.
     y = network(x)
     assert y.tolist() == [7.0]
     # loss = (7 - 5)^2 = 4, dloss/dy = 4.
@@ -70,7 +70,7 @@ def test_forward_and_backward_are_the_numbers_computed_by_hand() -> None:
     assert x.grad.tolist() == [4.0, 8.0]
 
 
-def test_one_step_of_gradient_descent_is_the_number_computed_by_hand() -> None:
+def test_gradient_descent_step_matches_hand_computation() -> None:
     network = small_network()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.25)
     nn.functional.mse_loss(network(torch.tensor([1.0, 2.0])), torch.tensor([5.0])).backward()
@@ -81,7 +81,7 @@ def test_one_step_of_gradient_descent_is_the_number_computed_by_hand() -> None:
     assert network[0].bias.tolist() == [-1.5, -0.5]
 
 
-def test_a_convolutional_network_agrees_with_finite_differences() -> None:
+def test_convolutional_network_agrees_with_finite_differences() -> None:
     torch.manual_seed(1)
     network = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 3), nn.LogSoftmax(dim=1)
@@ -117,7 +117,7 @@ def test_gradients_agree_with_finite_differences(what: str) -> None:
     assert torch.autograd.gradcheck(function, (point.requires_grad_(),))
 
 
-def test_training_learns_exclusive_or() -> None:
+def test_training_learns_xor() -> None:
     torch.manual_seed(3)
     x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     wanted = torch.tensor([[0.0], [1.0], [1.0], [0.0]])
@@ -132,7 +132,7 @@ def test_training_learns_exclusive_or() -> None:
     assert torch.equal(network(x).round(), wanted)
 
 
-def test_a_network_survives_saving_and_loading() -> None:
+def test_network_is_saved_and_loaded() -> None:
     memory = io.BytesIO()
     torch.save(small_network().state_dict(), memory)
     memory.seek(0)
@@ -149,11 +149,11 @@ def _counted(x: torch.Tensor, times: int) -> torch.Tensor:
     return x
 
 
-def test_a_scripted_loop_is_compiled_and_run_without_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
-    """On 32 bits the jump back to a loop's start was taken for an overflow, and each loop said so (our patch 0006)."""
+def test_scripted_loop_runs_without_warnings(capfd: pytest.CaptureFixture[str]) -> None:
+    """On 32 bits, the jump back to a loop's start was taken for an overflow, and each loop warned (patch 0006)."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)  # later releases say so of TorchScript itself
+        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated in later releases
         assert torch.jit.script(_counted)(torch.zeros(2), 3).tolist() == [6.0, 6.0]
     assert "overflow" not in capfd.readouterr().err
 
@@ -164,9 +164,9 @@ def _chosen(x: torch.Tensor, a: int, b: int, c: int) -> torch.Tensor:
     return x
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # later releases say so of TorchScript itself
-def test_a_script_with_a_long_condition_is_saved_and_loaded() -> None:
-    """On 32 bits an offset of -1 became 2^32 - 1, and saving ended with an index that is out of range (patch 0010)."""
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript is deprecated in later releases
+def test_script_with_long_condition_is_saved_and_loaded() -> None:
+    """On 32 bits, an offset of -1 became 2^32 - 1, and saving failed with an index out of range (patch 0010)."""
     memory = io.BytesIO()
     torch.jit.save(torch.jit.script(_chosen), memory)
     memory.seek(0)
@@ -176,7 +176,7 @@ def test_a_script_with_a_long_condition_is_saved_and_loaded() -> None:
 
 
 def lies_at(array: numpy.ndarray, offset: int) -> numpy.ndarray:
-    """A copy of an array whose data lie ``offset`` bytes behind a multiple of 64."""
+    """A copy of an array whose data is ``offset`` bytes after a multiple of 64."""
     room = numpy.zeros(array.nbytes + 128, dtype=numpy.uint8)
     begin = -room.ctypes.data % 64 + offset
     made = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -185,13 +185,13 @@ def lies_at(array: numpy.ndarray, offset: int) -> numpy.ndarray:
 
 
 ARM = sysconfig.get_config_var("MULTIARCH") == "arm-linux-gnueabihf"
-"""Of Python and torch; the kernel below may be of 64 bits."""
+"""The architecture of Python and torch; the kernel may be 64-bit."""
 
 
 def has_our_torch() -> bool:
-    """Whether torch is of this project's recipe: then what it was to be built with is known.
+    """Whether torch was built from this project's recipe, so that its build options are known.
 
-    importlib.metadata.files() would look for each of more than 10,000 files, which takes a minute over NFS.
+    importlib.metadata.files() would check each of more than 10,000 files, which takes a minute over NFS.
     """
     record = importlib.metadata.distribution("torch").read_text("RECORD") or ""
     return any(line.startswith("torch.libs/") for line in record.splitlines())
@@ -203,8 +203,8 @@ SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without our patch
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 33])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_the_dot_product_of_complex_numbers_is_numpys(dtype: str, size: int, strided: bool) -> None:
-    """BLAS gives such results in registers or in memory, as the machine has it; taken wrongly, they were all 0."""
+def test_complex_dot_product_matches_numpy(dtype: str, size: int, strided: bool) -> None:
+    """BLAS returns such results in registers or in memory, depending on the machine; the wrong choice gave zeros."""
     drawn = numpy.random.Generator(numpy.random.PCG64(7)).standard_normal((4, 2 * size))
     a, b = (drawn[0] + 1j * drawn[1]).astype(dtype), (drawn[2] + 1j * drawn[3]).astype(dtype)
     a, b = (a[::2], b[1::2]) if strided else (a[:size], b[:size])
@@ -223,13 +223,13 @@ def test_the_dot_product_of_complex_numbers_is_numpys(dtype: str, size: int, str
 
 
 class FullDisk:
-    """A file that takes some bytes, and then has no room."""
+    """A file that accepts some bytes and is then full."""
 
     def __init__(self, room: int) -> None:
         self.room = room
 
     def write(self, block: bytes) -> int:
-        """Take it, or raise OSError."""
+        """Accept the block, or raise OSError."""
         self.room -= len(block)
         if self.room < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -245,13 +245,13 @@ class Cut(io.BytesIO):
     readable_bytes = 0
 
     def read(self, size: int | None = -1) -> bytes:
-        """As a file's; OSError beyond what can be read."""
+        """Read like a file; raise OSError beyond the readable part."""
         found = super().read(size)
         self._require(self.tell())
         return found
 
     def readinto(self, buffer: Any) -> int:
-        """As a file's; OSError beyond what can be read."""
+        """Read like a file; raise OSError beyond the readable part."""
         count = super().readinto(buffer)
         self._require(self.tell())
         return count
@@ -266,8 +266,8 @@ LETS_THROUGH = pytest.mark.skipif(ARM and not has_our_torch(), reason="without o
 
 @LETS_THROUGH
 @pytest.mark.parametrize("room", [0, 100, 5000])
-def test_what_a_file_raises_while_a_tensor_is_saved_gets_out(room: int) -> None:
-    """From Python through C++ and C, where on ARM only what is compiled for that lets it through."""
+def test_file_errors_propagate_from_save(room: int) -> None:
+    """From Python through C++ and C; on ARM, exceptions pass only through code that was compiled for it."""
     with pytest.raises((OSError, RuntimeError)) as caught:
         torch.save(torch.ones(10_000), FullDisk(room))
     assert any("No space left on device" in str(fault) for fault in (caught.value, caught.value.__context__))
@@ -275,8 +275,8 @@ def test_what_a_file_raises_while_a_tensor_is_saved_gets_out(room: int) -> None:
 
 @LETS_THROUGH
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.98])
-def test_what_a_file_raises_while_a_tensor_is_loaded_gets_out(kept: float) -> None:
-    """SystemError is upstream's 2.6, on any machine: it calls ``read`` while what ``readinto`` raised is still set."""
+def test_file_errors_propagate_from_load(kept: float) -> None:
+    """Upstream's 2.6 raises SystemError on any machine: it calls ``read`` with the exception of ``readinto`` set."""
     whole = io.BytesIO()
     torch.save(torch.ones(10_000), whole)
     file = Cut(whole.getvalue())
@@ -290,8 +290,8 @@ def test_what_a_file_raises_while_a_tensor_is_loaded_gets_out(kept: float) -> No
 @SAFE
 @pytest.mark.parametrize("times", [1, 3, 5])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_an_array_of_numpy_lies_where_numpy_puts_it(dtype: str, times: int) -> None:
-    """Wherever malloc may: it promises 8 bytes on 32 bits, 16 on 64. A complex128 wants no more there (patch 0008)."""
+def test_numpy_arrays_are_shared_at_their_own_alignment(dtype: str, times: int) -> None:
+    """At any address malloc may return: multiples of 8 bytes on 32 bits, 16 on 64 bits (complex128: patch 0008)."""
     array = lies_at(numpy.arange(1, 8, dtype=dtype) * (1 + 2j), times * (8 if ARM else 16))
     tensor = torch.from_numpy(array)
     assert tensor[3].item() == 4 + 8j
@@ -319,15 +319,15 @@ def _shared_by(how: str, array: numpy.ndarray) -> torch.Tensor:
     }[how](array)
 
 
-# With upstream's torch a complex128 there ends the process on x86-64 too.
+# With upstream's torch, such a complex128 terminates the process on x86-64 too.
 PLACED = ["float32", "float64", "int16", "int64", "complex64", *(["complex128"] if ARM else [])]
 
 
 @SAFE
 @pytest.mark.parametrize("dtype", PLACED)
 @pytest.mark.parametrize("how", ["from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack"])
-def test_what_lies_where_this_machine_cannot_load_it_is_refused(how: str, dtype: str) -> None:
-    """Not shared, or the process would end with SIGBUS (patch 0009); a processor that can load it shares it."""
+def test_misaligned_arrays_are_rejected(how: str, dtype: str) -> None:
+    """They are not shared, because of SIGBUS (patch 0009), unless the processor supports misaligned loads."""
     array = lies_at(numpy.arange(1, 6, dtype=dtype), 1)
     if ARM:
         with pytest.raises((ValueError, RuntimeError, BufferError), match="align"):
@@ -339,8 +339,8 @@ def test_what_lies_where_this_machine_cannot_load_it_is_refused(how: str, dtype:
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
-def test_a_fork_is_traced() -> None:
-    """Its sources are compiled as one with others, of which one brought a function of the same name (patch 0012)."""
+def test_torch_jit_fork_is_traced() -> None:
+    """Sources are compiled in one unit, and another source defined a function with the same name (patch 0012)."""
     double = torch.jit.trace(lambda x: x * 2, torch.ones(3))
 
     def forked(x: torch.Tensor) -> torch.Tensor:
@@ -352,7 +352,7 @@ def test_a_fork_is_traced() -> None:
 
 
 class _DLTensor(ctypes.Structure):
-    """A DLManagedTensor of dlpack.h, flat: the tensor's fields, then what its producer needs."""
+    """A DLManagedTensor of dlpack.h, flattened: the tensor's fields, then those for its producer."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -364,8 +364,8 @@ class _DLTensor(ctypes.Structure):
 
 
 @pytest.mark.parametrize("strides", [None, *([(2,)] if has_our_torch() else [])])
-def test_a_dlpack_tensor_begins_behind_its_data_by_its_offset(strides: tuple[int, ...] | None) -> None:
-    """Upstream's 2.6 reads from ``data`` (patch 0011); later ones refuse an offset of a tensor without strides."""
+def test_dlpack_byte_offset_is_respected(strides: tuple[int, ...] | None) -> None:
+    """Upstream's 2.6 reads from ``data`` (patch 0011); later releases reject an offset of a tensor without strides."""
     numbers = (ctypes.c_float * 6)(*range(6))
     shape, steps = (ctypes.c_int64 * 1)(2), (ctypes.c_int64 * 1)(*strides) if strides else None
     given = _DLTensor(ctypes.addressof(numbers), 1, 0, 1, 2, 32, 1, shape, steps, 8)
@@ -380,14 +380,14 @@ def test_a_dlpack_tensor_begins_behind_its_data_by_its_offset(strides: tuple[int
 
 
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:
-    """Sequences of different lengths as one tensor; the feature is a prototype, and torch warns of it."""
+    """Sequences of different lengths as one tensor; torch warns that the feature is a prototype."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.nested.nested_tensor(rows)
 
 
 @pytest.mark.parametrize("shape", [(16,), (3, 16)])
-def test_layer_norm_of_a_nested_tensor_equals_that_of_its_rows(shape: tuple[int, ...]) -> None:
+def test_layer_norm_of_nested_tensor_equals_that_of_rows(shape: tuple[int, ...]) -> None:
     """Upstream's 2.6 computes the index -1 in 32 bits: "IndexError ... got 4294967295" (patch 0013)."""
     torch.manual_seed(0)
     layer = nn.LayerNorm(shape)
@@ -404,8 +404,8 @@ def test_layer_norm_refuses_an_irregular_dimension() -> None:
         nn.LayerNorm((7, 16))(nested([torch.ones(7, 16), torch.ones(2, 16)]))
 
 
-def test_a_transformer_encoder_ignores_padded_positions() -> None:
-    """In eval mode without gradients the encoder packs the batch into a nested tensor."""
+def test_transformer_encoder_ignores_padded_positions() -> None:
+    """In eval mode without gradients, the encoder packs the batch into a nested tensor."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).eval()
@@ -418,9 +418,9 @@ def test_a_transformer_encoder_ignores_padded_positions() -> None:
         torch.testing.assert_close(result[1:, :3], encoder(batch[1:, :3]), atol=1e-5, rtol=1e-5)
 
 
-def test_it_was_built_with_what_the_recipe_asks_for() -> None:
+def test_build_options_match_the_recipe() -> None:
     told = torch.__config__.show()
-    asked = ["USE_OPENMP=ON"]  # of another's torch too: our extension and our tests rely on it
+    asked = ["USE_OPENMP=ON"]  # required of any torch: our extension and our tests rely on it
     if has_our_torch():
         asked += ["BLAS_INFO=open,", "LAPACK_INFO=open,", "USE_CUDA=OFF", "USE_MKLDNN=OFF", "USE_NNPACK=OFF"]
         assert not torch.distributed.is_available()
@@ -428,4 +428,6 @@ def test_it_was_built_with_what_the_recipe_asks_for() -> None:
     assert [words for words in asked if words not in told] == []
     assert torch.backends.openmp.is_available()
     assert torch._C.has_lapack
-    assert torch.compiled_with_cxx11_abi(), "or no extension of the distribution's compiler fits"
+    assert torch.compiled_with_cxx11_abi(), (
+        "otherwise extensions built with the distribution's compiler are incompatible"
+    )

@@ -1,6 +1,6 @@
-"""Where 32 bits end: sizes that no memory of this machine can hold, and indices that no tensor has, are refused.
+"""Limits on 32 bits: sizes beyond the memory of the machine, and indices beyond a tensor, are rejected.
 
-Nothing may wrap on the way: 2**32 + 16 is 16 in a size_t of 32 bits, and a tensor of 16 would be written far beyond.
+Nothing may wrap around: 2**32 + 16 is 16 in a 32-bit size_t, and writes would go far beyond a tensor of 16 elements.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ BYTES = torch.uint8
 
 
 def ones(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor of any size over one element."""
+    """A tensor of any size that views a single element."""
     return torch.ones(1, dtype=dtype).expand(*sizes)
 
 
 def from_file(length: int, map_it: Callable[[str], object]) -> object:
-    """Map a file of ``length`` bytes, of which none takes room."""
+    """Map a sparse file of ``length`` bytes."""
     with tempfile.NamedTemporaryFile() as file:
         file.truncate(length)
         return map_it(file.name)
@@ -94,7 +94,7 @@ INDICES: dict[str, Callable[[torch.Tensor, int], object]] = {
 
 
 @pytest.mark.parametrize("what", SIZES)
-def test_a_size_beyond_memory_is_refused(what: str) -> None:
+def test_sizes_beyond_memory_are_rejected(what: str) -> None:
     with pytest.raises((RuntimeError, ValueError)) as caught:
         SIZES[what]()
     assert str(caught.value)
@@ -102,27 +102,27 @@ def test_a_size_beyond_memory_is_refused(what: str) -> None:
 
 @pytest.mark.parametrize("what", INDICES)
 @pytest.mark.parametrize("at", [2**32, 2**32 + 1, -(2**32) - 1])
-def test_an_index_that_is_small_by_its_lower_32_bits_is_refused(what: str, at: int) -> None:
+def test_indices_are_not_truncated_to_32_bits(what: str, at: int) -> None:
     x = torch.arange(4.0)
     with pytest.raises((IndexError, RuntimeError, ValueError)):
         INDICES[what](x, at)
     assert x.tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_slices_beyond_the_end_are_cut_there() -> None:
+def test_slices_are_clipped_at_the_end() -> None:
     x = torch.arange(4)
     assert x[: 2**32 + 2].tolist() == x[-(2**32) - 2 :].tolist() == [0, 1, 2, 3]
     assert x[2**32 + 1 :].tolist() == []
 
 
-def test_more_elements_than_32_bits_can_count_are_counted_where_they_are_views() -> None:
+def test_views_may_have_more_than_2_to_the_32_elements() -> None:
     assert ones(2**16, 2**14, dtype=BYTES).numel() == 2**30
     with pytest.raises(RuntimeError, match="overflow"):
         ones(2**16, 2**16, dtype=BYTES).numel()
 
 
-def test_the_old_file_format_tells_its_storages_lengths_as_64_bits() -> None:
-    """Magic, protocol, sizes, the pickle, keys, then a storage: its count of elements, and these."""
+def test_old_file_format_has_64_bit_storage_lengths() -> None:
+    """Magic, protocol, sizes, the pickle, keys, then a storage: its number of elements, and the elements."""
     stream = io.BytesIO()
     torch.save(torch.arange(4, dtype=torch.float32), stream, _use_new_zipfile_serialization=False)
     content = stream.getvalue()

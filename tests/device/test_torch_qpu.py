@@ -1,6 +1,6 @@
 """The device ``qpu``: the same suite on the PC, in an emulated machine and on a Raspberry Pi.
 
-Shapes are small, for one of these is a machine that is emulated; the PC's own suite (tests/native) has the breadth.
+Shapes are small, because one of these is an emulated machine; tests/native has the broad tests for the PC.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _known_state() -> Iterator[None]:
 
 
 def whole(*shape: int) -> torch.Tensor:
-    """Whole numbers so small that float32 computes with them without rounding."""
+    """Integers that are small enough for float32 to compute without rounding."""
     return torch.randint(-9, 10, shape).to(torch.float32)
 
 
@@ -45,7 +45,7 @@ def test_there_is_one_qpu() -> None:
     assert torch.qpu.current_device() == 0
     assert torch.device("qpu").type == "qpu"
     assert torch.ones(2, device="qpu").device == torch.device("qpu", 0)
-    with pytest.raises(RuntimeError, match="one qpu"):
+    with pytest.raises(RuntimeError, match="only device is qpu:0"):
         torch.ones(2, device="qpu:1")
     properties = torch.qpu.get_device_properties()
     assert properties.multi_processor_count == 12
@@ -54,14 +54,14 @@ def test_there_is_one_qpu() -> None:
     assert properties.is_hardware == ("model" not in properties.name)
 
 
-def test_the_promise_of_the_first_line() -> None:
+def test_example_of_the_documentation() -> None:
     assert torch.randn(64, 128, device="qpu").std().item() == pytest.approx(1, abs=0.1)
     model = nn.Linear(8, 4)
     x = torch.randn(2, 8)
     torch.testing.assert_close(model.to("qpu")(x.to("qpu")).cpu(), model.cpu()(x))
 
 
-def test_tensors_travel_and_keep_their_values_shapes_and_strides() -> None:
+def test_copies_preserve_values_shapes_and_strides() -> None:
     for dtype in (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64):
         there = torch.arange(24).reshape(2, 3, 4).to(dtype)
         here = there.to("qpu")
@@ -76,7 +76,7 @@ def test_tensors_travel_and_keep_their_values_shapes_and_strides() -> None:
     assert torch.empty(0, 3, device="qpu").cpu().shape == (0, 3)
 
 
-def test_views_share_memory_and_writes_go_through_them() -> None:
+def test_views_share_memory() -> None:
     base = torch.zeros(4, 6, device="qpu")
     base[1] = 1
     base.view(-1)[23] = 9
@@ -95,7 +95,7 @@ def test_views_share_memory_and_writes_go_through_them() -> None:
     assert grown[:2].tolist() == [1, 1]
 
 
-def test_it_prints() -> None:
+def test_tensors_are_printed() -> None:
     assert repr(torch.tensor([1.5, -2.0], device="qpu")) == "tensor([ 1.5000, -2.0000], device='qpu:0')"
     assert repr(torch.tensor([], device="qpu")) == "tensor([], device='qpu:0')"
     assert repr(torch.tensor(3, device="qpu")) == "tensor(3, device='qpu:0')"
@@ -114,7 +114,7 @@ def test_saving_and_loading_with_map_location() -> None:
     assert torch.load(file, weights_only=True)["0.weight"].device.type == "qpu"
 
 
-def test_seeds_give_the_numbers_that_they_give_on_the_cpu() -> None:
+def test_seeds_give_the_same_numbers_as_on_the_cpu() -> None:
     torch.manual_seed(5)
     first = torch.randn(40, device="qpu")
     torch.manual_seed(5)
@@ -129,7 +129,7 @@ def test_seeds_give_the_numbers_that_they_give_on_the_cpu() -> None:
     assert torch.qpu.initial_seed() == 5
 
 
-def test_memory_is_counted_kept_and_given_back() -> None:
+def test_memory_is_counted_cached_and_released() -> None:
     torch.qpu.empty_cache()
     torch.qpu.reset_peak_memory_stats()
     before = torch.qpu.memory_allocated()
@@ -140,11 +140,11 @@ def test_memory_is_counted_kept_and_given_back() -> None:
     del tensor
     assert torch.qpu.memory_allocated() == before
     assert torch.qpu.max_memory_allocated() >= before + 4000
-    assert torch.empty(1000, device="qpu").data_ptr() == address, "a block that is free is taken again"
+    assert torch.empty(1000, device="qpu").data_ptr() == address, "a free block is reused"
     torch.qpu.empty_cache()
 
 
-def test_memory_that_cannot_be_had_is_told_with_the_fix_and_the_device_goes_on() -> None:
+def test_out_of_memory_error_names_fix_and_device_recovers() -> None:
     torch.qpu.empty_cache()
     torch.qpu.set_memory_limit(torch.qpu.memory_reserved() + (4 << 20))
     with pytest.raises(torch.OutOfMemoryError, match=r"tried to allocate 8\.0 MiB; tensors hold .*gpu_mem"):
@@ -154,7 +154,7 @@ def test_memory_that_cannot_be_had_is_told_with_the_fix_and_the_device_goes_on()
         torch.qpu.set_memory_limit(-1)
 
 
-def test_events_and_streams_say_that_all_is_done() -> None:
+def test_events_and_streams_are_always_complete() -> None:
     torch.qpu.synchronize()
     torch_qpu.synchronize()
     stream = torch.qpu.current_stream()
@@ -172,14 +172,14 @@ def test_events_and_streams_say_that_all_is_done() -> None:
     assert "reserved" in torch.qpu.memory_summary()
 
 
-def test_loaders_may_ask_for_pinned_memory() -> None:
+def test_pinned_memory_of_loaders_is_accepted() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(4.0))
     loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)
     assert [batch.tolist() for (batch,) in loader] == [[0, 1], [2, 3]]
 
 
-def test_several_devices_are_refused_at_once() -> None:
-    with pytest.raises(RuntimeError, match="there is one qpu"):
+def test_multiple_devices_are_rejected() -> None:
+    with pytest.raises(RuntimeError, match="there is only one qpu"):
         nn.DataParallel(nn.Linear(2, 2).to("qpu"))
     x = torch.ones(1, 2)
     module = nn.Linear(2, 2)
@@ -199,7 +199,7 @@ def test_operators_for_cpu_tensors_need_no_import() -> None:
 
 
 def on_both(function: Callable[..., torch.Tensor], *operands: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the device and the CPU make of the same operands; nothing may go to the CPU on the way."""
+    """The results of the device and of the CPU for the same operands; no operator may fall back to the CPU."""
     there = [operand.to("qpu") for operand in operands]
     torch_qpu.reset_counters()
     found = function(*there)
@@ -245,7 +245,7 @@ EXACT: dict[str, Callable[..., torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("size", [(5, 17), (20, 20), (1, 1)], ids=str)
-def test_operators_are_exact_where_float32_is(name: str, size: tuple[int, int]) -> None:
+def test_operators_are_exact_for_small_integers(name: str, size: tuple[int, int]) -> None:
     if size == (5, 17) and name == "addmm":
         size = (5, 5)
     found, expected = on_both(EXACT[name], whole(*size), whole(*size))
@@ -271,7 +271,7 @@ ROUNDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float]] = {
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_operators_keep_their_bounds(name: str) -> None:
+def test_operator_errors_are_within_bounds(name: str) -> None:
     function, ulps = ROUNDED[name]
     a = torch.randn(7, 33) * 2
     found, _ = on_both(function, a)
@@ -293,7 +293,7 @@ def test_images() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_the_qpus_do_not_compute_goes_to_the_cpu_and_is_counted() -> None:
+def test_cpu_fallbacks_are_counted() -> None:
     a = torch.randn(6).to("qpu")
     assert torch.equal(torch.cumsum(a, 0).cpu(), torch.cumsum(a.cpu(), 0))
     assert torch_qpu.fallbacks() == {"aten::cumsum.out": 1}
@@ -306,7 +306,7 @@ def test_what_the_qpus_do_not_compute_goes_to_the_cpu_and_is_counted() -> None:
         a + torch.ones(6)
 
 
-def test_inf_and_nan_are_computed_by_the_cpu_where_asked() -> None:
+def test_check_finite_computes_inf_and_nan_on_the_cpu() -> None:
     a = torch.tensor([1.0, float("inf"), float("nan"), -2.0], device="qpu")
     torch_qpu.check_finite(True)
     torch_qpu.reset_counters()
@@ -316,7 +316,7 @@ def test_inf_and_nan_are_computed_by_the_cpu_where_asked() -> None:
     assert torch_qpu.fallbacks() == {"aten::mul.out": 1}
 
 
-def test_nan_stays_nan_where_it_costs_little() -> None:
+def test_operators_that_preserve_nan() -> None:
     nan, inf = float("nan"), float("inf")
     a = torch.tensor([nan, -nan, inf, -inf, -2.0, 0.0, 3.0])
     functions: list[Callable[[torch.Tensor], torch.Tensor]] = [
@@ -341,7 +341,7 @@ def test_nan_stays_nan_where_it_costs_little() -> None:
         found = function(there)
         assert torch_qpu.launches(), "on the QPUs"
         torch.testing.assert_close(found.cpu(), function(a), rtol=1e-4, atol=1e-5, equal_nan=True)
-    assert torch.isinf(a.to("qpu") + 1)[:2].all(), "sums and products make Inf of NaN"
+    assert torch.isinf(a.to("qpu") + 1)[:2].all(), "sums and products turn NaN into Inf"
 
 
 def test_anomaly_mode_checks_operands() -> None:
@@ -351,7 +351,7 @@ def test_anomaly_mode_checks_operands() -> None:
     assert (a * 0).tolist() == [0, 0]
 
 
-def test_tensors_of_two_devices_do_not_meet_in_an_operator() -> None:
+def test_operators_reject_mixed_devices() -> None:
     with pytest.raises(RuntimeError, match="same device"):
         nn.Conv2d(1, 1, 2)(torch.ones(1, 1, 3, 3, device="qpu"))
     with pytest.raises(RuntimeError, match="same device"):
@@ -389,7 +389,7 @@ def test_recurrent_cells_and_their_gradients() -> None:
         assert torch_qpu.launches()[f"{cell}_cell_backward"].calls == 2
 
 
-def test_gradients_are_those_of_the_cpu() -> None:
+def test_gradients_match_the_cpu() -> None:
     x, weight, bias = whole(3, 5), whole(4, 5), whole(4)
     grads = []
     for device in ("cpu", "qpu"):
@@ -400,7 +400,7 @@ def test_gradients_are_those_of_the_cpu() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-def test_training_learns_exclusive_or_on_the_qpus() -> None:
+def test_training_learns_xor_on_the_qpus() -> None:
     x = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]).to("qpu")
     y = torch.tensor([[0.0], [1], [1], [0]]).to("qpu")
     torch.manual_seed(1)
@@ -414,7 +414,7 @@ def test_training_learns_exclusive_or_on_the_qpus() -> None:
     assert torch.equal(model(x).round().cpu(), y.cpu())
 
 
-def test_a_step_of_a_convolutional_network_runs_on_the_qpus_alone() -> None:
+def test_convolutional_training_step_has_no_fallbacks() -> None:
     layers = (nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3))
     model = nn.Sequential(*layers).to("qpu")
     x, y = torch.randn(3, 1, 6, 6), torch.tensor([0, 2, 1])
@@ -431,7 +431,7 @@ def test_a_step_of_a_convolutional_network_runs_on_the_qpus_alone() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_batches_are_normalised_on_the_qpus_while_training() -> None:
+def test_batch_norm_trains_on_the_qpus() -> None:
     x, weights = torch.randn(4, 2, 5, 3) * 2 + 1, torch.randn(4, 2, 5, 3)
     made = []
     for device in ("cpu", "qpu"):
@@ -444,7 +444,7 @@ def test_batches_are_normalised_on_the_qpus_while_training() -> None:
     assert torch_qpu.launches()["batch_norm_backward"].calls == 1
 
 
-def test_threads_compute_at_once() -> None:
+def test_threads_compute_concurrently() -> None:
     faults: list[str] = []
 
     def work(number: int) -> None:
@@ -461,7 +461,7 @@ def test_threads_compute_at_once() -> None:
     assert faults == []
 
 
-def test_a_record_opens_in_perfetto(tmp_path: Path) -> None:
+def test_profile_is_exported_for_perfetto(tmp_path: Path) -> None:
     a = torch.randn(50, device="qpu")
     with torch_qpu.profile() as record:
         (a + 1).sort()

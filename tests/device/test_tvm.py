@@ -1,10 +1,10 @@
-"""Kernels that TVM compiled on the PC, called on torch's tensors on the board, by ``pitorch.tvm``.
+"""Kernels compiled by TVM on the PC, called with torch's tensors on the board through ``pitorch.tvm``.
 
-The kernel is the product of two matrices of 32 rows, beside this file as ``gemm.so``::
+The kernel multiplies two matrices of 32 rows. It is in ``gemm.so`` next to this file::
 
     ./inv profile-remote --kernel gemm --target armv7 --size 32 --keep tests/device/gemm.so
 
-``exported.so`` is the same kernel as TVM's own ``export_library`` writes it, for images with apache-tvm-ffi.
+``exported.so`` is the same kernel, written by TVM's ``export_library``, for images with apache-tvm-ffi.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 if TYPE_CHECKING:
     from pitorch import tvm
 else:
-    tvm = pytest.importorskip("pitorch.tvm", reason="the image has no libqpu of ours")
+    tvm = pytest.importorskip("pitorch.tvm", reason="the image does not have this project's libqpu")
 
 KERNEL = Path(__file__).with_name("gemm.so")
 EXPORTED = Path(__file__).with_name("exported.so")
@@ -43,27 +43,27 @@ def matrices() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def view(values: torch.Tensor, elements: int) -> torch.Tensor:
-    """The same values in memory that begins ``elements`` behind a tensor's own."""
+    """The same values in memory that begins ``elements`` elements after the start of a tensor's memory."""
     memory = torch.zeros(values.numel() + 64)
     memory[elements : elements + values.numel()] = values.flatten()
     return memory[elements : elements + values.numel()].view(values.shape)
 
 
-def test_a_kernel_of_tvm_computes_on_tensors(gemm: tvm.Kernel) -> None:
+def test_tvm_kernel_computes_on_tensors(gemm: tvm.Kernel) -> None:
     a, b, c = matrices()
     gemm(a, b, c)
     torch.testing.assert_close(c, a @ b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("elements", [1, 2, 3, 4, 15, 16, 17])
-def test_tensors_need_not_begin_where_tvm_wants_them(gemm: tvm.Kernel, elements: int) -> None:
+def test_misaligned_tensors_are_accepted(gemm: tvm.Kernel, elements: int) -> None:
     a, b, c = matrices()
     result = view(c, elements)
     gemm(view(a, elements), b, result)
     torch.testing.assert_close(result, a @ b, rtol=1e-4, atol=1e-4)
 
 
-def test_tensors_and_arrays_may_be_mixed(gemm: tvm.Kernel) -> None:
+def test_tensors_and_arrays_can_be_mixed(gemm: tvm.Kernel) -> None:
     a, b, c = matrices()
     gemm(a.numpy(), b, c.numpy())
     torch.testing.assert_close(c, a @ b, rtol=1e-4, atol=1e-4)
@@ -86,14 +86,14 @@ def test_tensors_and_arrays_may_be_mixed(gemm: tvm.Kernel) -> None:
         (None, "argument 1: expected an array or tensor"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_is_computed(gemm: tvm.Kernel, wrong: object, told: str) -> None:
+def test_invalid_arguments_are_rejected_without_computing(gemm: tvm.Kernel, wrong: object, message: str) -> None:
     a, _, c = matrices()
-    with pytest.raises(tvm.KernelError, match=told):
+    with pytest.raises(tvm.KernelError, match=message):
         gemm(a, wrong, c)
     assert c.isnan().all()
 
 
-def test_a_kernel_serves_several_threads(gemm: tvm.Kernel) -> None:
+def test_kernel_runs_in_several_threads(gemm: tvm.Kernel) -> None:
     a, b, _ = matrices()
     results = [torch.zeros(SIZE, SIZE) for _ in range(4)]
     threads = [threading.Thread(target=gemm, args=(a * number, b, c)) for number, c in enumerate(results)]
@@ -105,11 +105,11 @@ def test_a_kernel_serves_several_threads(gemm: tvm.Kernel) -> None:
         torch.testing.assert_close(c, (a * number) @ b, rtol=1e-4, atol=1e-3)
 
 
-def test_a_library_as_tvm_exports_it_takes_torchs_tensors() -> None:
-    """By DLPack, without a copy; by pitorch.tvm also tensors that begin where TVM's code would fault."""
+def test_library_exported_by_tvm_accepts_torch_tensors() -> None:
+    """Through DLPack, without a copy; pitorch.tvm also accepts tensors at addresses where TVM's code would fault."""
     tvm_ffi = pytest.importorskip("tvm_ffi", reason="the image has no apache-tvm-ffi (remote.ffi_in_image)")
     if not EXPORTED.is_file():
-        pytest.skip(f"no kernel: {EXPORTED.name} beside this file, by TVM's export_library")
+        pytest.skip(f"no kernel: {EXPORTED.name} next to this file, written by TVM's export_library")
     a, b, c = matrices()
     tvm_ffi.load_module(str(EXPORTED))["gemm"](a, b, c)
     torch.testing.assert_close(c, a @ b, rtol=1e-4, atol=1e-4)

@@ -1,19 +1,19 @@
-"""The timing table: H = 100 rows, W = 10^0 .. 10^5 columns, on the CPU by a plain loop, by torch, and on the QPUs.
+"""Time matrix times vector: H = 100 rows, W = 10^0 .. 10^5 columns, by a plain loop, torch, and the QPUs.
 
     python timing.py [--quick] [--budget-s S] [--output FILE]
 
-A JSON document goes to standard output (and to FILE), the same as a table for people to standard error. For every
-width and method two times are given, each the median over the repeats:
+Prints a JSON document to standard output (and to FILE) and a human-readable table to standard error. There are two
+times for each width and method, each the median of the repeats:
 
-    compute_s      the loop or the kernel alone; null for torch, which does not tell
-    end_to_end_s   from the call to the finished tensor: with checks, copies to and from shared memory, and launches
+    compute_s      the loop or the kernel alone; null for torch, which does not report it
+    end_to_end_s   the whole call: checks, copies to and from shared memory, launches and the computation
 
-Each result is compared with a float64 reference first; the document states the largest error as a part of the stated
-bound, and a result beyond the bound ends the program with status 1 and without times: times of wrong results mean
-nothing. Widths that would not fit the time budget are listed as left out, with the reason. What did not run on a
-Raspberry Pi's own CPU and QPUs is labelled so: such times say something about a model, nothing about the hardware.
-A Pi is what has a Pi's model in its device tree, and the revision code and the serial number that its firmware writes
-there; with the model alone (an emulator that was given a Pi's device tree) it is unverified.
+Each result is first compared with a float64 reference. The document contains the largest error as a fraction of the
+stated bound. If a result exceeds its bound, the program exits with status 1 and without times, since times of wrong
+results are meaningless. Widths that would exceed the time budget are listed as left out, with the reason. Times that
+were not measured on a Raspberry Pi's own CPU and QPUs are labelled: they describe a model, not the hardware. A machine
+counts as a Pi if its device tree contains a Pi's model and the revision code and serial number from the firmware. With
+the model alone (an emulator with a Pi's device tree) it counts as unverified.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ PUBLISHED = {
         {"width": 100000, "cpu_s": 0.214486, "qpu_s": 0.029622},
     ],
 }
-"""The published times that this table is set beside; they were not measured here."""
+"""Published times for comparison with this table; not measured here."""
 
 
 class WrongResult(Exception):
-    """A method's scores are off by more than the bound it states."""
+    """The error of a method's scores exceeds its stated bound."""
 
 
 class Sample(NamedTuple):
@@ -68,7 +68,7 @@ class Sample(NamedTuple):
 
 
 def timed_torch(a: torch.Tensor, b: torch.Tensor) -> Sample:
-    """The same product by torch, with as many threads as torch likes."""
+    """The same product by torch, with torch's default number of threads."""
     began = time.perf_counter()
     result = torch.mv(a, b)
     return Sample(result, None, time.perf_counter() - began)
@@ -82,9 +82,9 @@ METHODS: dict[str, Callable[[torch.Tensor, torch.Tensor], Sample]] = {
 
 
 def error_over_bound(method: str, found: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest error of a score as a part of what the method may err; the bounds are those of its module.
+    """The largest error of a score as a fraction of the method's bound, which its module states.
 
-    torch states none: it is held to that of a plain sum, which holds for any order of summation.
+    torch states no bound, so the bound of a plain sum is used, which holds for any order of summation.
     """
     width = b.numel()
     terms, unit = (math.ceil(width / 16) + 1, 2.0**-23) if method == "qpu" else (width + 1, 2.0**-24)
@@ -99,9 +99,9 @@ def error_over_bound(method: str, found: torch.Tensor, a: torch.Tensor, b: torch
 
 
 def board_of(tree: Path) -> tuple[str, str]:
-    """The model that a device tree names (empty without one), and why it is not taken for a Pi's own (empty if it is).
+    """The model in a device tree (empty without one), and why it does not count as a Pi's own (empty if it does).
 
-    The same rule as ``device.evidence.execution_of``.
+    Uses the same rule as ``device.evidence.execution_of``.
     """
 
     def read(name: str) -> bytes:
@@ -124,7 +124,7 @@ def board_of(tree: Path) -> tuple[str, str]:
 
 
 def machine(tree: Path = Path("/proc/device-tree")) -> dict[str, Any]:
-    """What the times were taken on."""
+    """The machine that was measured."""
     board, doubt = board_of(tree)
     backend = qpu_ops.backend()
     on_a_pi = not doubt
@@ -152,7 +152,7 @@ def machine(tree: Path = Path("/proc/device-tree")) -> dict[str, Any]:
 
 
 def time_width(height: int, width: int, repeats: int, deadline: float) -> list[dict[str, Any]]:
-    """The rows of one width. Each method gets one call to warm up, then repeats until the deadline at most."""
+    """The rows of one width. Each method is called once to warm up and then repeatedly, until the deadline at most."""
     generator = torch.Generator().manual_seed(width)
     a = torch.randn(height, width, generator=generator)
     b = torch.randn(width, generator=generator)
@@ -180,7 +180,7 @@ def time_width(height: int, width: int, repeats: int, deadline: float) -> list[d
 
 
 def measure(height: int, widths: tuple[int, ...], repeats: int, budget_s: float) -> dict[str, Any]:
-    """The whole document. A width is left out when ten times the last one's seconds are more than what is left."""
+    """The whole document. Skips a width if ten times the duration of the previous one exceeds the remaining time."""
     began = time.monotonic()
     rows: list[dict[str, Any]] = []
     left_out: list[dict[str, Any]] = []
@@ -208,7 +208,7 @@ def measure(height: int, widths: tuple[int, ...], repeats: int, budget_s: float)
 
 
 def table(document: dict[str, Any]) -> str:
-    """The document as text."""
+    """The document as a human-readable table."""
     facts = document["machine"]
     lines = [
         f"H = {document['height']}, seconds, {document['statistic']}",
@@ -234,16 +234,16 @@ def table(document: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Run the measurements and write the document."""
     parser = argparse.ArgumentParser(description="Time matrix times vector on the CPU and on the QPUs.")
     parser.add_argument("--quick", action="store_true", help=f"only widths up to {QUICK_WIDTHS[-1]}")
-    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="leave out widths that take longer")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="skip widths that would exceed this time")
     parser.add_argument("--height", type=int, default=100, help="rows of the matrix")
-    parser.add_argument("--repeats", type=int, default=5, help="timed calls of each method and width, at most")
-    parser.add_argument("--output", type=Path, help="write the JSON document here too")
+    parser.add_argument("--repeats", type=int, default=5, help="maximum number of timed calls per method and width")
+    parser.add_argument("--output", type=Path, help="also write the JSON document to this file")
     options = parser.parse_args(arguments)
     if options.height < 1 or options.repeats < 1 or not options.budget_s > 0:
-        parser.error("--height, --repeats and --budget-s are expected to be greater than 0")
+        parser.error("--height, --repeats and --budget-s must be greater than 0")
     try:
         document = measure(options.height, QUICK_WIDTHS if options.quick else WIDTHS, options.repeats, options.budget_s)
     except WrongResult as fault:

@@ -210,10 +210,10 @@ def test_clang_tidy_finds_nothing(config: Config, wheel: cuda_job.Wheel, source:
 @pytest.mark.parametrize(
     ("variables", "found"),
     [
-        ({"CUDA_HOME": "/nowhere"}, "nvcc is not found"),
-        ({"CUDA_OPS_TORCH_INCLUDE": "/nowhere"}, "torch's headers are not found"),
-        ({"CUDA_OPS_ARCHITECTURES": "Hopper"}, "CUDA_OPS_ARCHITECTURES cannot be read"),
-        ({"CUDA_OPS_ARCHITECTURES": ""}, "CUDA_OPS_ARCHITECTURES cannot be read"),
+        ({"CUDA_HOME": "/nowhere"}, "nvcc was not found"),
+        ({"CUDA_OPS_TORCH_INCLUDE": "/nowhere"}, "torch's headers were not found"),
+        ({"CUDA_OPS_ARCHITECTURES": "Hopper"}, "CUDA_OPS_ARCHITECTURES is invalid"),
+        ({"CUDA_OPS_ARCHITECTURES": ""}, "CUDA_OPS_ARCHITECTURES is invalid"),
     ],
     ids=["toolkit", "headers", "unknown GPU", "no GPU"],
 )

@@ -177,13 +177,13 @@ def test_a_kernel_that_fails_is_told_in_a_line_and_the_session_goes_on(board: Lo
 @pytest.mark.parametrize(
     ("request_", "told"),
     [
-        ("dance", "no request is called dance"),
+        ("dance", "unknown request dance"),
         ("run 5", "no kernel is loaded"),
         ("array f 4 10", "no kernel is loaded"),
-        ("load entry many", "a word is missing, or no number"),
+        ("load entry many", "a word is missing or is not a number"),
         ("read 3", "there is no array 3"),
-        ("x" * 5000, "a line of more than 4096 characters"),
-        ("load e 99999999999", "more bytes than one request may have"),
+        ("x" * 5000, "a line is longer than 4096 characters"),
+        ("load e 99999999999", "too many bytes for one request"),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(board: LoaderSession, request_: str, told: str) -> None:
@@ -198,7 +198,7 @@ def test_requests_that_make_no_sense_are_refused(board: LoaderSession, request_:
         ("array x 4 10", "no such type"),
         ("array f 0 10", "no such type"),
         ("array f 4 -1", "negative size"),
-        ("array f 4 99999999 99999999", "more than 2 GiB"),
+        ("array f 4 99999999 99999999", "larger than 2 GiB"),
         ("write 9 0", "there is no array 9"),
         ("time 0 1 0 0", "at least one run"),
         ("time 1 1 0 0 7", "there is no array 7"),

@@ -177,10 +177,10 @@ def test_a_session_through_tracker_and_proxy(tvm: TvmEnvironment, tracker: serve
 def test_a_key_that_no_board_has_is_told_at_once(tvm: TvmEnvironment, tracker: servers.Running) -> None:
     with pytest.raises(DeviceUnknown) as caught:
         run(f"tracker://127.0.0.1:{tracker.port}/nobody")
-    assert "the tracker knows" in caught.value.found
+    assert "the tracker offers" in caught.value.found
     with servers.board(tvm, key="mine") as board, pytest.raises(DeviceUnknown) as caught:
         run(f"127.0.0.1:{board.port}")
-    assert caught.value.found == "the server there has a key: its tracker or proxy hands it out"
+    assert caught.value.found == "the server has a key: connect through its tracker or proxy"
 
 
 def test_a_proxy_does_not_say_whether_it_knows_a_key(tvm: TvmEnvironment) -> None:
@@ -225,7 +225,7 @@ def test_a_board_that_tracker_and_proxy_hand_out_is_busy_or_gone(tvm: TvmEnviron
             assert caught.value.found.startswith("all 1 boards with that key in sessions")
             with pytest.raises(DeviceUnknown) as unknown:
                 run(f"proxy://127.0.0.1:{proxy.port}/behind")
-            assert unknown.value.found == "the proxy has a tracker, which hands out its boards"
+            assert unknown.value.found == "the proxy has a tracker, which assigns its boards"
         thread.join()
         assert [type(item) for item in ended] == [BoardLost]
         with pytest.raises(DeviceBusy) as caught:

@@ -101,7 +101,7 @@ def test_a_kernel_of_the_users(product_config: Config, tmp_path: Path) -> None:
     [
         ("twice(Int", "twice(Intt", "kernel.cpp:5"),
         ("return kernel.cycles", 'throw std::runtime_error("no\\nluck"); return kernel.cycles', "no luck"),
-        ("arrays.floats(1)", "arrays.floats(7)", "the kernel was given 2 arrays"),
+        ("arrays.floats(1)", "arrays.floats(7)", "the kernel has only 2 arrays"),
         ("kernel(arrays.size(0)", "kernel(1 << 20", "outside"),
     ],
 )
@@ -121,7 +121,7 @@ def test_arrays_that_a_qpu_cannot_hold_are_refused(product_config: Config, tmp_p
     path.with_suffix(".cpp").write_text(TWICE)
     with pytest.raises(KernelUnusable) as caught:
         run(product_config, str(path))
-    assert "a QPU computes with float32" in caught.value.found
+    assert "QPUs compute with float32 only" in caught.value.found
 
 
 def test_a_wrong_result_is_told(product_config: Config, tmp_path: Path) -> None:

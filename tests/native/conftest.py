@@ -1,1 +1,1 @@
-"""What the PC alone runs: breadth that would take hours on a machine that is emulated."""
+"""Broad tests that run only on the PC, because they would take hours on an emulated machine."""

@@ -1,9 +1,9 @@
-"""Digits drawn here, two networks that learn them, and how well: on whichever device and backend of libqpu.
+"""Train two networks on generated images of digits and compare their accuracy on the QPUs and the CPU.
 
     QPU_BACKEND=emulator python digits.py lenet
 
-trains the network twice from the same start, on the CPU and on the QPUs, and prints both accuracies on images that
-neither has seen, with what went to the CPU, as JSON.
+trains the network twice from the same start, on the CPU and on the QPUs, with any backend of libqpu. It prints both
+accuracies on unseen images, and the operators that ran on the CPU, as JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 from torch_qpu import _C
 
 MARGIN = 0.03
-"""By which the accuracy on the QPUs may be below the CPU's."""
+"""How far the accuracy on the QPUs may be below that on the CPU."""
 EPOCHS = {"perceptron": 4, "lenet": 5}
 
 GLYPHS = (
@@ -38,7 +38,7 @@ GLYPHS = (
 
 
 def digits(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images of 12 x 12 pixels with a digit somewhere, of some brightness, in noise; and which digit it is."""
+    """Noisy images of 12 x 12 pixels with a digit of random position and brightness; and the digits."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [torch.tensor([[float(p) for p in row] for row in glyph.split()]) for glyph in GLYPHS]
     labels = torch.randint(0, 10, (count,), generator=generator)
@@ -50,12 +50,12 @@ def digits(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def perceptron() -> nn.Module:
-    """144 pixels, 48 hidden, 10 classes."""
+    """144 pixels, 48 hidden units, 10 classes."""
     return nn.Sequential(nn.Flatten(), nn.Linear(144, 48), nn.ReLU(), nn.Linear(48, 10))
 
 
 def lenet() -> nn.Module:
-    """Two convolutions with pooling, two layers."""
+    """Two convolutions with pooling, two linear layers."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2),
         nn.ReLU(),
@@ -74,7 +74,7 @@ NETWORKS = {"perceptron": perceptron, "lenet": lenet}
 
 
 def accuracy(name: str, device: str, epochs: int) -> float:
-    """Of a network trained from the same start, in the same order, on unseen images."""
+    """The accuracy on unseen images of a network trained from the same start, in the same order."""
     torch.manual_seed(7)
     network = NETWORKS[name]().to(device)
     images, labels = digits(500, seed=1)
@@ -93,7 +93,7 @@ def accuracy(name: str, device: str, epochs: int) -> float:
 
 
 def compared(name: str, epochs: int) -> dict[str, Any]:
-    """The accuracies on both devices, the seconds on the QPUs' side, and what the QPUs and the CPU did there."""
+    """The accuracies on both devices, the time in seconds on the QPUs, and the work of the QPUs and the CPU there."""
     on_cpu = accuracy(name, "cpu", epochs)
     torch_qpu.reset_counters()
     began = time.perf_counter()
@@ -111,10 +111,10 @@ def compared(name: str, epochs: int) -> dict[str, Any]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """The program: 0 when the accuracy on the QPUs is within the margin of the CPU's."""
+    """Return 0 if the accuracy on the QPUs is within the margin of the CPU's."""
     parser = argparse.ArgumentParser(prog="digits.py", description=__doc__.splitlines()[0])
     parser.add_argument("network", choices=NETWORKS)
-    parser.add_argument("--epochs", type=int, help="times that all images are seen")
+    parser.add_argument("--epochs", type=int, help="number of passes over all images")
     options = parser.parse_args(words)
     found = compared(options.network, EPOCHS[options.network] if options.epochs is None else options.epochs)
     print(json.dumps(found, indent=1))

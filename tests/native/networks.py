@@ -1,4 +1,4 @@
-"""Networks of common kinds, small, as plain modules; and a few steps of training on either device."""
+"""Small networks of common types as plain modules, and a few training steps on either device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLASSES = 4
 
 
 class Inverted(nn.Module):  # type: ignore[misc]
-    """MobileNetV2's block: a wider layer, a convolution of each channel, a narrower layer."""
+    """MobileNetV2's block: a wider layer, a depthwise convolution, a narrower layer."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, factor: int) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class Inverted(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images of the same size, or of half of it with stride 2."""
+        """Images of the same size, or of half the size with stride 2."""
         found: torch.Tensor = self.layers(x)
         return x + found if self.adds else found
 
 
 class MobileNetV2(nn.Module):  # type: ignore[misc]
-    """All kinds of blocks of it, with fewer channels and repeats."""
+    """All types of blocks of MobileNetV2, with fewer channels and repeats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Residual(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images of the same size, or of half of it with stride 2."""
+        """Images of the same size, or of half the size with stride 2."""
         y = functional.relu(self.first_norm(self.first(x)), inplace=True)
         return functional.relu(self.second_norm(self.second(y)) + self.short(x), inplace=True)
 
@@ -104,7 +104,7 @@ class ResNet18(nn.Module):  # type: ignore[misc]
 
 
 class Encoder(nn.Module):  # type: ignore[misc]
-    """A transformer encoder over words, with a mask of what is padding."""
+    """A transformer encoder over words, with a mask for the padding."""
 
     def __init__(self, words: int = 20, width: int = 32, heads: int = 4, layers: int = 2, length: int = 12) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Encoder(nn.Module):  # type: ignore[misc]
 
 
 class Recurrent(nn.Module):  # type: ignore[misc]
-    """A classifier by an LSTM that is written out: the four gates, and the two states."""
+    """A classifier with an explicit LSTM: the four gates, and the two states."""
 
     def __init__(self, words: int = 20, width: int = 12, hidden: int = 16) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]
 
 
 class Lstm(nn.Module):  # type: ignore[misc]
-    """The same by ``nn.LSTM``."""
+    """The same classifier with ``nn.LSTM``."""
 
     def __init__(self, words: int = 20, width: int = 12, hidden: int = 16) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Lstm(nn.Module):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Trained:
-    """What some steps of training gave."""
+    """The results of some training steps."""
 
     losses: list[float]
     launches: int
@@ -169,11 +169,11 @@ class Trained:
     fallbacks: dict[str, int]
     """Of the last step."""
     correct: float
-    """Share of the examples that the network knows at the end."""
+    """Fraction of the examples that the network classifies correctly at the end."""
 
 
 def images(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images with a bright quarter, which is their class."""
+    """Images with a bright quadrant, which is their class."""
     classes = torch.arange(count) % CLASSES
     x = torch.randn(count, 3, size, size) * 0.5
     half = size // 2
@@ -183,7 +183,7 @@ def images(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sentences(count: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words from 1 on; the class is the word that stands first, of four."""
+    """Words from 1 on; the class is the first word, one of four."""
     x = torch.randint(5, 20, (count, length))
     classes = torch.arange(count) % CLASSES
     x[:, 0] = classes + 1

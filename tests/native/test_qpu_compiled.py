@@ -1,4 +1,4 @@
-"""The operators as torch.library, torch.export and torch.compile see them, and the fused kernels."""
+"""The operators with torch.library, torch.export and torch.compile, and the fused kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAIN: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_plain_operators_are_whole(name: str) -> None:
+def test_plain_operators_pass_opcheck(name: str) -> None:
     """Schema, fake tensors, autograd registration and AOT dispatch, on CPU tensors."""
     operator = getattr(torch.ops.qpu, name)
     a, b = (torch.randn(shape) for shape in PLAIN[name])
@@ -48,7 +48,7 @@ def test_plain_operators_have_gradients_of_any_order(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
-def test_large_matrices_are_worked_off_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_matrices_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
     for m, k, n in ((40, 3, 50), (3, 700, 2), (50, 60, 1), (1, 1, 2000)):
         a, b = torch.randint(-5, 6, (m, k)).float(), torch.randint(-5, 6, (k, n)).float()
@@ -70,10 +70,8 @@ def test_large_matrices_are_worked_off_in_parts(monkeypatch: pytest.MonkeyPatch)
         ("mm", ((3, 5), (5,))),
     ],
 )
-def test_two_shapes_that_do_not_go_together_are_both_named(
-    name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]
-) -> None:
-    """By what computes, by what torch.compile asks first, and where a size is a symbol to it."""
+def test_shape_mismatch_error_names_both_shapes(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """In the implementation, in the trace of torch.compile, and in a trace with symbolic sizes."""
     operator = getattr(torch.ops.qpu, name)
     said = set()
     for device in ("cpu", "meta"):
@@ -88,7 +86,7 @@ def test_two_shapes_that_do_not_go_together_are_both_named(
         compiled(*(torch.ones(shape) for shape in shapes))
 
 
-def test_a_chain_is_whole() -> None:
+def test_chain_passes_opcheck() -> None:
     a, b = torch.randn(5, 7).to("qpu"), torch.randn(5, 7).to("qpu")
     for operands in ([a, b], [a[0], b], [a[:0], b[:0]]):
         torch.library.opcheck(torch.ops.torch_qpu.chain.default, (operands, [0.5], "aan", "mul 0 1;add 3 2;tanh 4>4,5"))
@@ -97,7 +95,7 @@ def test_a_chain_is_whole() -> None:
     torch.testing.assert_close(second.cpu(), torch.tanh(a.cpu() * b.cpu() + 0.5))
 
 
-def test_a_chain_does_not_lose_gradients_silently() -> None:
+def test_chain_with_gradients_raises() -> None:
     a = torch.randn(5, device="qpu", requires_grad=True)
     with pytest.raises(RuntimeError, match="has no gradient"):
         torch.ops.torch_qpu.chain([a], [], "a", "neg 0>1")
@@ -109,21 +107,21 @@ def test_a_chain_does_not_lose_gradients_silently() -> None:
     ("kinds", "steps", "why"),
     [
         ("a", "neg 0", "'>'"),
-        ("a", "turn 0>1", "no step 'turn'"),
-        ("a", "neg 1>1", "value 1 is used where there are 1"),
+        ("a", "turn 0>1", "unknown step 'turn'"),
+        ("a", "neg 1>1", "value 1 is used, but there are only 1"),
         ("a", "add 0>1", "1 operands, not 2"),
-        ("a", "neg x>1", "'x' is no number"),
+        ("a", "neg x>1", "'x' is not the number"),
         ("a", "neg 0>0,0,1,1", "stores 4 values"),
         ("aa", "neg 0>1", "kinds"),
     ],
 )
-def test_a_chain_that_is_none_is_told(kinds: str, steps: str, why: str) -> None:
+def test_invalid_chains_raise_with_the_reason(kinds: str, steps: str, why: str) -> None:
     with pytest.raises((RuntimeError, ValueError), match=why):
         torch.ops.torch_qpu.chain([torch.ones(3, device="qpu")], [], kinds, steps)
 
 
 def run_compiled(function: Callable[..., Any], *operands: torch.Tensor) -> tuple[Any, dict[str, int]]:
-    """Result of the compiled function and the kernels that one call launched."""
+    """The result of the compiled function, and the kernels that one call launched."""
     compiled = torch.compile(function, backend=fusion.compile_graph, dynamic=False)
     compiled(*operands)
     torch_qpu.reset_counters()
@@ -131,7 +129,7 @@ def run_compiled(function: Callable[..., Any], *operands: torch.Tensor) -> tuple
     return result, {name: count.calls for name, count in torch_qpu.launches().items()}
 
 
-def test_a_chain_of_operators_is_one_kernel() -> None:
+def test_chain_of_operators_is_one_kernel() -> None:
     a, b = torch.randn(40, 50).to("qpu"), torch.randn(40, 50).to("qpu")
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -142,7 +140,7 @@ def test_a_chain_of_operators_is_one_kernel() -> None:
     torch.testing.assert_close(result.cpu(), function(a.cpu(), b.cpu()), rtol=1e-5, atol=1e-6)
 
 
-def test_what_a_chain_needs_from_others_is_computed_before_it() -> None:
+def test_inputs_of_a_chain_are_computed_before_it() -> None:
     a = torch.randn(12, 12).to("qpu")
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,7 +155,7 @@ def test_what_a_chain_needs_from_others_is_computed_before_it() -> None:
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_long_chains_are_cut_where_a_kernel_is_full() -> None:
+def test_long_chains_are_split_at_the_kernel_limits() -> None:
     operands = [torch.randn(30).to("qpu") for _ in range(9)]
 
     def function(*x: torch.Tensor) -> torch.Tensor:
@@ -172,7 +170,7 @@ def test_long_chains_are_cut_where_a_kernel_is_full() -> None:
     torch.testing.assert_close(result.cpu(), function(*(t.cpu() for t in operands)), rtol=1e-5, atol=1e-5)
 
 
-def test_integers_and_other_devices_are_left_alone() -> None:
+def test_integers_and_other_devices_are_not_fused() -> None:
     a = torch.arange(10).to("qpu")
     result, launched = run_compiled(lambda x: (x * 2 + 1).abs(), a)
     assert launched == {}
@@ -183,7 +181,7 @@ def test_integers_and_other_devices_are_left_alone() -> None:
     assert torch.equal(result, torch.relu(b * 2 + 1))
 
 
-def test_a_compiled_model_trains_as_it_does_otherwise() -> None:
+def test_compiled_model_trains_like_the_original() -> None:
     losses = []
     for compiled in (False, True):
         torch.manual_seed(4)
@@ -215,14 +213,14 @@ def test_the_backends_of_torch_compile_run_on_the_device(backend: str) -> None:
         torch.testing.assert_close(torch.compile(model, backend=backend)(x).cpu(), model(x).cpu(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_model_on_the_device_is_exported() -> None:
+def test_model_on_the_device_can_be_exported() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).to("qpu").eval()
     x = torch.randn(2, 4).to("qpu")
     program = torch.export.export(model, (x,))
     torch.testing.assert_close(program.module()(x).cpu(), model(x).cpu())
 
 
-def test_the_limits_are_those_of_the_kernels() -> None:
+def test_fusion_limits_match_the_kernels() -> None:
     source = inspect.getsource(fusion)
     assert "MOST_ARRAYS, MOST_NUMBERS, MOST_OUTPUTS = 4, 6, 3" in source
     a = torch.ones(3, device="qpu")
@@ -232,7 +230,7 @@ def test_the_limits_are_those_of_the_kernels() -> None:
         torch.ops.torch_qpu.chain([a], [1.0] * 7, "annnnnnn", "add 0 1>8")
 
 
-def test_chains_stay_one_kernel_when_the_batch_size_changes() -> None:
+def test_chains_stay_one_kernel_if_the_batch_size_changes() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(torch.relu(x * 2 + y) - 0.5) * x
 
@@ -245,7 +243,7 @@ def test_chains_stay_one_kernel_when_the_batch_size_changes() -> None:
         torch.testing.assert_close(result.cpu(), function(a.cpu(), b.cpu()), rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_stay_fused_where_a_size_is_a_number_of_the_chain() -> None:
+def test_gradients_stay_fused_with_sizes_as_numbers() -> None:
     compiled = torch.compile(lambda x: (torch.tanh(x * x + 1) * 0.5).mean(), backend=fusion.compile_graph)
     counts = []
     for rows in (32, 17, 32):
@@ -259,7 +257,7 @@ def test_gradients_stay_fused_where_a_size_is_a_number_of_the_chain() -> None:
     assert counts[0] == counts[1] == counts[2]
 
 
-def test_tensors_of_other_sizes_are_in_chains_of_their_own() -> None:
+def test_tensors_of_different_sizes_use_separate_chains() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (torch.relu(x * 2 + 1)).sum() + torch.relu(y * 3 + 1).sum()
 

@@ -1,4 +1,4 @@
-"""Layers that the QPUs compute as a whole: results and gradients are those of the CPU, and nothing goes there."""
+"""Layers that run entirely on the QPUs: results and gradients match the CPU, without fallbacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _seed() -> None:
 
 
 def run(function: Function, operands: tuple[torch.Tensor, ...], device: str) -> list[torch.Tensor]:
-    """The result and the gradients of its sum, weighted."""
+    """The result, and the gradients of its weighted sum."""
     leaves = [t.detach().clone().to(device) for t in operands]
     for leaf in leaves:
         leaf.requires_grad_(leaf.is_floating_point())
@@ -31,7 +31,7 @@ def run(function: Function, operands: tuple[torch.Tensor, ...], device: str) -> 
 
 
 def assert_alike(function: Function, *operands: torch.Tensor, tolerance: float = 2e-5) -> None:
-    """The same on both devices, to a share of the greatest element."""
+    """Check that both devices agree, relative to the largest element."""
     expected = run(function, operands, "cpu")
     torch_qpu.reset_counters()
     found = run(function, operands, "qpu")
@@ -70,7 +70,7 @@ ACTIVATIONS: dict[str, Function] = {
 def test_activations_and_their_gradients(name: str) -> None:
     limits = torch.tensor([-30.0, -6, -3, -1, -1e-3, 0, 1e-3, 1, 3, 6, 10])
     if name in ("hardtanh", "relu6", "relu6 in place", "hardswish", "hardswish in place", "hardsigmoid"):
-        limits = limits + 1e-4  # at the corners the CPU's kernels differ among themselves
+        limits = limits + 1e-4  # the CPU's own kernels differ at the corners
     assert_alike(ACTIVATIONS[name], torch.cat([torch.randn(200) * 3, limits]))
 
 
@@ -96,7 +96,7 @@ def test_layer_norm_and_its_gradients(shape: tuple[int, ...]) -> None:
     assert_alike(lambda a: functional.rms_norm(a, (width,)), x, tolerance=1e-4)
 
 
-def test_a_row_with_nan_or_inf_is_normalised_to_nan() -> None:
+def test_layer_norm_of_row_with_nan_or_inf_is_nan() -> None:
     x = torch.randn(4, 70)
     x[1, 3], x[2, 69], x[2, 0] = float("nan"), float("inf"), 0
     found, expected = functional.layer_norm(x.to("qpu"), (70,)).cpu(), functional.layer_norm(x, (70,))
@@ -109,7 +109,7 @@ def test_layer_norm_over_two_dimensions() -> None:
 
 
 @pytest.mark.parametrize("padding", [None, 2])
-def test_embeddings_sum_the_gradients_of_a_word(padding: int | None) -> None:
+def test_embedding_sums_the_gradients_of_a_word(padding: int | None) -> None:
     words = torch.randint(0, 9, (3, 5))
     words[0, :3] = 2
     for dtype in (torch.int64, torch.int32):
@@ -119,7 +119,7 @@ def test_embeddings_sum_the_gradients_of_a_word(padding: int | None) -> None:
         )
 
 
-def test_words_that_are_none_are_refused() -> None:
+def test_invalid_embedding_indices_are_rejected() -> None:
     table = torch.randn(9, 4, device="qpu")
     for wrong in (9, -1):
         with pytest.raises(IndexError, match=f"expected 0 to 8, found {wrong}"):
@@ -137,12 +137,12 @@ JOINED: dict[str, tuple[Function, list[tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("name", JOINED)
-def test_tensors_are_joined(name: str) -> None:
+def test_cat(name: str) -> None:
     function, shapes = JOINED[name]
     assert_alike(function, *(torch.randn(shape) for shape in shapes))
 
 
-def test_none_and_empty_tensors_are_joined() -> None:
+def test_cat_of_empty_tensors() -> None:
     a = torch.ones(2, 3, device="qpu")
     assert torch.cat([torch.ones(0, device="qpu"), a, a[:0]]).tolist() == [[1, 1, 1]] * 2
     assert torch.cat([a[:, :0], a], 1).tolist() == [[1, 1, 1]] * 2
@@ -204,7 +204,7 @@ def test_transposed_convolution_of_sequences() -> None:
     [{}, {"padding": 1, "stride": 2}, {"padding": (1, 2), "dilation": (2, 1)}],
     ids=str,
 )
-def test_channels_of_their_own_are_convolved_in_one_launch(options: dict[str, object]) -> None:
+def test_depthwise_convolution_is_one_launch(options: dict[str, object]) -> None:
     x, weight, bias = torch.randn(2, 12, 6, 7), torch.randn(12, 1, 3, 3), torch.randn(12)
     assert_alike(lambda a, w, b: functional.conv2d(a, w, b, groups=12, **options), x, weight, bias)
     torch_qpu.reset_counters()
@@ -213,11 +213,11 @@ def test_channels_of_their_own_are_convolved_in_one_launch(options: dict[str, ob
     assert {name: count.calls for name, count in torch_qpu.launches().items()} == {"conv2d": 1}
 
 
-# --- choosing --------------------------------------------------------------------------------------------------------
+# --- selection -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_extremes_over_a_dimension_take_the_first_of_equals(dim: int) -> None:
+def test_extremes_return_the_first_of_equal_elements(dim: int) -> None:
     x = torch.randint(-3, 4, (6, 5, 70)).float()
     for name in ("argmax", "argmin", "amax", "amin"):
         for keep in (False, True):
@@ -227,7 +227,7 @@ def test_extremes_over_a_dimension_take_the_first_of_equals(dim: int) -> None:
             assert_alike(lambda a, n=name, p=part: getattr(a.detach(), n)(dim)[p], x)
 
 
-def test_a_nan_is_the_extreme_of_its_row() -> None:
+def test_nan_is_the_extreme_of_its_row() -> None:
     x = torch.tensor([[1.0, float("nan"), 3], [float("-inf"), -5, -7], [-0.0, 0.0, -1]])
     for name in ("max", "min"):
         values, places = getattr(x.to("qpu"), name)(1)
@@ -237,7 +237,7 @@ def test_a_nan_is_the_extreme_of_its_row() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 64, 129])
-def test_comparisons_are_those_of_ieee_754(size: int) -> None:
+def test_comparisons_follow_ieee_754(size: int) -> None:
     special = torch.tensor([float("nan"), float("inf"), -0.0, 1e-40, float("-inf"), 1.0])
     a = torch.cat([special, torch.randint(-2, 3, (size,)).float()])[-max(size, 7) :]
     b = torch.cat([special[[0, 1, 4, 2, 4, 5]].abs(), torch.randint(-2, 3, (size,)).float()])[-max(size, 7) :]
@@ -248,7 +248,7 @@ def test_comparisons_are_those_of_ieee_754(size: int) -> None:
         assert_alike(lambda x, n=name: getattr(x[:, None], n)(x), a)
 
 
-def test_comparisons_write_no_byte_beside_their_result() -> None:
+def test_comparisons_write_only_their_result() -> None:
     flags = torch.zeros(16, dtype=torch.bool, device="qpu")
     a = torch.ones(5, device="qpu")
     torch.gt(a, 0, out=flags[4:9])
@@ -256,7 +256,7 @@ def test_comparisons_write_no_byte_beside_their_result() -> None:
     assert flags.nonzero().flatten().tolist() == [4, 5, 6, 7, 8, 11, 12, 13]
 
 
-def test_elements_are_chosen_by_a_mask() -> None:
+def test_where_and_masked_fill() -> None:
     x = torch.randn(7, 33)
     mask = torch.rand(7, 33) > 0.5
     assert_alike(lambda a, b: torch.where(mask.to(a.device), a, b), x, x.flip(0))
@@ -268,7 +268,7 @@ def test_elements_are_chosen_by_a_mask() -> None:
     assert_alike(lambda a: a.masked_fill(mask[0].to(a.device), 2), x)
 
 
-def test_elements_are_moved_bit_by_bit() -> None:
+def test_moves_preserve_every_bit() -> None:
     x = torch.tensor([float("nan"), -0.0, 1e-40, float("-inf"), 2.0])
     there, mask = x.to("qpu"), torch.tensor([True, True, True, False, True]).to("qpu")
     torch_qpu.reset_counters()
@@ -291,7 +291,7 @@ def test_interpolation_from_either_end(weight: float) -> None:
 # --- batches of matrices ---------------------------------------------------------------------------------------------
 
 
-def test_a_batch_of_small_products_is_one_launch() -> None:
+def test_batch_of_small_products_is_one_launch() -> None:
     for a, b in (((5, 9, 13), (5, 13, 33)), ((2, 1, 1), (2, 1, 1)), ((3, 8, 64), (3, 64, 16)), ((5, 9, 0), (5, 0, 3))):
         x, y = torch.randint(-4, 5, a).float(), torch.randint(-4, 5, b).float()
         torch_qpu.reset_counters()
@@ -300,7 +300,7 @@ def test_a_batch_of_small_products_is_one_launch() -> None:
     assert_alike(lambda p, q: torch.bmm(p, q.transpose(1, 2)), torch.randn(5, 9, 13), torch.randn(5, 3, 13))
 
 
-def test_attention_to_nothing_gives_zeros() -> None:
+def test_fully_masked_attention_is_zero() -> None:
     minus = float("-inf")
     x = torch.tensor([[minus, minus, minus], [1, minus, 1], [0, 0, 0]])
     found = torch.ops.aten._safe_softmax(x.to("qpu"), -1).cpu()

@@ -1,7 +1,7 @@
-"""What training needs of the QPUs beside products: gradients of images, batch statistics, losses over classes.
+"""Training operators other than products: gradients of image operators, batch statistics, losses over classes.
 
-Whole numbers are so small that float32 computes with them without rounding; then results are the CPU's, exactly. Else
-the CPU computes in float64 and the bound is stated in units of the last place (ULP, 2^-23 of a magnitude).
+Integers are small enough for float32 to compute without rounding; then results are identical to the CPU's. Otherwise,
+the CPU computes in float64 and the bound is given in units in the last place (ULP, 2^-23 of a magnitude).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def whole(*shape: int, most: int = 4) -> torch.Tensor:
 def gradients(
     function: Callable[..., torch.Tensor], operands: list[torch.Tensor], device: str
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The result and the gradients of its sum, weighted with whole numbers; on the QPUs nothing may go to the CPU."""
+    """The result, and the gradients of its sum with integer weights; fails if the CPU is used for the QPUs' part."""
     leaves = [operand.detach().clone().to(device).requires_grad_() for operand in operands]
     torch_qpu.reset_counters()
     result = function(*leaves)
@@ -40,7 +40,7 @@ def gradients(
 
 
 def assert_same(function: Callable[..., torch.Tensor], *operands: torch.Tensor) -> None:
-    """Result and gradients are those of the CPU, exactly."""
+    """Check that result and gradients are identical to the CPU's."""
     found, expected = (gradients(function, list(operands), device) for device in ("qpu", "cpu"))
     assert torch.equal(found[0], expected[0])
     assert len(found[1]) == len(operands)
@@ -65,7 +65,7 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, object
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_gradients_of_a_convolution(name: str) -> None:
+def test_gradients_of_convolution(name: str) -> None:
     shape, kernels, options = CONVOLUTIONS[name]
     assert_same(
         lambda a, w, b: functional.conv2d(a, w, b, **options),
@@ -75,7 +75,7 @@ def test_gradients_of_a_convolution(name: str) -> None:
     )
 
 
-def test_gradients_of_a_convolution_that_are_not_wanted_are_not_computed() -> None:
+def test_unneeded_convolution_gradients_are_not_computed() -> None:
     x, layer = whole(2, 1, 6, 6).to("qpu"), nn.Conv2d(1, 2, 3).to("qpu")
     layer.bias.requires_grad_(False)
     torch_qpu.reset_counters()
@@ -86,7 +86,7 @@ def test_gradients_of_a_convolution_that_are_not_wanted_are_not_computed() -> No
     assert torch_qpu.fallbacks() == {}
 
 
-def test_convolutions_that_the_qpus_do_not_take_have_gradients_too() -> None:
+def test_unsupported_convolutions_have_gradients() -> None:
     for shape, kernels, function in (
         ((1, 2, 4, 4, 4), (2, 2, 2, 2, 2), functional.conv3d),
         ((1, 2, 4, 4), (2, 3, 2, 2), functional.conv_transpose2d),
@@ -115,9 +115,9 @@ POOLINGS: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("name", POOLINGS)
-def test_places_and_gradients_of_pooling(name: str) -> None:
+def test_indices_and_gradients_of_pooling(name: str) -> None:
     shape, options = POOLINGS[name]
-    x = whole(*shape, most=2)  # so that there are equal ones
+    x = whole(*shape, most=2)  # so that some elements are equal
     x.view(-1)[:: x.numel() // 2 + 1] = float("-inf")
     found, places = functional.max_pool2d(x.to("qpu"), return_indices=True, **options)
     expected, where = functional.max_pool2d(x, return_indices=True, **options)
@@ -126,7 +126,7 @@ def test_places_and_gradients_of_pooling(name: str) -> None:
     assert_same(lambda a: functional.max_pool2d(a, **options), whole(*shape, most=2))
 
 
-def test_pooling_with_ceil_mode_is_the_cpus() -> None:
+def test_pooling_with_ceil_mode_matches_the_cpu() -> None:
     x = whole(1, 2, 5, 5)
     grads = []
     for device in ("cpu", "qpu"):
@@ -147,7 +147,7 @@ def test_pooling_with_ceil_mode_is_the_cpus() -> None:
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_batch_normalisation(shape: tuple[int, ...], affine: bool, training: bool) -> None:
-    """Result, gradients and running statistics: 256 ULP of the greatest, against float64."""
+    """Result, gradients and running statistics: 256 ULP of the largest magnitude, compared with float64."""
     x = torch.randn(shape) * 3 + 1
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
     outcomes = []
@@ -166,14 +166,14 @@ def test_batch_normalisation(shape: tuple[int, ...], affine: bool, training: boo
         made = [result, leaf.grad, layer.running_mean, layer.running_var]
         made += [parameter.grad for parameter in layer.parameters()]
         outcomes.append([tensor.detach().cpu().double() for tensor in made])
-    # With few elements (two, say) the gradient is a difference of numbers much greater than itself.
+    # With few elements (such as two), the gradient is a difference of numbers that are much larger than itself.
     scale = max(1.0, outcomes[0][0].abs().max().item()) * 10
     for theirs, ours in zip(*outcomes, strict=True):
         greatest = max(theirs.abs().max().item(), scale)
         assert (ours - theirs).abs().max().item() <= 256 * ULP * greatest
 
 
-def test_batch_normalisation_without_running_statistics_or_with_one_element() -> None:
+def test_batch_norm_without_statistics_or_with_one_element() -> None:
     layer = nn.BatchNorm2d(2, track_running_stats=False).to("qpu")
     x = torch.randn(2, 2, 3, 3)
     expected = nn.BatchNorm2d(2, track_running_stats=False)(x)
@@ -193,7 +193,7 @@ SIZES = [(1, 1), (3, 10), (2, 15), (2, 16), (17, 17), (5, 63), (2, 64), (3, 65),
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("function", [functional.softmax, functional.log_softmax], ids=["softmax", "log_softmax"])
-def test_softmax_and_its_logarithm(function: Callable[..., torch.Tensor], size: tuple[int, int]) -> None:
+def test_softmax_and_log_softmax(function: Callable[..., torch.Tensor], size: tuple[int, int]) -> None:
     """64 ULP of 1 and of the result."""
     x, weights = torch.randn(size) * 4, torch.randn(size)
     for dimension in (1, 0):
@@ -213,11 +213,11 @@ def test_softmax_and_its_logarithm(function: Callable[..., torch.Tensor], size: 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weighted", [True, False], ids=["weights", "plain"])
-def test_the_loss_over_classes(size: tuple[int, int], reduction: str, weighted: bool) -> None:
+def test_nll_loss_and_cross_entropy(size: tuple[int, int], reduction: str, weighted: bool) -> None:
     """256 ULP of the sum of the magnitudes."""
     x = torch.randn(size)
     targets = torch.randint(0, size[1], size[:1])
-    targets[1::4] = -100  # counts for nothing
+    targets[1::4] = -100  # ignored
     weight = torch.rand(size[1]) + 0.5 if weighted else None
     exact = x.double().requires_grad_()
     expected = functional.cross_entropy(
@@ -236,7 +236,7 @@ def test_the_loss_over_classes(size: tuple[int, int], reduction: str, weighted: 
     assert torch.all((leaf.grad.cpu() - exact.grad).abs() <= 256 * ULP * (1 + exact.grad.abs()))
 
 
-def test_targets_that_are_no_classes_are_told_and_the_device_goes_on() -> None:
+def test_invalid_targets_raise_and_device_recovers() -> None:
     x = torch.randn(20, 5, device="qpu")
     for wrong in (5, -1, 1 << 40, -(1 << 40)):
         targets = torch.zeros(20, dtype=torch.int64)
@@ -249,7 +249,7 @@ def test_targets_that_are_no_classes_are_told_and_the_device_goes_on() -> None:
     assert functional.nll_loss(x, torch.full((20,), -100).to("qpu")).isnan()
 
 
-def test_losses_that_the_qpus_do_not_take_are_the_cpus() -> None:
+def test_unsupported_losses_run_on_the_cpu() -> None:
     x, pixels = torch.randn(2, 3, 4, 4), torch.randint(0, 3, (2, 4, 4))
     torch.testing.assert_close(
         functional.cross_entropy(x.to("qpu"), pixels.to("qpu")).cpu(), functional.cross_entropy(x, pixels)
@@ -264,7 +264,7 @@ def test_losses_that_the_qpus_do_not_take_are_the_cpus() -> None:
 # --- together --------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_of_a_network_runs_on_the_qpus_alone() -> None:
+def test_training_step_has_no_fallbacks() -> None:
     network = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1, bias=False),
         nn.BatchNorm2d(4),

@@ -1,4 +1,4 @@
-"""NaN and Inf on the QPUs: what is IEEE 754's, what is not, and what ``check_finite`` and anomaly mode make of it."""
+"""NaN and Inf on the QPUs: where they follow IEEE 754, and the effect of ``check_finite`` and anomaly mode."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_nan_and_inf_are_those_of_the_cpu(name: str) -> None:
+def test_nan_and_inf_match_the_cpu(name: str) -> None:
     a = torch.tensor(VALUES)
     found, expected = KEPT[name](a.to("qpu")), KEPT[name](a)
     assert expected.isnan().any()
     assert same(found, expected), f"{found.cpu()}\n{expected}"
     assert torch_qpu.launches()
-    for value in VALUES[:3]:  # alone, and far from the start
+    for value in VALUES[:3]:  # alone, and far from the beginning
         b = torch.ones(200)
         b[133] = value
         assert same(KEPT[name](b[95:140][-9:].to("qpu")), KEPT[name](b[95:140][-9:]))
 
 
-# Of an infinity, some of these are NaN on the CPU and a number on the QPUs.
+# For an infinity, some of these return NaN on the CPU and a number on the QPUs.
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "elu": functional.elu,
     "expm1": torch.expm1,
@@ -111,7 +111,7 @@ NOT_KEPT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", NOT_KEPT)
-def test_where_nan_becomes_inf_it_does_not_vanish(name: str) -> None:
+def test_nan_that_becomes_inf_does_not_vanish(name: str) -> None:
     a = torch.tensor([1.0, NAN, 2.0])
     expected = NOT_KEPT[name](a)
     found = NOT_KEPT[name](a.to("qpu")).cpu()
@@ -121,15 +121,15 @@ def test_where_nan_becomes_inf_it_does_not_vanish(name: str) -> None:
 VANISHES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "times 0": lambda a: a * 0,
     "product with 0": lambda a: a.view(1, -1) @ torch.zeros_like(a).view(-1, 1),
-    "greatest, of a negative NaN": torch.max,
-    "greatest under a window": lambda a: functional.max_pool2d(a.view(1, 1, 1, -1), (1, a.numel())),
+    "maximum with a negative NaN": torch.max,
+    "maximum of a window": lambda a: functional.max_pool2d(a.view(1, 1, 1, -1), (1, a.numel())),
     "Inf - Inf": lambda a: a - a,
     "mask of a gradient": lambda a: torch.ops.aten.threshold_backward(a, torch.zeros_like(a), 0.5) * 0,
 }
 
 
 @pytest.mark.parametrize("name", [*KEPT, *ACTIVATIONS, *NOT_KEPT, *VANISHES])
-def test_check_finite_gives_what_the_cpu_gives(name: str) -> None:
+def test_check_finite_matches_the_cpu(name: str) -> None:
     function = {**KEPT, **ACTIVATIONS, **NOT_KEPT, **VANISHES}[name]
     torch_qpu.check_finite(True)
     for a in (torch.tensor(VALUES), torch.tensor([1.0, -NAN, 2.0, 0, 3, 4, 5, 6, 7]), torch.arange(-4.0, 5.0)):
@@ -137,7 +137,7 @@ def test_check_finite_gives_what_the_cpu_gives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "clamp", "div by itself", "log", "maximum", "mul", "sigmoid", "softmax"])
-def test_fused_kernels_are_checked_too(name: str) -> None:
+def test_check_finite_applies_to_fused_kernels(name: str) -> None:
     function = {**KEPT, **NOT_KEPT}[name]
 
     def chain(a: torch.Tensor) -> torch.Tensor:
@@ -151,11 +151,11 @@ def test_fused_kernels_are_checked_too(name: str) -> None:
     torch_qpu.check_finite(False)
     torch_qpu.reset_counters()
     compiled(a.to("qpu"))
-    assert "chain" in torch_qpu.launches(), "fused again once nothing is checked"
+    assert "chain" in torch_qpu.launches(), "fused again without checks"
 
 
 @pytest.mark.parametrize("number", [NAN, INF, -INF])
-def test_numbers_that_are_not_finite_cost_no_check(number: float) -> None:
+def test_non_finite_scalars_are_computed_on_the_qpus(number: float) -> None:
     a = torch.tensor([-1.0, 0.0, 1.0, INF])
     functions: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
         lambda x: x * number,
@@ -170,7 +170,7 @@ def test_numbers_that_are_not_finite_cost_no_check(number: float) -> None:
     assert same(a.to("qpu") * one.to("qpu"), a * one)
 
 
-def test_running_statistics_show_a_batch_with_nan() -> None:
+def test_nan_in_a_batch_reaches_running_statistics() -> None:
     states = []
     for device in ("cpu", "qpu"):
         layer = torch.nn.BatchNorm1d(2).to(device)
@@ -183,7 +183,7 @@ def test_running_statistics_show_a_batch_with_nan() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def test_anomaly_mode_finds_what_it_finds_on_the_cpu() -> None:
+def test_anomaly_mode_finds_the_same_as_on_the_cpu() -> None:
     def broken(device: str) -> str:
         x = torch.tensor([0.0, 1.0], device=device, requires_grad=True)
         with (

@@ -1,4 +1,4 @@
-"""Networks of common kinds train on the QPUs as they do on the CPU, with next to nothing left to the CPU."""
+"""Networks of common types train on the QPUs as they do on the CPU, with hardly any fallbacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from networks import Encoder, Lstm, MobileNetV2, Recurrent, ResNet18, Trained, i
 from torch import nn
 
 MOST_FALLBACKS = 3
-"""Of a step of training."""
+"""Maximum number of fallbacks in a training step."""
 STEPS = 5
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, torch.Tensor]]]] = {
     "MobileNetV2": (MobileNetV2, lambda: images(8, 16)),
@@ -31,7 +31,7 @@ def compared(name: str, optimizer: Callable[..., torch.optim.Optimizer], steps: 
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_loss_falls_as_on_the_cpu_with_few_fallbacks(name: str) -> None:
+def test_loss_falls_as_on_the_cpu_with_few_fallbacks(name: str) -> None:
     found, expected = compared(name, functools.partial(torch.optim.Adam, lr=0.01))
     assert found.losses == pytest.approx(expected.losses, rel=5e-3, abs=1e-3)
     assert found.losses[-1] < found.losses[0]
@@ -57,7 +57,7 @@ OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, obje
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_launches_once_per_operation_on_all_parameters(name: str) -> None:
+def test_optimizer_launches_once_per_operation(name: str) -> None:
     make, options, most = OPTIMIZERS[name]
     torch.manual_seed(2)
     start = [torch.randn(shape) for shape in ((3, 5), (70,), (1,), (33, 4), ())]
@@ -78,7 +78,7 @@ def test_an_optimizer_launches_once_per_operation_on_all_parameters(name: str) -
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_optimizers_that_the_qpus_do_not_take_are_the_cpus() -> None:
+def test_unsupported_optimizers_run_on_the_cpu() -> None:
     start, slope = torch.randn(9), torch.randn(9)
     ends = []
     for device in ("cpu", "qpu"):
@@ -93,7 +93,7 @@ def test_optimizers_that_the_qpus_do_not_take_are_the_cpus() -> None:
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-5, atol=1e-6)
 
 
-def test_lists_with_a_tensor_twice_are_worked_off_in_order() -> None:
+def test_lists_with_a_repeated_tensor_run_in_order() -> None:
     a = torch.ones(40, device="qpu")
     torch._foreach_add_([a, a], 1.0)
     assert a.tolist() == [3.0] * 40
@@ -102,7 +102,7 @@ def test_lists_with_a_tensor_twice_are_worked_off_in_order() -> None:
     assert b.tolist() == [i * (4.0 if 10 <= i < 30 else 2.0) for i in range(40)]
 
 
-def test_lists_of_other_kinds_are_the_cpus() -> None:
+def test_unsupported_lists_run_on_the_cpu() -> None:
     whole, part = torch.arange(6).to("qpu"), torch.ones(4, 3, device="qpu").t()
     found = torch._foreach_add([whole, part], 2)
     assert found[0].tolist() == [2, 3, 4, 5, 6, 7]
@@ -112,7 +112,7 @@ def test_lists_of_other_kinds_are_the_cpus() -> None:
     assert [t.tolist() for t in torch._foreach_mul([torch.ones(2, device="qpu")] * 2, [2, 3])] == [[2, 2], [3, 3]]
 
 
-def test_gradients_are_clipped_on_the_qpus() -> None:
+def test_gradient_clipping_runs_on_the_qpus() -> None:
     norms = []
     for device in ("cpu", "qpu"):
         parameters = [nn.Parameter(torch.zeros(n, device=device)) for n in (5, 40)]
@@ -123,7 +123,7 @@ def test_gradients_are_clipped_on_the_qpus() -> None:
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
-def test_dropout_draws_what_it_draws_on_the_cpu() -> None:
+def test_dropout_mask_matches_the_cpu() -> None:
     results = []
     for device in ("cpu", "qpu"):
         torch.manual_seed(9)

@@ -1,8 +1,8 @@
-"""Every operator that the QPUs compute, on the samples that PyTorch tests its own kernels with.
+"""Every operator of the QPUs, tested with the samples that PyTorch uses for its own kernels.
 
-Results are compared with the CPU's in float64. A bound is stated per operator, in units of the last place (ULP, here
-2^-23 of the magnitude) plus what flushed denormals lose: ``magnitude`` is that of the exact result, or, where sums are
-formed, the sum of the magnitudes of their terms.
+Results are compared with the CPU's in float64. Each operator has a bound in units in the last place (ULP, here 2^-23 of
+the magnitude) plus the loss from flushed denormals: ``magnitude`` is that of the exact result or, for sums, the sum of
+the magnitudes of the terms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 import torch_qpu
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", ImportWarning)  # hypothesis would make samples that are not used here
+    warnings.simplefilter("ignore", ImportWarning)  # hypothesis would generate samples, which are not used here
     from torch.testing._internal.common_methods_invocations import op_db
 
 ULP = 2.0**-23
@@ -40,7 +40,7 @@ def mapped(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
 
 
 def leaves_of(tree: Tree) -> list[torch.Tensor]:
-    """Its tensors that want a gradient."""
+    """Its tensors that require a gradient."""
     found: list[torch.Tensor] = []
 
     def keep(t: torch.Tensor) -> None:
@@ -52,33 +52,33 @@ def leaves_of(tree: Tree) -> list[torch.Tensor]:
 
 
 def first(result: Any) -> torch.Tensor:
-    """The values of an operator that may give their places too."""
+    """The values, for an operator that may also return indices."""
     value: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return value
 
 
 def to_qpu(t: torch.Tensor) -> torch.Tensor:
-    """The same tensor on the device, strides and all."""
+    """The same tensor on the device, with the same strides."""
     moved = t.detach().to("qpu")
     return moved.requires_grad_(t.requires_grad) if t.requires_grad else moved
 
 
 def exact(t: torch.Tensor) -> torch.Tensor:
-    """Float64, where it was float32."""
+    """Converts float32 to float64."""
     return t.detach().double() if t.dtype == torch.float32 else t.detach()
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What an operator may err."""
+    """The error bound of an operator."""
 
     ulps: float
     sums: bool = False
-    """Whether the magnitude is that of the terms: the operator applied to the arguments' absolute values."""
+    """Whether the magnitude is that of the terms: the operator applied to the absolute values of the arguments."""
     inputs: bool = False
     """Whether the magnitude is that of the result and of the input."""
     minus: bool = False
-    """Of the terms: the operator subtracts, so their magnitudes are added by hand."""
+    """Like ``terms``, for an operator that subtracts: the magnitudes of its terms are added explicitly."""
 
 
 BOUNDS = {
@@ -192,7 +192,7 @@ def test_all_operators_with_bounds_have_samples() -> None:
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", sorted(INFOS))
-def test_samples_of_pytorch_keep_the_bounds(name: str) -> None:
+def test_pytorch_samples_are_within_bounds(name: str) -> None:
     info = INFOS[name]
     torch_qpu.reset_counters()
     tried = 0
@@ -217,7 +217,7 @@ def test_samples_of_pytorch_keep_the_bounds(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", sorted(name for name in INFOS if INFOS[name].supports_autograd))
-def test_gradients_are_those_of_the_cpu(name: str) -> None:
+def test_gradients_match_the_cpu(name: str) -> None:
     info = INFOS[name]
     for sample in islice(samples(name, requires_grad=True), 12):
         grads = []
@@ -257,7 +257,7 @@ def test_sizes_at_the_limits(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool])
-def test_other_dtypes_are_the_cpus(dtype: torch.dtype) -> None:
+def test_other_dtypes_match_the_cpu(dtype: torch.dtype) -> None:
     a, b = torch.randint(0, 2, (4, 5)).to(dtype), torch.randint(0, 2, (4, 5)).to(dtype)
     torch_qpu.reset_counters()
     found = a.to("qpu") * b.to("qpu")
@@ -270,7 +270,7 @@ def test_other_dtypes_are_the_cpus(dtype: torch.dtype) -> None:
     assert torch.equal(mixed.cpu(), torch.ones(4, 5) + b)
 
 
-def test_a_result_of_another_dtype_or_shape_is_made_as_torch_makes_it() -> None:
+def test_out_of_other_dtype_or_shape_behaves_as_in_torch() -> None:
     a = torch.tensor([1.0, 2.0], device="qpu")
     wide = torch.empty(2, dtype=torch.float64, device="qpu")
     torch.add(a, a, out=wide)

@@ -1,4 +1,4 @@
-"""What happens around the device: processes that fork, end or fail, and the ways in which memory is handed out."""
+"""Processes that fork, exit or fail while using the device, and the memory allocator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch_qpu
 
 
 def python(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own with the device."""
+    """Run a script with the device in a separate process."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", "import torch, torch_qpu\n" + script],
         env={**os.environ, **environment},
@@ -30,7 +30,7 @@ def fine(script: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_a_process_ends_with_tensors_alive_in_threads_and_globals() -> None:
+def test_process_exits_with_live_tensors() -> None:
     script = """
 import atexit, threading
 kept = [torch.randn(100, device="qpu") for _ in range(3)]
@@ -42,7 +42,7 @@ threading.Thread(target=lambda: kept.append(torch.ones(5, device="qpu") * 2)).st
     assert fine(script) == "torch.Size([100])\n"
 
 
-def test_a_child_that_was_forked_computes_on_its_own_copy() -> None:
+def test_forked_child_computes_on_its_own_copy() -> None:
     script = """
 import os
 a = torch.arange(40.0).to("qpu")
@@ -60,8 +60,8 @@ print(a.cpu().equal(torch.arange(40.0)))
 
 
 def test_forks_while_threads_compute() -> None:
-    # Each operator is called once before: torch keeps what it chooses at an operator's first call in a C++ static
-    # (DispatchStub), and a child that is forked while another thread initialises that static waits for ever.
+    # Each operator is called once first: torch stores its choice of kernel at an operator's first call in a C++ static
+    # (DispatchStub), and a child that is forked while another thread initialises that static waits forever.
     script = """
 import os, threading, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -86,7 +86,7 @@ print("good")
     assert fine(script) == "good\n"
 
 
-def test_a_kernel_fault_raises_and_the_device_goes_on() -> None:
+def test_kernel_fault_raises_and_device_recovers() -> None:
     script = """
 a = torch.ones(1000, device="qpu")
 a.untyped_storage().resize_(64)
@@ -97,7 +97,7 @@ for call in (lambda: a + a, lambda: a.neg()):
         print("SharedArray" in str(fault))
 print((torch.ones(1000, device="qpu") + 1).sum().item())
 """
-    # Without caching the interpreter notices the first word beyond a tensor.
+    # Without caching, the interpreter detects an access one word past the end of a tensor.
     assert fine(script, QPU_TORCH_CACHING="0").split() == ["True", "True", "2000.0"]
 
 
@@ -106,11 +106,21 @@ print((torch.ones(1000, device="qpu") + 1).sum().item())
     [{"QPU_TORCH_CACHING": "0"}, {"QPU_TORCH_COPY": "1"}, {"QPU_BACKEND": "emulator"}],
     ids=["no caching", "copies", "emulator"],
 )
-def test_the_suite_of_the_board_passes_otherwise_too(environment: dict[str, str]) -> None:
+def test_board_suite_passes_with_other_settings(environment: dict[str, str]) -> None:
     suite = Path(__file__).resolve().parent.parent / "device" / "test_torch_qpu.py"
-    words = ["-m", "pytest", "-c", os.devnull, f"--rootdir={suite.parent}", "-p", "no:cacheprovider", "-q"]
-    # A block that is taken again is what caching is; threads at once are slow on the emulator.
-    without = {"QPU_TORCH_CACHING": "kept", "QPU_BACKEND": "threads"}.get(next(iter(environment)), "none")
+    words = [
+        "-m",
+        "pytest",
+        "-c",
+        os.devnull,
+        f"--rootdir={suite.parent}",
+        f"--confcutdir={suite.parent}",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+    ]
+    # Reuse of blocks requires caching; concurrent threads are slow on the emulator.
+    without = {"QPU_TORCH_CACHING": "cached", "QPU_BACKEND": "threads"}.get(next(iter(environment)), "none")
     done = subprocess.run(
         [sys.executable, *words, "-W", "error", "-k", f"not {without}", str(suite)],
         env={**os.environ, **environment},
@@ -122,7 +132,7 @@ def test_the_suite_of_the_board_passes_otherwise_too(environment: dict[str, str]
     assert done.returncode == 0, done.stdout[-6000:]
 
 
-def test_a_view_for_the_cpu_copies_nothing() -> None:
+def test_cpu_view_does_not_copy() -> None:
     a = torch.zeros(4, 3, device="qpu")
     torch_qpu.reset_counters()
     view = torch_qpu.cpu_view(a)
@@ -132,7 +142,7 @@ def test_a_view_for_the_cpu_copies_nothing() -> None:
     assert a[2, 1].item() == 5
     assert a.data_ptr() == view.data_ptr()
     del a
-    assert array[1, 2] == 5, "the view keeps the memory"
+    assert array[1, 2] == 5, "the view keeps the memory alive"
     with pytest.raises(RuntimeError, match="expected a qpu tensor"):
         torch_qpu.cpu_view(torch.ones(2))
     script = """
@@ -141,10 +151,10 @@ try:
 except RuntimeError as fault:
     print(str(fault).split(":")[0])
 """
-    assert fine(script, QPU_TORCH_COPY="1").startswith("the CPU has no plain view")
+    assert fine(script, QPU_TORCH_COPY="1").startswith("cpu_view is not available")
 
 
-def test_a_backend_that_does_not_exist_is_told() -> None:
+def test_unknown_backend_is_reported() -> None:
     done = python("print(torch.qpu.is_available())", QPU_BACKEND="vulkan")
     assert done.stdout == "False\n"
     done = python("torch.ones(20, device='qpu') + 1", QPU_BACKEND="vulkan")
@@ -152,8 +162,8 @@ def test_a_backend_that_does_not_exist_is_told() -> None:
     assert "vulkan" in done.stderr
 
 
-def test_segments_are_cut_joined_and_given_back() -> None:
-    # In a process of its own: what other tests left alive would decide where a tensor lies.
+def test_segments_are_split_merged_and_released() -> None:
+    # In a separate process, because tensors of other tests would influence the addresses.
     script = """
 before = torch.qpu.memory_stats()
 tensors = [torch.empty(size, dtype=torch.uint8, device="qpu") for size in (100, 200, 70_000, 64, 3_000_000)]
@@ -163,7 +173,7 @@ addresses = [tensor.data_ptr() for tensor in tensors]
 assert all(address % 64 == 0 for address in addresses)
 del tensors[1], tensors[0]
 joined = torch.empty(300, dtype=torch.uint8, device="qpu")
-print("two neighbours that are free are one", joined.data_ptr() == addresses[0])
+print("adjacent free blocks are merged", joined.data_ptr() == addresses[0])
 tensors.clear()
 del joined
 print(torch.qpu.memory_allocated() - before["allocated_bytes.current"])
@@ -172,11 +182,11 @@ print(torch.qpu.memory_reserved() <= before["reserved_bytes.current"])
 """
     segments, joined, allocated, given_back = fine(script).splitlines()
     assert segments in ("1", "2")
-    assert joined == "two neighbours that are free are one True"
+    assert joined == "adjacent free blocks are merged True"
     assert (allocated, given_back) == ("0", "True")
 
 
-def test_kept_memory_is_given_back_before_memory_is_said_to_be_out() -> None:
+def test_cached_memory_is_released_before_out_of_memory() -> None:
     torch.qpu.empty_cache()
     torch.qpu.set_memory_limit(torch.qpu.memory_reserved() + (6 << 20))
     try:
@@ -189,7 +199,7 @@ def test_kept_memory_is_given_back_before_memory_is_said_to_be_out() -> None:
         torch.qpu.set_memory_limit(0)
 
 
-def test_the_cpu_copies_what_a_view_covers_and_no_more() -> None:
+def test_cpu_copies_only_what_a_view_covers() -> None:
     script = """
 def staged(function):
     torch_qpu.reset_counters()

@@ -1,4 +1,4 @@
-"""What PyTorch's own profilers show of the device."""
+"""The device in PyTorch's own profilers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_launches_are_events_below_their_operators(tmp_path: Path) -> None:
     assert {row["name"] for row in rows} >= {"qpu::mm", "qpu::relu"}
 
 
-def test_the_qpus_time_is_given_per_operator() -> None:
+def test_qpu_time_is_reported_per_operator() -> None:
     with torch.autograd.profiler.profile(use_device="qpu") as seen:
         a_step()
         torch.ones(5).add(1)
     rows = {row.key: row for row in seen.key_averages()}
     assert rows["qpu::mm"].device_time_total > 0
     assert rows["aten::addmm"].device_time_total > 0
-    # An operator has its launches' time and no more: the CPU's own work is not the QPUs'.
+    # The time of an operator is that of its launches, without the CPU's own work.
     assert rows["aten::addmm"].device_time_total <= rows["aten::addmm"].cpu_time_total
     assert rows["aten::ones"].device_time_total == 0
     assert "QPU" in seen.key_averages().table()

@@ -1,4 +1,4 @@
-"""What PyTorch's own code, beyond operators, makes of the device: loaders, streams, derivatives, compilers."""
+"""The device with PyTorch's own code other than operators: loaders, streams, derivatives, compilers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def alone(script: str, folder: Path | None = None, name: str = "script.py") -> str:
-    """What a process of its own prints: `import torch` is all that it knows of the device."""
+    """The output of a separate process, which registers the device only by ``import torch``."""
     words = ["-c", script]
     if folder is not None:
         (folder / name).write_text(script)
@@ -53,7 +53,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 class Twice(nn.Module):  # type: ignore[misc]
-    """A module of two inputs, given one twice."""
+    """A module with two inputs that gets the same input twice."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Twice(nn.Module):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_refuses_inputs_of_another_device(name: str) -> None:
+def test_modules_reject_inputs_of_another_device(name: str) -> None:
     make, shape = MODULES[name]
     for there, here in (("qpu", "cpu"), ("cpu", "qpu")):
         with pytest.raises(RuntimeError, match=r"same device|should be the same"):
@@ -79,7 +79,7 @@ MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "cat": lambda a, b: torch.cat([a, b]),
     "where": lambda a, b: torch.where(a > 0, a, b),
     "embedding": lambda a, b: nn.functional.embedding(a.long(), b.view(1, 3)),
-    "embedding of the device": lambda a, b: nn.functional.embedding(b.long(), a.view(1, 3)),
+    "embedding on the device": lambda a, b: nn.functional.embedding(b.long(), a.view(1, 3)),
     "index_select": lambda a, b: a.index_select(0, b.long()),
     "gather": lambda a, b: a.gather(0, b.long()),
     "put by an index": lambda a, b: a.clone().index_put_((torch.tensor([0, 1, 2]),), b),
@@ -95,12 +95,12 @@ MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_operators_refuse_tensors_of_two_devices(name: str) -> None:
+def test_operators_reject_tensors_of_two_devices(name: str) -> None:
     with pytest.raises(RuntimeError, match=r"same device|device type"):
         MIXED[name](torch.zeros(3, device="qpu"), torch.zeros(3))
 
 
-def test_what_may_lie_on_the_cpu_beside_tensors_of_the_device() -> None:
+def test_cpu_tensors_that_may_be_mixed_with_qpu_tensors() -> None:
     a = torch.arange(6.0, device="qpu").view(2, 3)
     assert (a * torch.tensor(2.0)).tolist() == [[0, 2, 4], [6, 8, 10]]
     assert a[torch.tensor([1])].tolist() == [[3, 4, 5]]
@@ -112,7 +112,7 @@ def test_what_may_lie_on_the_cpu_beside_tensors_of_the_device() -> None:
 # --- derivatives -----------------------------------------------------------------------------------------------------
 
 
-def test_zeros_without_memory_are_zeros() -> None:
+def test_zero_tensors_are_zero() -> None:
     zeros = torch._efficientzerotensor((2, 3), device="qpu")
     assert zeros.device.type == "qpu"
     assert zeros.cpu().tolist() == zeros.tolist() == [[0, 0, 0], [0, 0, 0]]
@@ -132,7 +132,7 @@ def test_zeros_without_memory_are_zeros() -> None:
     for change in changes:
         with pytest.raises(RuntimeError, match="immutable"):
             change()
-    with pytest.raises(RuntimeError, match="one qpu"):
+    with pytest.raises(RuntimeError, match="only device is qpu:0"):
         torch._efficientzerotensor((3,), device="qpu:1")
 
 
@@ -167,7 +167,7 @@ def test_forward_mode_and_functions_of_derivatives(name: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_may_pin_memory(workers: int) -> None:
+def test_loader_can_pin_memory(workers: int) -> None:
     data = TensorDataset(torch.arange(6.0).view(3, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of fork, in later Pythons
@@ -176,7 +176,7 @@ def test_a_loader_may_pin_memory(workers: int) -> None:
     assert {batch.device.type for batch in batches} == {"cpu"}
 
 
-def test_pinned_memory_is_the_cpus_own() -> None:
+def test_pinned_memory_is_ordinary_cpu_memory() -> None:
     a = torch.arange(4.0)
     pinned = a.pin_memory()
     assert torch.equal(pinned, a)
@@ -223,7 +223,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_of_a_loader_send_tensors_of_the_device(method: str, tmp_path: Path) -> None:
+def test_loader_workers_send_qpu_tensors(method: str, tmp_path: Path) -> None:
     found = alone(WORKERS.replace("METHOD", repr(method)), tmp_path).splitlines()
     assert found == [
         "[[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]",
@@ -232,7 +232,7 @@ def test_workers_of_a_loader_send_tensors_of_the_device(method: str, tmp_path: P
     ]
 
 
-def test_a_queue_copies_values_and_keeps_what_a_tensor_is() -> None:
+def test_queue_copies_values_and_preserves_tensor_type() -> None:
     queue = torch.multiprocessing.get_context("spawn").Queue()
     base = torch.arange(12, device="qpu", dtype=torch.int16).view(3, 4)
     sent = [
@@ -254,7 +254,7 @@ def test_a_queue_copies_values_and_keeps_what_a_tensor_is() -> None:
     with pytest.raises(RuntimeError, match=r"send tensor\.detach\(\)"):
         queue.get(timeout=120)
     queue.put(base.untyped_storage())
-    with pytest.raises(RuntimeError, match=r"storage of qpu.*send a tensor"):
+    with pytest.raises(RuntimeError, match=r"qpu storage .*send a tensor"):
         queue.get(timeout=120)
     queue.put(torch.arange(3).untyped_storage())
     assert queue.get(timeout=120).nbytes() == 24
@@ -263,7 +263,7 @@ def test_a_queue_copies_values_and_keeps_what_a_tensor_is() -> None:
 # --- several devices -------------------------------------------------------------------------------------------------
 
 
-def test_data_parallel_of_a_module_on_the_cpu_stays_there() -> None:
+def test_data_parallel_keeps_cpu_modules_on_the_cpu() -> None:
     module = nn.Linear(2, 3)
     parallel = nn.DataParallel(module)
     x = torch.ones(4, 2)
@@ -274,10 +274,10 @@ def test_data_parallel_of_a_module_on_the_cpu_stays_there() -> None:
 
 
 @pytest.mark.parametrize("ids", [None, [0], [0, 1]])
-def test_data_parallel_on_the_device_is_refused_at_once(ids: list[int] | None) -> None:
-    with pytest.raises(RuntimeError, match=r"there is one qpu.*found a module on qpu:0; use the module"):
+def test_data_parallel_on_the_device_is_rejected(ids: list[int] | None) -> None:
+    with pytest.raises(RuntimeError, match=r"there is only one qpu.*found a module on qpu:0; use the module"):
         nn.DataParallel(nn.Linear(2, 3).to("qpu"), ids)
-    with pytest.raises(RuntimeError, match=r"there is one qpu"):
+    with pytest.raises(RuntimeError, match=r"there is only one qpu"):
         nn.parallel.data_parallel(nn.Linear(2, 3).to("qpu"), torch.ones(4, 2, device="qpu"), ids)
     if ids is not None:
         with pytest.raises(RuntimeError, match=r"found device_ids="):
@@ -287,7 +287,7 @@ def test_data_parallel_on_the_device_is_refused_at_once(ids: list[int] | None) -
 # --- streams, events, memory -----------------------------------------------------------------------------------------
 
 
-def test_streams_and_events_have_the_names_of_other_devices() -> None:
+def test_streams_and_events_follow_the_cuda_interface() -> None:
     stream = torch.qpu.Stream()
     assert isinstance(stream, torch.qpu.Stream)
     assert isinstance(stream, torch.Stream)
@@ -314,11 +314,11 @@ def test_streams_and_events_have_the_names_of_other_devices() -> None:
         lambda: torch.qpu.Event(interprocess=True),
     )
     for wrong in faults:
-        with pytest.raises(RuntimeError, match=r"one qpu|of qpu:0|between processes"):
+        with pytest.raises(RuntimeError, match=r"only device is qpu:0|of qpu:0|between processes"):
             wrong()
 
 
-def test_the_summary_of_memory_states_the_statistics() -> None:
+def test_memory_summary_contains_the_statistics() -> None:
     torch.qpu.reset_peak_memory_stats()
     kept = torch.empty(3 << 18, device="qpu")
     summary = torch.qpu.memory_summary()
@@ -327,37 +327,37 @@ def test_the_summary_of_memory_states_the_statistics() -> None:
     assert torch.qpu.get_device_name() in lines[0]
     assert f"{stats['allocated_bytes.current'] / 2**20:.1f} MiB" in next(line for line in lines if "allocated " in line)
     assert f"{stats['reserved_bytes.peak'] / 2**20:.1f} MiB" in next(line for line in lines if "reserved" in line)
-    assert f"{stats['segments.current']} segments" in summary
+    assert f"{stats['segments.current']} of {stats['segments.allocated']} allocated segments" in summary
     assert "segments" not in torch.qpu.memory_summary("qpu", abbreviated=True)
     assert kept.numel() == 3 << 18
 
 
-# --- by the import of torch alone ------------------------------------------------------------------------------------
+# --- registration by import torch ------------------------------------------------------------------------------------
 
 
-def test_operators_for_cpu_tensors_are_there_by_import_torch_alone() -> None:
+def test_import_torch_registers_operators_for_cpu_tensors() -> None:
     script = "import torch; print(torch.ops.qpu.mm(torch.ones(2, 3), torch.ones(3, 1)).tolist())"
     assert alone(script) == "[[3.0], [3.0]]\n"
     assert alone("import qpu_ops, torch; print(torch.ops.qpu.add(torch.ones(1), torch.ones(1)).item())") == "2.0\n"
     assert alone("import dot_cpp, torch; print(dot_cpp.add(torch.ones(1), torch.ones(1)).item())") == "2.0\n"
 
 
-def test_the_import_of_torch_does_not_import_inductor() -> None:
+def test_import_torch_does_not_import_inductor() -> None:
     assert alone("import sys, torch; torch.ones(1, device='qpu'); print('torch._inductor' in sys.modules)") == "False\n"
 
 
-# --- what there is not -----------------------------------------------------------------------------------------------
+# --- unsupported features --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_inductor_names_the_backend_to_use() -> None:
+def test_inductor_error_names_the_backend_to_use() -> None:
     compiled = torch.compile(lambda a: torch.sin(a) * 2 + a)
-    with pytest.raises(Exception, match=r"no code for the device qpu; use torch\.compile\(model, backend='qpu'\)"):
+    with pytest.raises(Exception, match=r"does not support the device qpu; use torch\.compile\(model, backend='qpu'\)"):
         compiled(torch.ones(4, device="qpu"))
     torch._dynamo.reset()
 
 
-def test_dlpack_goes_from_the_device_to_the_device_alone() -> None:
+def test_dlpack_works_only_within_the_device() -> None:
     a = torch.arange(3.0, device="qpu")
     again = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(a))
     again += 1
@@ -369,6 +369,6 @@ def test_dlpack_goes_from_the_device_to_the_device_alone() -> None:
     assert numpy.from_dlpack(torch_qpu.cpu_view(a)).tolist() == [1, 2, 3]
 
 
-def test_sparse_tensors_are_refused() -> None:
+def test_sparse_tensors_are_rejected() -> None:
     with pytest.raises((NotImplementedError, RuntimeError), match=r"[Ss]parse"):
         torch.eye(3, device="qpu").to_sparse()

@@ -1,6 +1,6 @@
 """nn.LSTM, nn.GRU and their cells on the QPUs, against the CPU in float64.
 
-The bound is on the error of results and gradients, relative to the greatest of each tensor.
+The bound applies to the error of results and gradients, relative to the largest element of each tensor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _seed() -> None:
 def outcome(
     make: Callable[[], nn.Module], inputs: list[torch.Tensor], device: str, dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    """Results, and the gradients of inputs and parameters for a sum with fixed weights."""
+    """The results, and the gradients of inputs and parameters for a sum with fixed weights."""
     torch.manual_seed(1)
     module = make().to(device, dtype)
     leaves = [t.to(device, dtype).requires_grad_() for t in inputs]
@@ -70,7 +70,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks_and_their_gradients_are_the_cpus(name: str) -> None:
+def test_networks_and_their_gradients_match_the_cpu(name: str) -> None:
     assert_close(NETWORKS[name], torch.randn(3, 4, 5))
     fallbacks = {name for name in torch_qpu.fallbacks() if "thnn" in name}
     assert fallbacks == set(), "cells run on the QPUs"
@@ -101,7 +101,7 @@ def test_cells_do_not_depend_on_the_number_of_qpus(count: int) -> None:
     assert all(torch.equal(ours.cpu(), theirs.cpu()) for ours, theirs in zip(found, expected, strict=True))
 
 
-def test_one_result_of_a_cell_is_enough_for_a_gradient() -> None:
+def test_gradient_from_a_single_cell_result() -> None:
     for index in (0, 1):
         grads = []
         for device in ("cpu", "qpu"):
@@ -127,7 +127,7 @@ def test_cells_have_second_derivatives(kind: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU], ids=["lstm", "gru"])
-def test_other_dtypes_are_the_cpus(kind: type[nn.Module], dtype: torch.dtype) -> None:
+def test_other_dtypes_match_the_cpu(kind: type[nn.Module], dtype: torch.dtype) -> None:
     torch_qpu.reset_counters()
     found = outcome(lambda: kind(3, 4), [torch.randn(2, 3, 3)], "qpu", dtype)
     assert any("thnn" in name for name in torch_qpu.fallbacks())
@@ -153,7 +153,7 @@ def test_packed_sequences() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_a_cell_of_wrong_shapes_is_refused() -> None:
+def test_cells_with_wrong_shapes_are_rejected() -> None:
     with pytest.raises(RuntimeError, match="input has inconsistent"):
         nn.LSTMCell(3, 4).to("qpu")(torch.ones(2, 5, device="qpu"))
     gates = torch.ones(2, 12, device="qpu")
@@ -173,8 +173,8 @@ def test_nan_in_a_gate_reaches_the_result() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU], ids=["lstm", "gru"])
-def test_a_classifier_of_sequences_learns_as_on_the_cpu(kind: type[nn.Module]) -> None:
-    """Which of two halves of a sequence has the greater sum."""
+def test_sequence_classifier_learns_as_on_the_cpu(kind: type[nn.Module]) -> None:
+    """Classifies which half of a sequence has the larger sum."""
     x = torch.randn(64, 6, 1)
     y = (x[:, :3].sum((1, 2)) > x[:, 3:].sum((1, 2))).long()
     right = {}

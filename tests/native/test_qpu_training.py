@@ -1,4 +1,4 @@
-"""Networks that learn on the QPUs what they learn on the CPU."""
+"""Networks that reach the same accuracy on the QPUs as on the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from digits import EPOCHS, MARGIN, compared
 
 
 @pytest.mark.parametrize("name", sorted(EPOCHS))
-def test_a_network_learns_digits_as_well_as_on_the_cpu(name: str) -> None:
+def test_network_learns_digits_as_well_as_on_the_cpu(name: str) -> None:
     found = compared(name, EPOCHS[name])
     assert found["launches"] > 0
     assert found["cpu"] > 0.8
@@ -22,8 +22,8 @@ def test_a_network_learns_digits_as_well_as_on_the_cpu(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EPOCHS))
-def test_a_network_learns_digits_on_the_emulator_too(name: str) -> None:
-    """In machine code, on QPUs that are exact to the bit."""
+def test_network_learns_digits_on_the_emulator(name: str) -> None:
+    """In machine code, on an emulator that is bit-exact."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(Path(__file__).with_name("digits.py")), name],
         env={**os.environ, "QPU_BACKEND": "emulator"},

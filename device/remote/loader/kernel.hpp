@@ -1,4 +1,4 @@
-// A kernel in C++ on libqpu, for the loader: define PITORCH_KERNEL(arrays) { ... } in one file.
+// A C++ kernel on libqpu, for the loader: define PITORCH_KERNEL(arrays) { ... } in one file.
 //
 //   PITORCH_KERNEL(arrays) {
 //     static auto kernel = compile(add_one);
@@ -6,9 +6,9 @@
 //     return kernel.cycles().seconds();
 //   }
 //
-// It returns the seconds that the emulator's model of a board counts, or NO_MODEL; of several
-// kernels, or of those of libqpu's library, a ModelClock has them. What it throws is told to
-// whoever asked for the run.
+// It returns the seconds according to the emulator's model of a board, or NO_MODEL. To measure
+// several kernels, or those of libqpu's library, use a ModelClock. Exceptions are reported to
+// the client that requested the run.
 #ifndef PITORCH_KERNEL_HPP
 #define PITORCH_KERNEL_HPP
 
@@ -25,12 +25,12 @@ namespace pitorch {
 
 constexpr double NO_MODEL = -1;
 
-// What this thread runs on the emulator from here on, by its model of a board.
+// Measures what this thread runs on the emulator from now on, by its model of a board.
 class ModelClock {
  public:
   ModelClock() : began_(now()) {}
 
-  // NO_MODEL where nothing ran, or something else than the emulator ran it.
+  // NO_MODEL if nothing was run, or if it did not run on the emulator.
   double seconds() const {
     const double passed = now() - began_;
     return passed > 0 ? passed : NO_MODEL;
@@ -50,7 +50,7 @@ class Arrays {
   Arrays(const pitorch_array *first, int count) : first_(first), count_(count) {}
 
   int count() const { return count_; }
-  // Elements of one dimension, or of all.
+  // The number of elements along one dimension, or in total.
   int dimension(int array, int axis) const {
     const pitorch_array &found = at(array);
     if (axis < 0 || axis >= found.dimensions) throw std::out_of_range("the array has no such dimension");
@@ -63,14 +63,14 @@ class Arrays {
   }
   float *floats(int array) const {
     if (at(array).kind != 'f' || at(array).bytes != 4)
-      throw std::invalid_argument("a QPU computes with float32: expected an array of it");
+      throw std::invalid_argument("QPUs compute with float32 only: expected a float32 array");
     return static_cast<float *>(at(array).data);
   }
 
  private:
   const pitorch_array &at(int array) const {
     if (array < 0 || array >= count_)
-      throw std::out_of_range("the kernel was given " + std::to_string(count_) + " arrays");
+      throw std::out_of_range("the kernel has only " + std::to_string(count_) + " arrays");
     return first_[array];
   }
 
@@ -101,7 +101,7 @@ inline std::map<void *, qpu_buffer *> &buffers() {
 #define PITORCH_KERNEL(arrays)                                                          \
   static double pitorchRun(const pitorch::Arrays &arrays);                              \
   extern "C" void *pitorch_kernel_allocate(size_t bytes) {                              \
-    /* whole vectors: a kernel may read and write the last one whole */                 \
+    /* rounded up: a kernel may access the whole of the last vector */                  \
     qpu_buffer *buffer = qpu_buffer_new((bytes + 63) / 64 * 64);                        \
     if (buffer == nullptr) {                                                            \
       pitorch::detail::lastError() = qpu_last_error();                                  \

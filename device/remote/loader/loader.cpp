@@ -1,27 +1,26 @@
-// Loads a kernel on a board, gives it arrays, runs it and times it, for a client that talks to
-// standard input and output: through SSH, under an emulator, or on the same machine. It begins with
-// "ok MACHINE; MODEL": what it was compiled for, and the board's name as the device tree has it.
+// Loads a kernel on a board, provides its arrays, runs it and measures it, for a client connected to
+// standard input and output: through SSH, under an emulator, or on the same machine. It first prints
+// "ok MACHINE; MODEL": the machine it was compiled for, and the board's name in the device tree.
 //
 //   loader LOCK_FILE QUEUE_SECONDS SESSION_SECONDS
 //
-// One session at a time holds LOCK_FILE; another waits QUEUE_SECONDS for it. After SESSION_SECONDS
-// the loader ends with status 124. Requests are lines of words, some with bytes after them; an
-// answer is "ok WORDS" or "error KIND TEXT", the former with bytes after it where the request asks
-// for some:
+// Only one session at a time holds LOCK_FILE; others wait up to QUEUE_SECONDS for it. After
+// SESSION_SECONDS the loader exits with status 124. Requests are lines of words, some followed by
+// bytes. A response is "ok WORDS", followed by bytes for some requests, or "error KIND TEXT":
 //
-//   load ENTRY BYTES + library    ok BACKEND           the library of a kernel; "-" as entry: plain
+//   load ENTRY BYTES + library    ok BACKEND           a kernel library; "-" as entry: plain
 //   array KIND BYTES SHAPE...     ok NUMBER            zeroed, aligned to 64 bytes
 //   write NUMBER BYTES + content  ok
 //   read NUMBER                   ok BYTES + content
-//   run NUMBER...                 ok MODEL_SECONDS     one run; negative: there is no model
-//   time NUMBER REPEAT MIN_MS WARM_UP NUMBER...        ok RUNS SECONDS...   seconds of one run, for
-//                                                      each repeat; RUNS is how many each had
+//   run NUMBER...                 ok MODEL_SECONDS     one run; negative: no model
+//   time NUMBER REPEAT MIN_MS WARM_UP NUMBER...        ok RUNS SECONDS...   seconds per run, for
+//                                                      each repeat; RUNS is the runs per repeat
 //
 // Kinds of errors: busy, protocol, architecture, load, kernel, memory.
 //
-// A kernel is a library that TVM made (its C entry is __tvm_ffi_NAME, which takes DLTensors as
-// TVM's FFI passes arguments), or one that exports what kernel.h says. TVM's runtime is not needed;
-// a kernel that wants its thread pool is refused.
+// A kernel is either a library made by TVM (its C entry point is __tvm_ffi_NAME, which takes
+// DLTensors in the calling convention of TVM's FFI), or one that exports the functions of kernel.h.
+// TVM's runtime is not required; kernels that use its thread pool are rejected.
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
@@ -52,8 +51,8 @@
 namespace {
 
 constexpr int TIMED_OUT = 124;
-constexpr std::size_t ALIGNMENT = 64;  // what TVM's code takes for granted
-constexpr std::size_t MOST_BYTES = std::size_t{1} << 31;
+constexpr std::size_t ALIGNMENT = 64;  // TVM's code relies on it
+constexpr std::size_t MAX_BYTES = std::size_t{1} << 31;
 
 struct Failure : std::runtime_error {
   Failure(const char *what, const std::string &text) : std::runtime_error(text), kind(what) {}
@@ -62,7 +61,7 @@ struct Failure : std::runtime_error {
 
 // ------------------------------------------------------------------------------ TVM's C interface
 //
-// Layouts as dlpack.h and tvm/ffi/c_api.h state them (apache-tvm-ffi 0.1.15).
+// Layouts as defined in dlpack.h and tvm/ffi/c_api.h (apache-tvm-ffi 0.1.15).
 
 struct DLTensor {
   void *data;
@@ -104,7 +103,7 @@ int freeWorkspace(int, int, void *memory) {
 
 }  // namespace
 
-// Kernels call it when their arguments do not fit.
+// Called by kernels when their arguments do not match.
 extern "C" __attribute__((visibility("default"), used)) void TVMFFIErrorSetRaisedFromCStrParts(
     const char *kind, const char **parts, int32_t count) {
   raised = std::string(kind) + ": ";
@@ -126,7 +125,7 @@ void writeAll(const void *data, std::size_t bytes) {
   while (bytes > 0) {
     const ssize_t done = ::write(STDOUT_FILENO, from, bytes);
     if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) std::exit(1);  // the client is gone
+    if (done <= 0) std::exit(1);  // the client disconnected
     from += done;
     bytes -= static_cast<std::size_t>(done);
   }
@@ -147,7 +146,7 @@ std::string readLine() {
   std::string line;
   char next = 0;
   for (readAll(&next, 1); next != '\n'; readAll(&next, 1)) {
-    if (line.size() == 4096) throw Failure("protocol", "a line of more than 4096 characters");
+    if (line.size() == 4096) throw Failure("protocol", "a line is longer than 4096 characters");
     line += next;
   }
   return line;
@@ -166,7 +165,7 @@ void complain(const char *kind, const std::string &text) {
   writeAll(line.data(), line.size());
 }
 
-// The next line. One that is too long leaves nothing to go on with: what follows it is unknown.
+// Reads the next line. A line that is too long is fatal, because the rest of the input is unknown.
 std::string readRequest() {
   try {
     return readLine();
@@ -193,7 +192,7 @@ T symbol(void *handle, const char *name) {
   void *found = dlsym(handle, name);
   if (found == nullptr) throw Failure("load", std::string("the library has no ") + name);
   T typed = nullptr;
-  static_assert(sizeof typed == sizeof found, "functions and data have addresses of one size");
+  static_assert(sizeof typed == sizeof found, "functions and data have addresses of the same size");
   std::memcpy(&typed, &found, sizeof typed);
   return typed;
 }
@@ -204,7 +203,7 @@ class TvmLibrary : public Library {
       : entry_(symbol<Entry>(handle, ("__tvm_ffi_" + name).c_str())) {
     if (dlsym(handle, "__TVMBackendParallelLaunch") != nullptr)
       throw Failure("load",
-                    "the kernel has parallel loops: they need TVM's thread pool, which this board does not have");
+                    "the kernel has parallel loops: they require TVM's thread pool, which this board does not have");
     setContext(handle, "__TVMBackendAllocWorkspace", &allocateWorkspace);
     setContext(handle, "__TVMBackendFreeWorkspace", &freeWorkspace);
   }
@@ -229,14 +228,14 @@ class TvmLibrary : public Library {
     }
     Any result = {0, 0, {0}};
     if (entry_(nullptr, arguments.data(), static_cast<int32_t>(arguments.size()), &result) != 0)
-      throw Failure("kernel", raised.empty() ? "the kernel failed without a word" : raised);
+      throw Failure("kernel", raised.empty() ? "the kernel failed without an error message" : raised);
   }
 
   std::string backend() override { return "CPU"; }
   double modelSeconds() override { return -1; }
 
  private:
-  // Kernels reach what TVM's runtime offers through pointers that whoever loads them sets.
+  // Kernels call the functions of TVM's runtime through pointers that their loader sets.
   template <typename Function>
   static void setContext(void *handle, const char *name, Function function) {
     if (void *place = dlsym(handle, name)) std::memcpy(place, &function, sizeof function);
@@ -293,12 +292,12 @@ std::string ownMachine() {
 #elif defined(__x86_64__)
   constexpr unsigned machine = EM_X86_64;
 #else
-#error "a row of ownMachine is missing"
+#error "ownMachine does not support this machine"
 #endif
   return machineName(machine, sizeof(void *) == 8 ? ELFCLASS64 : ELFCLASS32);
 }
 
-// What the board's device tree calls it; empty where there is none: on a PC, under an emulator.
+// The board's name in the device tree; empty if there is none (on a PC, under an emulator).
 std::string boardModel() {
   std::array<char, 128> model{};
   if (FILE *file = std::fopen("/proc/device-tree/model", "rb")) {
@@ -310,7 +309,7 @@ std::string boardModel() {
 
 std::string machineOf(const std::vector<char> &content) {
   if (content.size() < sizeof(Elf32_Ehdr) || std::memcmp(content.data(), ELFMAG, SELFMAG) != 0)
-    throw Failure("load", "what was sent is no shared library (no ELF header)");
+    throw Failure("load", "not a shared library (no ELF header)");
   Elf32_Ehdr header{};  // both widths have the same fields up to e_machine
   std::memcpy(&header, content.data(), sizeof header);
   return machineName(header.e_machine, header.e_ident[EI_CLASS]);
@@ -327,9 +326,9 @@ std::unique_ptr<Library> load(const std::string &entry, const std::vector<char> 
   const bool whole = stream != nullptr && std::fwrite(content.data(), 1, content.size(), stream) == content.size();
   const bool closed = stream != nullptr && std::fclose(stream) == 0;
   void *handle = whole && closed ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
-  const char *told = handle == nullptr && whole && closed ? dlerror() : "the board has no room for the kernel";
+  const char *message = handle == nullptr && whole && closed ? dlerror() : "no space left on the board for the kernel";
   unlink(path.c_str());
-  if (handle == nullptr) throw Failure("load", told);
+  if (handle == nullptr) throw Failure("load", message);
   if (entry == "-") return std::make_unique<PlainLibrary>(handle);
   return std::make_unique<TvmLibrary>(handle, entry);
 }
@@ -356,7 +355,7 @@ class Session {
       } catch (const Failure &fault) {
         complain(fault.kind, fault.what());
       } catch (const std::bad_alloc &) {
-        complain("memory", "the board has not enough memory");
+        complain("memory", "the board does not have enough memory");
       }
     }
   }
@@ -376,7 +375,7 @@ class Session {
       const auto number = word<std::size_t>(words);
       const std::vector<char> content = payload(word<std::size_t>(words));
       Array &to = at(number);
-      if (content.size() != to.size) throw Failure("protocol", "the content does not have the array's size");
+      if (content.size() != to.size) throw Failure("protocol", "the content and the array differ in size");
       std::memcpy(to.data, content.data(), content.size());
       answer("");
     } else if (verb == "read") {
@@ -393,19 +392,19 @@ class Session {
     } else if (verb == "time") {
       time(words);
     } else {
-      throw Failure("protocol", "no request is called " + verb);
+      throw Failure("protocol", "unknown request " + verb);
     }
   }
 
   template <typename T>
   static T word(std::istringstream &words) {
     T value{};
-    if (!(words >> value)) throw Failure("protocol", "a word is missing, or no number");
+    if (!(words >> value)) throw Failure("protocol", "a word is missing or is not a number");
     return value;
   }
 
   static std::vector<char> payload(std::size_t bytes) {
-    if (bytes > MOST_BYTES) throw Failure("protocol", "more bytes than one request may have");
+    if (bytes > MAX_BYTES) throw Failure("protocol", "too many bytes for one request");
     std::vector<char> content(bytes);
     readAll(content.data(), bytes);
     return content;
@@ -422,12 +421,12 @@ class Session {
     made.kind = word<char>(words);
     const int bytes = word<int>(words);
     if ((made.kind != 'f' && made.kind != 'i' && made.kind != 'u') || bytes < 1 || bytes > 8)
-      throw Failure("protocol", "no such type of elements");
+      throw Failure("protocol", "unknown element type");
     made.bytes = static_cast<uint8_t>(bytes);
     made.size = made.bytes;
     for (int64_t dimension = 0; words >> dimension;) {
-      if (dimension < 0 || (dimension > 0 && made.size > MOST_BYTES / static_cast<std::size_t>(dimension)))
-        throw Failure("memory", "an array of more than 2 GiB, or of a negative size");
+      if (dimension < 0 || (dimension > 0 && made.size > MAX_BYTES / static_cast<std::size_t>(dimension)))
+        throw Failure("memory", "the array is larger than 2 GiB or has a negative size");
       made.size *= static_cast<std::size_t>(dimension);
       made.shape.push_back(dimension);
     }
@@ -448,8 +447,8 @@ class Session {
     return found;
   }
 
-  // As TVM's time_evaluator does: `number` runs are one measurement; where they take less than
-  // `leastMs`, there are more of them.
+  // Like TVM's time_evaluator: `number` runs are one measurement; if they take less than
+  // `leastMs`, the number is increased.
   void time(std::istringstream &words) {
     using Clock = std::chrono::steady_clock;
     auto number = word<std::uint64_t>(words);
@@ -480,9 +479,9 @@ class Session {
   std::vector<Array> arrays_;
 };
 
-// Waits for the lock; the one who holds it has written its process id there.
+// Waits for the lock; its holder has written its process ID to the file.
 bool locked(const char *path, double queueSeconds) {
-  // Not by a link: in /tmp anybody may have made one to a file of the user whose session this is.
+  // Does not follow links: in /tmp, another user could have created a link to a file of this user.
   const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (file < 0) {
     complain("load", std::string(path) + ": " + std::strerror(errno));
@@ -490,7 +489,7 @@ bool locked(const char *path, double queueSeconds) {
   }
   struct stat found = {};
   if (fstat(file, &found) != 0 || !S_ISREG(found.st_mode) || found.st_nlink != 1) {
-    complain("load", std::string(path) + " is not a file of its own: remove it");
+    complain("load", std::string(path) + " is not a regular file with a single link: remove it");
     return false;
   }
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(queueSeconds);
@@ -502,14 +501,15 @@ bool locked(const char *path, double queueSeconds) {
     if (std::chrono::steady_clock::now() >= deadline) {
       std::array<char, 16> holder{};
       const ssize_t got = pread(file, holder.data(), holder.size() - 1, 0);
-      complain("busy", got > 0 ? std::string("process ") + holder.data() + " holds it" : "another session holds it");
+      const std::string user = got > 0 ? std::string("process ") + holder.data() : "another session";
+      complain("busy", user + " is using the board");
       return false;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   const std::string own = std::to_string(getpid());
   if (ftruncate(file, 0) == 0 && pwrite(file, own.data(), own.size(), 0) < 0) return true;
-  return true;  // the file stays open, and so locked, until this process ends
+  return true;  // the file stays open and locked until this process exits
 }
 
 }  // namespace

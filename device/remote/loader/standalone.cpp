@@ -1,5 +1,5 @@
-// Linked into kernels for boards without TVM: what their code expects of TVM's runtime. Where something else in the
-// process offers the same (the loader, TVM itself), that is used.
+// Linked into kernels for boards without TVM: the functions of TVM's runtime that their code requires. Another
+// definition in the process (of the loader or of TVM itself) takes precedence.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@ int release(int, int, void *memory) {
 
 }  // namespace
 
-// A kernel reaches the runtime through these where it needs temporary memory; else it does not define them.
+// A kernel calls the runtime through these pointers if it needs temporary memory; otherwise it does not define them.
 // NOLINTBEGIN(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp): TVM's names
 extern "C" {
 extern void *(*__TVMBackendAllocWorkspace)(int, int, std::uint64_t, int, int) __attribute__((weak));
@@ -37,7 +37,7 @@ __attribute__((constructor)) static void offer() {
 }
 // NOLINTEND(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp)
 
-// Called by a kernel whose arguments do not fit.
+// Called by a kernel whose arguments do not match.
 EXPORTED __attribute__((weak)) void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts,
                                                                       std::int32_t count) {
   int used = std::snprintf(text.data(), text.size(), "%s: ", kind);
@@ -46,5 +46,5 @@ EXPORTED __attribute__((weak)) void TVMFFIErrorSetRaisedFromCStrParts(const char
       used += std::snprintf(text.data() + used, text.size() - static_cast<std::size_t>(used), "%s", parts[i]);
 }
 
-// What the last call in this thread that failed said.
+// The message of the last failed call in this thread.
 EXPORTED const char *pitorch_raised(void) { return text.data(); }

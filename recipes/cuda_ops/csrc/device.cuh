@@ -1,4 +1,4 @@
-// What the kernels share: 16 bytes as the unit of memory access, and sums and maxima across threads.
+// Shared parts of the kernels: memory accesses of 16 bytes, and sums and maxima across threads.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,7 +15,7 @@ namespace cuda_ops::cuda {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffU;
 
-// As many elements as one access moves: 16 bytes where everything is aligned to that, else one element.
+// The elements of one memory access: 16 bytes if everything is aligned to that, otherwise a single element.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount) Pack {
   T values[kCount];
@@ -24,7 +24,7 @@ struct alignas(sizeof(T) * kCount) Pack {
 template <typename T>
 constexpr int kFullPack = 16 / static_cast<int>(sizeof(T));
 
-// What is read once need not stay in the caches.
+// Data that is read only once does not need to stay in the caches.
 template <typename Packed>
 __device__ inline Packed read_once(const Packed* from) {
   if constexpr (sizeof(Packed) == sizeof(uint4)) {
@@ -72,7 +72,7 @@ struct Maximum {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// Among kWidth neighbouring lanes, a power of two; every lane of the warp must come here.
+// Combines kWidth adjacent lanes, a power of two. All lanes of the warp must call it.
 template <int kWidth = kWarp, typename Combine>
 __device__ inline float across_warp(float value, Combine combine) {
 #pragma unroll
@@ -81,7 +81,7 @@ __device__ inline float across_warp(float value, Combine combine) {
   return value;
 }
 
-// Every thread of the block gets the result. `room` holds a float for each warp; the block may use it again at once.
+// Every thread of the block gets the result. `room` holds one float per warp and can be reused immediately.
 template <typename Combine>
 __device__ inline float across_block(float value, Combine combine, float* room) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -96,7 +96,8 @@ __device__ inline float across_block(float value, Combine combine, float* room) 
   return value;
 }
 
-// Calls `body` with the smallest number of the list that is at least `wanted`, as a constant; false if none is.
+// Calls `body` with the smallest number in the list that is at least `wanted`, as a constant. Returns false if there is
+// none.
 template <int kFirst, int... kMore, typename Body>
 bool by_count(int64_t wanted, Body body) {
   if (wanted <= kFirst) {
@@ -107,7 +108,7 @@ bool by_count(int64_t wanted, Body body) {
   return false;
 }
 
-// Calls `body` with a value of the type that `type` names.
+// Calls `body` with a value of the C++ type for `type`.
 template <typename Body>
 int by_type(Type type, Body body) {
   switch (type) {

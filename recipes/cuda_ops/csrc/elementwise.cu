@@ -1,4 +1,4 @@
-// add2, exp and axpy: bound by memory. A thread moves 16 bytes of each operand; many threads keep the memory busy.
+// add2, exp and axpy are memory-bound. Each thread moves 16 bytes of each operand; many threads keep the memory busy.
 #include <algorithm>
 
 #include "device.cuh"
@@ -8,9 +8,9 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// What is read and written once need not stay in the caches. Which hint pays, and how many threads a block has, was
-// measured on an H200: with two inputs only what is written is marked; with one input both are, or neither where
-// elements have 16 bits.
+// Data that is read or written only once does not need to stay in the caches. The best hints and block sizes were
+// measured on an H200: with two inputs, only the output is marked; with one input, both are, or neither for 16-bit
+// elements.
 template <typename T, int kInputs>
 constexpr bool kPlain = kInputs == 1 && sizeof(T) == 2;
 template <typename T, int kInputs>
@@ -48,7 +48,7 @@ struct Exp {
   __device__ float operator()(float x, float /*unused*/) const { return expf(x); }
 };
 
-// `packs` whole packs, then `rest` single elements, which the last block takes.
+// Processes `packs` whole packs, then `rest` single elements in the last block.
 template <typename T, int kInputs, typename F>
 __global__ void __launch_bounds__(kBlock<T, kInputs>)
     dense_kernel(T* out, const T* a, const T* b, int64_t packs, int rest, F function) {
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kBlock<T, kInputs>)
   }
 }
 
-// Any strides. `Index` is what positions are counted in: 32 bits where they fit, since dividing them is cheaper.
+// Supports any strides. `Index` is the type for positions: 32 bits where possible, because its division is cheaper.
 template <typename T, typename Index, typename F>
 __global__ void __launch_bounds__(kThreads) strided_kernel(const Elementwise work, F function) {
   const Index step = static_cast<Index>(gridDim.x) * kThreads;
@@ -111,11 +111,11 @@ int launch(const Elementwise& work, F function, cudaStream_t stream) {
         function);
     return cudaGetLastError();
   }
-  constexpr int64_t kMostBlocks = 1 << 20;
-  const auto blocks = static_cast<unsigned>(std::min(kMostBlocks, divide_up(work.count, kThreads)));
-  // One step beyond the last position must still be countable.
-  // NOLINTNEXTLINE(bugprone-branch-clone): they differ in a type
-  if (work.count + kMostBlocks * kThreads < (int64_t{1} << 32)) {
+  constexpr int64_t kMaxBlocks = 1 << 20;
+  const auto blocks = static_cast<unsigned>(std::min(kMaxBlocks, divide_up(work.count, kThreads)));
+  // The index type must also hold a position one step past the end.
+  // NOLINTNEXTLINE(bugprone-branch-clone): the branches differ in a type
+  if (work.count + kMaxBlocks * kThreads < (int64_t{1} << 32)) {
     strided_kernel<T, uint32_t><<<blocks, kThreads, 0, stream>>>(work, function);
   } else {
     strided_kernel<T, uint64_t><<<blocks, kThreads, 0, stream>>>(work, function);

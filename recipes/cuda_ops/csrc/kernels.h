@@ -1,6 +1,6 @@
-// The kernels behind the operators, without torch: what to compute, on which memory, on which stream.
+// The kernels of the operators, independent of torch: what to compute, in which memory, on which stream.
 //
-// All counts, sizes and strides are of elements and 64 bits wide. Nothing here allocates memory or waits for the GPU.
+// Counts, sizes and strides are in elements and 64 bits wide. Nothing here allocates memory or waits for the GPU.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace cuda_ops {
 
-// Tensors may have this many dimensions once neighbouring ones that lie behind each other in memory are merged.
+// The maximum number of dimensions after adjacent dimensions that are contiguous in memory are merged.
 constexpr int kMaxDims = 12;
 
 enum class Type { kFloat, kHalf, kBFloat16 };
@@ -16,7 +16,7 @@ enum class Function { kAdd, kExp, kAxpy };
 
 constexpr int size_of(Type type) { return type == Type::kFloat ? 4 : 2; }
 
-// out[i] = f(in[0][i], in[1][i]), for all i below `count`. Operand 0 of `strides` is the output.
+// out[i] = f(in[0][i], in[1][i]) for 0 <= i < `count`. Operand 0 of `strides` is the output.
 struct Elementwise {
   static constexpr int kOperands = 3;
 
@@ -31,7 +31,7 @@ struct Elementwise {
   std::array<const void*, 2> in{};
   void* out = nullptr;
 
-  // One run of neighbours in memory, for every operand.
+  // Whether the elements of every operand form one contiguous range.
   [[nodiscard]] bool dense() const {
     if (dims == 0) return true;
     for (int operand = 0; operand <= inputs; ++operand)
@@ -40,7 +40,7 @@ struct Elementwise {
   }
 };
 
-// Each row of `columns` neighbours becomes exp(x - max) / sum. Rows of the output lie behind each other.
+// Each row of `columns` contiguous elements becomes exp(x - max) / sum. The rows of the output are contiguous.
 struct Softmax {
   Type type = Type::kFloat;
   int64_t rows = 0;
@@ -50,7 +50,7 @@ struct Softmax {
   void* out = nullptr;
 };
 
-// out = matrix · vector. Either stride of the matrix may be anything; the vector and the output are dense.
+// out = matrix · vector. The matrix may have any strides; the vector and the output are dense.
 struct Matvec {
   Type type = Type::kFloat;
   int64_t rows = 0;
@@ -60,24 +60,24 @@ struct Matvec {
   const void* matrix = nullptr;
   const void* vector = nullptr;
   void* out = nullptr;
-  // Room for splits * rows sums of parts, where `splits_of` says that columns are shared out among blocks.
+  // Memory for splits * rows partial sums if `splits_of` distributes the columns over several blocks.
   float* partial = nullptr;
   int splits = 1;
 };
 
-// Each returns a cudaError_t, 0 for success; `stream` is a cudaStream_t.
+// Functions return a cudaError_t, 0 for success; `stream` is a cudaStream_t.
 namespace cuda {
 int run(const Elementwise& work, void* stream);
 int run(const Softmax& work, void* stream);
 int run(const Matvec& work, void* stream);
-// Into how many parts the columns are cut, so that all of the GPU has work.
+// The number of parts that the columns are divided into, so that the whole GPU has work.
 int splits_of(const Matvec& work);
 const char* explain(int error);
-// The calling thread's, or -1.
+// The current device of the calling thread, or -1.
 int current_device();
 }  // namespace cuda
 
-// The same by plain loops: the reference, and what runs for tensors in the CPU's memory.
+// The same operations as plain loops: the reference, and the implementation for CPU tensors.
 namespace cpu {
 void run(const Elementwise& work);
 void run(const Softmax& work);

@@ -1,8 +1,8 @@
-// Matrix times vector: bound by reading the matrix once, so as much of it as possible is in flight, in packs of 16
-// bytes wherever rows or columns begin.
+// Matrix times vector is bound by reading the matrix once, so the kernels keep as many loads in flight as possible, in
+// packs of 16 bytes even if rows or columns are not aligned.
 //
-// Where too few blocks would have work, the columns are shared out among blocks as well, whose sums a second kernel
-// adds up, in a fixed order: the same input gives the same output.
+// If too few blocks would have work, the columns are distributed over blocks as well. A second kernel adds their sums
+// in a fixed order, so the same input always gives the same output.
 #include <algorithm>
 
 #include "device.cuh"
@@ -13,9 +13,9 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kSmallBlock = 128;
 constexpr int kMiddleBlock = 512;
-constexpr int kLargeBlock = 1024;  // as many threads keep a multiprocessor busy, in one block or more
+constexpr int kLargeBlock = 1024;  // threads that keep a multiprocessor busy, in one or more blocks
 
-// The sum of a row, or of this block's part of it.
+// Stores the sum of a row, or of this block's part of it.
 template <typename T>
 __device__ inline void store(const Matvec& work, int64_t row, float sum) {
   if (work.splits > 1) {
@@ -32,7 +32,7 @@ __device__ inline void part_of(const Matvec& work, int64_t count, int64_t& first
   last = min(first + each, count);
 }
 
-// The second kernel may be started, to wait for this one's end: its start then takes no time of its own.
+// Allows the second kernel to start now and wait for the end of this one, which hides its launch time.
 __device__ inline void start_next() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
@@ -52,22 +52,22 @@ __device__ inline float dot(const Pack<T, kCount>& a, const float (&x)[kCount], 
   return sum;
 }
 
-// How many packs of a row a thread asks for before it uses the first. 1 is a plain loop, of which the compiler makes
-// two at a time and many threads; as measured on an H200, more pays for float32 that begins anywhere.
+// How many packs of a row a thread loads before it uses the first. 1 is a plain loop, which the compiler unrolls twice
+// and which runs with many threads. On an H200, more is faster only for unaligned float32.
 constexpr int flight_of(int count, int rows, bool edges) {
   if (!edges || count != 4) return 1;
   return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
 
-// How many blocks a multiprocessor must hold: 0 leaves that to the compiler, which then gives up loads in flight for
-// registers, so that more blocks fit.
+// The minimum number of blocks per multiprocessor. 0 leaves the choice to the compiler, which then reduces the loads in
+// flight to save registers, so that more blocks fit.
 constexpr int blocks_for(int flight, int group) { return group == kLargeBlock ? 1 : flight > 1 ? 4 : 0; }
 
 constexpr int block_of(int group) { return group > kThreads ? group : kThreads; }
 
-// Rows whose columns are neighbours. A group of kGroup threads takes kRows of them, so that each element of the vector
-// that it loads serves kRows products. With kEdges rows begin anywhere: single elements are left before the first whole
-// pack and behind the last; rows that are kCount apart begin at the same place of a pack, so a group takes such.
+// For rows with contiguous columns. A group of kGroup threads processes kRows rows, so that each element of the vector
+// that it loads is used for kRows products. With kEdges, rows may be unaligned: single elements remain before the first
+// and after the last whole pack. Rows that are kCount apart have the same alignment, so a group processes such rows.
 template <typename T, int kCount, int kRows, int kGroup, bool kEdges>
 __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount, kRows, kEdges), kGroup))
     rows_kernel(const Matvec work) {
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
   const T* rows[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    // In place of those beyond the last row the first one is computed again and not stored.
+    // Past the last row, the first one is computed again and not stored.
     rows[r] = matrix + (row + r * kApart < work.rows ? row + r * kApart : row) * work.row_stride;
   }
   int head = 0;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
   const int64_t packs = row < work.rows ? (work.columns - head) / kCount : 0;
   const auto* vector = static_cast<const T*>(work.vector);
   float sums[kRows] = {};
-  // The single elements, of which this thread has kSingles at most: `use(k, where)` for each that is there.
+  // Calls `use(k, where)` for each single element of this thread, at most kSingles.
   const auto each_single = [&](auto use) {
     if (blockIdx.y != 0 || row >= work.rows) return;
     const int64_t tail = head + packs * kCount;
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
       if (j < 2 * kCount && at < (j < kCount ? head : work.columns)) use(k, at);
     }
   };
-  // With packs in flight they are asked for first and used last, else used at once.
+  // With packs in flight, single elements are loaded first and used last; otherwise they are used immediately.
   float singles[kSingles + 1][kRows] = {};
   float singles_x[kSingles + 1] = {};
   if constexpr (kFlight > 1) {
@@ -152,11 +152,11 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
       for (int r = 0; r < kRows; ++r) sums[r] = fmaf(singles[k][r], singles_x[k], sums[r]);
   }
   for (; i < last; i += kGroup) {
-    // Copies, since of a reference single elements would be read.
+    // A copy: through a reference, the compiler would load single elements.
     Packed a[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      // Single elements may have any distance.
+      // Single elements may be any distance apart.
       const T* at = rows[r] + (kCount == 1 ? i * work.column_stride : head + i * kCount);
       a[r] = *reinterpret_cast<const Packed*>(at);
     }
@@ -184,29 +184,30 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
   }
 }
 
-// A power of two, at most a warp: how many threads add up the parts of a row where there are so many for each.
+// The number of threads that add the parts of a row, if there are `threads` for each row: a power of two, at most a
+// warp.
 constexpr int sharers_of(int threads) {
   int count = 1;
   while (count < kWarp && count * 2 <= threads) count *= 2;
   return count;
 }
 
-// How many blocks a multiprocessor must hold: where kLargeBlock threads are all that it gets, each has the registers for
-// kFlight columns at once. 0 leaves it to the compiler.
+// The minimum number of blocks per multiprocessor. If it runs only kLargeBlock threads, each has enough registers for
+// kFlight columns at once. 0 leaves the choice to the compiler.
 constexpr int registers_for(int block, bool edges) { return block == kThreads || edges ? 0 : kLargeBlock / block; }
 
-// Columns whose rows are neighbours (a transposed matrix), and with kCount = 1 any strides. kWidth lanes stand side by
-// side over kCount rows each; all such groups of a block take columns in turn. With kEdges columns begin anywhere: a
-// group's first lane then begins up to a pack before the block's rows, and since columns that are kCount apart begin at
-// the same place of a pack, a group always takes such.
-// A matrix that kKeep is true for stays in the L2 cache for the next product: one that is read as if only once would have
-// to share what others leave of it.
+// For columns with contiguous rows (a transposed matrix), and with kCount = 1 for any strides. kWidth adjacent lanes
+// cover kCount rows each; the groups of a block process columns in round-robin order. With kEdges, columns may be
+// unaligned: the first lane of a group then starts up to one pack before the block's rows. Columns that are kCount
+// apart have the same alignment, so a group always processes such columns. With kKeep, the matrix stays in the L2 cache
+// for the next product. Without it, its loads are marked as read once and only get the cache space that other data
+// leaves.
 template <typename T, int kCount, int kWidth, int kBlock, int kFlight, bool kEdges, bool kKeep = false>
 __global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
   constexpr int kGroups = kBlock / kWidth;
   constexpr int kTile = (kWidth - (kEdges ? 1 : 0)) * kCount;
-  constexpr bool kShuffled = !kEdges && kWidth < kWarp;  // a warp's groups are added up before
+  constexpr bool kShuffled = !kEdges && kWidth < kWarp;  // the groups of a warp are added first
   constexpr int kParts = kShuffled ? kBlock / kWarp : kGroups;
   constexpr int kSharers = sharers_of(kBlock / kTile);
   static_assert(!kEdges || kGroups % kCount == 0);
@@ -237,7 +238,7 @@ __global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns
 #pragma unroll
       for (int e = 0; e < kCount; ++e) mine[e] = fmaf(to_float(a.values[e]), x, mine[e]);
     };
-    // The first and the last column, where a pack may reach out of the matrix.
+    // The first and the last column, where a pack could extend past the matrix.
     const auto add_singly = [&](int64_t column) {
       const float x = to_float(vector[column]);
 #pragma unroll
@@ -273,7 +274,7 @@ __global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns
       sums[kShuffled ? threadIdx.x / kWarp : group][at] = mine[e];
   }
   __syncthreads();
-  // All of a warp come to the sum across it.
+  // All lanes of a warp must take part in the sum across the warp.
   for (int begin = 0; begin < kTile; begin += kBlock / kSharers) {
     const int r = begin + static_cast<int>(threadIdx.x) / kSharers;
     float sum = 0.0F;
@@ -286,7 +287,7 @@ __global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns
   }
 }
 
-// Adds up the parts: kSharers threads those of a row.
+// Adds the parts; kSharers threads add those of a row.
 template <typename T, int kSharers>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const Matvec work) {
   constexpr int kRows = kThreads / kSharers;
@@ -309,12 +310,12 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const Matvec work) {
   static_cast<T*>(work.out)[row] = from_float<T>(sum);
 }
 
-// What is asked of the current GPU, once by a thread as long as that stays the same.
+// Properties of the current GPU, queried once per thread while the device stays the same.
 struct Gpu {
   int device = -1;
   int multiprocessors = 1;
-  int cache = 0;  // bytes of its L2 cache
-  // Whether its code of the second kernel waits for the first one's end, so that it may be started early.
+  int cache = 0;  // size of its L2 cache in bytes
+  // Whether its code of the second kernel waits for the end of the first one, so that it can be started early.
   bool waits = false;
 };
 
@@ -333,24 +334,24 @@ const Gpu& gpu() {
   return known = found;
 }
 
-// Whether the matrix may still be in the L2 cache when it is wanted again.
+// Whether the matrix may still be in the L2 cache when it is needed again.
 bool fits_cache(const Matvec& work) {
   return 4 * work.rows * work.columns <= int64_t{3} * gpu().cache / size_of(work.type);
 }
 
-// How the work is cut: what a block takes, and how many blocks there are in either direction.
+// How the work is divided: what a block processes, and the number of blocks in each direction.
 struct Plan {
   bool by_columns = false;
   bool edges = false;
-  int pack = 1;   // elements that are read at once
-  int rows = 1;   // by rows: of a group of threads
-  int width = 1;  // by rows: threads of a group; by columns: lanes side by side
-  int block = kThreads;  // threads
+  int pack = 1;   // elements per load
+  int rows = 1;   // by rows: rows per group of threads
+  int width = 1;  // by rows: threads per group; by columns: adjacent lanes
+  int block = kThreads;  // threads per block
   int64_t blocks = 1;
   int64_t splits = 1;
 };
 
-// The numbers in both were measured on an H200.
+// The constants in both functions were measured on an H200.
 Plan plan_rows(const Matvec& work, int full) {
   const int64_t all = gpu().multiprocessors;
   Plan made;
@@ -358,14 +359,14 @@ Plan plan_rows(const Matvec& work, int full) {
   made.edges = made.pack > 1 && (work.columns % full != 0 || work.row_stride % full != 0 || !aligned(work.matrix) ||
                                  !aligned(work.vector));
   const int64_t packs = work.columns / made.pack;
-  const bool few = work.rows * kWarp < int64_t{kThreads} * all;  // rows, so that each needs many threads
+  const bool few = work.rows * kWarp < int64_t{kThreads} * all;  // so few rows that each needs many threads
   const bool cached = fits_cache(work);
   const int64_t apart = made.edges ? full : 1;
   const auto blocks = [&](int width) {
     return divide_up(divide_up(work.rows, apart * made.rows) * apart, block_of(width) / width);
   };
   if (made.edges && full == 4 && packs >= 64 && !(few && packs < kThreads)) {
-    // Many packs a thread, several of them in flight, and no more blocks than are there at once.
+    // Many packs per thread, several of them in flight, and no more blocks than the GPU runs at once.
     if (few) {
       made.width = kThreads;
       made.rows = work.rows < 2 * apart ? 1 : 2;
@@ -375,13 +376,13 @@ Plan plan_rows(const Matvec& work, int full) {
       if (cached && blocks(made.width) > 4 * all) made.rows = 2;
     }
   } else {
-    // Four packs a thread or more; fewer where there are few rows, so that enough threads have work.
+    // At least four packs per thread; fewer if there are few rows, so that enough threads have work.
     made.width = 4;
     for (const int width : {8, 16, kWarp}) {
       if (packs >= 4 * width || (packs >= width && work.rows * made.width < 1024 * all)) made.width = width;
     }
     if (packs >= (made.edges ? 8 : 4) * kThreads || (packs >= kThreads && few)) made.width = kThreads;
-    // A row for each multiprocessor, or nearly: large blocks leave nothing to add up later.
+    // About one row per multiprocessor: large blocks leave no parts to add later.
     if (made.pack > 1 && !made.edges && work.rows <= all && 2 * work.rows >= all && packs >= kLargeBlock)
       made.width = kLargeBlock;
     if (made.edges && (full > 4 || (made.width == kWarp && cached))) made.rows = 2;
@@ -390,7 +391,7 @@ Plan plan_rows(const Matvec& work, int full) {
   made.block = block_of(made.width);
   made.blocks = blocks(made.width);
   if (made.width == kThreads) {
-    // With packs in flight, four blocks of a multiprocessor are all that it holds at once.
+    // With packs in flight, a multiprocessor runs only four blocks at once.
     const bool flight = flight_of(made.pack, made.rows, made.edges) > 1;
     const int64_t wanted = flight ? 4 * all / made.blocks : divide_up(4 * all, made.blocks);
     made.splits = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(packs / (2 * kThreads), 1));
@@ -398,7 +399,7 @@ Plan plan_rows(const Matvec& work, int full) {
   return made;
 }
 
-// For blocks of kThreads: how wide tiles of columns are, from `wide` of the widest on those.
+// For blocks of kThreads: the width of the column tiles; the widest one if that gives at least `wide` tiles.
 template <typename Tiles>
 int small_width(Tiles tiles, int64_t all, int64_t wide) {
   int width = 4;
@@ -407,7 +408,7 @@ int small_width(Tiles tiles, int64_t all, int64_t wide) {
   return !fills && tiles(kWarp) >= wide ? kWarp : width;
 }
 
-// For blocks of kMiddleBlock, of which there are to be two for each multiprocessor, or nearly: 1 if no width makes that.
+// For blocks of kMiddleBlock, about two for each multiprocessor: 1 if no width achieves that.
 template <typename Tiles>
 int middle_width(Tiles tiles, int64_t all) {
   int best = 1;
@@ -431,8 +432,8 @@ Plan plan_columns(const Matvec& work, int full) {
   made.edges = made.pack > 1 && (work.rows % full != 0 || !aligned(work.matrix) ||
                                  (!one && work.column_stride % full != 0));
   const auto tiles = [&](int width) { return divide_up(work.rows, int64_t{width - (made.edges ? 1 : 0)} * made.pack); };
-  const int64_t busy = int64_t{kLargeBlock} * all;  // threads of all the GPU
-  // Fewer threads than three quarters of those, if the matrix may still be in the L2 cache: a half.
+  const int64_t busy = int64_t{kLargeBlock} * all;  // threads of the whole GPU
+  // The minimum is three quarters of these threads, or half if the matrix may still be in the L2 cache.
   const int least = fits_cache(work) ? 2 : 3;
   if (made.pack == 1) {
     made.width = work.rows <= 8 ? 8 : kWarp;
@@ -447,8 +448,8 @@ Plan plan_columns(const Matvec& work, int full) {
   } else if (work.columns < 32) {
     made.width = kThreads;
   } else if (full == 8 && work.columns >= 512 && work.rows >= 512) {
-    // A cache line of each column. Blocks that are all there at once and leave nothing to add up later; else the
-    // smallest that make do with 16 parts.
+    // One cache line of each column. Prefer blocks that all run at once and leave no parts to add later; otherwise use
+    // the smallest blocks that need at most 16 parts.
     made.width = 8;
     made.block = kLargeBlock;
     while (made.block > kSmallBlock && made.block * tiles(8) > busy) made.block /= 2;
@@ -458,7 +459,7 @@ Plan plan_columns(const Matvec& work, int full) {
       while (made.block < kLargeBlock && parts(made.block) > 16) made.block *= 2;
     }
   } else {
-    // A large block for each multiprocessor, or nearly, leaves nothing to add up later.
+    // About one large block per multiprocessor leaves no parts to add later.
     if (work.columns >= 512) {
       for (const int width : {kWarp, 16, 8})
         if (tiles(width) <= all) made.width = 4 * tiles(width) > least * all ? width : 1;
@@ -471,7 +472,7 @@ Plan plan_columns(const Matvec& work, int full) {
     }
   }
   made.blocks = tiles(made.width);
-  // No more blocks than are there at once; four columns a thread or more.
+  // No more blocks than the GPU runs at once, and at least four columns per thread.
   made.splits = std::clamp<int64_t>(busy / (made.block * made.blocks), 1,
                                     std::max<int64_t>(work.columns * made.width / (4 * made.block), 1));
   return made;
@@ -501,7 +502,7 @@ void launch_rows(const Matvec& work, const Plan& made, dim3 grid, cudaStream_t s
   });
 }
 
-// Wide tiles of float32 whose columns begin anywhere.
+// Wide tiles of float32 with unaligned columns.
 template <typename T, int kWidth, int kBlock>
 void launch_wide(const Matvec& work, dim3 grid, cudaStream_t stream) {
   constexpr int kCount = kFullPack<T>;
@@ -583,7 +584,7 @@ int add_up(const Matvec& work, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = gpu().waits ? 1 : 0;
-  // Where there are many rows, each has few parts.
+  // With many rows, each has few parts.
   constexpr int kFew = 4;
   const bool many = work.rows > 4096;
   config.gridDim = static_cast<unsigned>(divide_up(work.rows, kThreads / (many ? kFew : kWarp)));

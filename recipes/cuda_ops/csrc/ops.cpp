@@ -1,15 +1,15 @@
-// The operators for torch's dispatcher, by its stable C interface: one library for every torch from 2.10 on.
+// The operators for torch's dispatcher, using its stable C interface: one library for every torch from 2.10 on.
 //
 // Each operator NAME has three entries:
 //
-//   NAME                  what is called. Where gradients are on it asks whether one will be wanted, and hands on to
-//   _NAME                 the same without gradients; or, where a gradient is wanted, to
-//   _NAME_differentiable  the same with a backward formula, which is written in Python.
+//   NAME                  the public entry. If gradients are enabled, it checks whether one is needed, and calls
+//   _NAME                 the operator without gradients, or if a gradient is needed
+//   _NAME_differentiable  the operator with a backward formula, which is written in Python.
 //
-// So a call that needs no gradient never enters Python: it costs about what a call of torch's own operators does.
+// A call that needs no gradient therefore never enters Python, and costs about as much as a call of torch's operators.
 //
-// The stable interface carries no error texts from one call of the dispatcher to the next (before torch 2.13). What an
-// operator refuses is therefore kept in `last_refusal` on its way.
+// Before torch 2.13, the stable interface does not pass error messages from one dispatcher call to the next. The
+// message of an error is therefore stored in `last_refusal`.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -27,12 +27,12 @@
 
 #include "kernels.h"
 
-// These two are absent, that is null, in a torch without CUDA, and in one whose internals have changed. They are the
-// only things here that are declared by hand, since they must be weak.
+// These two functions are absent (null) in a torch without CUDA, and in one whose internals have changed. Only they are
+// declared by hand, because they must be weak.
 extern "C" {
 __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
-// bool c10::TensorImpl::requires_grad() const. The stable interface has no such question. cuda_ops/_gradients.py makes
-// sure that the answer is right before it is relied on.
+// bool c10::TensorImpl::requires_grad() const, for which the stable interface has no equivalent. cuda_ops/_gradients.py
+// checks that its result is right before it is used.
 __attribute__((weak)) bool requires_grad_of(const void* tensor_impl) __asm__("_ZNK3c1010TensorImpl13requires_gradEv");
 }
 
@@ -50,8 +50,8 @@ bool requires_grad_is_known = false;
   throw std::runtime_error(last_refusal);
 }
 
-// An owned tensor with what is asked of it again and again. torch::stable::Tensor would do, but it counts references
-// on the heap, and a call that takes a few microseconds feels that.
+// An owned tensor with its frequently used properties. torch::stable::Tensor would also work, but it counts references
+// on the heap, which is noticeable in a call of a few microseconds.
 class Operand {
  public:
   Operand(const char* name, AtenTensorHandle handle) : name_(name), handle_(handle) {
@@ -63,7 +63,7 @@ class Operand {
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle, &device_type_));
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(handle, &device_));
   }
-  // What torch passes in a box is the callee's.
+  // The callee owns what torch passes as a StableIValue.
   Operand(const char* name, StableIValue boxed) : Operand(name, torch::stable::detail::to<AtenTensorHandle>(boxed)) {}
   Operand(Operand&& other) noexcept { *this = std::move(other); }
   Operand& operator=(Operand&& other) noexcept {
@@ -105,7 +105,7 @@ class Operand {
     TORCH_ERROR_CODE_CHECK(aoti_torch_is_contiguous(handle_, &answer));
     return answer;
   }
-  // A copy whose elements lie in a row.
+  // A contiguous copy.
   [[nodiscard]] Operand contiguous() const {
     AtenTensorHandle own = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handle_, &own));
@@ -121,7 +121,7 @@ class Operand {
   }
   [[nodiscard]] std::string device_text() const {
     if (is_cpu()) return "the CPU";
-    return is_cuda() ? "cuda:" + std::to_string(device_) : "another kind of device";
+    return is_cuda() ? "cuda:" + std::to_string(device_) : "another device type";
   }
   [[nodiscard]] const char* type_text() const { return torch::headeronly::toString(static_cast<ScalarType>(type_)); }
 
@@ -156,15 +156,15 @@ void require_device(const char* op, const Operand& operand) {
     refuse(std::string(op) + ": " + operand.name() + " must be on a CUDA device or on the CPU");
 }
 
-// All of one type and on one device, which is CUDA's or the CPU.
+// Checks that both have the same type and are on the same device, CUDA or CPU.
 void require_alike(const char* op, const Operand& a, const Operand& b) {
   require_device(op, a);
   if (a.device_type() != b.device_type() || a.device() != b.device())
-    refuse(std::string(op) + ": all tensors must be on one device, found " + a.name() + " on " + a.device_text() +
+    refuse(std::string(op) + ": all tensors must be on the same device, found " + a.name() + " on " + a.device_text() +
            " and " + b.name() + " on " + b.device_text());
   if (a.type() != b.type())
-    refuse(std::string(op) + ": all tensors must have one type, found " + a.name() + " of " + a.type_text() + " and " +
-           b.name() + " of " + b.type_text());
+    refuse(std::string(op) + ": all tensors must have the same type, found " + a.name() + " of " + a.type_text() +
+           " and " + b.name() + " of " + b.type_text());
 }
 
 void require_same_shape(const char* op, const Operand& a, const Operand& b) {
@@ -173,7 +173,7 @@ void require_same_shape(const char* op, const Operand& a, const Operand& b) {
            a.shape_text() + " and " + b.shape_text());
 }
 
-// A tensor that was made here, of which nothing is asked.
+// A tensor created here, whose properties are not needed.
 class Result {
  public:
   Result(int64_t dim, const int64_t* sizes, const int64_t* strides, const Operand& beside, int32_t type) {
@@ -194,7 +194,7 @@ class Result {
   void* data_ = nullptr;
 };
 
-// Strides of rows that lie behind each other.
+// The strides of contiguous rows.
 Sizes in_rows(const Operand& like) {
   Sizes strides(static_cast<size_t>(like.dim()));
   int64_t step = 1;
@@ -205,7 +205,7 @@ Sizes in_rows(const Operand& like) {
   return strides;
 }
 
-// Runs on the device and in the order of the tensor: on the current stream of its GPU, or here and now.
+// Runs on the tensor's device and in its order: on the current stream of its GPU, or synchronously on the CPU.
 template <typename Work>
 void run_beside(const Operand& operand, const char* op, const Work& work) {
   if (!operand.is_cuda()) return cpu::run(work);
@@ -214,10 +214,10 @@ void run_beside(const Operand& operand, const char* op, const Work& work) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(operand.device(), &stream));
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (cuda::current_device() != operand.device()) guard.emplace(operand.device());
-  if (const int error = cuda::run(work, stream)) refuse(std::string(op) + ": CUDA says: " + cuda::explain(error));
+  if (const int error = cuda::run(work, stream)) refuse(std::string(op) + ": CUDA error: " + cuda::explain(error));
 }
 
-// Dimensions of more than one element, in the order that `first` puts them.
+// The dimensions of more than one element, sorted with `first`.
 template <typename Before>
 std::vector<size_t> order_of(const Operand& operand, Before first) {
   std::vector<size_t> order;
@@ -238,7 +238,8 @@ bool fills_its_memory(const Operand& operand) {
   return true;
 }
 
-// Dimensions in the order of the output's memory, neighbours merged where all operands allow. False: too many are left.
+// Orders dimensions as in the output's memory and merges adjacent ones if all operands allow it. Returns false if too
+// many remain.
 bool lay_out(Elementwise& work, const Operand& like, const std::vector<const int64_t*>& strides) {
   work.dims = 0;
   for (const size_t d : order_of(like, [&](size_t a, size_t b) { return strides[0][a] > strides[0][b]; })) {
@@ -260,7 +261,7 @@ void run_elementwise(const char* op, Elementwise& work, void* out, const Operand
   run_beside(a, op, work);
 }
 
-// The output has the inputs' layout where they share one without gaps, else rows behind rows.
+// The output has the inputs' layout if they share one without gaps; otherwise its rows are contiguous.
 StableIValue elementwise(const char* op, Elementwise& work, const Operand& a, const Operand* b) {
   work.type = type_of(op, a);
   work.inputs = b == nullptr ? 1 : 2;
@@ -288,7 +289,7 @@ StableIValue elementwise(const char* op, Elementwise& work, const Operand& a, co
   return out.release();
 }
 
-// What follows are boxed kernels: torch hands over a stack of arguments, and takes the result from its place 0.
+// Boxed kernels: torch passes a stack of arguments, and reads the result from its element 0.
 
 void add2(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   const Operand a("a", stack[0]);
@@ -327,7 +328,7 @@ void softmax(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) 
   const int64_t last = x.dim() - 1;
   work.columns = last < 0 ? 1 : x.sizes()[last];
   work.rows = work.columns == 0 ? 0 : x.count() / work.columns;
-  // Rows at equal distances are read where they are; anything else is copied first.
+  // Rows at equal distances are read in place; any other layout is copied first.
   const bool in_place = x.is_contiguous() || (x.dim() == 2 && (x.strides()[1] == 1 || work.columns == 1));
   std::optional<Operand> copy;
   if (!in_place) copy.emplace(x.contiguous());
@@ -362,7 +363,8 @@ void matvec(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   std::optional<Result> partial;
   if (matrix.is_cuda()) work.splits = cuda::splits_of(work);
   if (work.splits > 1) {
-    // The allocator gives this memory to later work of the same stream only: it may be let go before it was used.
+    // The allocator reuses this memory only for later work on the same stream, so it may be freed before it has been
+    // used.
     const int64_t size = work.splits * work.rows;
     partial.emplace(1, &size, &kOne, matrix, static_cast<int32_t>(ScalarType::Float));
     work.partial = static_cast<float*>(partial->data());
@@ -371,7 +373,7 @@ void matvec(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   stack[0] = out.release();
 }
 
-// c[i] = a[i] + b[i] for i below n, as a kernel's launcher is called: the caller has made c.
+// c[i] = a[i] + b[i] for 0 <= i < n, called like a kernel launcher: the caller allocates c.
 void torch_launch_add2(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   const char* op = "torch_launch_add2";
   const Operand c("c", stack[0]);
@@ -395,25 +397,25 @@ void torch_launch_add2(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*r
              operand.name() + ", found " + std::to_string(n));
     const bool dense = operand.is_contiguous();
     if (!dense && operand.dim() != 1)
-      refuse(std::string(op) + ": " + operand.name() + " must be a vector, or without gaps");
+      refuse(std::string(op) + ": " + operand.name() + " must be contiguous or one-dimensional");
     work.strides[i][0] = dense ? 1 : operand.strides()[0];
   }
-  if (work.strides[0][0] == 0 && n > 1) refuse(std::string(op) + ": c has one element in several places");
+  if (work.strides[0][0] == 0 && n > 1) refuse(std::string(op) + ": several elements of c share one memory location");
   run_elementwise(op, work, c.data(), a, &b);
 }
 
 AtenTensorHandle tensor_in(StableIValue boxed) { return torch::stable::detail::to<AtenTensorHandle>(boxed); }
 
 bool has_gradient(AtenTensorHandle tensor) {
-  // A handle points to an at::Tensor, and that is one pointer, to its TensorImpl.
+  // A handle points to an at::Tensor, which is a single pointer to its TensorImpl.
   return requires_grad_of(*reinterpret_cast<const void* const*>(tensor));
 }
 
-// Of _NAME and _NAME_differentiable.
+// The full names of _NAME and _NAME_differentiable.
 using Names = std::array<const char*, 2>;
 
-// NAME: gives its arguments to _NAME, or to _NAME_differentiable where a gradient will be wanted of one of the tensors,
-// whose places are kTensors. The stack goes on as it came.
+// NAME: calls _NAME, or _NAME_differentiable if one of the tensors, whose indices are kTensors, needs a gradient.
+// Passes the stack unchanged.
 template <const Names* kNames, size_t... kTensors>
 void hand_on(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   const bool gradient = aoti_torch_grad_mode_is_enabled() &&

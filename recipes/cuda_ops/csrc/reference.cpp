@@ -1,5 +1,5 @@
-// Every operator by plain loops, with sums in double precision: what runs for tensors in the CPU's memory, and what the
-// GPU's results are compared with.
+// Every operator as plain loops, with sums in double precision: the implementation for CPU tensors, and the reference
+// for the results of the GPU.
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 

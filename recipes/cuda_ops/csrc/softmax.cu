@@ -1,10 +1,10 @@
-// Softmax of rows. Rows that fit are held in registers, so memory is read once and written once: by a part of a warp
-// each up to 1024 columns, by a block each above that. Longer rows are read twice; the second time mostly from the L2
-// cache.
+// Softmax of rows. Rows that fit are held in registers, so memory is read once and written once: up to 1024 columns,
+// part of a warp processes each row; above that, a block does. Longer rows are read twice, the second time mostly from
+// the L2 cache.
 //
-// Rows that begin anywhere are moved in packs of 16 bytes all the same: what lies before the first whole pack and
-// behind the last, some single elements, is shared out among the threads beside the packs. Rows of fewer than two packs
-// go through shared memory, a row a thread, where they lie behind each other.
+// Unaligned rows are also moved in packs of 16 bytes: the single elements before the first and after the last whole
+// pack are distributed over the threads in addition to the packs. Contiguous rows of fewer than two packs go through
+// shared memory, with one thread per row.
 #include <algorithm>
 
 #include "device.cuh"
@@ -13,16 +13,16 @@ namespace cuda_ops::cuda {
 namespace {
 
 constexpr int kThreadsOfRows = 128;
-constexpr int kMostColumnsOfWarp = 1024;
+constexpr int kMaxColumnsOfWarp = 1024;
 constexpr int kPacksOfLane = 2;
-constexpr int kMostThreads = 1024;
+constexpr int kMaxThreads = 1024;
 
-// Of shorter rows that begin anywhere little or nothing is whole packs.
+// Shorter unaligned rows consist mostly of single elements.
 template <typename T>
 constexpr int kLeastWithEdges = 2 * kFullPack<T>;
 
-// One row of the input and of the output: `packs` packs of kCount elements at addresses that divide by a pack, and
-// single elements: `head` before them, and those from `tail` on behind them. Without kEdges there are none.
+// One row of the input and of the output: `packs` packs of kCount elements at aligned addresses, and single elements:
+// `head` before them, and those from `tail` on after them. Without kEdges there are no single elements.
 template <typename T, int kCount, bool kEdges, typename Index>
 struct Row {
   using Packed = Pack<T, kCount>;
@@ -53,7 +53,7 @@ struct Row {
     reinterpret_cast<Packed*>(out + head)[i] = pack;
   }
 
-  // There is room for kCount singles on either side, numbered through. Where one lies, or -1.
+  // Single elements, at most kCount on either side, are numbered consecutively. Returns the position of one, or -1.
   static constexpr int kSingles = kEdges ? 2 * kCount : 0;
   [[nodiscard]] __device__ Index single(int number) const {
     if (number < kCount) return number < head ? number : -1;
@@ -62,15 +62,15 @@ struct Row {
   }
 };
 
-// A row by `width` threads, of which this one is `thread`; each holds kPacks packs and kLoose single elements. `across`
-// combines a value of each.
+// Processes a row with `width` threads, of which this one is `thread`; each holds kPacks packs and kLoose single
+// elements. `across` combines a value of each thread.
 template <typename T, int kCount, int kPacks, int kLoose, bool kEdges, typename Across>
 __device__ inline void softmax_of_row(const Softmax& work, int64_t which, bool wanted, int thread, int width,
                                       Across across) {
   const Row<T, kCount, kEdges, int> row(work, which);
   const int packs = wanted ? row.packs : 0;
-  // All loads first, so that they are in flight together, and without branches: beyond the last pack that one is read
-  // again.
+  // All loads come first, so that they are in flight together, and have no branches: past the end, the last pack is
+  // read again.
   Pack<T, kCount> held[kPacks];
   if (!kEdges || row.packs > 0) {
 #pragma unroll
@@ -133,15 +133,15 @@ __global__ void __launch_bounds__(kThreadsOfRows) warp_kernel(const Softmax work
 }
 
 template <typename T, int kCount, int kPacks, bool kEdges>
-__global__ void __launch_bounds__(kMostThreads) block_kernel(const Softmax work) {
+__global__ void __launch_bounds__(kMaxThreads) block_kernel(const Softmax work) {
   __shared__ float room[kWarp];
   softmax_of_row<T, kCount, kPacks, kEdges ? 1 : 0, kEdges>(
       work, blockIdx.x, true, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x),
       [](float value, auto combine) { return across_block(value, combine, room); });
 }
 
-// Largest value so far and the sum of exp(x - largest): two such parts of a row make one (online softmax, Milakov and
-// Gimelshein 2018).
+// The largest value so far and the sum of exp(x - largest). Two such parts of a row can be merged (online softmax,
+// Milakov and Gimelshein 2018).
 struct Part {
   float largest = -INFINITY;
   float total = 0.0F;
@@ -155,7 +155,7 @@ struct Part {
       total *= expf(largest - here);
       largest = here;
     }
-    // While all are -inf there is nothing to add up, and exp(-inf - -inf) would be no number. NaN must go on.
+    // While all values are -inf there is nothing to add, and exp(-inf - -inf) would be NaN. NaN must be preserved.
 #pragma unroll
     for (int e = 0; e < kCount; ++e)
       if (largest > -INFINITY || isnan(values[e])) total += expf(values[e] - largest);
@@ -163,13 +163,13 @@ struct Part {
 };
 
 template <typename T, int kCount, bool kEdges>
-__global__ void __launch_bounds__(kMostThreads) long_kernel(const Softmax work) {
+__global__ void __launch_bounds__(kMaxThreads) long_kernel(const Softmax work) {
   __shared__ float room[kWarp];
   const Row<T, kCount, kEdges, int64_t> row(work, blockIdx.x);
   const int64_t single = kEdges ? row.single(static_cast<int>(min(threadIdx.x, unsigned{2 * kCount}))) : -1;
   Part mine;
 #pragma unroll 4
-  for (int64_t i = threadIdx.x; i < row.packs; i += kMostThreads) {
+  for (int64_t i = threadIdx.x; i < row.packs; i += kMaxThreads) {
     float values[kCount];
     unpack(row.load(i), values);
     mine.add(values);
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kMostThreads) long_kernel(const Softmax work) 
   if (mine.largest != all) mine.total *= expf(mine.largest - all);
   const float scale = 1.0F / across_block(mine.total, Sum{}, room);
 #pragma unroll 4
-  for (int64_t i = threadIdx.x; i < row.packs; i += kMostThreads) {
+  for (int64_t i = threadIdx.x; i < row.packs; i += kMaxThreads) {
     float values[kCount];
     unpack(row.load(i), values);
 #pragma unroll
@@ -192,15 +192,15 @@ __global__ void __launch_bounds__(kMostThreads) long_kernel(const Softmax work) 
   if (single >= 0) row.out[single] = from_float<T>(expf(to_float(row.in[single]) - all) * scale);
 }
 
-// Dense rows of fewer than kLeastWithEdges elements: a block reads and writes those of its threads in whole packs, all
-// but the last block's last elements.
+// Dense rows of fewer than kLeastWithEdges elements: a block reads and writes the elements of its threads in whole
+// packs, except for the last elements of the last block.
 template <typename T>
 __global__ void __launch_bounds__(kThreadsOfRows) narrow_kernel(const Softmax work) {
   constexpr int kCount = kFullPack<T>;
-  constexpr int kMost = kLeastWithEdges<T>;
+  constexpr int kMaxElements = kLeastWithEdges<T>;
   using Packed = Pack<T, kCount>;
-  static_assert(kThreadsOfRows % kCount == 0);  // every block's rows begin where a pack does
-  __shared__ Packed room[kThreadsOfRows * kMost / kCount];
+  static_assert(kThreadsOfRows % kCount == 0);  // every block's rows are aligned
+  __shared__ Packed room[kThreadsOfRows * kMaxElements / kCount];
   auto* const elements = reinterpret_cast<T*>(room);
   const int thread = static_cast<int>(threadIdx.x);
   const int columns = static_cast<int>(work.columns);
@@ -214,22 +214,22 @@ __global__ void __launch_bounds__(kThreadsOfRows) narrow_kernel(const Softmax wo
   __syncthreads();
   if (thread * columns < count) {
     T* const row = elements + thread * columns;
-    float values[kMost];
+    float values[kMaxElements];
     float largest = -INFINITY;
 #pragma unroll
-    for (int e = 0; e < kMost; ++e) {
+    for (int e = 0; e < kMaxElements; ++e) {
       values[e] = e < columns ? to_float(row[e]) : -INFINITY;
       largest = fmaxf(largest, values[e]);
     }
     float total = 0.0F;
 #pragma unroll
-    for (int e = 0; e < kMost; ++e) {
+    for (int e = 0; e < kMaxElements; ++e) {
       values[e] = expf(values[e] - largest);
       total += values[e];
     }
     const float scale = 1.0F / total;
 #pragma unroll
-    for (int e = 0; e < kMost; ++e)
+    for (int e = 0; e < kMaxElements; ++e)
       if (e < columns) row[e] = from_float<T>(values[e] * scale);
   }
   __syncthreads();
@@ -240,9 +240,9 @@ __global__ void __launch_bounds__(kThreadsOfRows) narrow_kernel(const Softmax wo
 template <typename T, int kCount, bool kEdges>
 int launch(const Softmax& work, cudaStream_t stream) {
   const int64_t packs = work.columns / kCount;
-  if (work.columns <= kMostColumnsOfWarp) {
-    // As few lanes as make kPacksOfLane packs each do; rows of many packs take whole warps and more packs a lane.
-    // A row that is one pack for each lane of a warp is read and written in one go.
+  if (work.columns <= kMaxColumnsOfWarp) {
+    // Use the fewest lanes that need at most kPacksOfLane packs each; rows of many packs use whole warps and more packs
+    // per lane. A row with one pack for each lane of a warp is read and written in a single step.
     const int64_t lanes = packs == kWarp ? kWarp : std::min<int64_t>(divide_up(packs, kPacksOfLane), kWarp);
     const auto launch_with = [&](auto width) {
       constexpr int kWidth = width();
@@ -269,15 +269,15 @@ int launch(const Softmax& work, cudaStream_t stream) {
   }
   const auto rows = static_cast<unsigned>(work.rows);
   if constexpr (kCount > 1) {
-    // Four packs a thread and no more threads than that needs; longer rows take more packs.
-    const int64_t threads = std::clamp<int64_t>(divide_up(divide_up(packs, 4), kWarp) * kWarp, 128, kMostThreads);
+    // Four packs per thread, and no more threads than that requires; longer rows use more packs.
+    const int64_t threads = std::clamp<int64_t>(divide_up(divide_up(packs, 4), kWarp) * kWarp, 128, kMaxThreads);
     const auto go = [&](auto count) {
       block_kernel<T, kCount, count(), kEdges><<<rows, static_cast<unsigned>(threads), 0, stream>>>(work);
     };
-    constexpr int kMostPacks = 32 / kCount;
-    if (by_count<3, 4, kMostPacks>(divide_up(packs, threads), go)) return cudaGetLastError();
+    constexpr int kMaxPacks = 32 / kCount;
+    if (by_count<3, 4, kMaxPacks>(divide_up(packs, threads), go)) return cudaGetLastError();
   }
-  long_kernel<T, kCount, kEdges><<<rows, kMostThreads, 0, stream>>>(work);
+  long_kernel<T, kCount, kEdges><<<rows, kMaxThreads, 0, stream>>>(work);
   return cudaGetLastError();
 }
 
@@ -291,14 +291,14 @@ int run(const Softmax& work, void* stream) {
     constexpr int kCount = kFullPack<T>;
     const bool whole = work.columns % kCount == 0 && work.row_stride % kCount == 0 && aligned(work.in) &&
                        aligned(work.out);
-    // Every row of the input begins as far from a pack's begin as that of the output.
+    // Every row of the input has the same alignment as the row of the output.
     const bool alike = (reinterpret_cast<uintptr_t>(work.in) - reinterpret_cast<uintptr_t>(work.out)) % 16 == 0 &&
                        (work.row_stride - work.columns) % kCount == 0;
-    // A grid has at most 2^31 - 1 blocks, and a row may take a block.
-    constexpr int64_t kMostRows = 0x7fffffff;
-    for (int64_t done = 0; done < work.rows; done += kMostRows) {
+    // A grid has at most 2^31 - 1 blocks, and each row may need a block.
+    constexpr int64_t kMaxRows = 0x7fffffff;
+    for (int64_t done = 0; done < work.rows; done += kMaxRows) {
       Softmax part = work;
-      part.rows = std::min(kMostRows, work.rows - done);
+      part.rows = std::min(kMaxRows, work.rows - done);
       part.in = static_cast<const T*>(work.in) + done * work.row_stride;
       part.out = static_cast<T*>(work.out) + done * work.columns;
       int error = cudaSuccess;

@@ -1,8 +1,8 @@
-"""Build backend: setuptools', with the packages of the interpreter in sight.
+"""Build backend: setuptools, with access to the installed packages of the interpreter.
 
-``pip wheel .`` isolates a build from what is installed and would fetch another torch, which the wheel then does not
-fit (and which no index has for armv7). Here the isolation is lifted for the folders that the interpreter itself
-searches, so that plain ``pip wheel .`` does the right thing, without network.
+``pip wheel .`` isolates a build from the installed packages and would download another torch, which would not match the
+wheel (and which no index provides for armv7). This backend restores access to the folders that the interpreter itself
+searches, so that plain ``pip wheel .`` works without a network.
 """
 
 import os
@@ -16,16 +16,16 @@ for _folder in (*site.getsitepackages(), sysconfig.get_path("platlib"), site.get
 
 
 def get_requires_for_build_wheel(config_settings: dict[str, str] | None = None) -> list[str]:  # noqa: ARG001
-    """Nothing is to be fetched; asking setuptools would run setup.py, torch's import included, once more."""
+    """No requirements: asking setuptools would run setup.py, including the import of torch, once more."""
     return []
 
 
 def build_wheel(
     wheel_directory: str, config_settings: dict[str, str] | None = None, metadata_directory: str | None = None
 ) -> str:
-    """Build the wheel into a folder and return its file name. Ends with the fix when a package is missing."""
+    """Build the wheel into a folder and return its file name. Exits with an error message if a package is missing."""
     try:
-        if "TORCH_FILES" not in os.environ:  # setup.py says what that is
+        if "TORCH_FILES" not in os.environ:  # see setup.py
             import torch  # noqa: F401
         from setuptools import build_meta
     except ModuleNotFoundError as fault:

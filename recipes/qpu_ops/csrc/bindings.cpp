@@ -1,4 +1,4 @@
-// Tensors in, tensors out: checks, staging to and from shared memory, the operators
+// Argument checks, staging of tensors to and from shared memory, the operators
 // torch.ops.qpu.*, and the Python module qpu_ops._native.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -28,7 +28,7 @@
 namespace qpu_ops {
 namespace {
 
-// Sizes may be symbols, while torch.compile looks.
+// Sizes may be symbolic while torch.compile traces.
 std::string shape_of(const at::Tensor& t) {
   std::ostringstream text;
   text << '(';
@@ -63,7 +63,7 @@ void require_pair(const at::Tensor& a, const at::Tensor& b, const char* operatio
   require_usable(b, operation, "b");
   if (a.scalar_type() != b.scalar_type()) {
     std::ostringstream text;
-    text << operation << ": a and b are expected to have one dtype, found " << a.scalar_type()
+    text << operation << ": a and b are expected to have the same dtype, found " << a.scalar_type()
          << " and " << b.scalar_type() << "; convert one with .to(other.dtype)";
     throw py::type_error(text.str());
   }
@@ -72,8 +72,9 @@ void require_pair(const at::Tensor& a, const at::Tensor& b, const char* operatio
 void require_same_shape(const at::Tensor& a, const at::Tensor& b, const char* operation) {
   if (a.sizes() == b.sizes()) return;
   std::ostringstream text;
-  text << operation << ": a and b are expected to have one shape, found " << shape_of(a) << " and "
-       << shape_of(b) << "; nothing is broadcast, use torch.broadcast_tensors(a, b) first";
+  text << operation << ": a and b are expected to have the same shape, found " << shape_of(a)
+       << " and " << shape_of(b)
+       << "; broadcasting is not supported, call torch.broadcast_tensors(a, b) first";
   throw std::invalid_argument(text.str());
 }
 
@@ -90,16 +91,16 @@ bool is_plain(const at::Tensor& t) {
          (t.stride(-1) == 1 || t.size(-1) == 1);
 }
 
-// float32 with consecutive elements in its last dimension; the tensor itself
-// where it is so already.
+// Returns a float32 tensor with consecutive elements in its last dimension: the tensor
+// itself if it already is one.
 at::Tensor as_plain(const at::Tensor& t) {
   return is_plain(t) ? t : t.resolve_neg().to(at::kFloat).contiguous();
 }
 
-// Copy n floats and fill up to the next multiple of 16 with zeros. False when
-// one of them is Inf or NaN: no QPU instruction takes those as IEEE 754 does.
+// Copies n floats and pads them with zeros to the next multiple of 16. Returns false if any
+// of them is Inf or NaN: QPU instructions do not handle these as IEEE 754 requires.
 bool stage(float* to, const float* from, std::size_t n) {
-  constexpr std::size_t at_once = 2048;  // 8 KiB: still in the L1 cache when it is looked through
+  constexpr std::size_t at_once = 2048;  // 8 KiB: still in the L1 cache when it is checked
   constexpr std::uint32_t exponent = 0x7f800000;
   std::uint32_t special = 0;
   for (std::size_t first = 0; first < n; first += at_once) {
@@ -115,7 +116,7 @@ bool stage(float* to, const float* from, std::size_t n) {
   return special == 0;
 }
 
-// An operator may be called with or without the GIL.
+// Releases the GIL if this thread holds it: an operator may be called either way.
 class WithoutGil {
  public:
   WithoutGil() {
@@ -126,8 +127,8 @@ class WithoutGil {
   std::optional<py::gil_scoped_release> released_;
 };
 
-// Between launches, with neither the GIL nor the QPUs held.
-void let_signals_in() {
+// Called between launches, while neither the GIL nor the QPUs are held.
+void handle_signals() {
   const py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
@@ -155,11 +156,11 @@ Timed elementwise(Elementwise operation, const char* name, const at::Tensor& a_i
   const at::Tensor b = b_in.detach().reshape(-1);
   Timed out{at::empty(a.sizes(), a.options().dtype(at::kFloat)), 0};
   bool finite = true;
-  // A third of the room for each of a, b and the result.
+  // A third of the buffer for each of a, b and the result.
   constexpr auto lanes = static_cast<std::int64_t>(block);
   const std::int64_t at_once = buffer / 3 / lanes * lanes;
   for (std::int64_t first = 0; first < a.size(0); first += at_once) {
-    if (first != 0) let_signals_in();
+    if (first != 0) handle_signals();
     const std::int64_t n = std::min(at_once, a.size(0) - first);
     const at::Tensor part_a = as_plain(a.narrow(0, first, n));
     const at::Tensor part_b = as_plain(b.narrow(0, first, n));
@@ -191,13 +192,13 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
   const at::Tensor b = b_in.detach();
   const std::int64_t height = a.size(0);
   const std::int64_t width = a.size(1);
-  // Partial sums are finished in double precision, so that their number and
-  // order add nothing to the error that the docs state.
+  // Partial sums are added in double precision, so that their number and order do not
+  // increase the error stated in the documentation.
   at::Tensor totals = at::zeros({height}, a.options().dtype(at::kDouble));
   auto* const total = totals.mutable_data_ptr<double>();
   const auto wide = static_cast<std::int64_t>(padded(width));
   constexpr auto lanes = static_cast<std::int64_t>(block);
-  // A quarter of the room for b, a half for a, a quarter for the sums.
+  // A quarter of the buffer for b, half for a, a quarter for the sums.
   const std::int64_t columns_at_once = std::min(wide, buffer / 4 / lanes * lanes);
   bool finite = true;
   double compute_s = 0;
@@ -209,16 +210,16 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
     const at::Tensor part_b = as_plain(b.narrow(0, left, columns));
     const std::uint64_t tag = new_tag();
     for (std::int64_t top = 0; top < height; top += rows_at_once) {
-      if (left != 0 || top != 0) let_signals_in();
+      if (left != 0 || top != 0) handle_signals();
       const std::int64_t rows = std::min(rows_at_once, height - top);
       const at::Tensor part_a = as_plain(a.narrow(0, top, rows).narrow(1, left, columns));
       const auto* const from = part_a.const_data_ptr<float>();
       Session session(buffer);
       const Matrix shared = session.matrix(rows, stride);
-      if (!session.vector_is(tag)) {
-        session.vector_becomes(0);
+      if (!session.has_vector(tag)) {
+        session.set_vector_tag(0);
         finite = stage(shared.b, part_b.const_data_ptr<float>(), columns) && finite;
-        session.vector_becomes(tag);
+        session.set_vector_tag(tag);
       }
       for (std::int64_t row = 0; row < rows; ++row) {
         finite = stage(shared.a + row * stride, from + row * part_a.stride(0), columns) && finite;
@@ -241,7 +242,7 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
   return out;
 }
 
-// The plain loop that the QPUs are compared with: one thread, one sum, left to
+// The plain loop that the QPUs are compared with: one thread, one accumulator, left to
 // right, no vector instructions.
 __attribute__((noinline)) void naive(const float* a, std::int64_t row_stride, const float* b,
                                      std::int64_t height, std::int64_t width, float* scores) {
@@ -281,13 +282,13 @@ void require_matrices(const at::Tensor& a, const at::Tensor& b, const char* oper
   throw std::invalid_argument(text.str());
 }
 
-// The largest side is halved until the parts fit the buffer. `finite` becomes false
-// where an operand is not.
+// Halves the largest dimension until the parts fit the buffer. Sets `finite` to false if an
+// operand contains Inf or NaN.
 at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, int qpus, std::int64_t buffer,
                       bool& finite) {
   const std::int64_t m = a.size(0), k = a.size(1), n = b.size(1);
   if (m == 0 || n == 0 || k == 0) return at::zeros({m, n}, a.options());
-  // In 64 bits: an expanded operand may have more elements than a board has addresses.
+  // In 64 bits: an expanded operand may have more elements than the board has addresses.
   const auto room = [](std::int64_t rows, std::int64_t columns) {
     constexpr auto lanes = static_cast<std::int64_t>(block);
     return (rows * columns + lanes - 1) / lanes * lanes;
@@ -304,7 +305,7 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, int qpus, std::i
       return at::cat({half(a.narrow(0, 0, m / 2), b), half(a.narrow(0, m / 2, m - m / 2), b)}, 0);
     return at::cat({half(a, b.narrow(1, 0, n / 2)), half(a, b.narrow(1, n / 2, n - n / 2))}, 1);
   }
-  let_signals_in();
+  handle_signals();
   const at::Tensor x = a.contiguous(), y = b.contiguous();
   at::Tensor result = at::empty({m, n}, a.options());
   Session session(buffer);
@@ -327,7 +328,7 @@ at::Tensor matrices(const at::Tensor& a_in, const at::Tensor& b_in, int qpus, st
   return finite ? result.to(a_in.scalar_type()) : at::mm(a_in.detach(), b_in.detach());
 }
 
-// As the Python modules read it, at each call.
+// Reads a variable at each call, as the Python modules do.
 int setting(const char* name, int otherwise, int low, int high, const char* unit) {
   const char* const text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): only read
   if (text == nullptr || *text == '\0') return otherwise;
@@ -363,15 +364,16 @@ at::Tensor plain_mm(const at::Tensor& a, const at::Tensor& b) {
   return matrices(a, b, set_qpus(), set_buffer());
 }
 
-// What the results look like; sizes may be symbols.
+// Shapes of the results, for tracing; sizes may be symbolic.
 bool same(const c10::SymInt& x, const c10::SymInt& y) {
   return x.sym_eq(y).expect_true(__FILE__, __LINE__);
 }
 at::Tensor shape_alike(const at::Tensor& a, const at::Tensor& b) {
   bool alike = a.dim() == b.dim();
   for (std::int64_t i = 0; alike && i < a.dim(); ++i) alike = same(a.sym_size(i), b.sym_size(i));
-  TORCH_CHECK_VALUE(alike, "a and b are expected to have one shape, found ", shape_of(a), " and ",
-                    shape_of(b), "; nothing is broadcast, use torch.broadcast_tensors(a, b) first");
+  TORCH_CHECK_VALUE(alike, "a and b are expected to have the same shape, found ", shape_of(a),
+                    " and ", shape_of(b),
+                    "; broadcasting is not supported, call torch.broadcast_tensors(a, b) first");
   return at::empty_symint(a.sym_sizes(), a.options());
 }
 at::Tensor shape_of_mv(const at::Tensor& a, const at::Tensor& b) {
@@ -415,10 +417,10 @@ TORCH_LIBRARY_IMPL(qpu, Meta, m) {
 
 PYBIND11_MODULE(_native, module) {
   using namespace qpu_ops;
-  module.doc() = "The compiled part of qpu_ops; use dot_cpp, matrix_cpp and cpu_cpp.";
+  module.doc() = "Native extension of qpu_ops. Use dot_cpp, matrix_cpp and cpu_cpp.";
   install_fork_handlers();
 
-  // Never destroyed: at exit the interpreter is gone before static objects are.
+  // Never destroyed: at exit the interpreter is finalized before static objects.
   static const auto* error = new py::exception<qpu::Error>(module, "QpuError", PyExc_RuntimeError);
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
@@ -428,7 +430,7 @@ PYBIND11_MODULE(_native, module) {
     } catch (const qpu::AllocationError& e) {
       PyErr_SetString(PyExc_MemoryError,
                       (std::string(e.what()) +
-                       "; give the GPU more memory, or let the operations use less of it: "
+                       "; give the GPU more memory, or limit the buffers of the operations: "
                        "QPU_OPS_BUFFER_KIB")
                           .c_str());
     } catch (const qpu::Error& e) {
@@ -436,7 +438,7 @@ PYBIND11_MODULE(_native, module) {
     }
   });
 
-  // The checks of the operations, under the names that they have in Python.
+  // The argument checks, under the Python names of the operations.
   module.def("check_elementwise", [](const at::Tensor& a, const at::Tensor& b, const char* name) {
     require_pair(a, b, name);
     require_same_shape(a, b, name);

@@ -15,9 +15,9 @@
 namespace qpu_ops {
 namespace {
 
-// Take the two surplus vectors out of the queue. libqpu's interpreter forgives a
-// request outside of all buffers as long as nobody uses its vector; hardware may
-// hang on it. The comparison uses them, so that the interpreter forgives nothing.
+// Receives the two surplus vectors. libqpu's interpreter accepts a request outside all
+// buffers as long as its vector is not used, but hardware may hang on it. The comparison
+// uses the vectors, so that the interpreter reports such a request.
 void drain(Float& x, Float& y) {
   receive(x);
   receive(y);
@@ -25,12 +25,12 @@ void drain(Float& x, Float& y) {
   End
 }
 
-// Blocks of 16 elements are dealt round robin: QPU q takes q, q + n, q + 2n, ...
-// While a block is computed the next one is on its way: two requests for this
-// block and two for the next, the four that a TMU queue holds. Past its last
-// block a QPU asks for the array's last block again, so that every iteration is
-// alike and no request leaves the buffers; the two surplus vectors are received
-// at the end. A QPU without any block does only that.
+// Blocks of 16 elements are distributed round robin: QPU q takes q, q + n, q + 2n, ...
+// The next block is fetched while the current one is computed: two requests for this
+// block and two for the next, the four that a TMU queue holds. After its last block, a
+// QPU requests the last block of the array again, so that all iterations are alike and
+// no request leaves the buffers; the two surplus vectors are received at the end. A QPU
+// without any block only does that.
 template <typename Combine>
 void elementwise(const Int& blocks, const Ptr<Float>& a, const Ptr<Float>& b,
                  const Ptr<Float>& result, Combine combine) {
@@ -61,10 +61,10 @@ void add_kernel(Int blocks, Ptr<Float> a, Ptr<Float> b, Ptr<Float> result) {
   elementwise(blocks, a, b, result, [](const Float& x, const Float& y) { return x + y; });
 }
 
-// Rows are dealt round robin. Element e of a row's sums is
+// Rows are distributed round robin. Element e of a row's sums is
 // ((a[e] b[e] + a[e+16] b[e+16]) + a[e+32] b[e+32]) + ..., from left to right.
-// The pipeline of requests runs on from a row's last block to the first block
-// of the QPU's next row; after its last row it asks for the matrix's last row.
+// The request pipeline continues from the last block of a row to the first block of the
+// QPU's next row; after its last row, it requests the last row of the matrix.
 void matrix_vector_kernel(Int rows, Int row_blocks, Ptr<Float> a, Ptr<Float> b, Ptr<Float> sums) {
   const Int last = rows - 1;
   const Int row_length = row_blocks << 4;
@@ -104,7 +104,7 @@ class Buffer {
     if (n > size_) {
       array_.reset();
       size_ = 0;
-      // Exactly n: then the interpreter notices an access one word too far.
+      // Exactly n, so that the interpreter detects an access one word past the end.
       array_ = std::make_unique<SharedArray<float>>(n);
       size_ = n;
     }
@@ -122,7 +122,7 @@ class Buffer {
   std::size_t size_ = 0;
 };
 
-// A kernel that is compiled when it is first called.
+// A kernel that is compiled on its first call.
 template <typename... Ts>
 class Lazy {
  public:
@@ -138,7 +138,7 @@ class Lazy {
   int compilations() const { return compilations_; }
 
  private:
-  const char* name_;  // for the library's error texts
+  const char* name_;  // for libqpu's error messages
   void (*source_)(Ts...);
   std::unique_ptr<Kernel<Ts...>> kernel_;
   int compilations_ = 0;
@@ -166,12 +166,12 @@ Device* state = nullptr;
 void before_fork() { guard.lock(); }
 void after_fork_in_parent() { guard.unlock(); }
 void after_fork_in_child() {
-  // Not deleted: that would give the parent's buffers back to the firmware.
+  // Not deleted: the destructor would return the parent's buffers to the firmware.
   state = nullptr;
   guard.unlock();
 }
 
-// With the guard held.
+// The caller must hold the lock.
 Device& device() {
   if (state == nullptr) state = new Device;
   return *state;
@@ -194,9 +194,9 @@ void install_fork_handlers() {
 Session::Session(std::int64_t limit)
     : lock_(guard), device_(device()), limit_(static_cast<std::size_t>(limit)) {}
 
-// What earlier calls left larger than this one needs is given back where all would
-// be too large. Of two parts of a call with the same vector the second asks for no
-// more than the first, so the vector stays.
+// Releases buffers that earlier calls left larger than this call needs if all together
+// would exceed the limit. When two parts of a call use the same vector, the second part
+// never needs more than the first, so the vector is not released.
 void Session::make_room(std::size_t a, std::size_t b, std::size_t result) {
   Device& d = device_;
   const auto then = [](const Buffer& buffer, std::size_t n) { return std::max(buffer.size(), n); };
@@ -221,8 +221,8 @@ Vectors Session::operands(std::size_t a, std::size_t b, std::size_t result) {
   return {device_.a.at_least(a), device_.b.at_least(b), device_.result.at_least(result)};
 }
 
-bool Session::vector_is(std::uint64_t tag) const { return device_.vector_tag == tag; }
-void Session::vector_becomes(std::uint64_t tag) { device_.vector_tag = tag; }
+bool Session::has_vector(std::uint64_t tag) const { return device_.vector_tag == tag; }
+void Session::set_vector_tag(std::uint64_t tag) { device_.vector_tag = tag; }
 
 double Session::run(Elementwise operation, std::size_t n, int qpus) {
   auto& kernel = (operation == Elementwise::product ? device_.product : device_.add).get();

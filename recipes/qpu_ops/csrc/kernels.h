@@ -1,5 +1,5 @@
-// The QPU kernels of the extension and the shared memory they work in. Nothing
-// of torch here and nothing of QPULib: its macros stay in kernels.cpp.
+// The QPU kernels of the extension and the shared memory they use. Independent of torch and
+// of QPULib, whose macros are used in kernels.cpp only.
 #ifndef QPU_OPS_KERNELS_H
 #define QPU_OPS_KERNELS_H
 
@@ -11,7 +11,7 @@
 
 namespace qpu_ops {
 
-// Elements of a QPU vector: what a kernel reads and stores at a time.
+// Elements of a QPU vector: the unit in which kernels read and store.
 constexpr std::size_t block = 16;
 
 constexpr std::size_t padded(std::size_t n) { return (n + block - 1) / block * block; }
@@ -35,34 +35,32 @@ struct Matrix {
 
 struct Device;
 
-// The only way to the QPUs: one thread of the process at a time has a Session.
-// Buffers grow when a larger one is asked for and are kept for the next call,
-// but for those that would take all together beyond the limit: they are given
-// back. Kernels are compiled at first use and kept. After fork() the child starts
-// with neither: what it inherits is memory that the parent's QPUs write to.
+// Exclusive access to the QPUs: only one thread of the process has a Session at a time.
+// Buffers grow on demand and are reused by later calls; those that would make the total
+// exceed the limit are released. Kernels are compiled at first use and cached. After
+// fork() the child starts with neither, because it inherits memory that the parent's QPUs
+// write to.
 class Session {
  public:
-  // `limit` is how many floats all buffers may hold; a call asks for less.
+  // `limit` is the maximum number of floats in all buffers; a call must need less.
   explicit Session(std::int64_t limit);
 
-  // What the returned pointers hold is kept until the Session ends. Throws
-  // qpu::AllocationError.
+  // The memory stays valid until the Session ends. Throws qpu::AllocationError.
   Vectors vectors(std::size_t n);
   Matrix matrix(std::size_t rows, std::size_t columns);
-  // Of that many floats each.
+  // Arrays of the given numbers of floats.
   Vectors operands(std::size_t a, std::size_t b, std::size_t result);
 
-  // Whether b still holds what the caller with this tag put there. True is to
-  // be believed only after matrix() was called for the same column count.
-  bool vector_is(std::uint64_t tag) const;
-  void vector_becomes(std::uint64_t tag);
+  // Whether b still holds what the caller with this tag wrote. A result of true is valid
+  // only after matrix() was called with the same column count.
+  bool has_vector(std::uint64_t tag) const;
+  void set_vector_tag(std::uint64_t tag);
 
-  // Run a kernel on what vectors(n) or matrix(rows, columns) returned. The
-  // result is the time from the launch to its end, in seconds. Throws
-  // qpu::Error.
+  // Runs a kernel on the memory that vectors(n) or matrix(rows, columns) returned. Returns
+  // the time from the launch to its end, in seconds. Throws qpu::Error.
   double run(Elementwise operation, std::size_t n, int qpus);
   double run_matrix(std::size_t rows, std::size_t columns, int qpus);
-  // The product of a (m x k) and b (k x n), without gaps, by libqpu's own kernel.
+  // The product of a (m x k) and b (k x n), both dense, by libqpu's own kernel.
   double run_product(int m, int n, int k, int qpus) const;
 
  private:
@@ -73,24 +71,23 @@ class Session {
   std::size_t limit_;
 };
 
-// To be called once, before there is a Session: a fork() during the very first
-// one must not leave the child with a lock that nobody holds. Throws
-// std::system_error.
+// Must be called once, before the first Session: otherwise a fork() during that Session
+// could leave the child with a lock that is never released. Throws std::system_error.
 void install_fork_handlers();
 
-// Tag for Session::vector_becomes, never given twice.
+// A unique tag for Session::set_vector_tag.
 std::uint64_t new_tag();
 
 // How often each kernel was compiled in this process.
 std::map<std::string, int> compilations();
 
-// Floats that the buffers hold now.
+// Number of floats in the buffers now.
 std::size_t buffered();
 
-// Give the buffers back; the next call allocates anew.
+// Releases the buffers; the next call allocates new ones.
 void release_buffers();
 
-// Which backend runs the kernels ("interpreter", ...) and why, as libqpu says.
+// The backend that runs the kernels ("interpreter", ...) and the reason that libqpu gives.
 struct Backend {
   std::string name;
   std::string reason;

@@ -1,10 +1,10 @@
-"""What ``import torch`` runs, so that it knows the device ``qpu`` by itself (entry point group torch.backends)."""
+"""Entry point of the group torch.backends: ``import torch`` calls it to register the device ``qpu``."""
 
 from __future__ import annotations
 
 
 def load() -> None:
-    """Register the device. Where libqpu cannot be loaded torch goes on without it; ``import torch_qpu`` tells why."""
+    """Register the device. If libqpu cannot be loaded, torch works without it; ``import torch_qpu`` shows the error."""
     try:
         import torch_qpu  # noqa: F401
     except ImportError:

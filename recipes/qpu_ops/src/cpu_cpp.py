@@ -1,7 +1,7 @@
-"""The product of a matrix and a vector by a plain scalar loop on the CPU, to compare the QPUs with.
+"""The product of a matrix and a vector by a plain scalar loop on the CPU, as a baseline for the QPUs.
 
-One thread, one float32 sum per row, from left to right, no vector instructions: the yardstick, not the fastest that
-the CPU can do (that is torch.mv). Dtypes, shapes and errors are those of matrix_cpp.
+One thread, one float32 sum per row, from left to right, no vector instructions. This is a baseline, not the fastest
+code for the CPU (that is torch.mv). Dtypes, shapes and errors are those of matrix_cpp.
 
 Accuracy, for float32: |score - exact| <= W u / (1 - W u) * sum(|a_w b_w|) with u = 2**-24.
 """
@@ -23,7 +23,7 @@ def cpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def cpu_timed(a: torch.Tensor, b: torch.Tensor) -> Timed:
-    """As ``cpu``, with the seconds of the loop alone and of the whole call."""
+    """Like ``cpu``, with the time of the loop alone and of the whole call in seconds."""
     began = time.perf_counter()
     require_tensors("cpu_timed", a, b)
     result, compute_s = _native.cpu(a, b)

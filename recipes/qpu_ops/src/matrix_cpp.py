@@ -1,18 +1,18 @@
 """The product of a matrix and a vector on the QPUs: (H x W) times (W) gives H scores.
 
-Both operands have one dtype: float32 (computed as it is), float64, float16 or bfloat16 (rounded to float32, computed
-there, and the scores rounded to the operands' dtype). Any strides, any H and W, 0 included. Neither operand is
-changed. Rows that hold a value which is not finite (in float32), and all rows when the vector does, are computed on
-the CPU, as torch does.
+Both operands have the same dtype: float32 (computed directly), float64, float16 or bfloat16 (rounded to float32 for the
+computation, and the scores rounded to the operands' dtype). Any strides and any H and W are supported, including 0. The
+operands are not modified. Rows that contain a value that is not finite (in float32), and all rows if the vector does,
+are computed on the CPU, as torch does.
 
-Order of the sums: the columns are dealt to 16 elements, column w to element w mod 16, and each element adds up its
-products from left to right, rounding towards zero; the CPU adds the 16 partial sums, in order, in double precision.
-Rows wider than a quarter of QPU_OPS_BUFFER_KIB begin new partial sums there, which are added likewise.
+Order of the sums: column w is added to partial sum w mod 16. Each of the 16 partial sums adds its products from left to
+right, rounding towards zero; the CPU adds the 16 partial sums in order, in double precision. Rows wider than a quarter
+of QPU_OPS_BUFFER_KIB are divided, and the partial sums of all parts are added in the same way.
 
 Accuracy, for float32: with n = ceil(W / 16) + 1 and u = 2**-23,
 |score - exact| <= n u / (1 - n u) * sum(|a_w b_w|) + 2**-24 |score| + 2 W * 2**-126; denormal operands count as 0.
 
-Gradients are supported, of any order. Calls are safe from any thread; other Python threads run meanwhile.
+Gradients of any order are supported. Calls are thread-safe; other Python threads run in the meantime.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["Timed", "gpu", "gpu_timed"]
 def gpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Scores of the rows of ``a`` against ``b``, as a new tensor of shape (H,), same dtype; ``torch.ops.qpu.mv``.
 
-    Raises TypeError for what is not a dense tensor of a float dtype, or for two dtypes; ValueError for shapes other
-    than (H, W) and (W,), another device than the CPU, or a bad QPU_OPS_* variable; MemoryError when the QPUs have no
-    memory to share; qpu_ops.QpuError when the kernel fails.
+    Raises TypeError if an operand is not a dense tensor of a float dtype, or if the dtypes differ; ValueError for
+    shapes other than (H, W) and (W,), a device other than the CPU, or an invalid QPU_OPS_* variable; MemoryError if
+    the QPUs have no memory to share; qpu_ops.QpuError if the kernel fails.
     """
     require_tensors("gpu", a, b)
     _native.check_matrix_vector(a, b, "gpu")
@@ -39,7 +39,7 @@ def gpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def gpu_timed(a: torch.Tensor, b: torch.Tensor) -> Timed:
-    """As ``gpu``, with the seconds of the computation alone and of the whole call; autograd does not see it."""
+    """Like ``gpu``, with the time of the computation alone and of the whole call, in seconds; without gradients."""
     began = time.perf_counter()
     require_tensors("gpu_timed", a, b)
     result, compute_s = _native.matrix_vector(a, b, *settings())

@@ -1,11 +1,12 @@
 """PyTorch operators that run on CUDA GPUs: add2, exp, axpy, softmax and matvec, with gradients.
 
-Importing this loads ``libcuda_ops.so`` into torch's dispatcher: ``torch.ops.cuda_ops.add2(a, b)`` and
-``cuda_ops.add2(a, b)`` are the same. The library uses torch's stable interface, so one file serves every torch from
-2.10 on and every Python. Tensors are float32, float16 or bfloat16, of any size and stride, all of a call on one CUDA
-device or all on the CPU, where plain loops give the reference. What does not fit is a RuntimeError that says why.
+Importing this module loads ``libcuda_ops.so`` into torch's dispatcher: ``torch.ops.cuda_ops.add2(a, b)`` and
+``cuda_ops.add2(a, b)`` are the same. The library uses torch's stable interface, so one file supports every torch from
+2.10 on and every Python. Tensors are float32, float16 or bfloat16, of any size and stride. All tensors of a call must
+be on the same CUDA device, or all on the CPU, where plain loops compute the reference. Invalid arguments raise
+RuntimeError with the reason.
 
-Gradients are those of reverse mode, of any order.
+Reverse-mode gradients of any order are supported.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ except PackageNotFoundError:
 
 torch.ops.load_library(str(Path(__file__).with_name("libcuda_ops.so")))
 
-from cuda_ops import _gradients  # noqa: E402 (it needs the library)
+from cuda_ops import _gradients  # noqa: E402 (requires the library)
 
 _gradients.register()
 _ops = torch.ops.cuda_ops
 
 
 def add2(a: Tensor, b: Tensor) -> Tensor:
-    """``a + b``, of one shape."""
+    """``a + b``, for tensors of the same shape."""
     return _ops.add2.default(a, b)
 
 
 def axpy(alpha: float, x: Tensor, y: Tensor) -> Tensor:
-    """``alpha * x + y``, of one shape, rounded once."""
+    """``alpha * x + y``, for tensors of the same shape, rounded once."""
     return _ops.axpy.default(alpha, x, y)
 
 
@@ -50,12 +51,12 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
-    """A matrix [rows, columns] times a vector [columns]; products are summed in float32."""
+    """A matrix [rows, columns] times a vector [columns]; products are accumulated in float32."""
     return _ops.matvec.default(matrix, vector)
 
 
 def torch_launch_add2(c: Tensor, a: Tensor, b: Tensor, n: int) -> None:
-    """Write ``a[i] + b[i]`` to ``c[i]`` for the first ``n`` elements, as a kernel is launched; no gradients."""
+    """Write ``a[i] + b[i]`` to ``c[i]`` for the first ``n`` elements, like a kernel launch; without gradients."""
     _ops.torch_launch_add2.default(c, a, b, n)
 
 

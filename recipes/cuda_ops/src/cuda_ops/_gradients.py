@@ -1,7 +1,7 @@
-"""What torch must know of the operators beside how they are computed: results without data, and backward formulas.
+"""Registrations with torch in addition to the kernels: fake results for tracing, and backward formulas.
 
-Where gradients are on, ``NAME`` hands on to ``_NAME``, or to ``_NAME_differentiable`` where a gradient is wanted
-(csrc/ops.cpp says why).
+If gradients are enabled, ``NAME`` calls ``_NAME``, or ``_NAME_differentiable`` if a gradient is needed
+(csrc/ops.cpp explains why).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 NAMES = ("add2", "axpy", "exp", "softmax", "matvec")
 
 _kept: list[torch.library.Library] = []
-"""Registrations end with their Library object."""
+"""The registrations are removed when this Library object is destroyed."""
 
 
 def _fills_its_memory(sizes: Sequence[int], strides: Sequence[int]) -> bool:
@@ -30,9 +30,9 @@ def _fills_its_memory(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _elementwise(a: Tensor, b: Tensor | None = None) -> Tensor:
-    """An empty result with the layout that csrc/ops.cpp gives it."""
+    """An empty result with the same layout as in csrc/ops.cpp."""
     if b is not None:
-        torch._check(a.shape == b.shape, lambda: f"cuda_ops: expected one shape, found {a.shape} and {b.shape}")
+        torch._check(a.shape == b.shape, lambda: f"cuda_ops: expected the same shape, found {a.shape} and {b.shape}")
     if (b is None or a.stride() == b.stride()) and (a.is_contiguous() or _fills_its_memory(a.shape, a.stride())):
         return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device)
     return torch.empty(a.shape, dtype=a.dtype, device=a.device)
@@ -97,13 +97,13 @@ _BACKWARD: dict[str, tuple[Callable[..., Any], Callable[..., None] | None]] = {
 
 
 def register() -> None:
-    """Tell torch. Called once, when the library has been loaded."""
+    """Register with torch. Called once, after the library has been loaded."""
     library = torch.library.Library("cuda_ops", "IMPL")
     _kept.append(library)
     for name in NAMES:
         for entry in (name, f"_{name}", f"_{name}_differentiable"):
             torch.library.register_fake(f"cuda_ops::{entry}", _FAKES[name])
-        # Only calls that need no gradient get there: nothing is to be recorded.
+        # Only calls without gradients get here: autograd has nothing to record.
         library.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
         backward, setup = _BACKWARD[name]
         torch.library.register_autograd(f"cuda_ops::_{name}_differentiable", backward, setup_context=setup)
@@ -112,7 +112,7 @@ def register() -> None:
 
 
 def _requires_grad_is_right() -> bool:
-    """Whether the library's look at ``requires_grad``, which the stable interface does not offer, sees what is so."""
+    """Whether the library reads ``requires_grad`` correctly, which the stable interface does not offer."""
     plain, leaf = torch.zeros(1), torch.zeros(1, requires_grad=True)
     with torch.enable_grad():
         derived = leaf * 2

@@ -1,8 +1,8 @@
-"""``array-exp -l N``: e to the power of each element of a vector, by numpy, CuPy, torch and cuda_ops.
+"""``array-exp -l N``: compute exp of each element of a vector with numpy, CuPy, torch and cuda_ops.
 
-Each says how many decimal digits agree with the same computed in double precision, and how long one call takes. GPU
-times are by CUDA events around many calls: copies to and from the GPU, the allocation of the input and the first call
-are not in them, and the output that say says so.
+For each, prints the number of decimal digits that agree with a result in double precision, and the time per call. GPU
+times are measured by CUDA events around many calls. They exclude copies to and from the GPU, the allocation of the
+input and the first call, as the output states.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 EXCLUDED = (
-    "not in the times: making the input, copying it to the GPU, copying the result back, the first calls. "
-    "In them: making the output."
+    "excluded from the times: creating the input, copying it to the GPU, copying the result back, the first calls. "
+    "Included: allocating the output."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One implementation. ``seconds`` is for one call; ``skipped`` says why there is none."""
+    """One implementation. ``seconds`` is the time per call; ``skipped`` is the reason if there is no result."""
 
     name: str
     seconds: float = math.nan
@@ -34,7 +34,7 @@ class Row:
 
 
 def digits_of_agreement(found: Any, exact: Any) -> float:
-    """Decimal digits in which all elements agree: -log10 of the largest relative difference."""
+    """Decimal digits to which all elements agree: -log10 of the largest relative difference."""
     import numpy as np
 
     if len(found) == 0:
@@ -72,7 +72,7 @@ def _timed_by_events(call: Callable[[], Any], runs: int) -> float:
 
 
 def compare(length: int, *, runs: int = 100) -> list[Row]:
-    """Compute and time all four on a vector of ``length`` float32 values between -1 and 1."""
+    """Run and time all four on a vector of ``length`` float32 values between -1 and 1."""
     import numpy as np
     import torch
 
@@ -90,7 +90,7 @@ def compare(length: int, *, runs: int = 100) -> list[Row]:
         )
     ]
     gpu = torch.cuda.is_available()
-    rows.append(_cupy(x, exact, runs) if gpu else Row(name="CuPy", skipped="there is no GPU"))
+    rows.append(_cupy(x, exact, runs) if gpu else Row(name="CuPy", skipped="no GPU found"))
     place = torch.from_numpy(x).cuda() if gpu else torch.from_numpy(x)
     for name, call in (("torch", torch.exp), ("cuda_ops", cuda_ops.exp)):
         seconds = (
@@ -110,7 +110,7 @@ def compare(length: int, *, runs: int = 100) -> list[Row]:
 
 
 def torchs_stream(cupy: Any) -> Any:
-    """CuPy's object for the stream that torch works in now; from CuPy 14 on it has another name."""
+    """CuPy's object for torch's current stream; the class has a different name from CuPy 14 on."""
     import torch
 
     stream = torch.cuda.current_stream()
@@ -123,7 +123,7 @@ def _cupy(x: Any, exact: Any, runs: int) -> Row:
     try:
         import cupy
     except ImportError as fault:
-        return Row(name="CuPy", skipped=f"it cannot be imported: {fault}")
+        return Row(name="CuPy", skipped=f"import failed: {fault}")
     place = cupy.asarray(x)
     with torchs_stream(cupy):
         seconds = _timed_by_events(lambda: cupy.exp(place), runs)
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=100, help="timed calls")
     options = parser.parse_args(argv)
     if options.length < 1 or options.runs < 1:
-        parser.error("the length and the runs must be at least 1")
+        parser.error("the length and the number of runs must be at least 1")
     print(table(options.length, compare(options.length, runs=options.runs)))
     return 0
 

@@ -1,5 +1,5 @@
 // Activations and interpolation on the QPUs, with their gradients. Each is a chain of
-// elementwise operations; numbers come after tensors.
+// elementwise operations; tensors precede numbers.
 #include "operators.h"
 
 #include <ATen/ops/empty.h>
@@ -12,7 +12,7 @@ namespace {
 
 using at::Tensor;
 
-// The numbers among the arguments; nothing where one is complex.
+// The numbers among the arguments; std::nullopt if one of them is complex.
 std::optional<std::vector<float>> numbers(const Call& call,
                                           std::initializer_list<std::size_t> places) {
   std::vector<float> found;
@@ -31,7 +31,7 @@ bool compute_with(const Elementwise& what, const std::vector<Tensor>& inputs,
   return compute(what, inputs, *given, out);
 }
 
-// A functional operator, and one in place, of the body of its out= form.
+// Adapters that make a functional and an in-place operator from the body of an out= form.
 template <bool (*body)(Call&, const Tensor& out)>
 bool with_last(Call& call) {
   return body(call, call.out());
@@ -90,10 +90,10 @@ bool gelu_backward(Call& call) {
   return compute(kGeluBackward, inputs, {-0.5F, kRootOf1Over2Pi}, call.out());
 }
 
-// --- pieces of lines -----------------------------------------------------------
+// --- piecewise linear functions ------------------------------------------------
 
 constexpr Elementwise kHardtanh{"hardtanh", "max 0 1;min 3 2>4"};
-// 0 from either bound on. Numbers: low, high, 0.
+// 0 at and beyond either bound. Numbers: low, high, 0.
 constexpr Elementwise kHardtanhBackward{"hardtanh_backward", "gt 1 2 0 4;gt 3 1 5 4>6"};
 constexpr Elementwise kLeakyReluBackward{"leaky_relu_backward", "mul 0 2;gt 1 3 0 4>5"};
 // clamp(x / 6 + 1 / 2, 0, 1). Numbers: 3, 0, 6, 1 / 6.
@@ -103,7 +103,7 @@ constexpr Elementwise kHardsigmoidBackward{"hardsigmoid_backward",
                                            "mul 0 5;gt 1 3 6 4;gt 2 1 7 4>8"};
 constexpr Elementwise kHardswish{"hardswish",
                                 "add 0 1;max 5 2;min 6 3;mul 7 4;mul 0 8;keep 0 9>10"};
-// g (x / 3 + 1 / 2) between. Numbers: 3, -3, 0, 1 / 3, 1 / 2.
+// g (x / 3 + 1 / 2) between the bounds. Numbers: 3, -3, 0, 1 / 3, 1 / 2.
 constexpr Elementwise kHardswishBackward{
     "hardswish_backward", "mul 1 5;add 7 6;mul 0 8;gt 1 3 9 4;gt 2 1 10 0>11"};
 
@@ -138,25 +138,25 @@ bool hardswish_backward(Call& call, const Tensor& out) {
 constexpr Elementwise kExpm1{"expm1", "expm1 0>1"};
 // Numbers: scale, input_scale, alpha scale, 0.
 constexpr Elementwise kElu{"elu", "mul 0 2;expm1 5;mul 6 3;mul 0 1;gt 0 4 8 7;keep 0 9>10"};
-// Of the result y: g input_scale (y + alpha scale). Numbers as above.
+// From the result y: g input_scale (y + alpha scale). Numbers as above.
 constexpr Elementwise kEluBackwardOfResult{"elu_backward",
                                            "add 1 4;mul 6 3;mul 7 0;mul 0 2;gt 1 5 9 8>10"};
-// Of x: g input_scale alpha scale exp(x input_scale).
+// From the input x: g input_scale alpha scale exp(x input_scale).
 constexpr Elementwise kEluBackward{"elu_backward",
                                    "mul 1 3;exp 6;mul 7 3;mul 8 4;mul 9 0;mul 0 2;gt 1 5 11 10>12"};
-// max(z, 0) + log(1 + exp(-|z|)), over beta. Numbers: beta, 1 / beta, threshold.
+// (max(z, 0) + log(1 + exp(-|z|))) / beta. Numbers: beta, 1 / beta, threshold.
 constexpr Elementwise kSoftplus{
     "softplus", "mul 0 1;abs 4;neg 5;exp 6;log1p 7;relu 4;add 9 8;mul 10 2;gt 4 3 0 11;"
                 "keep 0 12>13"};
 constexpr Elementwise kSoftplusBackward{"softplus_backward",
                                         "mul 1 2;sigmoid 4;mul 0 5;gt 4 3 0 6>7"};
-// g s (1 + x (1 - s)), s being the sigmoid.
+// g s (1 + x (1 - s)), where s is the sigmoid.
 constexpr Elementwise kSiluBackward{"silu_backward",
                                     "sigmoid 1;sub 2 3;mul 1 4;add 2 5;mul 3 6;mul 0 7>8"};
 
 bool expm1(Call& call) { return compute(kExpm1, {call.tensor(0)}, {}, call.out()); }
 
-// alpha, scale and input_scale as the chains take them.
+// alpha, scale and input_scale in the form that the chains use.
 std::optional<std::vector<float>> elu_numbers(const Call& call, std::size_t first) {
   const auto given = numbers(call, {first, first + 1, first + 2});
   if (!given.has_value()) return std::nullopt;
@@ -186,7 +186,7 @@ bool silu_backward(Call& call, const Tensor& out) {
 
 // --- interpolation -------------------------------------------------------------
 
-// Below a weight of one half from the one end, else from the other, as torch computes it.
+// Starts from the first end for a weight below one half, else from the second, as PyTorch does.
 constexpr Elementwise kLerp{"lerp", "sub 1 0;mul 3 2;add 0 4>5"};
 constexpr Elementwise kLerpFromEnd{"lerp", "sub 1 0;sub 3 2;mul 4 5;sub 1 6>7"};
 constexpr Elementwise kLerpByTensor{
@@ -204,7 +204,7 @@ bool lerp_by_tensor(Call& call) {
                  call.out());
 }
 
-// Of an operator that is structured in PyTorch, an out= form is its other forms too.
+// PyTorch derives the other forms of a structured operator from its out= form.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("gelu.out", out_kernel<gelu>());
   m.impl("gelu_backward.grad_input", out_kernel<gelu_backward>());

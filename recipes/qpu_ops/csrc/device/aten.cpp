@@ -1,5 +1,5 @@
-// The sources that need most of ATen's headers, as one: reading those takes longer than
-// compiling what is in these.
+// One translation unit for the sources that need most of ATen's headers: parsing the headers
+// takes longer than compiling these sources.
 #include "cells.cpp"
 #include "device.cpp"
 #include "images.cpp"

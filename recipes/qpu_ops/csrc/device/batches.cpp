@@ -6,11 +6,11 @@ namespace torch_qpu::learning {
 namespace {
 
 constexpr int kTileRows = 8;
-constexpr int kTurn = 4;  // values of k
+constexpr int kUnrolled = 4;  // values of k per iteration
 
 // A QPU computes tiles of 8 rows by 16 columns: two vectors with 4 rows by 4 values of a,
-// whose elements are broadcast, and a row of b for each value. Tiles are dealt in turn,
-// those of one matrix first.
+// whose elements are broadcast, and a row of b for each value of k. Tiles are distributed
+// round robin, one matrix after the other.
 void multiply_batch(Int count, Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Int batch_a,
                     Int row_a, Int column_a, Ptr<Float> b, Int batch_b, Int row_b, Int column_b,
                     Float alpha) {
@@ -37,7 +37,7 @@ void multiply_batch(Int count, Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, 
     const auto request = [&](const Int& first) {
       Int at_k = min(first + lane_k, k - 1) * column_a;
       for (const Ptr<Float>& p : from_a) gather(p + at_k);
-      for (int i = 0; i < kTurn; ++i) gather(from_b + min(first + i, k - 1) * row_b);
+      for (int i = 0; i < kUnrolled; ++i) gather(from_b + min(first + i, k - 1) * row_b);
     };
     std::array<Float, kTileRows> sum;
     for (Float& s : sum) s = 0;
@@ -45,13 +45,13 @@ void multiply_batch(Int count, Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, 
     request(first);
     While (first < k)
       std::array<Float, 2> x;
-      std::array<Float, kTurn> y;
+      std::array<Float, kUnrolled> y;
       for (Float& v : x) receive(v);
       for (Float& v : y) receive(v);
       for (Float& v : x) v = qpu::select(first + lane_k < k, v, 0);
-      first = first + kTurn;
+      first = first + kUnrolled;
       request(first);
-      for (int i = 0; i < kTurn; ++i)
+      for (int i = 0; i < kUnrolled; ++i)
         for (int r = 0; r < kTileRows; ++r) {
           Float& s = sum[static_cast<std::size_t>(r)];
           s = s + broadcast(x[static_cast<std::size_t>(r / 4)], r % 4 * 4 + i) *
@@ -59,7 +59,7 @@ void multiply_batch(Int count, Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, 
         }
     End
     Float unused;
-    for (int i = 0; i < 2 + kTurn; ++i) receive(unused);
+    for (int i = 0; i < 2 + kUnrolled; ++i) receive(unused);
     Ptr<Float> to = c + ((matrix * m + row) * n + column);
     Int left = min(n - column, 16);
     for (int r = 0; r < kTileRows; ++r) {

@@ -1,12 +1,12 @@
-// Products of many small matrices in one launch. Nothing of torch here. Conditions as in
-// learning.h.
+// Products of many small matrices in one launch. Independent of torch. The requirements of
+// learning.h apply.
 #ifndef TORCH_QPU_BATCHES_H
 #define TORCH_QPU_BATCHES_H
 
 namespace torch_qpu::learning {
 
-// A matrix of a batch: element (i, j) of matrix b lies at data + b * batch + i * row +
-// j * column. All distances have 24 bits.
+// A matrix of a batch: element (i, j) of matrix b is at data + b * batch + i * row +
+// j * column. All strides must fit in 24 bits.
 struct Batch {
   const float* data = nullptr;
   int batch = 0;

@@ -1,5 +1,5 @@
-// The cells of nn.LSTM and nn.GRU. PyTorch asks devices like this one for them whole; the
-// CPU has no such kernels to fall back to.
+// The cells of nn.LSTM and nn.GRU. PyTorch calls a fused cell operator on devices like this
+// one; the CPU has no such kernels to fall back to.
 #include "operators.h"
 
 #include <ATen/TensorOperators.h>
@@ -24,7 +24,7 @@ Tensor made(const recurrent::Shape& s, int parts, const Tensor& like) {
   return at::empty({s.rows, std::int64_t{s.columns} * parts}, like.options());
 }
 
-// Whether a tensor that may be absent is float32 of the device, and of this shape.
+// Whether an optional tensor is absent, or is float32 on the device and has this shape.
 bool is_of(const std::optional<Tensor>& t, at::IntArrayRef shape) {
   return !t.has_value() || (usable(*t) && t->sizes() == shape);
 }
@@ -33,16 +33,16 @@ std::optional<Tensor> packed(const std::optional<Tensor>& t) {
   return t.has_value() ? std::optional(dense(*t)) : t;
 }
 
-// The shape of a state, where the kernels take it.
+// The shape of a state if the kernels support it.
 std::optional<recurrent::Shape> shape_of(const Tensor& state, int parts) {
   constexpr std::int64_t most_words = std::int64_t{1} << 28;
-  if (!usable(state) || state.dim() != 2 || state.size(0) > kMostFactor ||
-      state.size(1) * parts > kMostFactor || state.numel() * parts >= most_words)
+  if (!usable(state) || state.dim() != 2 || state.size(0) > kMaxFactor ||
+      state.size(1) * parts > kMaxFactor || state.numel() * parts >= most_words)
     return std::nullopt;
   return recurrent::Shape{static_cast<int>(state.size(0)), static_cast<int>(state.size(1))};
 }
 
-// Of a cell's call: input's gates, hidden gates, state, input's bias?, hidden bias?.
+// Arguments of a cell: input gates, hidden gates, state, input bias?, hidden bias?.
 struct Cell {
   Tensor input, hidden, state;
   std::optional<Tensor> input_bias, hidden_bias;
@@ -54,10 +54,11 @@ struct Cell {
         input_bias(optional(call[3])),
         hidden_bias(optional(call[4])) {
     TORCH_CHECK(input_bias.has_value() == hidden_bias.has_value(),
-                "expected both biases of a recurrent cell, or none");
+                "expected both biases of a recurrent cell or neither");
   }
 
-  // The state's shape, where the QPUs may; `gates` are the cell's, `parts` what it keeps.
+  // The state's shape if the QPUs support it. `gates` is the number of gates of the cell,
+  // `parts` the number of values saved for the gradient.
   std::optional<recurrent::Shape> shape(int gates, int parts) const {
     const auto found = shape_of(state, parts);
     if (!found.has_value()) return std::nullopt;
@@ -75,7 +76,7 @@ struct Cell {
     run(recurrent::Gates{data(a), data(b), data(c), data(d)});
   }
 
-  // Sums of the gates' two parts on the CPU, each as `count` tensors.
+  // Sums of the two parts of the gates on the CPU, as `count` tensors each.
   std::vector<Tensor> parts_of_input(std::int64_t count) const {
     return on_cpu(input, input_bias, count);
   }
@@ -122,7 +123,7 @@ bool lstm_cell(Call& call) {
   return true;
 }
 
-// gradient of hy?, of cy?, cx, cy, what was kept, whether there are biases.
+// gradient of hy?, of cy?, cx, cy, saved values, whether there are biases.
 bool lstm_cell_backward(Call& call) {
   const std::optional<Tensor> of_hy = optional(call[0]), of_cy = optional(call[1]);
   const Tensor &cx = call.tensor(2), &cy = call.tensor(3), &kept = call.tensor(4);
@@ -185,7 +186,7 @@ bool gru_cell(Call& call) {
   return true;
 }
 
-// gradient of hy, what was kept, whether there are biases.
+// gradient of hy, saved values, whether there are biases.
 bool gru_cell_backward(Call& call) {
   const Tensor &of_hy = call.tensor(0), &kept = call.tensor(1);
   const bool has_bias = call[2].toBool();

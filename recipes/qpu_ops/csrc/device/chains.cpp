@@ -22,7 +22,7 @@ enum class Step : std::uint8_t {
   add, sub, mul, div, max, min,
   neg, abs, exp, log, sqrt, rsqrt, recip, sigmoid, tanh, relu,
   gt, expm1, log1p, cdf,
-  keep  // the first operand where that is NaN, else the second
+  keep  // the first operand if it is NaN, else the second
 };
 
 struct Known {
@@ -55,16 +55,16 @@ struct Chain {
 };
 
 [[noreturn]] void refuse(const std::string& text, const std::string& why) {
-  throw std::invalid_argument("'" + text + "' is no elementwise chain: " + why);
+  throw std::invalid_argument("'" + text + "' is not an elementwise chain: " + why);
 }
 
 std::size_t number(const std::string& text, const std::string& word, std::size_t values) {
   if (word.empty() || word.size() > 4 ||
       !std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; }))
-    refuse(text, "'" + word + "' is no number of a value");
+    refuse(text, "'" + word + "' is not the number of a value");
   const std::size_t found = std::stoul(word);
   if (found >= values)
-    refuse(text, "value " + word + " is used where there are " + std::to_string(values));
+    refuse(text, "value " + word + " is used, but there are only " + std::to_string(values));
   return found;
 }
 
@@ -73,14 +73,14 @@ Chain parsed(const std::string& text, std::vector<bool> is_array) {
   chain.is_array = std::move(is_array);
   std::size_t values = chain.is_array.size();
   const std::size_t mark = text.find('>');
-  if (mark == std::string::npos) refuse(text, "'>' with the stored values is missing");
+  if (mark == std::string::npos) refuse(text, "'>' and the stored values are missing");
   std::istringstream parts(text.substr(0, mark));
   for (std::string part; std::getline(parts, part, ';');) {
     std::istringstream words(part);
     std::string word;
     words >> word;
     const auto known = steps().find(word);
-    if (known == steps().end()) refuse(text, "there is no step '" + word + "'");
+    if (known == steps().end()) refuse(text, "unknown step '" + word + "'");
     Operation operation{known->second.step, {}};
     while (words >> word) operation.of.push_back(number(text, word, values));
     if (operation.of.size() != known->second.operands)
@@ -95,30 +95,30 @@ Chain parsed(const std::string& text, std::vector<bool> is_array) {
   return chain;
 }
 
-// exp(x) - 1 without the difference where the result is near 0: x = n ln 2 + f, and
+// exp(x) - 1 without cancellation where the result is near 0: x = n ln 2 + f, and
 // (exp(f) - 1) 2^n + (2^n - 1).
 FloatExpr expm1(const FloatExpr& x) {
   Float v = qpu::min(qpu::max(x, -30.0F), 89.4F);
-  // To the nearest, positive before the conversion, which truncates.
+  // Rounds to nearest: the conversion truncates, so its operand is made positive first.
   Int n = toInt(v * 1.44269504F + 64.5F) - 64;
   Float f = v - toFloat(n) * 0.693359375F + toFloat(n) * 2.12194440e-4F;
   static const std::array<float, 7> c = {{1.0F / 5040, 1.0F / 720, 1.0F / 120, 1.0F / 24,
                                           1.0F / 6, 0.5F, 1.0F}};
   Float p = qpu::detail::polynomial(f, c.data(), 7) * f;
-  // In two factors, for 2^128 is none.
+  // In two factors, because 2^128 is not representable.
   Float half = asFloat((n + 126) << 23);
   Float whole = half + half;
   return p * whole + (whole - 1);
 }
 
-// log(1 + x) for x >= 0: what rounding lost of 1 + x is added again.
+// log(1 + x) for x >= 0: the rounding error of 1 + x is added back.
 FloatExpr log1p(const FloatExpr& x) {
   Float u = x + 1;
   return qpu::log(u) + (x - (u - 1)) * qpu::reciprocal(u);
 }
 
-// The normal distribution's, by Abramowitz and Stegun, Handbook of Mathematical
-// Functions, 7.1.26: to 1.5e-7.
+// The cumulative normal distribution, by Abramowitz and Stegun, Handbook of Mathematical
+// Functions, 7.1.26: accurate to 1.5e-7.
 FloatExpr cdf(const FloatExpr& x) {
   static const std::array<float, 5> c = {{0.5F * 1.061405429F, 0.5F * -1.453152027F,
                                           0.5F * 1.421413741F, 0.5F * -0.284496736F,
@@ -154,18 +154,18 @@ FloatExpr evaluated(Step step, const std::vector<const Float*>& x) {
     case Step::cdf: return qpu::ieee::keepNan(a, cdf(a));
     case Step::keep: return qpu::ieee::keepNan(a, *x[1]);
   }
-  throw std::logic_error("a step without a meaning");
+  throw std::logic_error("step not implemented");
 }
 
-using Outputs = std::array<Ptr<Float>, kMostOutputs>;
-using Numbers = std::array<Float, kMostNumbers>;
+using Outputs = std::array<Ptr<Float>, kMaxOutputs>;
+using Numbers = std::array<Float, kMaxNumbers>;
 
 // The values of one vector of elements. `arrays` and `numbers` are in the order of
 // the inputs.
 template <std::size_t N>
 std::vector<FloatExpr> values(const Chain& chain, const qpu::kernels::Vectors<N>& arrays,
                               const Numbers& numbers) {
-  std::deque<Float> made;  // its elements stay where they are
+  std::deque<Float> made;  // references to its elements stay valid
   std::vector<const Float*> all;
   std::size_t array = 0, number = 0;
   for (const bool is_array : chain.is_array)
@@ -207,7 +207,7 @@ void record(const Chain& chain, const Int& n, const Outputs& out,
 }
 
 void record_any(const Chain& chain, std::size_t arrays, const Int& n, const Outputs& out,
-                const qpu::kernels::Pointers<kMostArrays>& in, const Numbers& numbers,
+                const qpu::kernels::Pointers<kMaxArrays>& in, const Numbers& numbers,
                 const IntExpr& worker) {
   switch (arrays) {
     case 1: return record<1>(chain, n, out, {in[0]}, numbers, worker);
@@ -234,19 +234,19 @@ Compiled compiled(const Chain& chain, std::size_t arrays, const std::string& nam
   return kernel;
 }
 
-// A part of a list in memory: how many elements, the addresses of the outputs and of the
+// A list element in memory: the number of elements, the addresses of the outputs and of the
 // arrays, and the numbers.
 constexpr std::size_t kEntry = 16;
-constexpr int kOutputsAt = 1, kArraysAt = kOutputsAt + static_cast<int>(kMostOutputs),
-              kNumbersAt = kArraysAt + static_cast<int>(kMostArrays);
-static_assert(kNumbersAt + kMostNumbers <= kEntry);
+constexpr int kOutputsAt = 1, kArraysAt = kOutputsAt + static_cast<int>(kMaxOutputs),
+              kNumbersAt = kArraysAt + static_cast<int>(kMaxArrays);
+static_assert(kNumbersAt + kMaxNumbers <= kEntry);
 
 using CompiledList = Kernel<Int, Ptr<Int>>;
 
 CompiledList compiled_list(const Chain& chain, std::size_t arrays, const std::string& name) {
   CompiledList kernel = compile(
       [&](Int parts, Ptr<Int> table) {
-        // The first block of each part goes to another QPU.
+        // Each list element starts on a different QPU, for balance.
         Int worker = me();
         For (Int part = 0, part < parts, part = part + 1)
           Int entry;
@@ -257,7 +257,7 @@ CompiledList compiled_list(const Chain& chain, std::size_t arrays, const std::st
           Outputs out;
           for (std::size_t i = 0; i < chain.stored.size(); ++i)
             out.at(i) = pointer(kOutputsAt + static_cast<int>(i));
-          qpu::kernels::Pointers<kMostArrays> in;
+          qpu::kernels::Pointers<kMaxArrays> in;
           for (std::size_t i = 0; i < arrays; ++i)
             in.at(i) = pointer(kArraysAt + static_cast<int>(i));
           Numbers numbers;
@@ -293,7 +293,7 @@ struct Cache {
   }
 };
 
-// The kernel of a chain, made by `make` when it is first needed.
+// The kernel of a chain; `make` builds it on first use.
 template <typename K>
 K kernel_of(const std::string& text, const std::vector<Operand>& inputs, std::size_t outputs,
             K (*make)(const Chain&, std::size_t, const std::string&)) {
@@ -305,19 +305,19 @@ K kernel_of(const std::string& text, const std::vector<Operand>& inputs, std::si
   }
   const auto arrays =
       static_cast<std::size_t>(std::count(is_array.begin(), is_array.end(), true));
-  if (arrays > kMostArrays || inputs.size() - arrays > kMostNumbers)
-    refuse(text, "it has more than " + std::to_string(kMostArrays) + " arrays or " +
-                     std::to_string(kMostNumbers) + " numbers");
-  if (arrays == 0) refuse(text, "it has no array");
+  if (arrays > kMaxArrays || inputs.size() - arrays > kMaxNumbers)
+    refuse(text, "it has more than " + std::to_string(kMaxArrays) + " arrays or " +
+                     std::to_string(kMaxNumbers) + " numbers");
+  if (arrays == 0) refuse(text, "it has no arrays");
   key += ':' + text;
   Cache<K>& cache = Cache<K>::instance();
   const std::lock_guard<std::mutex> lock(cache.mutex);
   auto& known = cache.kernels[key];
   if (!known) {
     const Chain chain = parsed(text, is_array);
-    if (chain.stored.empty() || chain.stored.size() > kMostOutputs)
+    if (chain.stored.empty() || chain.stored.size() > kMaxOutputs)
       refuse(text, "it stores " + std::to_string(chain.stored.size()) + " values, not 1 to " +
-                       std::to_string(kMostOutputs));
+                       std::to_string(kMaxOutputs));
     known = std::make_shared<const K>(make(chain, arrays, key));
   }
   const auto stored = static_cast<std::size_t>(std::count(
@@ -333,7 +333,7 @@ void run_chain(const std::string& text, const std::vector<Operand>& inputs,
   const auto kernel = kernel_of<Compiled>(text, inputs, outputs.size(), compiled);
   if (n <= 0) return;
   std::vector<const float*> arrays;
-  std::array<float, kMostNumbers> numbers{};
+  std::array<float, kMaxNumbers> numbers{};
   std::size_t number = 0;
   for (const Operand& input : inputs) {
     if (input.data != nullptr) arrays.push_back(input.data);

@@ -1,6 +1,5 @@
-// Elementwise chains: several operations on the same elements as one QPU kernel,
-// made when it is first needed. Nothing of torch here and nothing of QPULib: its
-// macros stay in chains.cpp.
+// Elementwise chains: several operations on the same elements as one QPU kernel, compiled
+// on first use. Independent of torch and of QPULib, whose macros are used in chains.cpp only.
 #ifndef TORCH_QPU_CHAINS_H
 #define TORCH_QPU_CHAINS_H
 
@@ -16,33 +15,34 @@ struct Operand {
   float value = 0;
 };
 
-constexpr std::size_t kMostArrays = 4;
-constexpr std::size_t kMostNumbers = 6;
-constexpr std::size_t kMostOutputs = 3;
+constexpr std::size_t kMaxArrays = 4;
+constexpr std::size_t kMaxNumbers = 6;
+constexpr std::size_t kMaxOutputs = 3;
 
-// `text` is steps "name value .." divided by ";", then ">" and the values that are
-// stored, divided by ",": "mul 1 2;add 0 3>4". Values are numbered: inputs first,
-// then steps, from 0. The steps:
+// `text` consists of steps "name value ..." separated by ";", then ">" and the values to
+// store, separated by ",": "mul 1 2;add 0 3>4". Values are numbered from 0, first the
+// inputs, then the steps. The steps:
 //
 //   add sub mul div max min    of two values
-//   neg abs exp log sqrt rsqrt recip sigmoid tanh relu    of one
-//   expm1 log1p cdf    of one: exp(x) - 1, log(1 + x) for x >= 0, the normal distribution's
-//   gt    of four: the third where the first is greater than the second, else the fourth
+//   neg abs exp log sqrt rsqrt recip sigmoid tanh relu    of one value
+//   expm1 log1p cdf    of one value: exp(x) - 1, log(1 + x) for x >= 0, the cumulative
+//         normal distribution
+//   gt    of four values: the third if the first is greater than the second, else the fourth
 //
 // Computes n elements of each output. Arrays are in shared memory; outputs may be
-// inputs. `qpus` is 1..12, 0 for all. Throws std::invalid_argument for a text that is
-// no chain or does not fit the inputs, and qpu::Error.
+// inputs. `qpus` is 1 to 12, or 0 for all. Throws std::invalid_argument if the text is
+// invalid or does not match the inputs, and qpu::Error.
 void run_chain(const std::string& text, const std::vector<Operand>& inputs,
                const std::vector<float*>& outputs, int n, int qpus);
 
-// One of the arrays of a list that a chain runs over.
+// The operands of a chain for one element of the lists that it runs over.
 struct Part {
-  std::vector<Operand> inputs;  // arrays and numbers in the same places in all parts
+  std::vector<Operand> inputs;  // arrays and numbers in the same order in all parts
   std::vector<float*> outputs;
   int n = 0;
 };
 
-// The chain over all parts, in one launch. Parts must not write what others read.
+// Runs the chain over all parts in one launch. Parts must not write what others read.
 void run_chains(const std::string& text, const std::vector<Part>& parts, int qpus);
 
 // How many different chains have been compiled in this process.

@@ -5,7 +5,7 @@
 namespace torch_qpu::learning {
 namespace {
 
-// The place in its plane of a row and a column, or below 0 where they are padding.
+// The index of a row and a column in its plane, or a negative number in the padding.
 Int place_of(const Int& row, const Int& column, const Int& height, const Int& width) {
   return qpu::select(row >= 0 && row < height && column >= 0 && column < width,
                      row * width + column, -1);
@@ -51,7 +51,7 @@ void convolve_planes(Int planes, Int size, Int height, Int width, Ptr<Int> first
   });
 }
 
-// `rows` and `columns` are where the first window has each weight.
+// `rows` and `columns` are the position of each weight in the first window.
 void weights_of_planes(Int channels, Int under, Int batch, Int height, Int width, Int out_height,
                        Int out_width, Ptr<Int> rows, Ptr<Int> columns, Int step_y, Int step_x,
                        Ptr<Float> out, Ptr<Float> in, Ptr<Float> gradient) {
@@ -90,7 +90,7 @@ void weights_of_planes(Int channels, Int under, Int batch, Int height, Int width
   });
 }
 
-// For each step along two axes where it begins: steps of `step` from -padding on.
+// The first row and column of each step: steps of `step` from -padding on.
 struct Grid {
   std::vector<int> rows;
   std::vector<int> columns;

@@ -1,5 +1,5 @@
-// Convolution of each channel by kernels of its own, in one launch. Nothing of torch here.
-// Conditions as in learning.h.
+// Convolution of each channel with its own kernels, in one launch. Independent of torch.
+// The requirements of learning.h apply.
 #ifndef TORCH_QPU_DEPTHWISE_H
 #define TORCH_QPU_DEPTHWISE_H
 
@@ -7,8 +7,8 @@
 
 namespace torch_qpu::learning {
 
-// Images [batch][channels][height][width] under windows; of them `window` tells all but
-// `planes`. Each channel has `outputs` output channels.
+// Images [batch][channels][height][width] and the windows over them; `window.planes` is not
+// used. Each channel has `outputs` output channels.
 struct Depthwise {
   Pooling window;
   int batch = 0;

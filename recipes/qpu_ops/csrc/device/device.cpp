@@ -1,5 +1,5 @@
 // PyTorch's device "qpu": allocator, guard, hooks, generator, the operators that
-// make, view and copy tensors, and the fallback to the CPU.
+// create, view and copy tensors, and the fallback to the CPU.
 #include "device.h"
 
 #include <ATen/EmptyTensor.h>
@@ -81,11 +81,11 @@ void resize_storage(c10::StorageImpl& storage, std::size_t bytes) {
 // --- device, streams, events ---------------------------------------------------
 
 void require_only(c10::Device device) {
-  TORCH_CHECK(device.type() == kDevice && device.index() <= 0, "there is one qpu, qpu:0, and no ",
+  TORCH_CHECK(device.type() == kDevice && device.index() <= 0, "the only device is qpu:0, found ",
               device);
 }
 
-// Launches end before they return, so the one stream is always idle.
+// Launches are synchronous, so the only stream is always idle.
 struct Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kDevice; }
   c10::Device exchangeDevice(c10::Device device) const override {
@@ -136,7 +136,7 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
 // --- random numbers ------------------------------------------------------------
 
-// The CPU makes them, so a seed gives the numbers that it gives on the CPU.
+// The CPU generates the numbers, so a seed gives the same numbers as on the CPU.
 class Generator final : public c10::GeneratorImpl {
  public:
   explicit Generator(at::Generator cpu = at::detail::createCPUGenerator())
@@ -168,7 +168,7 @@ const at::Generator& default_generator() {
 
 at::Generator new_generator(c10::DeviceIndex /*index*/) { return at::make_generator<Generator>(); }
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 7
-REGISTER_GENERATOR_PRIVATEUSE1(new_generator)  // later ones ask the hooks
+REGISTER_GENERATOR_PRIVATEUSE1(new_generator)  // later versions use the hooks
 #endif
 
 struct Hooks final : public at::PrivateUse1HooksInterface {
@@ -190,16 +190,16 @@ struct Hooks final : public at::PrivateUse1HooksInterface {
     return new_generator(index);
   }
   at::Device getDeviceFromPtr(void* memory) const override {
-    TORCH_CHECK(owns(memory), "the address is in no qpu tensor");
+    TORCH_CHECK(owns(memory), "the address is not in a qpu tensor");
     return kOnly;
   }
-  // Copies between CPU and QPUs gain nothing from locked pages: "pinned" memory is the CPU's own.
+  // Page-locked memory does not speed up copies, so "pinned" memory is ordinary CPU memory.
   bool isPinnedPtr(const void* /*data*/) const override { return false; }
   at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     resize_storage(*storage.unsafeGetStorageImpl(), bytes);
   }
-  // torch 2.6 does not ask these two.
+  // Not called by torch 2.6.
   // NOLINTBEGIN(modernize-use-override,clang-diagnostic-inconsistent-missing-override)
   virtual bool isBuilt() const { return true; }
   virtual bool isAvailable() const { return true; }
@@ -229,7 +229,7 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                                            c10::dtype_or_default(dtype));
 }
 
-// Zeros without memory: forward-mode differentiation makes them.
+// Zeros without memory, used by forward-mode differentiation.
 Tensor zero_tensor(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
                    std::optional<at::Layout> layout, std::optional<at::Device> device,
                    std::optional<bool> /*pinned*/) {
@@ -247,7 +247,7 @@ void require_mutable(const Tensor& t) {
               "ZeroTensors are immutable; clone() one for a tensor that can be written");
 }
 
-// Bytes from a storage's start to the end of the elements.
+// Bytes from the start of a storage to the end of the elements.
 std::size_t bytes_needed(at::IntArrayRef size, at::IntArrayRef stride, std::size_t item,
                          std::int64_t offset) {
   return at::detail::computeStorageNbytes(size, stride, item, static_cast<std::size_t>(offset));
@@ -279,7 +279,7 @@ Tensor& set_to(Tensor& self, const c10::Storage& storage, std::int64_t offset,
                at::IntArrayRef size, at::IntArrayRef stride) {
   TORCH_CHECK(storage.device().type() == kDevice, "a qpu tensor cannot be set to a storage on ",
               storage.device());
-  TORCH_CHECK(offset >= 0, "the storage offset is ", offset);
+  TORCH_CHECK(offset >= 0, "expected a storage offset of at least 0, found ", offset);
   c10::TensorImpl* const impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(storage);
   impl->set_storage_offset(offset);
@@ -312,7 +312,7 @@ bool is_dense_alike(const Tensor& a, const Tensor& b) {
          !b.is_neg() && !a.is_conj() && !b.is_conj();
 }
 
-// What the CPU did to for_cpu(t), brought to t where that is a copy.
+// Copies the result of the CPU in for_cpu(t) back to t if that is a copy.
 void write_back(const Tensor& t, const Tensor& cpu) {
   if (on_device(t) && !is_plain_memory()) unstage(t, cpu);
 }
@@ -366,10 +366,10 @@ Tensor unfold(const Tensor& self, std::int64_t dimension, std::int64_t size, std
 Tensor view_as_real(const Tensor& self) { return at::native::view_as_real(self); }
 Tensor view_as_complex(const Tensor& self) { return at::native::view_as_complex(self); }
 
-// Launches end before they return: no stream uses a tensor later.
+// Launches are synchronous: no stream uses a tensor later.
 void record_stream(Tensor& /*self*/, at::Stream /*stream*/) {}
 
-// Fills are the CPU's: it writes words as fast as the QPUs store them.
+// The CPU fills tensors: it writes words as fast as the QPUs store them.
 Tensor& fill(Tensor& self, const at::Scalar& value) {
   if (self.numel() == 0) return self;
   if (is_plain_memory()) {
@@ -386,11 +386,11 @@ Tensor& zero(Tensor& self) { return fill(self, 0); }
 
 // --- the fallback --------------------------------------------------------------
 
-// The device's storages that a call uses, with the CPU's view of each: all of a storage where
-// the CPU works in its memory, else what the call's tensors cover of it.
+// The device storages that a call uses, with a CPU view of each: the whole storage where
+// the CPU works in device memory, otherwise only what the tensors of the call cover.
 class Views {
  public:
-  // To be called for all tensors of a call before the first of().
+  // Must be called for all tensors of a call before the first of().
   void cover(const Tensor& t) {
     if (is_plain_memory() || !on_device(t) || !t.has_storage()) return;
     Covered& covered = covered_[t.storage().unsafeGetStorageImpl()];
@@ -426,7 +426,7 @@ class Views {
     return over(t, seen_.back());
   }
 
-  // The tensor as the device's: a view where it is one of the CPU's views.
+  // The device tensor for a CPU result: a view if the result is a view of a CPU view.
   Tensor back(const Tensor& t) const {
     if (!t.defined() || t.device().type() != c10::DeviceType::CPU) return t;
     for (const Seen& seen : seen_) {
@@ -446,12 +446,12 @@ class Views {
     Extent extent;
     Tensor first;
     bool is_one = true;  // all tensors are the same view
-    Tensor few;          // its elements, where they are few in what they span
+    Tensor few;          // its elements, if they are sparse in the range they span
   };
   struct Seen {
     c10::Storage device;
     c10::Storage cpu;
-    std::size_t first;  // the byte of the one where the other begins
+    std::size_t first;  // the byte of the device storage where the CPU storage begins
   };
 
   static bool is_same_view(const Tensor& a, const Tensor& b) {
@@ -475,7 +475,7 @@ class Views {
     Tensor view = at::detail::make_tensor<c10::TensorImpl>(
         c10::Storage(seen.cpu), DispatchKeySet(DispatchKey::CPU), t.dtype());
     c10::TensorImpl* const impl = view.unsafeGetTensorImpl();
-    // No elements cover nothing, wherever they are.
+    // A tensor without elements covers nothing, wherever it starts.
     const auto before = static_cast<std::int64_t>(seen.first / t.itemsize());
     impl->set_storage_offset(std::max<std::int64_t>(t.storage_offset() - before, 0));
     impl->set_sizes_and_strides(t.sizes(), t.strides());
@@ -494,7 +494,7 @@ std::string name_of(const c10::OperatorHandle& op) {
   return schema.name() + (schema.overload_name().empty() ? "" : ".") + schema.overload_name();
 }
 
-// What a CPU kernel may change of a tensor beside its elements.
+// The properties of a tensor that a CPU kernel may change in addition to its elements.
 struct Shape {
   std::vector<std::int64_t> sizes, strides;
   std::int64_t offset;
@@ -518,7 +518,7 @@ struct Argument {
   Shape made = Shape(cpu);
 };
 
-// Brings what a CPU kernel did to an argument back, where the argument is not its memory.
+// Copies the changes that a CPU kernel made to an argument back, if it worked on a copy.
 void bring_back(const Argument& argument) {
   const Tensor& cpu = argument.cpu;
   if (argument.made.is_of(cpu) && cpu.scalar_type() == argument.device.scalar_type()) {
@@ -546,23 +546,23 @@ at::Tensor to_device(const at::Tensor& t) {
 }
 
 void require_one_device(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  // The lengths of sequences stay on the CPU, as with every device.
+  // The lengths of sequences stay on the CPU, as for every device.
   if (op.schema().name() == "aten::_pack_padded_sequence") return;
   const auto first = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   bool any_device = false;
-  std::optional<c10::Device> stranger;
+  std::optional<c10::Device> other_device;
   const auto meet = [&](const Tensor& t) {
     any_device = any_device || on_device(t);
-    if (t.defined() && !on_device(t) && t.dim() > 0) stranger = t.device();
+    if (t.defined() && !on_device(t) && t.dim() > 0) other_device = t.device();
   };
   for (auto value = first; value != stack.end(); ++value) {
     if (value->isTensor()) meet(value->toTensor());
     else if (value->isTensorList())
       for (const Tensor& t : value->toTensorVector()) meet(t);
   }
-  TORCH_CHECK(!any_device || !stranger.has_value(),
+  TORCH_CHECK(!any_device || !other_device.has_value(),
               "Expected all tensors to be on the same device, but ", name_of(op),
-              " was given tensors on qpu:0 and on ", stranger.value_or(kOnly),
+              " got tensors on qpu:0 and on ", other_device.value_or(kOnly),
               "; move them with .to('qpu')");
 }
 
@@ -630,7 +630,7 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         }
       } else if (t.defined()) {
         TORCH_CHECK(alias == nullptr || is_plain_memory(), name,
-                    " gives a view, which the CPU cannot make of the QPUs' memory");
+                    " returns a view, which the CPU cannot create in QPU memory");
         value = views.back(t);
       }
     } else if (value.isTensorList()) {
@@ -648,7 +648,7 @@ namespace {
 Tensor cpu_view(const Tensor& self) {
   TORCH_CHECK(on_device(self), "cpu_view: expected a qpu tensor, found one on ", self.device());
   TORCH_CHECK(is_plain_memory(),
-              "the CPU has no plain view of the QPUs' memory on this board: it is mapped uncached, "
+              "cpu_view is not available on this board: QPU memory is mapped uncached, "
               "and unaligned access may fault; use .cpu()");
   return for_cpu(self.detach());
 }

@@ -1,5 +1,5 @@
-// What the operators need of the device: CPU views of its tensors, and the way
-// out for what the QPUs do not compute.
+// Device functions for the operators: CPU views of tensors, and the fallback for
+// operators that the QPUs do not compute.
 #ifndef TORCH_QPU_DEVICE_H
 #define TORCH_QPU_DEVICE_H
 
@@ -13,18 +13,18 @@ constexpr c10::DeviceType kDevice = c10::DeviceType::PrivateUse1;
 
 inline bool on_device(const at::Tensor& t) { return t.defined() && t.device().type() == kDevice; }
 
-// A CPU tensor over the same memory; where the CPU must not work there, a copy.
-// Other tensors than the device's are returned as they are.
+// A CPU tensor that shares the memory, or a copy if the CPU must not work in it.
+// Tensors of other devices are returned unchanged.
 at::Tensor for_cpu(const at::Tensor& t);
 
 // A tensor of the device with the elements of a CPU tensor.
 at::Tensor to_device(const at::Tensor& t);
 
-// Throws c10::Error where tensors of the device and of another one, with dimensions, are
-// among an operator's arguments.
+// Throws c10::Error if an operator's arguments include both tensors of the device and tensors
+// of another device, other than tensors without dimensions.
 void require_one_device(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Runs the operator's CPU kernel on CPU views of its arguments, and counts that.
+// Runs the operator's CPU kernel on CPU views of its arguments, and counts the call.
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace torch_qpu

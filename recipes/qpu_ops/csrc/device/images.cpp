@@ -38,16 +38,16 @@ Geometry geometry(const Call& call, std::size_t first) {
 }
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr std::int64_t kMostSize = (1 << 15) - 1;
-constexpr std::int64_t kMostWords = std::int64_t{1} << 28;
+constexpr std::int64_t kMaxSize = (1 << 15) - 1;
+constexpr std::int64_t kMaxWords = std::int64_t{1} << 28;
 
-// Whether the kernels take planes of this size, padding included.
+// Whether the kernels support planes of this size, including padding.
 bool is_plain_image(std::int64_t planes, std::int64_t height, std::int64_t width) {
-  return height <= kMostSize && width <= kMostSize && height * width <= kMostFactor &&
-         planes * height <= kMostFactor && planes * height * width < kMostWords;
+  return height <= kMaxSize && width <= kMaxSize && height * width <= kMaxFactor &&
+         planes * height <= kMaxFactor && planes * height * width < kMaxWords;
 }
 
-// Whether the kernels take images and windows of these sizes.
+// Whether the kernels support images and windows of these sizes.
 bool is_plain_geometry(const Tensor& input, const Tensor& weight, const Geometry& g) {
   if (g.transposed || input.dim() != 4 || weight.dim() != 4 || g.stride.size() != 2 ||
       g.padding.size() != 2 || g.dilation.size() != 2)
@@ -55,7 +55,7 @@ bool is_plain_geometry(const Tensor& input, const Tensor& weight, const Geometry
   for (std::size_t d = 0; d < 2; ++d) {
     const std::int64_t size = input.size(static_cast<std::int64_t>(d) + 2);
     const std::int64_t under = weight.size(static_cast<std::int64_t>(d) + 2);
-    if (size > kMostSize || under > kMostSize || size < 1 || under < 1 || g.padding[d] < 0 ||
+    if (size > kMaxSize || under > kMaxSize || size < 1 || under < 1 || g.padding[d] < 0 ||
         size + 2 * g.padding[d] <= g.dilation[d] * (under - 1))
       return false;
   }
@@ -103,13 +103,13 @@ Tensor convolve(const Tensor& input, const Tensor& weight, const std::optional<T
   return out;
 }
 
-// Whether each channel has kernels of its own, which go over all planes in one launch.
+// Whether each channel has its own kernels, which one launch applies to all planes.
 bool is_depthwise(const Tensor& input, const Tensor& weight, const Geometry& g) {
   return g.groups > 1 && g.groups == input.size(1) && weight.size(1) == 1 &&
-         weight.size(0) % g.groups == 0 && input.size(0) * weight.size(0) <= kMostFactor;
+         weight.size(0) % g.groups == 0 && input.size(0) * weight.size(0) <= kMaxFactor;
 }
 
-// Of images of `height` x `width` that give images of `out_height` x `out_width`.
+// For images of `height` x `width` with results of `out_height` x `out_width`.
 learning::Depthwise depthwise_of(const Tensor& images, const Tensor& results, const Tensor& weight,
                                  const Geometry& g) {
   learning::Depthwise shape;
@@ -156,7 +156,7 @@ Tensor part(const Tensor& t, std::int64_t dim, std::int64_t i, std::int64_t grou
   return t.narrow(dim, i * size, size);
 }
 
-// Elements of `from`, which is dense, in another order: see learning::take.
+// The elements of `from`, which is dense, in another order; see learning::take.
 Tensor taken(const Tensor& from, IntArrayRef sizes, const std::vector<int>& firsts,
              const std::vector<int>& places) {
   Tensor out = at::empty(sizes, from.options());
@@ -167,7 +167,7 @@ Tensor taken(const Tensor& from, IntArrayRef sizes, const std::vector<int>& firs
   return out;
 }
 
-// The first two dimensions exchanged.
+// Swaps the first two dimensions.
 Tensor exchanged(const Tensor& t) {
   const std::int64_t a = t.size(0), b = t.size(1), size = t.numel() / (a * b);
   std::vector<std::int64_t> sizes = t.sizes().vec();
@@ -180,29 +180,29 @@ Tensor exchanged(const Tensor& t) {
   return taken(t, sizes, firsts, places);
 }
 
-// What a gradient of one group is made of; all dense.
+// The operands from which the gradients of one group are computed; all dense.
 struct Backward {
   Tensor gradient, input, weight;
   const Geometry& g;
-  std::optional<Tensor> bias = std::nullopt;  // of the gradient of the input
-  bool depthwise = false;  // all groups at once, of one channel each
+  std::optional<Tensor> bias = std::nullopt;  // added to the gradient of the input
+  bool depthwise = false;  // all groups at once, with one channel each
 
   std::int64_t height() const { return input.size(2) + g.dilation[0] * (weight.size(2) - 1); }
   std::int64_t width() const { return input.size(3) + g.dilation[1] * (weight.size(3) - 1); }
-  // Whether the kernels take what is made on the way.
+  // Whether the kernels support the intermediate tensors.
   bool is_plain() const {
     return is_plain_image(gradient.size(0) * gradient.size(1), height(), width()) &&
-           input.size(0) * gradient.size(2) * gradient.size(3) <= kMostFactor;
+           input.size(0) * gradient.size(2) * gradient.size(3) <= kMaxFactor;
   }
 };
 
-// A convolution of the output's gradient, laid out as far apart as the windows were,
-// with the kernels turned about.
+// A convolution of the output gradient, dilated by the stride of the windows, with the
+// kernels rotated by 180 degrees.
 Tensor gradient_of_input(const Backward& b) {
   const std::int64_t batch = b.input.size(0), channels = b.input.size(1);
   const std::int64_t outputs = b.weight.size(0), tall = b.height(), wide = b.width();
   const std::int64_t rows = b.gradient.size(2), columns = b.gradient.size(3);
-  // Where an axis' element lies in the gradient, or -1.
+  // The index of an axis element in the gradient, or -1.
   const auto source = [&](std::int64_t i, std::size_t axis, std::int64_t size) {
     const std::int64_t under = b.weight.size(static_cast<std::int64_t>(axis) + 2);
     const std::int64_t at = i - (b.g.dilation[axis] * (under - 1) - b.g.padding[axis]);
@@ -222,7 +222,7 @@ Tensor gradient_of_input(const Backward& b) {
   const auto size = static_cast<int>(b.weight.size(2) * b.weight.size(3));
   const Geometry plain{{1, 1}, {0, 0}, b.g.dilation, false, {}, b.depthwise ? channels : 1};
   firsts.clear();
-  const std::int64_t seen = b.depthwise ? 1 : outputs;  // by each channel
+  const std::int64_t seen = b.depthwise ? 1 : outputs;  // outputs that each channel uses
   for (std::int64_t c = 0; c < channels; ++c)
     for (std::int64_t o = 0; o < seen; ++o)
       firsts.push_back(static_cast<int>(b.depthwise ? c : o * channels + c) * size);
@@ -234,8 +234,8 @@ Tensor gradient_of_input(const Backward& b) {
   return convolve(spread, turned, b.bias, plain);
 }
 
-// A convolution of the input with the output's gradient as its kernels, over the batch:
-// stride and dilation change places.
+// A convolution of the input with the output gradient as its kernel, summed over the batch:
+// stride and dilation are swapped.
 Tensor gradient_of_weight(const Backward& b) {
   if (b.depthwise) {
     Tensor out = at::empty(b.weight.sizes(), b.weight.options());
@@ -249,7 +249,7 @@ Tensor gradient_of_weight(const Backward& b) {
   const Tensor found =
       convolve(exchanged(b.input), exchanged(b.gradient), std::nullopt,
                {b.g.dilation, b.g.padding, b.g.stride, false, {}, 1});
-  // [channels][outputs], and more rows and columns where the stride left some over.
+  // [channels][outputs], with extra rows and columns if the stride left a remainder.
   const std::int64_t channels = found.size(0), outputs = found.size(1), wide = found.size(3);
   std::vector<int> firsts, places;
   for (std::int64_t o = 0; o < outputs; ++o)
@@ -266,7 +266,7 @@ learning::Planes planes_of(const Tensor& t) {
           static_cast<int>(t.numel() / (t.size(0) * t.size(1)))};
 }
 
-// One number for each channel, as a tensor of the device.
+// One number per channel, as a tensor on the device.
 Tensor per_channel(const std::vector<double>& values, const Tensor& like) {
   Tensor out = at::empty({static_cast<std::int64_t>(values.size())}, like.options());
   auto* to = out.mutable_data_ptr<float>();
@@ -283,8 +283,8 @@ Tensor gradient_of_bias(const Tensor& gradient) {
   return per_channel(sums, gradient);
 }
 
-// The parts of a convolution by group: one for all where each channel is a group. Nothing
-// where the kernels do not take what is made on the way. `gradient` is of the output.
+// The parts of a convolution by group: a single one if each channel is a group. Empty if
+// the kernels do not support the intermediate tensors. `gradient` belongs to the output.
 std::vector<Backward> by_group(const Tensor& gradient, const Tensor& input, const Tensor& weight,
                                const Geometry& g, const std::optional<Tensor>& bias) {
   std::vector<Backward> groups;
@@ -304,7 +304,7 @@ std::vector<Backward> by_group(const Tensor& gradient, const Tensor& input, cons
   return groups;
 }
 
-// Of all groups, each at its part of dimension `dim` of a tensor of these sizes.
+// Combines the results of all groups along dimension `dim` of a tensor of these sizes.
 Tensor joined(const std::vector<Backward>& groups, Tensor (*made)(const Backward&),
               IntArrayRef sizes, std::int64_t dim) {
   if (groups.size() == 1) return made(groups[0]);
@@ -315,8 +315,8 @@ Tensor joined(const std::vector<Backward>& groups, Tensor (*made)(const Backward
   return all;
 }
 
-// A transposed convolution is the gradient of the input of one that is not. Nothing where
-// the kernels do not take it.
+// A transposed convolution is the gradient of an ordinary convolution with respect to its
+// input. std::nullopt if the kernels do not support it.
 Tensor transposed(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                   Geometry g) {
   g.transposed = false;
@@ -329,12 +329,12 @@ Tensor transposed(const Tensor& input, const Tensor& weight, const std::optional
     sizes[d + 2] = (input.size(axis) - 1) * g.stride[d] - 2 * g.padding[d] +
                    g.dilation[d] * (weight.size(axis) - 1) + g.output_padding[d] + 1;
   }
-  // Its sizes are what is needed.
+  // Only its sizes are used.
   const Tensor out = at::empty(sizes, input.options().device(at::kMeta));
   if (!is_plain_geometry(out, weight, g) || !usable(input) || !usable(weight) ||
       input.numel() == 0)
     return {};
-  // NOLINTNEXTLINE(readability-suspicious-call-argument): its input is the gradient here
+  // NOLINTNEXTLINE(readability-suspicious-call-argument): the input is the gradient here
   const std::vector<Backward> groups = by_group(input, out, weight, g, bias);
   if (groups.empty()) return {};
   return joined(groups, gradient_of_input, sizes, 1);
@@ -365,7 +365,7 @@ bool convolution(Call& call) {
   return true;
 }
 
-// Whether a convolution of `image` would give `result`, by its sizes.
+// Whether a convolution of `image` would have the shape of `result`.
 bool gives(const Tensor& image, const Tensor& result, const Tensor& weight, const Geometry& g) {
   for (std::size_t d = 0; d < 2; ++d) {
     const auto axis = static_cast<std::int64_t>(d) + 2;
@@ -383,7 +383,7 @@ bool convolution_backward(Call& call) {
   const std::array<bool, 3> wanted = {flags[0], flags[1], flags[2]};
   Geometry g = given;
   g.transposed = false;
-  // What a convolution that is not transposed has as its input, and as its result.
+  // The input and the result of the convolution that is not transposed.
   const Tensor &image = given.transposed ? gradient : input,
                &result = given.transposed ? input : gradient;
   std::vector<Backward> groups;
@@ -413,7 +413,7 @@ bool convolution_backward(Call& call) {
 
 // --- pooling -------------------------------------------------------------------
 
-// The window of a pooling over [batch?][channels][height][width], where the QPUs may.
+// The window of a pooling over [batch?][channels][height][width] if the QPUs support it.
 std::optional<kernels::Window> pooling(const Tensor& self, IntArrayRef kernel, IntArrayRef stride,
                                        IntArrayRef padding, IntArrayRef dilation) {
   if (kernel.empty() || padding.empty() || dilation.empty() || !usable(self) ||
@@ -426,9 +426,9 @@ std::optional<kernels::Window> pooling(const Tensor& self, IntArrayRef kernel, I
                                     step = pair(stride.empty() ? kernel : stride),
                                     apart = pair(dilation), size = {self.size(-2), self.size(-1)};
   for (std::size_t d = 0; d < 2; ++d)
-    if (under[d] < 1 || under[d] > kMostSize || step[d] < 1 || step[d] > kMostSize ||
-        apart[d] < 1 || apart[d] > kMostSize || pad[d] < 0 || 2 * pad[d] > under[d] ||
-        size[d] > kMostSize || size[d] + 2 * pad[d] <= apart[d] * (under[d] - 1))
+    if (under[d] < 1 || under[d] > kMaxSize || step[d] < 1 || step[d] > kMaxSize ||
+        apart[d] < 1 || apart[d] > kMaxSize || pad[d] < 0 || 2 * pad[d] > under[d] ||
+        size[d] > kMaxSize || size[d] + 2 * pad[d] <= apart[d] * (under[d] - 1))
       return std::nullopt;
   if (!is_plain_image(self.numel() / (size[0] * size[1]), size[0] + 2 * pad[0],
                       size[1] + 2 * pad[1]))
@@ -436,7 +436,7 @@ std::optional<kernels::Window> pooling(const Tensor& self, IntArrayRef kernel, I
   return window(self.dim() == 4 ? self : self.unsqueeze(0), under, step, pad, apart);
 }
 
-// With the size of the result, which is greater with ceil_mode.
+// Includes the size of the result, which is larger with ceil_mode.
 learning::Pooling pooling_of(const kernels::Window& w, const Tensor& result) {
   learning::Pooling s;
   s.planes = w.batch * w.channels;
@@ -521,7 +521,7 @@ bool max_pool2d_backward(Call& call) {
                                   dilation = call[5].toIntVector();
   const auto w = pooling(self, kernel, stride, padding, dilation);
   if (!w.has_value() || !usable(gradient) || gradient.numel() == 0 || !is_places(places) ||
-      places.sizes() != gradient.sizes() || 2 * places.numel() >= kMostWords ||
+      places.sizes() != gradient.sizes() || 2 * places.numel() >= kMaxWords ||
       gradient.dim() != self.dim() || out.sizes() != self.sizes() || !out.is_contiguous())
     return false;
   const Tensor from = dense(gradient);
@@ -536,14 +536,14 @@ bool max_pool2d_backward(Call& call) {
 
 // --- batch normalisation -------------------------------------------------------
 
-// Whether the kernels take a tensor [batch][channels]...
+// Whether the kernels support a tensor [batch][channels]...
 bool is_plain_batch(const Tensor& t) {
   if (!usable(t) || t.dim() < 2 || t.numel() == 0) return false;
   const std::int64_t planes = t.size(0) * t.size(1);
-  return planes <= kMostFactor && t.numel() / planes <= kMostFactor && t.numel() < kMostWords;
+  return planes <= kMaxFactor && t.numel() / planes <= kMaxFactor && t.numel() < kMaxWords;
 }
 
-// Whether a tensor that may be absent has a number for each channel.
+// Whether an optional tensor is absent or has one number per channel.
 bool is_of_channels(const std::optional<Tensor>& t, const Tensor& input) {
   return !t.has_value() || (usable(*t) && t->dim() == 1 && t->size(0) == input.size(1) &&
                             t->is_contiguous());
@@ -554,7 +554,7 @@ std::vector<float> numbers(const Tensor& t) {
   return {from, from + t.numel()};
 }
 
-// Makes the channels NaN for which one of some numbers is: the QPUs would compute with it.
+// Sets channels to NaN if one of their numbers is NaN, which the QPUs would compute with.
 void spread_nan(const Tensor& out, at::ArrayRef<std::optional<Tensor>> numbers) {
   for (std::int64_t c = 0; c < out.size(1); ++c)
     if (std::any_of(numbers.begin(), numbers.end(), [&](const std::optional<Tensor>& t) {
@@ -579,7 +579,7 @@ Tensor normalised(const Tensor& from, const Tensor& mean, const Tensor& variance
   return out;
 }
 
-// Mean and variance (of the population) of each channel.
+// Mean and (population) variance of each channel.
 struct Statistics {
   std::vector<double> mean, variance;
 };
@@ -592,13 +592,13 @@ Statistics statistics(const Tensor& from) {
     const auto* const x = from.const_data_ptr<float>();
     found.mean = learning::moments(x, x, {}, {}, s, qpus()).sum;
     for (double& mean : found.mean) mean /= count;
-    // A sum is Inf where an element was Inf or NaN, and the variance is NaN then.
+    // A sum is Inf if an element was Inf or NaN; the variance is NaN in that case.
     for (double& mean : found.mean)
       if (!std::isfinite(mean)) mean = kNan;
     const std::vector<float> middle(found.mean.begin(), found.mean.end());
     const learning::Moments m = learning::moments(x, x, middle, middle, s, qpus());
     for (std::size_t c = 0; c < middle.size(); ++c) {
-      // What rounding left of the mean.
+      // The rounding error of the mean.
       const double rest = m.sum[c] / count;
       found.mean[c] = middle[c] + rest;
       found.variance.push_back(std::isnan(middle[c])
@@ -731,7 +731,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_batch_norm_backward", kernel<batch_norm_backward>());
 }
 
-// Where a gradient is wanted the places are needed.
+// The indices are needed if a gradient is requested.
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("max_pool2d", &max_pool2d_with_gradient);
 }

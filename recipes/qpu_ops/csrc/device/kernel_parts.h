@@ -1,5 +1,5 @@
-// What the files of kernels share: tables in shared memory, and walks along rows. Nothing
-// of torch here. Include it after the headers of other libraries, for QPULib's macros.
+// Shared parts of the kernels: tables in shared memory, and loops over rows. Independent of
+// torch. Include it after the headers of other libraries, because of QPULib's macros.
 #ifndef TORCH_QPU_KERNEL_PARTS_H
 #define TORCH_QPU_KERNEL_PARTS_H
 
@@ -29,7 +29,7 @@ using qpu::kernels::Sum;
 using qpu::kernels::Vectors;
 using qpu::kernels::walk;
 
-// What the CPU prepares for a kernel, in shared memory for the time of a call.
+// Data that the CPU prepares for a kernel, in shared memory for the duration of a call.
 template <typename T>
 class Table {
  public:
@@ -51,9 +51,9 @@ class Table {
   T* data_;
 };
 
-// Kernels read and write alike.
+// Kernels take the same pointer type for reading and writing.
 inline qpu::BusPointer<float> at(const float* p) { return const_cast<float*>(p); }
-// The words of 64-bit numbers, the low one of each first.
+// The words of 64-bit numbers, the low word of each first.
 inline qpu::BusPointer<int> words(const std::int64_t* p) {
   return static_cast<int*>(static_cast<void*>(const_cast<std::int64_t*>(p)));
 }
@@ -65,10 +65,10 @@ inline std::int32_t low_word(std::int64_t x) {
 }
 inline std::int32_t high_word(std::int64_t x) { return static_cast<std::int32_t>(x >> 32); }
 
-constexpr int kMostQpus = 12;
-inline int all_if_0(int qpus) { return qpus == 0 ? kMostQpus : qpus; }
+constexpr int kMaxQpus = 12;
+inline int all_if_0(int qpus) { return qpus == 0 ? kMaxQpus : qpus; }
 
-// The QPU count is the copy's.
+// The kernel is passed by value, so setting its QPU count does not affect the cached one.
 template <typename K, typename... A>
 void run(K kernel, int qpus, A... arguments) {
   kernel.setNumQPUs(all_if_0(qpus));
@@ -85,7 +85,7 @@ void read(T& x, const PtrExpr<T>& from) {
   receive(unused);
 }
 
-// Stores value(x) for each vector of a row; out may be one of the inputs.
+// Stores value(x) for each vector of a row; the output may be one of the inputs.
 template <std::size_t N, typename Value>
 void store_row(const Int& columns, const Pointers<N>& from, const PtrExpr<Float>& to,
                const Int& vpm_row, Value value) {
@@ -101,7 +101,7 @@ void store_row(const Int& columns, const Pointers<N>& from, const PtrExpr<Float>
   finishBursts();
 }
 
-// The sum of term(x) over a row, in all elements.
+// The sum of term(x) over a row, in all elements of the result.
 template <std::size_t N, typename Term>
 FloatExpr sum_of_row(const Int& columns, const Pointers<N>& from, Term term) {
   Sum sum;

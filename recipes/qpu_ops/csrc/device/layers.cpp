@@ -1,4 +1,4 @@
-// Layer normalisation, pooling by regions, and extremes over a dimension on the QPUs.
+// Layer normalisation, region pooling, and extremes over a dimension on the QPUs.
 #include "operators.h"
 
 #include <ATen/WrapDimUtils.h>
@@ -18,12 +18,12 @@ using at::Tensor;
 
 // --- layer normalisation -------------------------------------------------------
 
-// Rows and columns of an input that is normalised over its last dimensions; no rows where
-// the kernels do not take it.
+// Rows and columns of an input that is normalised over its last dimensions; zero rows if
+// the kernels do not support it.
 struct Normalised {
   std::int64_t rows = 0;
   std::int64_t columns = 1;
-  std::vector<std::int64_t> statistics;  // the shape of mean and spread
+  std::vector<std::int64_t> statistics;  // the shape of mean and reciprocal deviation
 
   Normalised(const Tensor& input, at::IntArrayRef shape) {
     const auto kept = input.dim() - static_cast<std::int64_t>(shape.size());
@@ -31,12 +31,12 @@ struct Normalised {
         input.sizes().slice(static_cast<std::size_t>(kept)) != shape)
       return;
     for (const std::int64_t size : shape) columns *= size;
-    if (columns > kMostFactor || input.numel() / columns > kMostFactor) return;
+    if (columns > kMaxFactor || input.numel() / columns > kMaxFactor) return;
     rows = input.numel() / columns;
     statistics = input.sizes().vec();
     std::fill(statistics.begin() + kept, statistics.end(), 1);
   }
-  // Whether a tensor that may be absent has a number for each column.
+  // Whether an optional tensor is absent or has one number per column.
   bool takes(const std::optional<Tensor>& t) const {
     return !t.has_value() || (usable(*t) && t->numel() == columns && t->is_contiguous());
   }
@@ -112,7 +112,7 @@ bool layer_norm_backward(Call& call) {
   return true;
 }
 
-// Softmax, but of rows of -Inf alone 0. Elsewhere an element of -Inf gives 0 anyway.
+// Softmax, but 0 for rows that contain only -Inf. In other rows, elements of -Inf give 0 anyway.
 Tensor safe_softmax(const Tensor& self, std::int64_t dim, std::optional<at::ScalarType> dtype) {
   static constexpr Elementwise kWhereFinite{"safe_softmax", "gt 0 2 1 3>4"};
   const Tensor from = dtype.has_value() ? self.to(*dtype) : self;
@@ -125,7 +125,7 @@ Tensor safe_softmax(const Tensor& self, std::int64_t dim, std::optional<at::Scal
 
 // --- pooling -------------------------------------------------------------------
 
-// From where to where a region reaches along an axis.
+// The range [first, end) of each region along an axis.
 using Spans = std::vector<std::array<int, 2>>;
 
 Spans adaptive_spans(std::int64_t in, std::int64_t out) {
@@ -136,7 +136,7 @@ Spans adaptive_spans(std::int64_t in, std::int64_t out) {
   return found;
 }
 
-// Which regions an element is in; they follow each other.
+// The regions that contain each element; they are consecutive.
 Spans covering(const Spans& spans, std::int64_t in) {
   Spans found;
   for (int i = 0; i < in; ++i) {
@@ -164,7 +164,7 @@ learning::Regions regions(const Spans& rows, const Spans& columns, std::int64_t 
   return found;
 }
 
-// A pooling of planes of [batch?][channels][height][width], and the factor of each result.
+// A pooling of planes of [batch?][channels][height][width], with the factor of each result.
 struct Pool {
   std::int64_t height = 0, width = 0;
   Spans rows, columns;
@@ -183,8 +183,8 @@ struct Pool {
 
 bool is_planes(const Tensor& t) {
   return usable(t) && (t.dim() == 3 || t.dim() == 4) && t.numel() > 0 && t.numel() < (1 << 27) &&
-         t.numel() / (t.size(-1) * t.size(-2)) <= kMostFactor &&
-         t.size(-1) * t.size(-2) <= kMostFactor;
+         t.numel() / (t.size(-1) * t.size(-2)) <= kMaxFactor &&
+         t.size(-1) * t.size(-2) <= kMaxFactor;
 }
 
 Pool adaptive(const Tensor& input, std::int64_t out_height, std::int64_t out_width) {
@@ -212,7 +212,7 @@ int planes_of(const Tensor& t) {
   return static_cast<int>(t.numel() / (t.size(-1) * t.size(-2)));
 }
 
-// The mean (times the factor) of each region, to `out`, which is dense.
+// Writes the mean of each region, times the factor, to `out`, which is dense.
 void average(const char* name, const Tensor& input, const Pool& pool, const Tensor& out) {
   const Tensor from = dense(input);
   launch(name, from.nbytes() + out.nbytes(), [&] {
@@ -237,7 +237,7 @@ bool adaptive_avg_pool2d(Call& call) {
   const Tensor self = call.tensor(0);
   const std::vector<std::int64_t> size = call[1].toIntVector();
   if (!is_planes(self) || size.size() != 2 || size[0] < 1 || size[1] < 1 ||
-      size[0] * size[1] > kMostFactor)
+      size[0] * size[1] > kMaxFactor)
     return false;
   const Tensor out = at::empty(with_planes_of(self, size[0], size[1]), self.options());
   if (!is_planes(out)) return false;
@@ -297,10 +297,10 @@ bool adaptive_max_pool2d_backward(Call& call) {
   return true;
 }
 
-// The windows of avg_pool2d along an axis, cut to the elements and to the padding.
+// The windows of avg_pool2d along an axis, clipped to the elements and to the padding.
 struct Windows {
   Spans inside;
-  std::vector<int> lengths;  // with the padding
+  std::vector<int> lengths;  // including the padding
 };
 Windows windows(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t step,
                 std::int64_t padding) {
@@ -316,7 +316,7 @@ Windows windows(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int
   return found;
 }
 
-// kernel, stride, padding, ceil_mode, count_include_pad, divisor?; from argument `first` on.
+// kernel, stride, padding, ceil_mode, count_include_pad, divisor?; starting at argument `first`.
 std::optional<Pool> averaging(const Call& call, std::size_t first, const Tensor& self,
                               const Tensor& result) {
   if (!is_planes(self) || result.dim() != self.dim() || result.numel() == 0 ||
@@ -376,13 +376,13 @@ struct Extremes {
   Tensor places;  // int64
 };
 
-// Over one dimension, kept with size 1; nothing where the QPUs may not.
+// Over one dimension, which is kept with size 1; std::nullopt if the QPUs do not support it.
 std::optional<Extremes> extremes(const Tensor& t, std::int64_t wrapped, bool least) {
   if (!usable(t) || t.numel() == 0 || t.dim() == 0) return std::nullopt;
   const std::int64_t dim = at::maybe_wrap_dim(wrapped, t.dim());
   const Tensor rows = dense(t.movedim(dim, -1));
   const std::int64_t columns = rows.size(-1), count = rows.numel() / columns;
-  if (columns > kMostFactor || count > kMostFactor) return std::nullopt;
+  if (columns > kMaxFactor || count > kMaxFactor) return std::nullopt;
   std::vector<std::int64_t> sizes = rows.sizes().vec();
   sizes.back() = 1;
   Extremes found{at::empty(sizes, t.options()), at::empty(sizes, t.options().dtype(at::kLong))};
@@ -401,7 +401,7 @@ std::optional<Extremes> extremes(const Tensor& t, std::int64_t wrapped, bool lea
   return found;
 }
 
-// What was found to a result with or without the dimension.
+// Copies the values to a result with or without the dimension.
 void put(const Tensor& out, const Tensor& found) { out.copy_(found.reshape(out.sizes())); }
 
 bool has_size_of(const Tensor& out, const Tensor& found) { return out.numel() == found.numel(); }

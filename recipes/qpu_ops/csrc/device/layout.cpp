@@ -1,4 +1,4 @@
-// Joining, looking up, comparing and choosing on the QPUs.
+// Concatenation, lookup, comparison and selection on the QPUs.
 #include "operators.h"
 
 #include <ATen/ExpandUtils.h>
@@ -17,9 +17,9 @@ namespace {
 
 using at::Tensor;
 
-// --- joining -------------------------------------------------------------------
+// --- concatenation -------------------------------------------------------------
 
-// tensors, dimension, out. Empty tensors of one dimension may stand among others.
+// tensors, dimension, out. The tensors may include empty tensors of one dimension.
 bool cat(Call& call) {
   const Tensor out = call.out();
   std::vector<Tensor> parts;
@@ -60,9 +60,9 @@ bool cat(Call& call) {
   return true;
 }
 
-// --- looking up ----------------------------------------------------------------
+// --- lookup --------------------------------------------------------------------
 
-// Whole numbers of the device as the CPU reads them; nothing for other dtypes.
+// Copies integers from the device to the CPU; std::nullopt for other dtypes.
 std::optional<std::vector<std::int64_t>> whole_numbers(const Tensor& t) {
   if (!on_device(t) || (t.scalar_type() != at::kLong && t.scalar_type() != at::kInt))
     return std::nullopt;
@@ -79,7 +79,7 @@ std::optional<std::vector<std::int64_t>> whole_numbers(const Tensor& t) {
   return found;
 }
 
-// Rows of the first dimension, which embedding() takes too. self, dimension, index.
+// Selects rows of the first dimension, also for embedding(). self, dimension, index.
 bool index_select(Call& call) {
   const Tensor self = call.tensor(0), index = call.tensor(2);
   if (!usable(self) || self.dim() == 0 || index.dim() != 1 || self.numel() == 0 ||
@@ -107,16 +107,16 @@ bool index_select(Call& call) {
   return true;
 }
 
-// gradient, indices, rows, padding row, by frequency.
+// gradient, indices, rows, padding row, scale by frequency.
 bool embedding_backward(Call& call) {
   const Tensor gradient = call.tensor(0), indices = call.tensor(1);
   const std::int64_t rows = call[2].toInt(), padding = call[3].toInt();
   if (!usable(gradient) || gradient.dim() == 0 || gradient.numel() == 0 || call[4].toBool() ||
-      rows > kMostFactor || gradient.size(-1) > kMostFactor)
+      rows > kMaxFactor || gradient.size(-1) > kMaxFactor)
     return false;
   const auto looked_up = whole_numbers(indices);
   const std::int64_t columns = gradient.size(-1);
-  if (!looked_up.has_value() || indices.numel() > kMostFactor ||
+  if (!looked_up.has_value() || indices.numel() > kMaxFactor ||
       gradient.numel() != indices.numel() * columns)
     return false;
   std::vector<std::vector<int>> places(static_cast<std::size_t>(rows));
@@ -137,7 +137,7 @@ bool embedding_backward(Call& call) {
   return true;
 }
 
-// --- comparing and choosing ----------------------------------------------------
+// --- comparison and selection --------------------------------------------------
 
 bool is_bool(const Tensor& t) { return on_device(t) && t.scalar_type() == at::kBool; }
 
@@ -147,15 +147,15 @@ bool is_aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 4 
 bool has_whole_words(const Tensor& t) {
   if (!t.is_contiguous() || !is_aligned(t.const_data_ptr())) return false;
   const std::size_t end = static_cast<std::size_t>(t.storage_offset()) + t.nbytes();
-  return t.nbytes() % 4 == 0 || end == t.storage().nbytes();  // memory has whole words
+  return t.nbytes() % 4 == 0 || end == t.storage().nbytes();  // allocations are whole words
 }
 
-// Tensors of the operands, and the numbers among them, in shared memory.
+// The operands, both tensors and numbers, in shared memory.
 class Operands {
  public:
   explicit Operands(at::IntArrayRef shape, const Tensor& like) : shape_(shape), like_(like) {}
 
-  // False where the QPUs may not read it.
+  // Returns false if the QPUs cannot read the tensor.
   bool add(const Tensor& t) {
     if (t.numel() == 1 && (usable(t) || is_cpu_number(t))) return add(t.item<float>());
     if (!usable(t)) return false;
@@ -193,12 +193,12 @@ bool store_comparison(const char* name, learning::Comparison what, const learnin
   return true;
 }
 
-// self, other, out. With `swapped`, other is compared with self.
+// self, other, out. With `swapped`, compares other with self.
 template <learning::Comparison what, bool swapped = false>
 bool compare_tensors(Call& call) {
   const Tensor &self = call.tensor(0), &other = call.tensor(1);
   const Tensor out = call.out();
-  // A tensor of no dimension decides no dtype, but here all are float32.
+  // A tensor without dimensions does not take part in type promotion, but all are float32 here.
   if (!is_float(self) || !is_float(other) || !is_bool(out) ||
       out.numel() >= std::numeric_limits<int>::max() ||
       out.sizes() != at::IntArrayRef(at::infer_size(self.sizes(), other.sizes())))
@@ -239,7 +239,7 @@ bool store_choice(const Tensor& condition, const learning::Compared& a,
   return true;
 }
 
-// Whether where() of two tensors is of float32.
+// Whether the result of where() of two tensors is float32.
 bool are_floats(const Tensor& a, const Tensor& b) {
   const auto is_number = [](const Tensor& t) { return t.dim() == 0 && !t.is_complex(); };
   return (is_float(a) && (is_float(b) || (is_number(b) && a.dim() > 0))) ||
@@ -302,7 +302,7 @@ bool drop(const Tensor& input, const Tensor& mask, double factor, const Tensor& 
          store_choice(mask, in[0], in[1], out, "dropout", static_cast<float>(factor));
 }
 
-// input, p, train?. The CPU makes the mask, as all random numbers.
+// input, p, train?. The CPU generates the mask, like all random numbers.
 bool native_dropout(Call& call) {
   const Tensor input = call.tensor(0);
   const double p = call[1].toDouble();

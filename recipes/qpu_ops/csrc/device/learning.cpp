@@ -7,7 +7,7 @@
 namespace torch_qpu::learning {
 namespace {
 
-// --- places --------------------------------------------------------------------
+// --- indices -------------------------------------------------------------------
 
 void take_planes(Int planes, Int size, Ptr<Int> firsts, Ptr<Int> places, Ptr<Float> out,
                  Ptr<Float> in) {
@@ -23,8 +23,8 @@ void take_planes(Int planes, Int size, Ptr<Int> firsts, Ptr<Int> places, Ptr<Flo
   });
 }
 
-// Two words for each place, the high one after the low one. `rows` and `columns` are
-// those of the window's first element for each output.
+// Each index has two words, the low one first. `rows` and `columns` give the first element
+// of the window for each output.
 void places_in_planes(Int planes, Int words, Int height, Int width, Ptr<Int> rows,
                       Ptr<Int> columns, Int kernel_height, Int kernel_width, Int step_y,
                       Int step_x, Ptr<Float> out, Ptr<Float> in) {
@@ -59,8 +59,8 @@ void places_in_planes(Int planes, Int words, Int height, Int width, Ptr<Int> row
   });
 }
 
-// `covers` outputs' windows at most hold an element; entry [i][element] of the table is
-// one of them, or below 0.
+// At most `covers` windows contain an element; entry [i][element] of the table is the output
+// of one of them, or negative.
 void pooled_gradient(Int planes, Int size, Int pixels, Int covers, Ptr<Int> table,
                      Ptr<Int> places, Ptr<Float> gradient, Ptr<Float> out) {
   overPlanes<kShort>(planes, size, out, [&](const Int& plane, const IntExpr& first) {
@@ -174,7 +174,7 @@ void log_softmax_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a) {
       most = max(most, x);
       size = max(size, qpu::ieee::magnitude(x));
     };
-    // Copies of the last element do not change the maximum.
+    // Repeating the last element does not change the maximum.
     walk<1, kShort>(
         columns, from, 0, 1, [&](int /*place*/, Vectors<1>& x) { raise(x[0]); },
         [](const IntExpr& /*first*/) {},
@@ -182,7 +182,7 @@ void log_softmax_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a) {
     Float greatest = qpu::maxOf(most);
     Float total = sum_of_row<1>(
         columns, from, [&](const Vectors<1>& x) { return qpu::exp(x[0] - greatest); });
-    // With NaN or +Inf in the row, or -Inf alone, all is NaN.
+    // If the row contains NaN or +Inf, or only -Inf, the results are NaN.
     Float shift = qpu::select(qpu::maxOf(size) > qpu::ieee::kInf || total == 0,
                               qpu::ieee::nan(), qpu::log(total));
     store_row<1>(columns, from, out + row * columns, vpm_row, [&](const Vectors<1>& x) {
@@ -211,7 +211,7 @@ void softmax_gradient(Int rows, Int columns, Ptr<Float> out, Ptr<Float> gradient
   End
 }
 
-// The target at each address, of two words: whether it is a class, and which.
+// The targets at each address, which have two words: whether it is a class, and which.
 struct Target {
   Int low;
   Int high;
@@ -226,7 +226,7 @@ struct Target {
   BoolExpr is_class(const Int& classes) const {
     return high == 0 && low >= 0 && low < classes;
   }
-  // Some class where it is none.
+  // An arbitrary valid class if the target is not a class.
   Int known(const Int& classes) const { return qpu::select(is_class(classes), low, 0); }
 };
 
@@ -282,7 +282,7 @@ void nll_gradient(Int rows, Int classes, Int ignored_low, Int ignored_high, Floa
   End
 }
 
-// Which outputs' windows hold each element of a plane: `covers` entries each.
+// The outputs whose windows contain each element of a plane: `covers` entries each.
 struct Covers {
   int covers = 0;
   std::vector<int> table;

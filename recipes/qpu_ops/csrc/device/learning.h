@@ -1,11 +1,11 @@
-// Kernels of training that libqpu's library does not have, in its language: gradients
-// of pooling and convolution, batch statistics, losses over classes. Nothing of torch
-// here and nothing of QPULib: its macros stay in learning.cpp.
+// Training kernels that libqpu's kernel library does not provide, in its kernel language:
+// gradients of pooling and convolution, batch statistics, losses over classes. Independent
+// of torch and of QPULib, whose macros are used in learning.cpp only.
 //
-// Arrays are dense and in shared memory; `qpus` is 1..12, 0 for all, and results do
-// not depend on it but for the order of a sum over rows. Sizes that are multiplied have
-// 24 bits, arrays less than 2^28 elements: callers see to it. All throw qpu::Error and
-// OutOfMemory.
+// Arrays must be dense and in shared memory. `qpus` is 1 to 12, or 0 for all; it affects
+// only the order of additions in a sum over rows. Callers must ensure that sizes that are
+// multiplied fit in 24 bits and that arrays have less than 2^28 elements. All functions
+// throw qpu::Error and OutOfMemory.
 #ifndef TORCH_QPU_LEARNING_H
 #define TORCH_QPU_LEARNING_H
 
@@ -14,7 +14,7 @@
 
 namespace torch_qpu::learning {
 
-// out[plane][i] = in[firsts[plane] + places[i]], or 0 where places[i] is below 0.
+// out[plane][i] = in[firsts[plane] + places[i]], or 0 if places[i] is negative.
 void take(float* out, const float* in, const std::vector<int>& firsts,
           const std::vector<int>& places, int qpus);
 
@@ -35,10 +35,10 @@ struct Pooling {
   int dilation_x = 1;
 };
 
-// Where in its plane the greatest element under the window is, the first of equal
-// ones; -1 where the window holds padding alone.
+// The index in its plane of the greatest element in each window, the first if several are
+// equal; -1 if the window contains only padding.
 void pool_places(std::int64_t* places, const float* in, const Pooling& shape, int qpus);
-// Each element's part of the gradient.
+// The gradient of each element.
 void pool_backward(float* out, const float* gradient, const std::int64_t* places,
                    const Pooling& shape, int qpus);
 
@@ -54,24 +54,24 @@ struct Moments {
   std::vector<double> sum;      // of a - middle_a
   std::vector<double> product;  // of (a - middle_a) (b - middle_b)
 };
-// The middles are of each channel, or empty for 0.
+// The middles have one value per channel, or are empty for 0.
 Moments moments(const float* a, const float* b, const std::vector<float>& middle_a,
                 const std::vector<float>& middle_b, const Planes& shape, int qpus);
 
-// Of a channel in blend().
+// The parameters of one channel in blend().
 struct Blend {
   float middle_a = 0;
   float factor_a = 0;
   float middle_b = 0;
   float factor_b = 0;
 };
-// out = (a - middle_a) factor_a + (b - middle_b) factor_b; may be a or b.
+// out = (a - middle_a) factor_a + (b - middle_b) factor_b; out may be a or b.
 void blend(float* out, const float* a, const float* b, const std::vector<Blend>& channels,
            const Planes& shape, int qpus);
 
-// Of each row, in place: a - max - log(sum(exp(a - max))).
+// For each row, in place: a - max - log(sum(exp(a - max))).
 void log_softmax(float* out, const float* a, int rows, int columns, int qpus);
-// From the gradient of the result and the result, per row, in place:
+// From the gradient of the result and the result, for each row, in place:
 // gradient - exp(result) sum(gradient).
 void log_softmax_backward(float* out, const float* gradient, const float* result, int rows,
                           int columns, int qpus);
@@ -79,10 +79,10 @@ void log_softmax_backward(float* out, const float* gradient, const float* result
 void softmax_backward(float* out, const float* gradient, const float* result, int rows,
                       int columns, int qpus);
 
-// Which class each row is of, and what a row of that class weighs.
+// The class of each row, and the weight of each class.
 struct Classes {
   const std::int64_t* targets = nullptr;
-  std::int64_t ignored = 0;  // rows with this target count for nothing
+  std::int64_t ignored = 0;  // rows with this target do not contribute
   const float* weights = nullptr;  // null for 1
   int rows = 0;
   int classes = 0;
@@ -91,12 +91,12 @@ struct Classes {
 struct Loss {
   double sum = 0;
   double weight = 0;
-  bool any_unknown = false;  // a target is no class
+  bool any_unknown = false;  // a target is not a class
 };
 // losses[row] = -a[row][target] weight, and their sum.
 Loss nll(float* losses, const float* a, const Classes& of, int qpus);
-// out[row][c] is factor * gradient * weight where c is the row's class, else 0. The
-// gradient is of each row, or with `one_gradient` the same of all.
+// out[row][c] is factor * gradient * weight if c is the row's class, else 0. There is one
+// gradient per row, or a single one for all rows with `one_gradient`.
 void nll_backward(float* out, const float* gradient, bool one_gradient, float factor,
                   const Classes& of, int qpus);
 

@@ -1,4 +1,4 @@
-// Operators on lists of tensors, and with them the optimisers: one launch for a list.
+// Operators on lists of tensors, including the optimisers: one launch per list.
 #include "operators.h"
 
 #include <ATen/ops/empty_like.h>
@@ -9,14 +9,14 @@
 #include <initializer_list>
 #include <string>
 
-namespace torch_qpu::lists {  // operators.cpp has operators of the same names
+namespace torch_qpu::lists {  // operators.cpp has functions of the same names
 namespace {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// A chain over lists: `arrays` lists of tensors, of which `written` are stored to, in the
-// order of the chain's results; and numbers, for each place in the lists.
+// A chain over lists: `arrays` lists of tensors, of which `written` receive the results in
+// the order of the chain's results; and the numbers for each index of the lists.
 struct Lists {
   std::vector<Tensors> arrays;
   std::vector<std::size_t> written;
@@ -25,8 +25,8 @@ struct Lists {
   std::size_t size() const { return arrays[0].size(); }
 };
 
-// Whether kernels may go over the elements in memory: all of the same sizes, and dense in the
-// same order. An operand that is only read is copied where it is not.
+// Whether kernels can process the elements in memory order: all tensors have the same sizes and
+// are dense in the same order. Operands that are only read are copied if they are not.
 bool make_alike(Lists& lists) {
   for (const Tensors& list : lists.arrays)
     if (list.size() != lists.size()) return false;
@@ -46,8 +46,8 @@ bool make_alike(Lists& lists) {
   return true;
 }
 
-// Whether no place in the lists writes what another one reads or writes, for they are
-// computed side by side.
+// Whether no list element writes memory that another one reads or writes: list elements are
+// computed in parallel.
 bool are_apart(const std::vector<Part>& parts) {
   struct Range {
     std::uintptr_t start, end;
@@ -74,7 +74,7 @@ bool are_apart(const std::vector<Part>& parts) {
   return true;
 }
 
-// False where the QPUs may not. `outputs` are where results go, if not to the arrays.
+// Returns false if the QPUs cannot run it. Results go to `outputs`, or to the arrays if empty.
 bool run_lists(const char* name, const std::string& steps, Lists lists,
                const std::vector<Tensors>& outputs = {}) {
   if (lists.size() == 0) return true;
@@ -104,7 +104,7 @@ bool run_lists(const char* name, const std::string& steps, Lists lists,
 
 // --- operators on lists --------------------------------------------------------
 
-// What numbers an operator has: the same for all tensors, or one for each.
+// The numbers of an operator: none, one for all tensors, or one for each.
 enum class Given : std::uint8_t { none, one, each, tensor };
 
 std::optional<std::vector<std::vector<float>>> numbers_of(const Call& call, std::size_t place,
@@ -134,7 +134,7 @@ struct Spec {
   const char* steps;
 };
 
-// `count` lists, then what numbers are given.
+// `count` lists, then the numbers.
 template <const Spec& spec, std::size_t count, Given given, bool in_place>
 bool on_lists(Call& call) {
   Lists lists;
@@ -173,7 +173,7 @@ constexpr Spec kAbs{"foreach_abs", "abs 0>1"};
 constexpr Spec kReciprocal{"foreach_reciprocal", "recip 0>1"};
 constexpr Spec kLerp{"foreach_lerp", "sub 1 0;mul 3 2;add 0 4>5"};
 
-// The formula holds below a weight of one half.
+// The formula is used for weights below one half only.
 template <Given given, bool in_place>
 bool lerp(Call& call) {
   const auto weights = numbers_of(call, 2, given, call[0].toTensorVector().size());
@@ -185,7 +185,7 @@ bool lerp(Call& call) {
 
 // --- optimisers ----------------------------------------------------------------
 
-// Writes the text of a chain; values are known by their numbers.
+// Writes the text of a chain; values are identified by their numbers.
 class Writer {
  public:
   explicit Writer(std::size_t inputs) : next_(inputs) {}
@@ -229,7 +229,7 @@ bool adam(Call& call) {
   const double rate = rate_of(call[6]), beta1 = call[7].toDouble(), beta2 = call[8].toDouble();
   const double decay = call[9].toDouble(), epsilon = call[10].toDouble();
   const bool maximize = call[12].toBool();
-  // With c1 = 1 - beta1^step and c2 = sqrt(1 - beta2^step): the step is
+  // With c1 = 1 - beta1^step and c2 = sqrt(1 - beta2^step), the step is
   // rate / c1 m / (sqrt(v) / c2 + epsilon) = (rate c2 / c1) m / (sqrt(v) + epsilon c2).
   for (const Tensor& step : steps) {
     if (step.numel() != 1 || step.scalar_type() != at::kFloat) return false;
@@ -295,7 +295,7 @@ bool sgd(Call& call) {
   return true;
 }
 
-// Both forms of an operator on lists.
+// Registers the functional and the in-place form of an operator on lists.
 template <const Spec& spec, std::size_t count, Given given>
 void both(torch::Library& m, const std::string& name, const std::string& overload) {
   const std::string dot = overload.empty() ? "" : "." + overload;

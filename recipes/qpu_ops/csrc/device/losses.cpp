@@ -1,4 +1,4 @@
-// Softmax, its logarithm and the loss over classes on the QPUs, with their gradients.
+// Softmax, log-softmax and the loss over classes on the QPUs, with their gradients.
 #include "operators.h"
 
 #include <ATen/WrapDimUtils.h>
@@ -12,7 +12,7 @@ namespace {
 
 using at::Tensor;
 
-// A tensor as rows along one of its dimensions.
+// A tensor viewed as rows along one of its dimensions.
 class Rows {
  public:
   Rows(const Tensor& t, std::int64_t dim)
@@ -21,10 +21,10 @@ class Rows {
 
   int columns() const { return static_cast<int>(data_.size(-1)); }
   int count() const { return static_cast<int>(data_.numel() / data_.size(-1)); }
-  bool are_plain() const { return count() <= kMostFactor && columns() <= kMostFactor; }
+  bool are_plain() const { return count() <= kMaxFactor && columns() <= kMaxFactor; }
   const Tensor& data() const { return data_; }
 
-  // Where a result of the same shape is to be put, for finish() then.
+  // The tensor to write a result of the same shape to before finish() is called.
   Tensor target(const Tensor& out) const {
     return is_direct(out) ? out : at::empty(data_.sizes(), data_.options());
   }
@@ -86,12 +86,12 @@ bool softmax_backward(Call& call) {
   return true;
 }
 
-// The classes of [rows][classes], where the QPUs may.
+// The classes of [rows][classes] if the QPUs support them.
 std::optional<learning::Classes> classes(const Tensor& self, const Tensor& target,
                                          const std::optional<Tensor>& weight,
                                          std::int64_t ignored) {
-  if (!usable(self) || self.dim() != 2 || self.numel() == 0 || self.size(0) > kMostFactor ||
-      self.size(1) > kMostFactor || !on_device(target) || target.scalar_type() != at::kLong ||
+  if (!usable(self) || self.dim() != 2 || self.numel() == 0 || self.size(0) > kMaxFactor ||
+      self.size(1) > kMaxFactor || !on_device(target) || target.scalar_type() != at::kLong ||
       target.dim() != 1 || target.size(0) != self.size(0) || !target.is_contiguous())
     return std::nullopt;
   if (weight.has_value() && (!usable(*weight) || weight->dim() != 1 ||
@@ -112,7 +112,7 @@ std::optional<learning::Classes> classes(const Tensor& self, const Tensor& targe
     TORCH_CHECK_INDEX(target == of.ignored || (target >= 0 && target < of.classes), "Target ",
                       target, " is out of bounds.");
   }
-  TORCH_CHECK_INDEX(false, "a target was out of bounds, and was changed meanwhile");
+  TORCH_CHECK_INDEX(false, "a target was out of bounds and has been changed since");
 }
 
 // self, target, weight?, reduction, ignored, out, total weight.

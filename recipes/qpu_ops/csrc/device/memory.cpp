@@ -22,7 +22,7 @@ namespace torch_qpu {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-// Tensors below this share segments of this size.
+// Tensors smaller than this share segments of this size.
 constexpr std::size_t kSmall = std::size_t{1} << 20;
 
 std::size_t rounded(std::size_t bytes, std::size_t unit) {
@@ -41,7 +41,7 @@ std::string mib(std::size_t bytes) {
   return text.str();
 }
 
-// One allocation of libqpu, cut into blocks.
+// One allocation of libqpu, divided into blocks.
 struct Segment {
   explicit Segment(std::size_t bytes, bool is_small)
       : words(bytes / sizeof(float)), size(bytes), small(is_small) {}
@@ -58,7 +58,7 @@ struct Block {
 
 class Pool {
  public:
-  // Never destroyed: tensors of static storage may outlive any other static.
+  // Never destroyed: tensors with static storage duration may outlive any other static object.
   static Pool& instance() {
     static Pool* const pool = new Pool;
     return *pool;
@@ -68,8 +68,8 @@ class Pool {
 
   void* take(std::size_t bytes) {
     const bool caching = caching_;
-    // Without caching an array is exactly as long as its tensor, and libqpu's
-    // interpreter notices an access one word too far.
+    // Without caching, an array is exactly as long as its tensor, so that libqpu's
+    // interpreter detects an access one word past the end.
     const std::size_t wanted = rounded(bytes, caching ? kAlignment : sizeof(float));
     const bool small = caching && wanted < kSmall;
     auto found = free_.end();
@@ -124,7 +124,7 @@ class Pool {
     if (!caching_) trim();
   }
 
-  // Gives segments back that hold no tensor.
+  // Releases segments that hold no tensor.
   void trim() {
     for (auto at = blocks_.begin(); at != blocks_.end();) {
       Segment* const segment = at->second.segment;
@@ -177,7 +177,7 @@ class Pool {
   void grow(std::size_t wanted, bool small, std::size_t asked) {
     if (in_bad_fork) {
       throw std::runtime_error(
-          "the QPUs were opened before this process was forked and are its parent's; start "
+          "the QPUs were opened before this process was forked and belong to its parent; start "
           "processes with multiprocessing's method 'spawn', or fork before the first qpu tensor");
     }
     const std::size_t size = !caching_ ? wanted : small ? kSmall : rounded(wanted, kPage);
@@ -200,9 +200,9 @@ class Pool {
     }
     ++failures_;
     throw OutOfMemory("QPU out of memory: tried to allocate " + mib(asked) + "; tensors hold " +
-                      mib(allocated_) + " of " + mib(reserved_) + " that the device has taken; " +
+                      mib(allocated_) + " of " + mib(reserved_) + " reserved by the device; " +
                       why +
-                      ". Free tensors, take smaller batches, or give the GPU more memory "
+                      ". Free tensors, use smaller batches, or give the GPU more memory "
                       "(gpu_mem in /boot/config.txt)");
   }
 
@@ -241,7 +241,7 @@ void after_fork_in_parent() {
   device_mutex().unlock();
 }
 void after_fork_in_child() {
-  // Host memory is the child's own copy; GPU memory is still the parent's.
+  // Host memory is copied for the child; GPU memory still belongs to the parent.
   if (used && !is_plain_memory()) Pool::instance().in_bad_fork = true;
   after_fork_in_parent();
 }

@@ -1,5 +1,5 @@
-// Memory of the device: shared with the QPUs, mapped for the CPU, and kept for
-// later tensors when one dies. Nothing of torch here.
+// Device memory: shared with the QPUs, mapped for the CPU, and cached for later tensors
+// when a tensor is freed. Independent of torch.
 #ifndef TORCH_QPU_MEMORY_H
 #define TORCH_QPU_MEMORY_H
 
@@ -12,49 +12,49 @@
 
 namespace torch_qpu {
 
-// The text says how much is in use, how much there is and what to do.
+// The message states the memory in use, the available memory and possible remedies.
 class OutOfMemory : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// What tensors hold starts at a multiple of this, in bytes: a line of V3D's cache.
+// Alignment of tensor memory in bytes: the size of a cache line of V3D.
 constexpr std::size_t kAlignment = 64;
 
 // At least `bytes` bytes, a multiple of 4; null for 0. Throws OutOfMemory, and
-// std::runtime_error in a process that was forked off one with hardware open.
+// std::runtime_error in a process that was forked after its parent opened the hardware.
 void* allocate(std::size_t bytes);
-// What allocate() returned, or null. Never throws: what cannot be noted is lost.
+// Takes a pointer from allocate(), or null. Never throws: memory that cannot be recorded leaks.
 void release(void* memory) noexcept;
 
-// Whether an address lies in memory that is allocated now.
+// Whether an address is in memory that is currently allocated.
 bool owns(const void* memory);
 
-// Give back what no tensor uses.
+// Releases cached memory that no tensor uses.
 void release_cached();
 
-// Bytes that the device may hold, tensors and kept memory together; 0: as much as
-// libqpu gives.
+// Limit in bytes for the memory of tensors and the cache together; 0 means as much as libqpu
+// provides.
 void set_limit(std::size_t bytes);
 std::size_t limit();
 
-// Whether the CPU reaches the memory like its own. On the QPUs of a board it is
-// mapped uncached, where single bytes and unaligned words may fault: then the CPU
-// works on copies. QPU_TORCH_COPY=1 has that everywhere.
+// Whether the CPU can use the memory like its own. On a board, QPU memory is mapped
+// uncached, and accesses to single bytes and unaligned words may fault: there the CPU
+// works on copies. QPU_TORCH_COPY=1 selects copies everywhere.
 bool is_plain_memory();
-// Copies whole words between such memory and any other; `bytes` is rounded up to 4
-// where both sides have the room.
+// Copies whole words between such memory and any other; `bytes` is rounded up to a multiple
+// of 4 if both sides have room.
 void copy_words(void* to, const void* from, std::size_t bytes);
 
-// Bytes and numbers since the start, or since reset_peaks().
+// Bytes and counts since the start, or since reset_peaks().
 std::map<std::string, std::int64_t> memory_statistics();
 void reset_peaks();
 
-// Held while a kernel runs, and while a process forks.
+// Held while a kernel runs, and while the process forks.
 std::mutex& device_mutex();
-// To be called once, at import. Throws std::system_error.
+// Must be called once, at import. Throws std::system_error.
 void install_fork_handlers();
-// Whether this process was forked off one whose QPUs it must not touch.
+// Whether this process was forked from one whose QPUs it must not use.
 bool in_bad_fork();
 
 }  // namespace torch_qpu

@@ -1,4 +1,4 @@
-// The Python module torch_qpu._C: what is not an operator. Nothing of torch here.
+// The Python module torch_qpu._C: everything except the operators. Independent of torch.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <qpu.h>
@@ -54,7 +54,7 @@ py::list ended_record() {
 
 PYBIND11_MODULE(_C, module) {
   using namespace torch_qpu;
-  module.doc() = "The compiled part of torch_qpu.";
+  module.doc() = "Native extension of torch_qpu.";
   install_fork_handlers();
 
   module.def("memory_statistics", &memory_statistics);
@@ -77,7 +77,7 @@ PYBIND11_MODULE(_C, module) {
     const qpu::Backend found = qpu::backend();
     return py::make_tuple(found.name, found.reason);
   });
-  // Board, clock and bytes per clock of memory of the emulator's model, after a run in this thread.
+  // Board, clock and memory bytes per clock of the emulator's model, after a run in this thread.
   module.def("model", [] {
     qpu_cycles cycles{};
     if (qpu_thread_cycles(&cycles) != 0) throw std::runtime_error(qpu_last_error());

@@ -5,7 +5,7 @@
 namespace torch_qpu::learning {
 namespace {
 
-// An address in memory as a pointer of the language.
+// Converts an address in memory to a pointer of the kernel language.
 template <typename T>
 PtrExpr<T> pointer(const IntExpr& address) {
   return PtrExpr<T>(qpu::detail::FromNode(address.node()));
@@ -13,7 +13,7 @@ PtrExpr<T> pointer(const IntExpr& address) {
 
 int address_of(const float* p) { return static_cast<int>(at(p).address()); }
 
-// Four words each: to, from, length.
+// Four words per run: destination, source, length, and one unused word.
 void copy_each(Int runs, Ptr<Int> table) {
   Int vpm_row = firstVpmRow<kShort>();
   For (Int run = me(), run < runs, run = run + numQPUs())
@@ -31,7 +31,7 @@ void copy_each(Int runs, Ptr<Int> table) {
   End
 }
 
-// firsts[row] .. firsts[row + 1] are the row's places.
+// The indices of row `row` are firsts[row] up to, but not including, firsts[row + 1].
 void sum_each(Int rows, Int columns, Ptr<Int> firsts, Ptr<Int> places, Ptr<Float> out,
               Ptr<Float> in) {
   For (Int row = me(), row < rows, row = row + numQPUs())
@@ -55,7 +55,7 @@ void sum_each(Int rows, Int columns, Ptr<Int> firsts, Ptr<Int> places, Ptr<Float
   End
 }
 
-// Integers in the order of the floats.
+// Maps floats to integers that compare in the same order.
 IntExpr order_of(const Float& x) {
   Int bits = asInt(x);
   return qpu::select((bits & 0x7fffffff) == 0, IntExpr(0), bits ^ ((bits >> 31) & 0x7fffffff));
@@ -98,7 +98,7 @@ void compare_each(Int count, Int n, Ptr<Float> out, Ptr<Float> a, Int mask_a, Pt
   });
 }
 
-// A product loses NaN, so where there is no factor nothing is multiplied.
+// A product loses NaN, so nothing is multiplied if there is no factor.
 template <bool scaled>
 void choose_each(Int n, Ptr<Float> out, Ptr<Int> condition, Ptr<Float> a, Int mask_a, Float factor,
                  Ptr<Float> b, Int mask_b) {
@@ -121,7 +121,7 @@ void choose_each(Int n, Ptr<Float> out, Ptr<Int> condition, Ptr<Float> a, Int ma
 
 int mask(const Compared& x) { return x.one ? 0 : -1; }
 
-// Runs are cut to this, so that all QPUs have work.
+// Longer runs are split, so that all QPUs have work.
 constexpr int kLongestRun = 4096;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Kernels that move elements, add rows and choose among elements. Nothing of torch here.
-// Conditions as in learning.h.
+// Kernels that move elements, add rows and select elements. Independent of torch. The
+// requirements of learning.h apply.
 #ifndef TORCH_QPU_MOVES_H
 #define TORCH_QPU_MOVES_H
 
@@ -9,33 +9,33 @@
 
 namespace torch_qpu::learning {
 
-// `length` elements that lie side by side at both ends.
+// `length` elements that are consecutive in both the source and the destination.
 struct Run {
   float* to = nullptr;
   const float* from = nullptr;
   int length = 0;
 };
-// All runs in one launch. Ranges that are written must not overlap any other.
+// Copies all runs in one launch. Ranges that are written must not overlap any other range.
 void copy_runs(const std::vector<Run>& runs, int qpus);
 
-// out[row] = the sum of in[i] over the `places` of the row; rows without places are 0.
+// out[row] = the sum of in[i] over the indices in places[row]; rows without indices are 0.
 // All rows have `columns` elements.
 void sum_rows(float* out, const float* in, const std::vector<std::vector<int>>& places,
               int columns, int qpus);
 
 enum class Comparison : std::uint8_t { greater, greater_or_equal, equal, not_equal };
 
-// An operand: n elements, or with `one` the same number for all.
+// An operand: n elements, or the same number for all with `one`.
 struct Compared {
   const float* data = nullptr;
   bool one = false;
 };
-// A byte each, 1 where the comparison holds, as IEEE 754 compares. `out` is a multiple of 4,
-// and whole words of it are written.
+// One byte per element, 1 if the comparison holds as defined by IEEE 754. The size of `out`
+// is a multiple of 4, and whole words of it are written.
 void compare(Comparison what, void* out, const Compared& a, const Compared& b, int n, int qpus);
 
-// out[i] = condition[i] ? a[i] factor : b[i], of bytes. `condition` is a multiple of 4, and
-// whole words of it are read.
+// out[i] = condition[i] ? a[i] factor : b[i]; conditions are bytes. The size of `condition` is
+// a multiple of 4, and whole words of it are read.
 void choose(float* out, const void* condition, const Compared& a, float factor, const Compared& b,
             int n, int qpus);
 

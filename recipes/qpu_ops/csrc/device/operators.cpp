@@ -1,5 +1,5 @@
-// What the QPUs compute of PyTorch's operators: float32 on dense tensors of the
-// device. Each kernel here looks whether it may; what it may not goes to the CPU.
+// The operators of PyTorch that the QPUs compute: float32 on dense tensors of the
+// device. Each kernel checks whether it supports its operands; otherwise the CPU runs it.
 #include "operators.h"
 
 #include <ATen/ExpandUtils.h>
@@ -37,7 +37,7 @@ std::atomic<bool> finite_only{false};
 
 void set_qpus(int count) {
   if (count < 0 || count > 12)
-    throw std::invalid_argument("expected 0 (the library chooses) to 12 QPUs");
+    throw std::invalid_argument("expected 0 (chosen by the library) to 12 QPUs");
   qpu_count = count;
 }
 int qpus() { return qpu_count; }
@@ -78,7 +78,7 @@ void run(const Elementwise& what, const std::vector<Operand>& in, float* out, st
   });
 }
 
-// A CPU number beside tensors of the device.
+// A CPU scalar used together with tensors of the device.
 bool is_number(const Tensor& t) {
   return t.defined() && t.device().is_cpu() && t.dim() == 0 && !t.is_complex();
 }
@@ -101,7 +101,7 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
       return false;
     }
   }
-  // Numbers of a tensor kind take part in the dtype where no tensor has a dimension.
+  // Scalar tensors take part in type promotion if no tensor has a dimension.
   if (!any || !(plain_numbers || any_shape)) return false;
 
   at::TensorIteratorConfig config;
@@ -122,7 +122,7 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
                     flat_stride(i) == 0);
 
   std::vector<Operand> operands;
-  std::vector<Tensor> kept;  // what the operands lie in
+  std::vector<Tensor> kept;  // owns the memory of the operands
   bool any_array = false;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& t = inputs[i];
@@ -309,8 +309,8 @@ bool relu_(Call& call) {
   call.finish({self});
   return true;
 }
-// A whole number of one element, such as batch norm's counter of batches: the CPU adds to it
-// where it lies, as it fills. A launch for one number would cost more than all else of it.
+// Increments an integer of one element, such as batch norm's counter of batches, on the CPU
+// and in place, as fill does. A launch for one number would cost more than everything else.
 bool count_up(Call& call) {
   const Tensor &self = call.tensor(0), &other = call.tensor(1);
   const Tensor out = call.out();
@@ -347,14 +347,14 @@ bool rsub(Call& call) {
 
 bool is_matrix(const Tensor& t) {
   for (std::int64_t i = 0; i < t.dim(); ++i)
-    if (t.size(i) > kMostFactor || t.stride(i) > kMostFactor) return false;
+    if (t.size(i) > kMaxFactor || t.stride(i) > kMaxFactor) return false;
   return true;
 }
 
 namespace {
 
 kernels::Matrix matrix(const Tensor& t) {
-  // A stride over one element says nothing, and may be of any size.
+  // The stride of a dimension with one element is meaningless and may have any size.
   return {at(t), t.size(0) == 1 ? static_cast<int>(std::max<std::int64_t>(t.size(1), 1))
                                 : static_cast<int>(t.stride(0)),
           t.size(1) == 1 ? 1 : static_cast<int>(t.stride(1))};
@@ -388,8 +388,8 @@ void product(const Tensor& c, const Tensor& a, const Tensor& b, float alpha, flo
 
 namespace {
 
-// Whether out can be a b, of matrices or of batches of them. An out= form is called with
-// any shapes: what does not fit goes to the CPU, which resizes or tells what is wrong.
+// Whether out can be a b, for matrices or batches of them. An out= form is called with
+// any shapes: the CPU handles mismatches, and resizes or reports the error.
 bool may_multiply(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_t rank) {
   if (!usable(a) || !usable(b) || a.dim() != rank || b.dim() != rank || out.dim() != rank)
     return false;
@@ -417,18 +417,18 @@ bool addmm(Call& call) {
   return true;
 }
 
-// Up to so many products of two numbers in each, a batch is one launch; larger matrices are
-// worth one each.
-constexpr std::int64_t kMostInBatch = std::int64_t{64} * 64 * 64;
+// Up to this many multiplications per product, a batch is a single launch; larger products
+// are launched separately.
+constexpr std::int64_t kMaxInBatch = std::int64_t{64} * 64 * 64;
 
 bool is_small_batch(const Tensor& out, const Tensor& a, const Tensor& b) {
   return out.size(0) > 1 && out.numel() > 0 && a.size(2) > 0 && out.is_contiguous() &&
-         out.size(1) * out.size(2) * a.size(2) <= kMostInBatch && out.numel() < (1 << 28) &&
-         out.size(0) * out.size(1) <= kMostFactor && !out.is_alias_of(a) && !out.is_alias_of(b);
+         out.size(1) * out.size(2) * a.size(2) <= kMaxInBatch && out.numel() < (1 << 28) &&
+         out.size(0) * out.size(1) <= kMaxFactor && !out.is_alias_of(a) && !out.is_alias_of(b);
 }
 
 learning::Batch batch_of(const Tensor& t) {
-  // A stride over one element says nothing.
+  // The stride of a dimension with one element is meaningless.
   const auto step = [&](std::int64_t d) {
     return t.size(d) == 1 ? 0 : static_cast<int>(t.stride(d));
   };
@@ -502,8 +502,8 @@ bool addmv(Call& call) {
   return compute(kJoin, {y, beta == 0 ? y : self}, {alpha, beta}, out);
 }
 
-// Whether a reduction's result is one to be kept: the QPUs give Inf where IEEE 754 may give
-// NaN, so the CPU computes again what is not finite.
+// Whether the result of a reduction is final: the QPUs return Inf where IEEE 754 may require
+// NaN, so the CPU recomputes results that are not finite.
 bool is_settled(const Tensor& out) { return std::isfinite(*out.const_data_ptr<float>()); }
 
 bool dot(Call& call) {
@@ -522,7 +522,7 @@ bool dot(Call& call) {
 
 // --- reductions ----------------------------------------------------------------
 
-// The elements in any order, one after the other.
+// The elements in memory order, in any order of dimensions.
 Tensor packed(const Tensor& t) { return t.is_non_overlapping_and_dense() ? t : dense(t); }
 
 template <typename Result, typename Run>
@@ -533,7 +533,7 @@ void reduce_all(const char* name, const Tensor& t, const Tensor& out, Run run) {
   });
 }
 
-// The dimensions of a reduction, true for those that vanish.
+// The dimensions of a reduction: true for those that are removed.
 std::vector<bool> reduced(const c10::IValue& dims, std::int64_t rank) {
   std::vector<bool> found(static_cast<std::size_t>(rank), false);
   if (rank == 0) return found;
@@ -546,7 +546,7 @@ std::vector<bool> reduced(const c10::IValue& dims, std::int64_t rank) {
   return found;
 }
 
-// Whether a reduction's result is as it must be; else the CPU resizes it.
+// Whether the result of a reduction has the right shape; otherwise the CPU resizes it.
 bool has_shape(const Tensor& out, const Tensor& t, const std::vector<bool>& vanish, bool keep) {
   std::vector<std::int64_t> shape;
   for (std::size_t d = 0; d < vanish.size(); ++d)
@@ -558,7 +558,7 @@ bool all_of(const std::vector<bool>& v) {
   return std::all_of(v.begin(), v.end(), [](bool b) { return b; });
 }
 
-// Sums over some dimensions: the product of a matrix and ones.
+// Sums over some dimensions: the product of a matrix and a vector of ones.
 void sum_over(const Tensor& t, const std::vector<bool>& vanish, const Tensor& out) {
   std::vector<std::int64_t> order, kept_sizes;
   std::int64_t rows = 1, columns = 1;
@@ -569,7 +569,7 @@ void sum_over(const Tensor& t, const std::vector<bool>& vanish, const Tensor& ou
       (pass ? columns : rows) *= t.size(static_cast<std::int64_t>(d));
       if (!pass) kept_sizes.push_back(t.size(static_cast<std::int64_t>(d)));
     }
-  // A view where the strides allow it, else a copy.
+  // A view if the strides allow it, else a copy.
   const Tensor table = t.permute(order).reshape({rows, columns});
   const Tensor from = is_matrix(table) ? table : dense(table);
   const Tensor sums = at::empty({rows}, t.options());
@@ -592,7 +592,7 @@ bool sums(Call& call, bool mean) {
                       [](Floats from, int n) { return kernels::sum(from, n, qpu_count); });
     if (!is_settled(out)) return false;
   } else {
-    if (rows > kMostFactor || columns > kMostFactor) return false;
+    if (rows > kMaxFactor || columns > kMaxFactor) return false;
     sum_over(t, vanish, out);
   }
   if (!mean) return true;
@@ -711,7 +711,7 @@ std::vector<Tensor> chain(at::TensorList arrays, at::ArrayRef<double> numbers,
                           std::string kinds, std::string steps) {
   const std::vector<std::int64_t> shape = common_shape(arrays);
   TORCH_CHECK_VALUE(kinds.size() == arrays.size() + numbers.size(),
-                    "torch_qpu::chain: kinds '", kinds, "' are of other inputs than ",
+                    "torch_qpu::chain: kinds '", kinds, "' do not describe ",
                     arrays.size(), " arrays and ", numbers.size(), " numbers");
   std::vector<Tensor> kept;
   for (const Tensor& t : arrays) {
@@ -723,7 +723,7 @@ std::vector<Tensor> chain(at::TensorList arrays, at::ArrayRef<double> numbers,
   std::size_t array = 0, number = 0;
   for (const char kind : kinds) {
     TORCH_CHECK_VALUE(kind == 'a' ? array < arrays.size() : number < numbers.size(),
-                      "torch_qpu::chain: kinds '", kinds, "' do not fit the inputs");
+                      "torch_qpu::chain: kinds '", kinds, "' do not match the inputs");
     if (kind == 'a') operands.push_back({kept[array++].const_data_ptr<float>(), 0});
     else operands.push_back({nullptr, static_cast<float>(numbers[number++])});
   }
@@ -734,7 +734,7 @@ std::vector<Tensor> chain(at::TensorList arrays, at::ArrayRef<double> numbers,
     to.push_back(results.back().mutable_data_ptr<float>());
   }
   const std::int64_t n = results[0].numel();
-  if (n == 0) return results;  // no elements have no address
+  if (n == 0) return results;  // an empty tensor has no address
   launch("chain", (kept.size() + to.size()) * static_cast<std::size_t>(n) * sizeof(float),
          [&] { run_chain(steps, operands, to, static_cast<int>(n), qpu_count); });
   return results;
@@ -751,19 +751,19 @@ std::vector<Tensor> chain_shapes(at::TensorList arrays, at::ArrayRef<double> /*n
   return results;
 }
 
-// torch.compile traces gradients before it fuses; a chain of one's own must not lose
-// them silently.
+// torch.compile traces gradients before it fuses; a chain that is called directly must not
+// lose them silently.
 void chain_of_leaves(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Call call(op, *stack);
   for (const Tensor& t : call[0].toTensorVector())
     TORCH_CHECK(!at::GradMode::is_enabled() || !t.requires_grad(),
-                "torch_qpu::chain has no gradient: detach() its arrays, or fuse by "
-                "torch.compile(backend='qpu'), which traces gradients first");
+                "torch_qpu::chain has no gradient: detach() its arrays, or use "
+                "torch.compile(backend='qpu'), which traces gradients before it fuses");
   const at::AutoDispatchBelowAutograd below;
   op.callBoxed(stack);
 }
 
-// torch.ops.qpu.* on the device are PyTorch's own operators.
+// On the device, torch.ops.qpu.* are PyTorch's own operators.
 Tensor plain_add(const Tensor& a, const Tensor& b) { return at::add(a, b); }
 Tensor plain_mul(const Tensor& a, const Tensor& b) { return at::mul(a, b); }
 Tensor plain_mv(const Tensor& a, const Tensor& b) { return at::mv(a, b); }
@@ -782,7 +782,7 @@ TORCH_LIBRARY_IMPL(torch_qpu, AutogradPrivateUse1, m) {
   m.impl("chain", torch::CppFunction::makeFromBoxedFunction<&chain_of_leaves>());
 }
 
-// Of an operator with an out= form, that is its in-place and functional form too.
+// PyTorch derives the in-place and functional forms of structured operators from the out= form.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("add.out", kernel<add>());
   m.impl("sub.out", out_kernel<elementwise<kSub, 2, 1>>());

@@ -1,5 +1,5 @@
-// What the files of operators share: how a kernel for PyTorch's dispatcher is made of
-// one that looks whether it may run, and launches.
+// Shared parts of the operators: wraps functions that check their operands and launch
+// kernels as kernels for PyTorch's dispatcher.
 #ifndef TORCH_QPU_OPERATORS_H
 #define TORCH_QPU_OPERATORS_H
 
@@ -26,16 +26,16 @@ namespace torch_qpu {
 
 namespace kernels = qpu::kernels;
 
-// Sizes and strides that kernels multiply have 24 bits.
-constexpr std::int64_t kMostFactor = (1 << 24) - 1;
+// Sizes and strides that kernels multiply must fit in 24 bits.
+constexpr std::int64_t kMaxFactor = (1 << 24) - 1;
 
 inline kernels::Floats at(const float* p) { return const_cast<float*>(p); }
 inline kernels::Floats at(const at::Tensor& t) { return at(t.const_data_ptr<float>()); }
 
-// One kernel at a time runs; `bytes` are those it reads and writes.
+// Only one kernel runs at a time; `bytes` is the number of bytes that it reads and writes.
 template <typename Run>
 void launch(const char* name, std::size_t bytes, Run run) {
-  at::RecordFunction shown(at::RecordScope::FUNCTION);  // to torch.profiler
+  at::RecordFunction shown(at::RecordScope::FUNCTION);  // visible in torch.profiler
   const std::string title = shown.isActive() ? std::string("qpu::") + name : std::string();
   if (shown.isActive()) shown.before(title.c_str());
   const Span span(Kind::launch, name, bytes);
@@ -43,15 +43,15 @@ void launch(const char* name, std::size_t bytes, Run run) {
   run();
 }
 
-// Whether no element is Inf or NaN. Of the storage: what lies between the elements is
-// looked at too.
+// Whether no element is Inf or NaN. Checks the range of the storage, including the memory
+// between the elements.
 bool is_finite(const at::Tensor& t);
 
 inline bool is_float(const at::Tensor& t) {
   return on_device(t) && t.scalar_type() == at::kFloat &&
          t.numel() < std::numeric_limits<int>::max();
 }
-// Whether the QPUs may read a tensor.
+// Whether the QPUs can read a tensor.
 inline bool usable(const at::Tensor& t) {
   return is_float(t) && (!is_finite_only() || is_finite(t));
 }
@@ -63,7 +63,7 @@ inline std::optional<at::Tensor> optional(const c10::IValue& value) {
   return value.toTensor();
 }
 
-// The arguments of an operator on the stack, and its result in their place.
+// The arguments of an operator on the stack, which its result replaces.
 class Call {
  public:
   Call(const c10::OperatorHandle& op, torch::jit::Stack& stack)
@@ -88,7 +88,7 @@ class Call {
   std::size_t count_;
 };
 
-// A kernel for the dispatcher: `body` is false where the QPUs may not.
+// A kernel for the dispatcher: `body` returns false if the QPUs cannot compute the result.
 template <bool (*body)(Call&)>
 void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   require_one_device(op, *stack);
@@ -113,7 +113,7 @@ torch::CppFunction out_kernel() {
   return torch::CppFunction::makeFromBoxedFunction<&boxed<&with_out<body>>>();
 }
 
-// A kernel of the library for a chain whose inputs are as it needs them.
+// A kernel of libqpu for a chain whose inputs meet its requirements.
 using Direct = bool (*)(const std::vector<Operand>& in, float* out, int n);
 
 // A chain of operations on the same elements.
@@ -123,21 +123,21 @@ struct Elementwise {
   Direct direct = nullptr;
 };
 
-// Computes a chain of tensors, which are broadcast, and of numbers after them; false where
-// the QPUs may not. `out` is resized to the inputs' common shape where it has none.
+// Computes a chain of tensors, which are broadcast, followed by numbers. Returns false if the
+// QPUs cannot compute it. `out` is resized to the common shape of the inputs if it has no shape.
 bool compute(const Elementwise& what, const std::vector<at::Tensor>& inputs,
              const std::vector<float>& numbers, const at::Tensor& out);
 
-// Argument forms of argmax and amax over one dimension; layers.cpp.
+// Argument forms of argmax and amax over one dimension; defined in layers.cpp.
 bool place_of_extreme(Call& call, bool least);
 bool extreme_of(Call& call, bool least);
 
-// Whether sizes and strides have 24 bits.
+// Whether sizes and strides fit in 24 bits.
 bool is_matrix(const at::Tensor& t);
-// c = alpha a b + beta c, of matrices.
+// c = alpha a b + beta c, for matrices.
 void product(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, float alpha,
              float beta);
-// y = a x, both vectors dense.
+// y = a x; both vectors are dense.
 void product_with_vector(const at::Tensor& y, const at::Tensor& a, const at::Tensor& x);
 
 }  // namespace torch_qpu

@@ -1,4 +1,4 @@
-// What torch.profiler asks of the device: how long launches took between two moments.
+// Timing for torch.profiler: the duration of the launches between two events.
 #include <c10/util/ApproximateClock.h>
 #include <torch/csrc/profiler/stubs/base.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 using torch::profiler::impl::ProfilerVoidEventStub;
 
-// A moment is the time that the thread's launches have taken until then.
+// An event records the total time of the thread's launches so far.
 struct Stubs final : public torch::profiler::impl::ProfilerStubs {
   void record(c10::DeviceIndex* device, ProfilerVoidEventStub* event,
               std::int64_t* cpu_ns) const override {
@@ -37,7 +37,7 @@ struct Stubs final : public torch::profiler::impl::ProfilerStubs {
 
 struct Registered {
   Registered() {
-    static Stubs stubs;  // PyTorch keeps the pointer
+    static Stubs stubs;  // PyTorch stores the pointer
     torch::profiler::impl::registerPrivateUse1Methods(&stubs);
   }
 };

@@ -18,17 +18,17 @@ namespace ieee = qpu::ieee;
 using qpu::kernels::Pointers;
 using qpu::kernels::Vectors;
 
-// Kernels read and write alike.
+// Kernels take the same pointer type for reading and writing.
 qpu::BusPointer<float> at(const float* p) { return const_cast<float*>(p); }
 
 template <typename K, typename... A>
 void run(K kernel, int qpus, A... arguments) {
   constexpr int most = 12;
-  kernel.setNumQPUs(qpus == 0 ? most : qpus);  // the count is the copy's
+  kernel.setNumQPUs(qpus == 0 ? most : qpus);  // only this copy's count changes
   kernel(arguments...);
 }
 
-// A word that is 0, for arrays that are absent; null where none is.
+// A word that is 0, passed for arrays that are absent; null if all are present.
 class Absent {
  public:
   explicit Absent(bool any) : zero_(any ? static_cast<float*>(allocate(sizeof(float))) : nullptr) {
@@ -44,10 +44,10 @@ class Absent {
   float* zero_;
 };
 
-// For offsets into an array: all bits, or none where it is absent.
+// A mask for offsets into an array: all bits set, or zero if the array is absent.
 int mask(const float* p) { return p == nullptr ? 0 : -1; }
 
-// The vectors at some places. Requests are made in pairs.
+// Reads one vector from each pointer. Requests are made in pairs.
 template <std::size_t N>
 Vectors<N> read(const Pointers<N>& from) {
   Vectors<N> x;
@@ -58,8 +58,8 @@ Vectors<N> read(const Pointers<N>& from) {
   return x;
 }
 
-// Calls body(row, first, count) for up to 16 elements of a row at a time, the QPUs
-// taking them in turn.
+// Calls body(row, first, count) for up to 16 elements of a row at a time, distributed
+// round robin over the QPUs.
 template <typename Body>
 void over_vectors(const Int& rows, const Int& columns, Body body) {
   Int first = me() << 4, row = 0;
@@ -79,8 +79,8 @@ void over_vectors(const Int& rows, const Int& columns, Body body) {
   End
 }
 
-// The sum of numbers that may be NaN, of which an addition would make Inf, and the gate's
-// function then 1.
+// The sum of numbers that may be NaN. A plain QPU addition would return Inf, and the
+// activation of the gate would then return 1.
 Float summed(std::initializer_list<std::reference_wrapper<const Float>> parts) {
   Float sum = 0;
   Int most = 0;
@@ -91,12 +91,12 @@ Float summed(std::initializer_list<std::reference_wrapper<const Float>> parts) {
   return qpu::select(most > ieee::kInf, ieee::nan(), sum);
 }
 
-// The result of a and b, or the one of them that is NaN.
+// The result of a and b, or whichever of them is NaN.
 Float keep_nan(const Float& a, const Float& b, const FloatExpr& result) {
   return ieee::keepNan(a, ieee::keepNan(b, result));
 }
 
-// The four parts of a gate's sum.
+// The four terms of a gate's sum.
 Vectors<4> parts(const Ptr<Float>& input, const Ptr<Float>& hidden, const Ptr<Float>& input_bias,
                  const Ptr<Float>& hidden_bias, const Int& of_row, const Int& of_bias) {
   Pointers<4> from;

@@ -1,10 +1,11 @@
-// The cells of recurrent networks on the QPUs, with their gradients. Nothing of torch
-// here and nothing of QPULib: its macros stay in recurrent.cpp.
+// The cells of recurrent networks on the QPUs, with their gradients. Independent of torch
+// and of QPULib, whose macros are used in recurrent.cpp only.
 //
-// Arrays are dense, in shared memory, [rows][columns] or, of gates, [rows][gates of
-// `columns` each]; biases are of one row, or null for 0. `qpus` is 1..12, 0 for all.
-// rows, and columns times the gates, have 24 bits, arrays less than 2^28 elements:
-// callers see to it. All throw qpu::Error and OutOfMemory.
+// Arrays must be dense and in shared memory. Their shape is [rows][columns], or for gates
+// [rows][gates of `columns` each]; biases have one row, or are null for 0. `qpus` is 1 to
+// 12, or 0 for all. Callers must ensure that rows, and columns times the gates, fit in
+// 24 bits and that arrays have less than 2^28 elements. All functions throw qpu::Error and
+// OutOfMemory.
 #ifndef TORCH_QPU_RECURRENT_H
 #define TORCH_QPU_RECURRENT_H
 
@@ -19,7 +20,7 @@ constexpr int kLstmGates = 4;  // input, forget, cell, output
 constexpr int kGruGates = 3;   // reset, update, new
 constexpr int kGruKept = 5;    // the gates, the old state, and the hidden part of new
 
-// Sums of the gates' parts, before they are activated.
+// Terms of the gates' sums, before the activation.
 struct Gates {
   const float* input = nullptr;
   const float* hidden = nullptr;
@@ -27,10 +28,10 @@ struct Gates {
   const float* hidden_bias = nullptr;
 };
 
-// cy = forget cx + input cell, hy = output tanh(cy); `kept` gets the activated gates.
+// cy = forget cx + input cell, hy = output tanh(cy); `kept` receives the activated gates.
 void lstm(float* hy, float* cy, float* kept, const Gates& gates, const float* cx,
           const Shape& shape, int qpus);
-// From the gradients of hy and cy (null for 0) those of the gates' sums and of cx.
+// Computes the gradients of the gates' sums and of cx from those of hy and cy (null for 0).
 void lstm_backward(float* of_gates, float* of_cx, const float* of_hy, const float* of_cy,
                    const float* cx, const float* cy, const float* kept, const Shape& shape,
                    int qpus);
@@ -38,7 +39,7 @@ void lstm_backward(float* of_gates, float* of_cx, const float* of_hy, const floa
 // hy = (1 - update) new + update hx, new = tanh(its input part + reset its hidden part).
 void gru(float* hy, float* kept, const Gates& gates, const float* hx, const Shape& shape,
          int qpus);
-// From the gradient of hy those of the input's and the hidden part's sums and of hx.
+// Computes the gradients of the input and hidden sums and of hx from the gradient of hy.
 void gru_backward(float* of_input, float* of_hidden, float* of_hx, const float* of_hy,
                   const float* kept, const Shape& shape, int qpus);
 

@@ -11,7 +11,7 @@ struct Region {
   Int rows;
   Int columns;
 
-  // Four requests; what `entry` reads beside them is received too.
+  // Makes four requests and receives them together with those of `entry`.
   template <typename T, typename U>
   Region(const Int& own, const Ptr<Int>& starts, const Ptr<Int>& row_counts,
          const Ptr<Int>& column_counts, const Ptr<T>& entry, U& value) {
@@ -26,8 +26,8 @@ struct Region {
   }
 };
 
-// Calls body(place, inside) for each place of the lanes' regions; `inside` is 1 where the
-// lane's region has one there, else the place is the region's first.
+// Calls body(place, inside) for each index of the lanes' regions. `inside` is 1 if the lane's
+// region contains it; otherwise the index is that of the region's first element.
 template <typename Body>
 void over_region(const Region& region, const Int& most_rows, const Int& most_columns,
                  const Int& width, Body body) {
@@ -63,7 +63,7 @@ void sums(Int planes, Int size, Int in_size, Int width, Int most_rows, Int most_
   });
 }
 
-// Two words for each place, the high one after the low one.
+// Each index has two words, the low one first.
 void places_of_greatest(Int planes, Int words, Int in_size, Int width, Int most_rows,
                         Int most_columns, Ptr<Int> starts, Ptr<Int> row_counts,
                         Ptr<Int> column_counts, Ptr<Float> out, Ptr<Float> in) {

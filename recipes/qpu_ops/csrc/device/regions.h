@@ -1,6 +1,6 @@
-// Kernels over regions of planes: sums with weights, and greatest elements. What a region
-// is, the CPU tells by tables as large as a plane. Nothing of torch here. Conditions as in
-// learning.h.
+// Kernels over regions of planes: weighted sums, and greatest elements. Regions are described
+// by tables as large as a plane, which the CPU computes. Independent of torch. The
+// requirements of learning.h apply.
 #ifndef TORCH_QPU_REGIONS_H
 #define TORCH_QPU_REGIONS_H
 
@@ -11,21 +11,21 @@ namespace torch_qpu::learning {
 
 // A part of a plane, for each element of a plane of results.
 struct Regions {
-  std::vector<int> start;  // place of the first element, row by row
+  std::vector<int> start;  // index of the first element, in row-major order
   std::vector<int> rows;
   std::vector<int> columns;
-  int width = 0;  // of the plane that the regions are of
-  int size = 0;   // its elements
+  int width = 0;  // of the plane that contains the regions
+  int size = 0;   // the number of its elements
 };
 
-// out[i] = factors[i] * the sum over region i of weights[p] in[p], of each plane.
+// out[i] = factors[i] * the sum over region i of weights[p] in[p], for each plane.
 void region_sums(float* out, const float* in, int planes, const Regions& of,
                  const std::vector<float>& weights, const std::vector<float>& factors, int qpus);
 
-// The place of the greatest element of region i, the first of equal ones and of NaNs.
+// The index of the greatest element of region i, the first if several are equal or NaN.
 void region_places(std::int64_t* places, const float* in, int planes, const Regions& of, int qpus);
 
-// out[i] = in[places[i]], of each plane of `size` and `in_size` elements.
+// out[i] = in[places[i]], for planes of `size` results and `in_size` elements.
 void at_places(float* out, const float* in, const std::int64_t* places, int planes, int size,
                int in_size, int qpus);
 

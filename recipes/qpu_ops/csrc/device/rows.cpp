@@ -7,7 +7,7 @@
 namespace torch_qpu::learning {
 namespace {
 
-// Weights and biases are the row's own elements, times 0, where there are none.
+// Absent weights and biases are read from the row's own elements and multiplied by 0.
 void layer_norm_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> mean, Ptr<Float> spread,
                      Ptr<Float> a, Ptr<Float> weight, Float has_weight, Ptr<Float> bias,
                      Float has_bias, Float one_part, Float epsilon) {
@@ -19,14 +19,14 @@ void layer_norm_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> mean, Ptr
     Int start = row * columns;
     Pointers<1> own;
     own[0] = a + start;
-    // A row with Inf or NaN is NaN, which sums do not tell.
+    // A row with Inf or NaN gives NaN, which sums do not preserve.
     Int worst = 0;
     Float middle = sum_of_row<1>(columns, own, [&](const Vectors<1>& x) -> FloatExpr {
       worst = max(worst, qpu::ieee::magnitude(x[0]));
       return x[0];
     }) * one_part;
     worst = qpu::maxOf(worst);
-    // The second pass finds what rounding left of the mean, too.
+    // The second pass also finds the rounding error of the mean.
     Sum rest, squares;
     walk<1, kShort>(
         columns, own, 0, 1,
@@ -104,8 +104,8 @@ void layer_norm_gradient(Int rows, Int columns, Ptr<Float> out, Ptr<Float> gradi
     });
   End
 }
-
-// Sums over the rows of a part each: out[part][0] of the gradient times the normalised
+// Each part sums over its rows: out[part][0] is the sum of the gradient times the normalised
+// elements, out[part][1] that of the gradient.
 // elements, out[part][1] of the gradient.
 void column_sums(Int parts, Int part_rows, Int rows, Int columns, Ptr<Float> out,
                  Ptr<Float> gradient, Ptr<Float> a, Ptr<Float> mean, Ptr<Float> spread) {
@@ -147,7 +147,7 @@ void column_sums(Int parts, Int part_rows, Int rows, Int columns, Ptr<Float> out
   End
 }
 
-// An order of integers for floats; NaN comes last.
+// Maps floats to integers that compare in the same order, with NaN last.
 IntExpr order_of(const Float& x, bool least) {
   Int bits = asInt(x);
   Int magnitude = bits & 0x7fffffff;
@@ -179,7 +179,7 @@ void extreme_rows(Int rows, Int columns, Ptr<Float> values, Ptr<Int> places, Ptr
             compare(order[static_cast<std::size_t>(j)], number + 16 * j);
         },
         [&](Vectors<1>& x, const Int& first, const Int& count) {
-          // Lanes beyond the end repeat the last element, number and all.
+          // Lanes past the end repeat the last element and its column.
           Int o = order_of(x[0], least);
           compare(o, first + min(index(), count - 1));
         });
@@ -192,10 +192,10 @@ void extreme_rows(Int rows, Int columns, Ptr<Float> values, Ptr<Int> places, Ptr
   End
 }
 
-// Parts of the rows for column_sums(), so that all QPUs have work.
+// The number of parts of the rows for column_sums(), chosen so that all QPUs have work.
 int parts_of(int rows, int columns) {
   const int across = (columns + 15) / 16;
-  return std::min(rows, (kMostQpus + across - 1) / across);
+  return std::min(rows, (kMaxQpus + across - 1) / across);
 }
 
 }  // namespace

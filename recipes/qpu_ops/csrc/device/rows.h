@@ -1,11 +1,11 @@
-// Kernels over the rows of a matrix: layer normalisation with its gradients, and the
-// greatest element of each row. Nothing of torch here. Conditions as in learning.h.
+// Kernels over the rows of a matrix: layer normalisation with its gradients, and the greatest
+// element of each row. Independent of torch. The requirements of learning.h apply.
 #ifndef TORCH_QPU_ROWS_H
 #define TORCH_QPU_ROWS_H
 
 namespace torch_qpu::learning {
 
-// out = (a - mean) spread weight + bias per row, with the row's mean and its
+// out = (a - mean) spread weight + bias for each row, with the row's mean and
 // spread = 1 / sqrt(variance + epsilon), which are stored too. weight and bias have
 // one number per column, or are null for 1 and 0.
 struct LayerNorm {
@@ -21,7 +21,7 @@ struct LayerNorm {
 };
 void layer_norm(const LayerNorm& norm, int qpus);
 
-// The gradients of what is not null.
+// Computes the gradients whose pointers are not null.
 struct LayerNormGradient {
   float* of_a = nullptr;
   float* of_weight = nullptr;
@@ -34,12 +34,12 @@ struct LayerNormGradient {
   int rows = 0;
   int columns = 0;
 };
-// How many kernels that starts.
+// The number of kernels that it launches.
 int kernels_of(const LayerNormGradient& of);
 void layer_norm_backward(const LayerNormGradient& of, int qpus);
 
-// The greatest element of each row, or with `least` the least, and its column: the first
-// of equal ones. A NaN counts as greater (less) than all other numbers, -0 as +0.
+// The greatest element of each row, or the least with `least`, and its column: the first if
+// several are equal. NaN counts as greater (less) than all other numbers, -0 equals +0.
 void extremes(float* values, int* columns_of, const float* a, int rows, int columns, bool least,
               int qpus);
 

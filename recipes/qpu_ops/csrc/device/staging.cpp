@@ -16,8 +16,8 @@ namespace {
 
 using at::Tensor;
 
-// Every dtype's elements start at a multiple of their size, and none is larger.
-constexpr std::size_t kMostItem = 16;
+// The elements of every dtype are aligned to their size, and no element is larger than this.
+constexpr std::size_t kMaxItem = 16;
 
 std::size_t rounded_up(std::size_t bytes) { return (bytes + 3) / 4 * 4; }
 
@@ -25,7 +25,7 @@ char* start_of(const c10::Storage& storage) {
   return static_cast<char*>(const_cast<void*>(storage.data()));
 }
 
-// The dimensions with more than one element, the one with the greatest stride first.
+// The dimensions with more than one element, in order of decreasing stride.
 std::vector<std::int64_t> by_stride(const Tensor& t) {
   std::vector<std::int64_t> dims;
   for (std::int64_t d = 0; d < t.dim(); ++d)
@@ -35,8 +35,8 @@ std::vector<std::int64_t> by_stride(const Tensor& t) {
   return dims;
 }
 
-// Calls body(place, length) for the runs of elements that lie side by side, in the order of
-// a dense tensor with the same order of dimensions; places and lengths are elements.
+// Calls body(place, length) for each run of consecutive elements, in the order of a dense
+// tensor with the same order of dimensions; both arguments count elements.
 template <typename Body>
 void over_runs(const Tensor& t, Body body) {
   std::vector<std::int64_t> dims = by_stride(t);
@@ -78,7 +78,7 @@ Extent extent_of(const Tensor& t) {
           (static_cast<std::size_t>(last) + 1) * item};
 }
 
-std::size_t staged_from(const Extent& extent) { return extent.first / kMostItem * kMostItem; }
+std::size_t staged_from(const Extent& extent) { return extent.first / kMaxItem * kMaxItem; }
 
 c10::Storage staged(const c10::Storage& storage, const Extent& extent) {
   const std::size_t from = staged_from(extent);

@@ -19,7 +19,7 @@ struct Record {
   std::vector<Event> events;
 
   static Record& instance() {
-    static auto* const record = new Record;  // threads may end after statics do
+    static auto* const record = new Record;  // threads may outlive static objects
     return *record;
   }
 };
@@ -34,7 +34,7 @@ std::int64_t now_ns() {
       .count();
 }
 
-// Of this thread, so far; zeros where nothing is emulated.
+// The totals of this thread so far; zeros if nothing is emulated.
 qpu_cycles emulated() {
   qpu_cycles work{};
   return qpu_thread_cycles(&work) == 0 ? work : qpu_cycles{};

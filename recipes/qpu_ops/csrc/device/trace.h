@@ -1,5 +1,5 @@
-// What the device did: counters that are always on, and on request a record of
-// each launch, copy and fallback with its times. Nothing of torch here.
+// Device statistics: counters that are always on, and on request a record of each launch,
+// copy and fallback with its times. Independent of torch.
 #ifndef TORCH_QPU_TRACE_H
 #define TORCH_QPU_TRACE_H
 
@@ -16,14 +16,14 @@ enum class Kind : std::uint8_t { launch, copy, fallback };
 struct Event {
   Kind kind;
   std::string name;
-  std::int64_t thread;  // as the system numbers it
-  std::int64_t start_ns;  // of a monotonic clock
+  std::int64_t thread;  // operating system ID
+  std::int64_t start_ns;  // monotonic clock
   std::int64_t duration_ns;
   std::int64_t bytes;  // read and written
-  std::int64_t clocks;  // of V3D by the emulator's model; -1 where there is none
+  std::int64_t clocks;  // V3D clocks by the emulator's model; -1 without it
 };
 
-// Counts from its start to its end; an exception between them counts too.
+// Counts from its start to its end, also if an exception is thrown in between.
 class Span {
  public:
   Span(Kind kind, std::string name, std::size_t bytes = 0);
@@ -46,15 +46,15 @@ struct Count {
 std::map<std::string, Count> counts(Kind kind);
 void reset_counts();
 
-// Around a fork, so that a child does not begin with a lock that nobody holds.
+// Taken around a fork, so that a child does not start with a lock that is never released.
 void lock_counts();
 void unlock_counts();
 
-// Nanoseconds that this thread's launches have taken so far: on the emulator by its
-// model of a board, else as they were waited for.
+// The total time of this thread's launches so far, in nanoseconds: by the emulator's model of
+// a board, otherwise the time spent waiting for them.
 std::int64_t launched_ns();
 
-// The record is kept until the next start.
+// The record is available until the next start.
 void start_record();
 std::vector<Event> stop_record();
 

@@ -1,17 +1,17 @@
-"""Operators on the QPUs for CPU tensors, and what dot_cpp, matrix_cpp and cpu_cpp share: settings, errors and facts.
+"""QPU operators for CPU tensors, and the common parts of dot_cpp, matrix_cpp and cpu_cpp: settings, errors and results.
 
-``torch.ops.qpu.add``, ``mul``, ``mv`` and ``mm`` have gradients of any order, and shapes for torch.compile and
-torch.export. Both operands have one dtype; nothing is broadcast.
+``torch.ops.qpu.add``, ``mul``, ``mv`` and ``mm`` support gradients of any order, torch.compile and torch.export. Both
+operands have the same dtype; broadcasting is not supported.
 
 Environment variables, read at each call:
 
 ``QPU_OPS_QPUS``
-    QPUs that a kernel runs on, 1 to 12; 4 when unset. Kernels that wait for memory gain little from more.
+    Number of QPUs that kernels run on, 1 to 12; 4 if unset. Memory-bound kernels gain little from more.
 ``QPU_OPS_BUFFER_KIB``
-    Memory shared with the QPUs that the operations may use, 4 to 32768 KiB; 8192 when unset. Larger operands are
-    worked off in parts.
+    Memory shared with the QPUs that the operations may use, 4 to 32768 KiB; 8192 if unset. Larger operands are
+    processed in parts.
 ``QPU_BACKEND``
-    Read by libqpu: what runs the kernels.
+    Read by libqpu: the backend that runs the kernels.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ __all__ = ["Backend", "QpuError", "Timed", "backend", "buffered", "compilations"
 
 
 class Timed(NamedTuple):
-    """A result with its times, in seconds by a monotonic clock."""
+    """A result with its times in seconds, from a monotonic clock."""
 
     result: torch.Tensor
     compute_s: float
-    """Between the start and the end of the kernel alone, summed when the operands were worked off in parts; the
-    first call of a process does not count the kernel's compilation here."""
+    """Time of the kernel alone, summed over the parts if the operands were processed in parts. The first call in a
+    process does not include the compilation of the kernel."""
     end_to_end_s: float
-    """From the call to the finished tensor: checks, copies to and from the shared memory, and the computation."""
+    """Time of the whole call: checks, copies to and from the shared memory, and the computation."""
 
 
 class Backend(NamedTuple):
-    """What runs the kernels, as libqpu states it."""
+    """The backend that runs the kernels, as reported by libqpu."""
 
     name: str
     reason: str
 
 
 def backend() -> Backend:
-    """What runs the kernels in this process, and why. Raises QpuError when QPU_BACKEND names no backend."""
+    """The backend that runs the kernels in this process, and why. Raises QpuError if QPU_BACKEND is not a backend."""
     return Backend(*_native.backend())
 
 
@@ -64,7 +64,7 @@ def _setting(name: str, default: int, low: int, high: int, unit: str) -> int:
 
 
 def settings() -> tuple[int, int]:
-    """Number of QPUs, and floats that the shared buffers may hold. Raises ValueError for a bad variable."""
+    """Number of QPUs, and maximum number of floats in the shared buffers. Raises ValueError for an invalid variable."""
     qpus = _setting("QPU_OPS_QPUS", 4, 1, 12, "QPUs")
     return qpus, _setting("QPU_OPS_BUFFER_KIB", 8192, 4, 32768, "KiB") * 256
 
@@ -83,7 +83,7 @@ Gradients = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def _with_gradient(name: str, of_a: Callable[..., torch.Tensor], of_b: Callable[..., torch.Tensor]) -> None:
-    """Gradients of an operator, each made of the result's gradient and both operands."""
+    """Register the gradients of an operator, computed from the result's gradient and both operands."""
 
     def keep(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:  # noqa: ARG001
         ctx.save_for_backward(*inputs)
@@ -105,5 +105,5 @@ _with_gradient("mv", lambda g, _a, b: torch.outer(g, b), lambda g, a, _b: _ops.m
 _with_gradient("mm", lambda g, _a, b: _ops.mm(g, b.t()), lambda g, a, _b: _ops.mm(a.t(), g))
 
 
-# The firmware does not take its memory back when a process ends.
+# The firmware does not release its memory when a process ends.
 atexit.register(release_buffers)

@@ -1,18 +1,18 @@
-"""PyTorch's device ``qpu``: tensors in memory that the QPUs share with the CPU, and what the QPUs compute of PyTorch.
+"""PyTorch's device ``qpu``: tensors in memory shared by the QPUs and the CPU, with operators that run on the QPUs.
 
     import torch
     a = torch.randn(64, 128, device="qpu")
     model.to("qpu")
 
-(``import torch`` imports this package by itself where the wheel is installed.)
+(``import torch`` imports this package automatically if the wheel is installed.)
 
-Float32 is computed by the QPUs where their kernels know the operator; everything else goes to the CPU, is counted
+The QPUs compute float32 operators for which there is a kernel. The CPU computes everything else; this is counted
 (``fallbacks()``) and gives the CPU's results. ``torch.qpu`` is the module of the device, like ``torch.cuda``.
 
-Environment variables, read when the first tensor is made:
+Environment variables, read when the first tensor is created:
 
-``QPU_BACKEND``        what runs the kernels, read by libqpu
-``QPU_TORCH_CACHING``  0: memory of a tensor is given back when it dies, and is exactly as long as the tensor
+``QPU_BACKEND``        the backend that runs the kernels, read by libqpu
+``QPU_TORCH_CACHING``  0: the memory of a tensor is exactly as long as the tensor, and is released with it
 ``QPU_TORCH_COPY``     1: the CPU works on copies, as it must on a board
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-# First: where libqpu is missing this raises, and PyTorch is left as it was.
+# Must come first: if libqpu is missing, this raises and PyTorch is unchanged.
 from torch_qpu import _C
 
 if not hasattr(torch, "qpu"):
@@ -53,10 +53,10 @@ __all__ = [
 
 
 def cpu_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the same memory: what one writes the other reads. ``.numpy()`` of it copies nothing either.
+    """A CPU tensor that shares the tensor's memory: writes to one are visible in the other. ``.numpy()`` does not copy.
 
-    Raises RuntimeError for a tensor of another device, and on a board, whose GPU memory the CPU does not reach like
-    its own: use ``.cpu()`` there.
+    Raises RuntimeError for a tensor of another device, and on a board, because the CPU cannot access GPU memory like
+    its own there: use ``.cpu()`` instead.
     """
     if tensor.device.type != "qpu":
         raise RuntimeError(f"cpu_view: expected a qpu tensor, found one on {tensor.device}")
@@ -65,21 +65,21 @@ def cpu_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def set_qpus(count: int) -> None:
-    """Run kernels on so many QPUs, 1 to 12; 0, the default, lets the kernel library choose. Raises ValueError."""
+    """Set the number of QPUs for kernels, 1 to 12; 0 (default) lets the kernel library choose. Raises ValueError."""
     _C.set_qpus(count)
 
 
 def check_finite(on: bool) -> None:
-    """Whether operators with an Inf or NaN in an operand go to the CPU, since QPUs do not treat them as IEEE 754 does.
+    """Set whether the CPU computes operators with Inf or NaN in an operand, since QPUs do not follow IEEE 754 for them.
 
-    Off unless set: every operand has to be read for it, and fused kernels run as single operators. On as long as
-    ``torch.autograd.set_detect_anomaly(True)`` or ``detect_anomaly()`` looks for NaN.
+    Off by default: every operand has to be read to check it, and fused kernels run as single operators. Also on while
+    ``torch.autograd.set_detect_anomaly(True)`` or ``detect_anomaly()`` checks for NaN.
     """
     _C.set_finite_only(on)
 
 
 def _register() -> None:
-    """Make the device known to PyTorch; once per process."""
+    """Register the device with PyTorch; once per process."""
     if hasattr(torch, "qpu"):
         return
     torch._register_device_module("qpu", device)
@@ -90,17 +90,17 @@ def _register() -> None:
 
 
 def _let_backward_threads_rest() -> None:
-    """Before Python ends, wait until the other threads sleep: at most half a second.
+    """Before Python exits, wait until the other threads are idle, for at most half a second.
 
-    PyTorch's thread for a device puts away what a backward pass left after ``backward()`` has returned, and takes the
-    interpreter's lock for that. When the interpreter is ending by then, Python ends that thread, and C++ the process
-    (``terminate called without an active exception``); the other devices of PyTorch have the same race.
+    PyTorch's thread for a device cleans up a backward pass after ``backward()`` has returned, and acquires the GIL for
+    that. If the interpreter is already shutting down, Python ends that thread, and C++ aborts the process (``terminate
+    called without an active exception``). PyTorch's other devices have the same race.
     """
     own = str(threading.get_native_id())
     end = time.monotonic() + 0.5
     quiet = 0
     while quiet < 2 and time.monotonic() < end:
-        time.sleep(0.002)  # gives the lock away
+        time.sleep(0.002)  # releases the GIL
         quiet = (
             0
             if any(_runs(task) for task in Path("/proc/self/task").glob("*/stat") if task.parent.name != own)
@@ -112,7 +112,7 @@ def _runs(stat: Path) -> bool:
     try:
         return stat.read_text().rpartition(")")[2].split()[0] == "R"
     except (OSError, IndexError):
-        return False  # it has ended
+        return False  # the thread has ended
 
 
 _register()

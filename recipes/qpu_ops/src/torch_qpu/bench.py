@@ -1,23 +1,23 @@
-"""What the QPUs take for PyTorch's operators, beside the CPU.
+"""Benchmark PyTorch's operators on the QPUs and on the CPU.
 
     python -m torch_qpu.bench [--quick] [--output FILE.json] [--plot FILE.svg]
 
-The table goes to standard output. For each operator and size: the CPU by a plain scalar loop (where there is one:
-matrix times vector), the CPU by torch (with its BLAS), and the QPUs, as
+Prints a table to standard output. For each operator and size, it contains the time of a plain scalar loop on the CPU
+(only for matrix times vector), of torch on the CPU (with its BLAS), and of the QPUs:
 
     compute      the kernels alone
     end to end   from CPU tensors to a CPU tensor: both copies, launches, and the kernels
 
-with GFLOPS, GB/s, and the share of the limit that binds: 96 operations on floats per clock of V3D, or the bytes that
-memory moves per clock, by the emulator's model of the board.
+It also contains GFLOPS, GB/s, and the share of the limiting resource: 96 floating-point operations per clock of V3D, or
+the bytes that the memory transfers per clock, according to the emulator's model of the board.
 
-A second table counts the launches of a step of training, for small networks and optimisers. A launch takes about 0.1 ms
-on a board, whatever it computes.
+A second table counts the launches of a training step for small networks and optimisers. On a board, every launch takes
+about 0.1 ms, whatever it computes.
 
-On QPUs all is measured. Where there are none the emulator runs the kernels and its columns are a *model* of a board
-(QPU_BOARD, else a Pi 3): kernels alone, for it models no CPU. Shares are then given with their range, by QPU_MODEL=fast
-and slow, unless QPU_MODEL is set. CPU columns are always measured, on the machine that runs
-this; on a PC they say nothing about a Pi's CPU, and the document says which it was.
+With QPUs, everything is measured. Without them, the emulator runs the kernels and the QPU columns are a *model* of a
+board (QPU_BOARD, by default a Pi 3) for the kernels alone, since it does not model the CPU. Shares are then given with
+their range, for QPU_MODEL=fast and slow, unless QPU_MODEL is set. CPU columns are always measured, on the machine that
+runs this script; on a PC they do not describe a Pi's CPU. The output names the machine.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from torch_qpu.device import MODEL_BACKENDS
 SCHEMA = 2
 REPEATS = 5
 FLOPS_PER_CLOCK = 96
-"""12 QPUs, each an addition and a multiplication of 16 elements in four clocks."""
+"""12 QPUs, each with an addition and a multiplication of 16 elements every four clocks."""
 BYTES_PER_CLOCK = 4.5
-"""Of the bus, reads and stores together, on the QPUs: the model's of a Pi 3. Not measured on hardware."""
+"""Bus transfers of the QPUs, reads and stores together: the model's value for a Pi 3. Not measured on hardware."""
 CLOCK_HZ = 400e6
-"""Of V3D on a Pi 3, where the emulator does not say."""
+"""Clock of V3D on a Pi 3, if the emulator does not report one."""
 
 Operation = Callable[..., torch.Tensor]
 
@@ -64,12 +64,12 @@ class Case:
     shapes: tuple[tuple[int, ...], ...]
     flops: int
     moved: int
-    """Bytes that must be read and written at least."""
+    """Minimum number of bytes that must be read and written."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was found; seconds, None where it was not measured."""
+    """The results for a case. Times are in seconds, None if not measured."""
 
     operator: str
     size: str
@@ -82,15 +82,15 @@ class Row:
     share_of_limit: float
     share_low: float
     share_high: float
-    """Over the ends of the model's ranges; the share itself where it was measured."""
+    """Over the ends of the model's ranges; equal to the share itself if it was measured."""
     limit: str
-    """What binds: "arithmetic" or "memory"."""
+    """The limiting resource: "arithmetic" or "memory"."""
     faster: str | None
-    """From CPU tensor to CPU tensor: "cpu" or "qpu"; None where not both were measured on one machine."""
+    """From CPU tensor to CPU tensor: "cpu" or "qpu"; None unless both were measured on the same machine."""
 
 
 def cases(quick: bool) -> list[Case]:
-    """The sizes of the table; ``quick`` for those that the emulator runs in seconds."""
+    """The sizes of the table; with ``quick``, only those that the emulator runs within seconds."""
     found = []
     for width in (10, 100, 1000) if quick else (1, 10, 100, 1000, 10000):
         found.append(
@@ -118,7 +118,7 @@ def cases(quick: bool) -> list[Case]:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of training does: forward, loss, backward, and the optimiser's update."""
+    """One training step: forward pass, loss, backward pass, and the optimiser's update."""
 
     network: str
     optimizer: str
@@ -126,7 +126,7 @@ class Step:
     of_optimizer: int
     """Launches of the update alone."""
     fallbacks: int
-    """Operators that went to the CPU."""
+    """Operators that ran on the CPU."""
 
 
 class _Encoder(nn.Module):  # type: ignore[misc]
@@ -148,7 +148,7 @@ def _convolutional() -> nn.Module:
 
 
 def steps() -> list[Step]:
-    """The counts of the second step, for the first one makes the optimiser's state."""
+    """Counts for the second step, because the first one creates the optimiser's state."""
     networks: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
         "convolution and batch norm": (_convolutional, torch.randn(4, 1, 8, 8)),
         "transformer encoder, 2 layers": (_Encoder, torch.randint(0, 20, (4, 12))),
@@ -179,9 +179,9 @@ def _launched() -> int:
 
 
 def table_of_steps(rows: list[Step]) -> str:
-    """For people."""
+    """A human-readable table."""
     lines = [
-        "launches of a step of training",
+        "launches per training step",
         f"{'network':>32} {'optimiser':>18} {'launches':>9} {'update':>7} {'CPU':>4}",
     ]
     lines += [
@@ -211,24 +211,24 @@ def _naive(case: Case, operands: list[torch.Tensor]) -> float | None:
 
 
 def _limit_s(case: Case, clock: float, bytes_per_clock: float) -> tuple[float, str]:
-    """The least seconds that a case can take, and what binds."""
+    """The minimum time of a case in seconds, and the limiting resource."""
     arithmetic, memory = case.flops / (FLOPS_PER_CLOCK * clock), case.moved / (bytes_per_clock * clock)
     return max((arithmetic, "arithmetic"), (memory, "memory"))
 
 
 def _launches(case: Case, there: list[torch.Tensor], repeats: int) -> list[Any]:
-    """The launches of some calls. Raises AssertionError where a part of the work was the CPU's."""
+    """The launches of some calls. Raises AssertionError if the CPU did part of the work."""
     with torch_qpu.profile() as record:
         for _ in range(repeats):
             case.function(*there)
     launches = [event for event in record.events if event.kind == "launch"]
     if not launches or any(event.kind == "fallback" for event in record.events):
-        raise AssertionError(f"{case.operator} {case.size}: it did not run on the QPUs alone")
+        raise AssertionError(f"{case.operator} {case.size}: part of it did not run on the QPUs")
     return launches
 
 
 def _modelled(case: Case, there: list[torch.Tensor]) -> tuple[float, float, str]:
-    """Seconds by the model in force, the share of its limit, and what binds."""
+    """Seconds according to the current model, the share of its limit, and the limiting resource."""
     launches = _launches(case, there, 1)
     _, clock, bytes_per_clock = _C.model()
     compute = sum(event.clocks for event in launches) / clock
@@ -237,7 +237,7 @@ def _modelled(case: Case, there: list[torch.Tensor]) -> tuple[float, float, str]
 
 
 def _at_ends(case: Case, there: list[torch.Tensor]) -> list[float]:
-    """The shares at the ends of the model's ranges; none where QPU_MODEL chose one."""
+    """The shares at the ends of the model's ranges; empty if QPU_MODEL is set."""
     if os.environ.get("QPU_MODEL"):
         return []
     shares = []
@@ -251,7 +251,7 @@ def _at_ends(case: Case, there: list[torch.Tensor]) -> list[float]:
 
 
 def measure(case: Case, *, model: bool) -> Row:
-    """One row. Raises AssertionError when the QPUs' result is wrong: times of wrong results mean nothing."""
+    """Measure one row. Raises AssertionError if the QPUs' result is wrong, because its time would be meaningless."""
     torch.manual_seed(0)
     operands = [torch.randn(shape) for shape in case.shapes]
     there = [operand.to("qpu") for operand in operands]
@@ -259,7 +259,7 @@ def measure(case: Case, *, model: bool) -> Row:
     found = case.function(*there).cpu().double()
     scale = max(expected.abs().max().item(), 1.0) * math.sqrt(max(map(torch.numel, operands)))
     if not torch.all((found - expected).abs() <= 1e-5 * scale):
-        raise AssertionError(f"{case.operator} {case.size}: the QPUs' result is wrong")
+        raise AssertionError(f"{case.operator} {case.size}: wrong result from the QPUs")
     if model:
         compute, share, binds = _modelled(case, there)
         shares = [share, *_at_ends(case, there)]
@@ -289,7 +289,7 @@ def measure(case: Case, *, model: bool) -> Row:
 
 
 def machine(model: bool) -> dict[str, Any]:
-    """What the figures were taken on."""
+    """The machine and software that the figures were measured on."""
     name, reason = _C.backend()
     path = Path("/proc/device-tree/model")
     board = path.read_text(errors="replace").rstrip("\0\n ") if path.is_file() else ""
@@ -309,7 +309,7 @@ def machine(model: bool) -> dict[str, Any]:
 
 
 def table(rows: list[Row], facts: dict[str, Any]) -> str:
-    """For people."""
+    """A human-readable table."""
 
     def seconds(value: float | None) -> str:
         return "-" if value is None else f"{value * 1e6:,.1f}"
@@ -321,7 +321,7 @@ def table(rows: list[Row], facts: dict[str, Any]) -> str:
         f"CPU:  {facts['cpu_label']}",
         f"QPUs: {facts['qpu_label']}",
         "",
-        "microseconds; - is not measured here",
+        "microseconds; - means not measured",
         " ".join(f"{head:>{20 if i == 1 else 14}}" for i, head in enumerate(heads)) + f"  {'of limit':>30}  faster",
     ]
     for row in rows:
@@ -342,9 +342,9 @@ def table(rows: list[Row], facts: dict[str, Any]) -> str:
             + f"  {share:>30}  {row.faster or '-'}"
         )
     if facts["model"]:
-        lines.append("CPU and QPUs are of different machines here: nothing is said of which is faster on a board.")
+        lines.append("CPU and QPU times are for different machines and do not show which is faster on a board.")
     else:
-        lines.append("Where it says cpu, leave the tensors on the CPU.")
+        lines.append("For rows marked cpu, keep the tensors on the CPU.")
     return "\n".join(lines)
 
 
@@ -404,7 +404,7 @@ def main(words: list[str] | None = None) -> int:
         os.environ["QPU_BACKEND"] = "emulator"
     model = _C.backend()[0] in MODEL_BACKENDS
     if _C.backend()[0] == "interpreter":
-        print("the interpreter models no board's times: unset QPU_BACKEND, or QPU_BACKEND=emulator", file=sys.stderr)
+        print("the interpreter does not model times: unset QPU_BACKEND or set QPU_BACKEND=emulator", file=sys.stderr)
         return 2
     rows = [measure(case, model=model) for case in cases(options.quick)]
     facts = machine(model)

@@ -1,4 +1,4 @@
-"""Fused kernels and ``check_finite``: what lies between the operators of one kernel is not in memory to be checked."""
+"""Fused kernels with ``check_finite``, which cannot check the intermediate values of a fused kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_qpu import _C
 
 
 def unless_checked(graph: GraphModule, fuse: Callable[[GraphModule], GraphModule]) -> Callable[..., Any]:
-    """A function that runs the graph fused, or as single operators as long as operands are checked for Inf and NaN."""
+    """A function that runs the graph fused, or as single operators while operands are checked for Inf and NaN."""
     plain = GraphModule(graph, copy.deepcopy(graph.graph))
     fused = fuse(graph)
     return lambda *arguments: (plain if _C.is_finite_only() else fused).forward(*arguments)

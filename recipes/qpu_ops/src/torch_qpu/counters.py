@@ -1,4 +1,4 @@
-"""What the device did: launches, copies, and what went to the CPU; and a record of it for Perfetto."""
+"""Counters of launches, copies and CPU fallbacks, and a record of them for Perfetto."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch_qpu import _C
 
 
 class Count(NamedTuple):
-    """Of one kernel, kind of copy or operator."""
+    """Statistics of one kernel, kind of copy or operator."""
 
     calls: int
     bytes: int
-    """Read and written; 0 for a fallback, whose kernels are torch's."""
+    """Bytes read and written; 0 for a fallback, which runs torch's kernels."""
 
 
 def launches() -> dict[str, Count]:
-    """QPU kernels that ran, by name."""
+    """QPU kernels that were launched, by name."""
     return {name: Count(*count) for name, count in _C.counts("launch").items()}
 
 
 def copies() -> dict[str, Count]:
-    """Copies between tensors, by the devices of their ends."""
+    """Copies between tensors, by source and destination device."""
     return {name: Count(*count) for name, count in _C.counts("copy").items()}
 
 
@@ -36,12 +36,12 @@ def fallbacks() -> dict[str, int]:
 
 
 def reset_counters() -> None:
-    """Begin all three anew."""
+    """Reset all three counters."""
     _C.reset_counts()
 
 
 def report() -> str:
-    """The counters as a table for people."""
+    """The counters as a human-readable table."""
     lines = []
     for title, rows in (
         ("on the QPUs", launches()),
@@ -66,18 +66,18 @@ class Event(NamedTuple):
     duration_ns: int
     bytes: int
     clocks: int
-    """Of V3D by the emulator's model of a board; -1 on other backends."""
+    """Clocks of V3D according to the emulator's model of a board; -1 on other backends."""
 
 
 @dataclass
 class Profile:
-    """What was recorded between the start and the end of ``profile()``."""
+    """The events recorded between the start and the end of ``profile()``."""
 
     events: list[Event] = field(default_factory=list)
     backend: str = ""
 
     def export_chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write a file that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+        """Write a file for Perfetto (ui.perfetto.dev) or chrome://tracing."""
         rows: list[dict[str, object]] = [
             {"ph": "M", "pid": os.getpid(), "name": "process_name", "args": {"name": f"qpu ({self.backend})"}}
         ]
@@ -104,8 +104,8 @@ class Profile:
         aside.replace(target)
 
 
-class profile:  # noqa: N801 (used like a function, as torch.profiler.profile)
-    """Record every launch, copy and fallback of the process while the context lasts; one record at a time.
+class profile:  # noqa: N801 (used like a function, like torch.profiler.profile)
+    """Record every launch, copy and fallback of the process within the context; only one recording at a time.
 
     with torch_qpu.profile() as record:
         model(x)
@@ -119,5 +119,5 @@ class profile:  # noqa: N801 (used like a function, as torch.profiler.profile)
         return self._profile
 
     def __exit__(self, *_: object) -> None:
-        """End it; the events are there from now on."""
+        """Stop recording and make the events available."""
         self._profile.events.extend(Event(*event) for event in _C.stop_record())

@@ -1,6 +1,6 @@
-"""``torch.qpu``: the device as PyTorch's own code and models ask for it, in the manner of ``torch.cuda``.
+"""``torch.qpu``: the device module that PyTorch and models expect, modelled on ``torch.cuda``.
 
-There is one device, ``qpu:0``, and one stream: launches end before they return.
+There is one device, ``qpu:0``, and one stream: launches are synchronous.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ import torch
 from torch_qpu import _C
 from torch_qpu.streams import Event, Stream, StreamContext, require_qpu
 
-__all__ = ["Event", "Stream", "StreamContext"]  # PyTorch looks for the rest by name
+__all__ = ["Event", "Stream", "StreamContext"]  # PyTorch looks up the rest by name
 MODEL_BACKENDS = ("interpreter", "emulator")
-"""Backends of libqpu that are no QPUs: their times are those of a model."""
+"""Backends of libqpu that are not hardware: their times come from a model."""
 
 _BUS_ADDRESSES = 1 << 30
-"""Bytes that the QPUs can address; what a model has, where no firmware splits the memory."""
+"""Bytes that the QPUs can address; the memory size of a model, where no firmware splits the memory."""
 
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What is known of the device."""
+    """Properties of the device."""
 
     name: str
     backend: str
-    """What runs the kernels, as libqpu names it."""
+    """The backend that runs the kernels, as named by libqpu."""
     reason: str
     """Why that backend."""
     multi_processor_count: int
-    """QPUs; each computes 16 elements in four clocks."""
+    """Number of QPUs; each computes 16 elements in four clocks."""
     total_memory: int
-    """Bytes: the GPU's part of the memory split, or the limit set by ``set_memory_limit``; of a model the 1 GiB of bus
-    addresses."""
+    """Bytes: the GPU's part of the memory split, or the limit set by ``set_memory_limit``; for a model, the 1 GiB of
+    bus addresses."""
     is_hardware: bool
-    """False for an emulator or interpreter: its times say nothing about a board."""
+    """False for an emulator or interpreter, whose times are not those of a board."""
 
 
 def init() -> None:
-    """Nothing is to be initialised; memory and QPUs are opened when first used."""
+    """Do nothing: memory and QPUs are opened on first use."""
 
 
 def is_initialized() -> bool:
-    """Always: see ``init``."""
+    """Always true; see ``init``."""
     return True
 
 
 def is_available() -> bool:
-    """Whether tensors of the device can be made: libqpu has a backend here."""
+    """Whether tensors of the device can be created: libqpu has a backend on this machine."""
     try:
         _C.backend()
     except RuntimeError:
@@ -68,7 +68,7 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """Index of the one device."""
+    """Index of the only device."""
     return 0
 
 
@@ -78,12 +78,12 @@ def _index(device: Any) -> int:
 
 
 def set_device(device: Any) -> None:
-    """Check that it is the one device. Raises RuntimeError."""
+    """Check that it is the only device. Raises RuntimeError."""
     _index(device)
 
 
 class device:  # noqa: N801 (named as torch.cuda.device)
-    """Context in which the device is the current one; it always is."""
+    """Context in which the device is the current one, which it always is."""
 
     def __init__(self, device: Any) -> None:
         self.idx = _index(device)
@@ -96,12 +96,12 @@ class device:  # noqa: N801 (named as torch.cuda.device)
 
 
 def get_device_name(device: Any = None) -> str:
-    """Which VideoCore, and what runs its kernels."""
+    """The VideoCore generation and the backend that runs its kernels."""
     return get_device_properties(device).name
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
-    """What is known of the device. Raises RuntimeError when QPU_BACKEND names no backend that works."""
+    """Properties of the device. Raises RuntimeError if QPU_BACKEND is not a backend that works."""
     _index(device)
     name, reason = _C.backend()
     report = json.loads(_C.machine_report())
@@ -114,13 +114,13 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """Generation of the VideoCore, and the revision 0: all boards' kernels are the same."""
+    """Generation of the VideoCore, and revision 0, since all boards use the same kernels."""
     _index(device)
     return 4, 0
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait for what was launched; that has ended already."""
+    """Wait for launched work; returns immediately, because launches are synchronous."""
     _index(device)
 
 
@@ -134,7 +134,7 @@ stream = StreamContext
 
 
 def set_stream(stream: torch.Stream) -> None:
-    """Check that it is the one stream. Raises RuntimeError."""
+    """Check that it is the only stream. Raises RuntimeError."""
     StreamContext(stream)
 
 
@@ -142,74 +142,74 @@ def set_stream(stream: torch.Stream) -> None:
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Bytes and numbers of the allocator: allocated by tensors, reserved from libqpu, segments, retries, failures."""
+    """Allocator statistics: bytes used by tensors and reserved from libqpu, counts of segments, retries, failures."""
     _index(device)
     return dict(_C.memory_statistics())
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """The statistics as a table for people; ``abbreviated`` leaves the numbers of segments and blocks out."""
+    """The statistics as a human-readable table; ``abbreviated`` omits the numbers of segments and blocks."""
     stats = memory_stats(device)
     limit = stats["limit_bytes"]
     lines = [
         f"{get_device_name(device)}: memory",
-        f"{'':12}{'now':>12}{'at most':>12}",
+        f"{'':12}{'now':>12}{'peak':>12}",
         *(
             f"{name:12}{stats[f'{name}_bytes.current'] / 2**20:8.1f} MiB{stats[f'{name}_bytes.peak'] / 2**20:8.1f} MiB"
             for name in ("allocated", "reserved")
         ),
-        f"limit: {f'{limit / 2**20:.1f} MiB' if limit else 'none set'}",
+        f"limit: {f'{limit / 2**20:.1f} MiB' if limit else 'none'}",
         f"out of memory {stats['out_of_memory']} times, after {stats['retries']} retries",
     ]
     if not abbreviated:
         lines += [
-            f"{stats['segments.current']} segments of {stats['segments.allocated']} that were taken,"
+            f"{stats['segments.current']} of {stats['segments.allocated']} allocated segments still reserved,"
             f" {stats['blocks.free']} free blocks",
-            f"{stats['allocations']} allocations, {stats['frees']} given back",
+            f"{stats['allocations']} allocations, {stats['frees']} freed",
         ]
     return "\n".join(lines)
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Bytes that tensors hold."""
+    """Bytes used by tensors."""
     return memory_stats(device)["allocated_bytes.current"]
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """The most bytes that tensors held since the start or ``reset_peak_memory_stats``."""
+    """Maximum number of bytes used by tensors since the start or ``reset_peak_memory_stats``."""
     return memory_stats(device)["allocated_bytes.peak"]
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Bytes taken from libqpu, for tensors and kept for later ones."""
+    """Bytes reserved from libqpu, for tensors and for the cache."""
     return memory_stats(device)["reserved_bytes.current"]
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """The most bytes taken from libqpu."""
+    """Maximum number of bytes reserved from libqpu."""
     return memory_stats(device)["reserved_bytes.peak"]
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Begin the peaks anew."""
+    """Reset the maximum values."""
     _index(device)
     _C.reset_peaks()
 
 
 def empty_cache() -> None:
-    """Give the memory back that no tensor uses."""
+    """Release memory that no tensor uses."""
     _C.release_cached()
 
 
 def set_memory_limit(limit: int) -> None:
-    """Let the device hold no more than ``limit`` bytes; 0 for what libqpu gives."""
+    """Limit the memory of the device to ``limit`` bytes; 0 means as much as libqpu provides."""
     if limit < 0:
         raise ValueError(f"set_memory_limit: expected bytes, 0 or more, found {limit}")
     _C.set_limit(limit)
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Bytes that are free, kept ones among them, and all."""
+    """Free bytes, including cached memory, and total bytes."""
     total = get_device_properties(device).total_memory
     return max(total - memory_allocated(device), 0), total
 
@@ -218,7 +218,7 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the device's generator. The CPU makes its numbers, so they are those that the CPU makes of this seed."""
+    """Seed the device's generator. The CPU generates its numbers, so they are the same as on the CPU for this seed."""
     torch.ops.torch_qpu.manual_seed((int(seed) + (1 << 63)) % (1 << 64) - (1 << 63))
 
 
@@ -226,12 +226,12 @@ manual_seed_all = manual_seed
 
 
 def initial_seed() -> int:
-    """The seed that the device's generator began with."""
+    """The initial seed of the device's generator."""
     return int(torch.ops.torch_qpu.initial_seed()) % (1 << 64)
 
 
 def seed() -> int:
-    """Seed the generator anew, from the system's random numbers."""
+    """Seed the generator with a random number from the system."""
     return int(torch.ops.torch_qpu.new_seed()) % (1 << 64)
 
 
@@ -243,13 +243,13 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
 
 
 def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
-    """Set what ``get_rng_state`` gave."""
+    """Set a state from ``get_rng_state``."""
     _index(device)
     torch.ops.torch_qpu.set_rng_state(state)
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """Float32 alone is computed by the QPUs, so autocast changes nothing on them."""
+    """The QPUs compute float32 only, so autocast has no effect on them."""
     return [torch.float32]
 
 
@@ -257,7 +257,7 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def __getattr__(name: str) -> Any:
-    """Inductor's classes, which importing costs seconds: only where Inductor asks."""
+    """Import Inductor's classes only when Inductor requests them, because the import takes seconds."""
     if name in ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen", "WrapperFxCodegen"):
         from torch_qpu import inductor
 

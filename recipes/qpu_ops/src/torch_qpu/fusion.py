@@ -1,17 +1,17 @@
-"""The backend ``qpu`` of torch.compile: chains of elementwise operators become one QPU kernel each.
+"""The backend ``qpu`` of torch.compile: each chain of elementwise operators becomes one QPU kernel.
 
     fast = torch.compile(model, backend="qpu")
 
-A launch takes about 0.1 ms on a board, and an elementwise kernel is bound by memory, so a chain of k operators that
-runs as one kernel saves k - 1 launches and the reads and writes of what lies between. Everything else of the graph runs
-as it does without torch.compile. Gradients are traced too (AOTAutograd), so backward passes are fused likewise.
+A launch takes about 0.1 ms on a board, and elementwise kernels are memory-bound, so a chain of k operators that runs as
+one kernel saves k - 1 launches and the reads and writes of the intermediate results. The rest of the graph runs as it
+does without torch.compile. Gradients are traced too (AOTAutograd), so backward passes are also fused.
 
-How chains are found: nodes are visited in order; one joins the groups of its operands where the shape is the same, no
-operator between them needs the group's results, and a kernel takes the inputs (at most 4 arrays and 6 numbers) and
-outputs (at most 3). A group of two or more becomes one call of ``torch_qpu::chain``.
+To find chains, nodes are visited in order. A node joins the groups of its operands if the shape is the same, no
+operator between them requires the group's results, and one kernel supports the number of inputs (at most 4 arrays and
+6 numbers) and outputs (at most 3). A group of two or more nodes becomes one call of ``torch_qpu::chain``.
 
-Sizes may be symbols, as they are from the second batch size on: two shapes are the same where their expressions are.
-Numbers may be computed from sizes, such as the count that a mean divides by.
+Sizes may be symbolic, as they are from the second batch size on: two shapes are the same if their expressions are.
+Numbers may be computed from sizes, such as the divisor of a mean.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.fx import GraphModule, Node
 from torch_qpu.checked import unless_checked
 
 MOST_ARRAYS, MOST_NUMBERS, MOST_OUTPUTS = 4, 6, 3
-"""What one kernel takes; chains.h states the same."""
+"""Limits of one kernel; the same as in chains.h."""
 
 aten = torch.ops.aten
 
@@ -107,17 +107,17 @@ RULES: dict[Any, Rule] = {
 
 @dataclass
 class Group:
-    """Nodes that become one kernel, in the graph's order."""
+    """Nodes that become one kernel, in graph order."""
 
     nodes: list[Node] = field(default_factory=list)
 
     def outputs(self) -> list[Node]:
-        """Those that are needed outside."""
+        """The nodes whose results are used outside the group."""
         own = set(self.nodes)
         return [node for node in self.nodes if any(user not in own for user in node.users)]
 
     def written(self) -> tuple[list[Node], list[float | Node], str, str]:
-        """Arrays, numbers (nodes where sizes give them), kinds of the inputs, and text of the chain."""
+        """Arrays, numbers (nodes if computed from sizes), kinds of the inputs, and text of the chain."""
         write = Writer()
         values: dict[Node, Any] = {}
 
@@ -134,7 +134,7 @@ class Group:
                 operand for kind in "an" for _, operands in write.steps for operand in operands if operand[0] == kind
             )
         )
-        # A value that is an input as it is, such as clamp without bounds, is no step.
+        # A value that is an unchanged input, such as clamp without bounds, is not a step.
         number = {item: place for place, item in enumerate(inputs)}
         number.update({("s", i): len(inputs) + i for i in range(len(write.steps))})
         steps = ";".join(" ".join((name, *(str(number[o]) for o in operands))) for name, operands in write.steps)
@@ -144,7 +144,7 @@ class Group:
         return arrays, numbers, "".join(kind for kind, _ in inputs), f"{steps}>{stored}"
 
     def fits(self) -> bool:
-        """Whether one kernel takes it."""
+        """Whether one kernel supports the group."""
         try:
             arrays, numbers, _, _ = self.written()
         except KeyError:
@@ -162,7 +162,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _key(size: Any) -> Any:
-    """What is equal for equal sizes: the number, or the expression of a symbol."""
+    """A key that is equal for equal sizes: the number, or the expression of a symbol."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
@@ -174,7 +174,7 @@ def _is_contiguous(found: torch.Tensor) -> bool:
     expected: Any = 1
     for size, stride in zip(reversed(found.shape), reversed(found.stride()), strict=True):
         if _key(size) == 1:
-            continue  # a stride over one element says nothing
+            continue  # the stride of a dimension with one element is meaningless
         if _key(stride) != _key(expected):
             return False
         expected = expected * size
@@ -196,7 +196,7 @@ def _is_fusible(node: Node) -> bool:
 
 
 def groups_of(graph: torch.fx.Graph) -> list[Group]:
-    """The chains of a graph, of two nodes or more."""
+    """The chains of a graph, each with at least two nodes."""
     found: dict[Node, Group] = {}
     place = {node: i for i, node in enumerate(graph.nodes)}
     for node in graph.nodes:
@@ -212,7 +212,7 @@ def groups_of(graph: torch.fx.Graph) -> list[Group]:
             nodes = sorted({n for group in join for n in group.nodes}, key=place.__getitem__)
             joined = Group([*nodes, node])
             own = set(joined.nodes)
-            # The kernel runs where its last node is: nobody before that may need its results.
+            # The kernel runs at the position of its last node, so no earlier node may use its results.
             early = any(user not in own and place[user] < place[node] for n in nodes for user in n.users)
             if not early and joined.fits():
                 for n in joined.nodes:
@@ -223,7 +223,7 @@ def groups_of(graph: torch.fx.Graph) -> list[Group]:
 
 
 def fuse(module: GraphModule) -> GraphModule:
-    """Replace the chains of an ATen graph by kernels, in place; the module itself."""
+    """Replace the chains of an ATen graph with kernels, in place; return the module."""
     graph = module.graph
     for group in groups_of(graph):
         arrays, numbers, kinds, steps = group.written()
@@ -247,7 +247,7 @@ def fuse(module: GraphModule) -> GraphModule:
 
 
 def compile_graph(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
-    """The backend, as torch.compile calls it."""
+    """The backend function called by torch.compile."""
     from functorch.compile import make_boxed_func
     from torch._decomp import get_decompositions
     from torch._dynamo.backends.common import aot_autograd

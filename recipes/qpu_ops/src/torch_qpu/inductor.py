@@ -1,6 +1,6 @@
-"""What torch.compile's default backend, Inductor, finds of the device: that it has no code generator for it.
+"""Classes for torch.compile's default backend, Inductor, which raise because it has no code generator for the device.
 
-Inductor asks ``torch.qpu`` for these classes by name, when it is first used; see ``device.__getattr__``.
+Inductor looks up these classes in ``torch.qpu`` when it is first used; see ``device.__getattr__``.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from torch._inductor.codegen.wrapper import PythonWrapperCodegen as Wrapper
 
 
 class Refusal(Wrapper):  # type: ignore[misc]
-    """In the place of each of Inductor's generators of code."""
+    """Replaces each of Inductor's code generators."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:  # Inductor makes some by their constructor
+    def __init__(self, *_: Any, **__: Any) -> None:  # Inductor calls the constructor of some
         self.create()
 
     @staticmethod
     def create(*_: Any, **__: Any) -> NoReturn:
-        """Raise RuntimeError with what to use instead."""
+        """Raise RuntimeError with the alternatives."""
         raise RuntimeError(
-            "torch.compile's backend 'inductor' generates no code for the device qpu; use "
+            "torch.compile's backend 'inductor' does not support the device qpu; use "
             "torch.compile(model, backend='qpu'), which fuses elementwise operators, or backend='aot_eager'"
         )
 
 
 Scheduling = PythonWrapperCodegen = CppWrapperCodegen = WrapperFxCodegen = Refusal
 
-# Without an entry of its own Inductor raises KeyError before it asks for a generator. The CPU's is asked for first:
-# an Inductor whose table is not empty does not fill it.
+# Without this entry, Inductor raises KeyError before it looks up a code generator. The CPU's entry is requested first,
+# because Inductor fills its table only while it is empty.
 register_device_op_overrides("qpu", get_device_op_overrides("cpu"))

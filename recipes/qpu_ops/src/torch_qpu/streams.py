@@ -1,4 +1,4 @@
-"""``torch.qpu.Stream`` and ``Event``: there is one stream, and it is idle, since launches end before they return."""
+"""``torch.qpu.Stream`` and ``Event``: there is one stream, which is always idle, because launches are synchronous."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ QPU = torch.device("qpu", 0)
 
 
 class _OfTheDevice(type):
-    """Makes ``isinstance`` hold for PyTorch's own objects of the device: they cannot be subclassed (elapsed_time)."""
+    """Makes ``isinstance`` work for PyTorch's own objects of the device, which cannot be subclassed (elapsed_time)."""
 
     kind: type[Any]
 
@@ -20,33 +20,33 @@ class _OfTheDevice(type):
 
 
 class Stream(metaclass=_OfTheDevice):
-    """The one stream, as a ``torch.Stream``. Raises RuntimeError for another device than ``qpu:0``."""
+    """The only stream, as a ``torch.Stream``. Raises RuntimeError for any device other than ``qpu:0``."""
 
     kind: ClassVar[type[Any]] = torch.Stream
 
     def __new__(cls, device: Any = None, priority: int = 0) -> torch.Stream:
-        """``priority`` is for the code of other devices: one stream has none to yield to."""
+        """``priority`` is accepted for compatibility; it has no effect with a single stream."""
         require_qpu(device)
         return torch.Stream(QPU, priority=priority)
 
 
 class Event(metaclass=_OfTheDevice):
-    """A ``torch.Event`` of the device: the time at which it was recorded, with all launches before it ended.
+    """A ``torch.Event`` of the device: the time at which it was recorded, when all earlier launches had ended.
 
-    ``elapsed_time`` needs ``enable_timing=True``. Raises RuntimeError for ``interprocess=True``.
+    ``elapsed_time`` requires ``enable_timing=True``. Raises RuntimeError for ``interprocess=True``.
     """
 
     kind: ClassVar[type[Any]] = torch.Event
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
-        """As ``torch.cuda.Event``."""
+        """Same arguments as ``torch.cuda.Event``."""
         if interprocess:
-            raise RuntimeError("torch.qpu.Event: events are not shared between processes; leave interprocess=False")
+            raise RuntimeError("torch.qpu.Event: events cannot be shared between processes; use interprocess=False")
         return torch.Event(QPU, enable_timing=enable_timing, blocking=blocking)
 
 
 class StreamContext:
-    """What ``torch.qpu.stream(s)`` gives. It changes nothing: there is one stream. None is accepted, as elsewhere."""
+    """The result of ``torch.qpu.stream(s)``. It has no effect, since there is one stream. Accepts None, as in CUDA."""
 
     def __init__(self, stream: torch.Stream | None) -> None:
         if stream is not None and not isinstance(stream, Stream):
@@ -63,7 +63,7 @@ class StreamContext:
 
 
 def require_qpu(device: Any) -> None:
-    """Raise RuntimeError unless it is the one device, its index, or None."""
+    """Raise RuntimeError unless the argument is the only device, its index, or None."""
     index = device if isinstance(device, int) else torch.device("qpu" if device is None else device).index or 0
     if index not in (0, -1) or (not isinstance(device, int | None) and torch.device(device).type != "qpu"):
-        raise RuntimeError(f"there is one qpu, qpu:0, and no {device if index == 0 else f'qpu:{index}'}")
+        raise RuntimeError(f"the only device is qpu:0, found {device if index == 0 else f'qpu:{index}'}")

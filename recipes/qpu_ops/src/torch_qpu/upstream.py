@@ -1,7 +1,6 @@
-"""Where PyTorch's own Python code takes an accelerator to be as CUDA is, and this device is not.
+"""Replacements for PyTorch's Python code that assumes that an accelerator works like CUDA.
 
-Installed once, when the device is registered. Each replacement passes on to PyTorch's own function whatever is not of
-the device.
+Installed once, when the device is registered. Each replacement calls PyTorch's original function for other devices.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch.multiprocessing import reductions
 
 
 def install() -> None:
-    """Install all of them."""
+    """Install all replacements."""
     for kind in (torch.Tensor, nn.Parameter):
         ForkingPickler.register(kind, _reduced)
     ForkingPickler.register(torch.UntypedStorage, _reduced_storage)
@@ -37,11 +36,11 @@ def _refused(why: str) -> None:
 
 
 def _reduced(tensor: torch.Tensor) -> Any:
-    """How a tensor travels to another process (from a DataLoader's worker, through a Queue): its values are copied.
+    """Send a tensor to another process (from a DataLoader's worker, through a Queue) by copying its values.
 
-    PyTorch would share the tensor's memory, but the QPUs' memory belongs to one process. A fault is raised where the
-    tensor is received: queues pickle in a thread of their own, which drops what it cannot send, and whoever waits at
-    the other end waits for ever.
+    PyTorch would share the tensor's memory, but QPU memory belongs to one process. Errors are raised where the tensor
+    is received: queues pickle in a separate thread, which drops what it cannot send, so that the receiver would wait
+    forever.
     """
     if tensor.device.type != "qpu":
         return reductions.reduce_tensor(tensor)
@@ -61,7 +60,7 @@ def _reduced(tensor: torch.Tensor) -> Any:
 def _reduced_storage(storage: torch.UntypedStorage) -> Any:
     if storage.device.type != "qpu":
         return reductions.reduce_storage(storage)
-    return _refused, ("a storage of qpu cannot be sent to another process: send a tensor, whose values are copied",)
+    return _refused, ("a qpu storage cannot be sent to another process: send a tensor, whose values are copied",)
 
 
 # --- several devices -------------------------------------------------------------------------------------------------
@@ -72,13 +71,13 @@ def _require_cpu(module: nn.Module, device_ids: Any, output_device: Any) -> None
     if where or device_ids is not None or output_device is not None:
         found = f"a module on {', '.join(sorted(where))}" if where else f"device_ids={device_ids}"
         raise RuntimeError(
-            "DataParallel splits a batch among several devices of one kind, and there is one qpu: "
+            "DataParallel splits a batch among several devices of one type, but there is only one qpu: "
             f"expected a module on the CPU and no device_ids, found {found}; use the module without DataParallel"
         )
 
 
 def _parallel_or_refused(original: Any) -> Any:
-    """DataParallel of a module on the CPU leaves it there, as without an accelerator; of others it is refused."""
+    """DataParallel for a module on the CPU leaves it there, as without an accelerator; other modules are refused."""
 
     def init(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
         if torch._utils._get_available_device_type() != "qpu":
@@ -92,7 +91,7 @@ def _parallel_or_refused(original: Any) -> Any:
 
 
 def _refused_on_qpu(original: Any) -> Any:
-    """The function of DataParallel, likewise."""
+    """The functional form of DataParallel, likewise."""
 
     def data_parallel(
         module: nn.Module,
