@@ -1,4 +1,4 @@
-"""apache-tvm-ffi for armv7: its real source, what the recipe states of it, what is refused; the build on demand."""
+"""apache-tvm-ffi for armv7: its real source, the recipe, the audit, and the build."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DATA = recipe.load("tvm_ffi")
 
 @pytest.fixture(scope="module")
 def fetched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The real source archive and the folder of its build's tools."""
+    """The real source archive and the folder with the tools of its build."""
     folder = tmp_path_factory.mktemp("sources")
     try:
         tools = source.tools(DATA, TRIXIE, folder, folder / "pip.log")
@@ -60,7 +60,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def unpacked(fetched: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is in the archive."""
+    """The contents of the archive."""
     folder = tmp_path_factory.mktemp("unpacked")
     subprocess.run(["tar", "--extract", "--file", fetched[0], "--directory", folder], check=True)
     (root,) = folder.iterdir()
@@ -107,7 +107,7 @@ def test_the_patches_apply_to_the_source(unpacked: Path) -> None:
 def test_tools_for_a_newer_glibc_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str, newest: int
 ) -> None:
-    """They run in a container of that release."""
+    """The tools run in a container of that release."""
     release, platform = load_suite(suite), host_architecture().wheel_platform.removeprefix("linux_")
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -151,7 +151,7 @@ def test_another_source_is_rejected_and_removed(
 
 
 def test_without_a_network_no_file_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pip for real, with an index where nobody listens."""
+    """The real pip with an unreachable index."""
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -219,7 +219,7 @@ def test_a_library_with_symbols_or_build_paths_is_rejected(tmp_path: Path) -> No
 
 
 def fitting(folder: Path, *, version: str = "") -> Path:
-    """A wheel that is nothing but right for the board."""
+    """A wheel that passes the audit."""
     library = elf(EM_ARM, flags=HARD, vfp_args=1)
     return make_wheel(
         folder, {"tvm_ffi/a.so": library}, name="apache_tvm_ffi", version=version or DATA.settings["version"]
@@ -241,11 +241,11 @@ def test_the_wheel_is_found_in_wheelhouse_or_artefact_cache(tmp_path: Path) -> N
     whole = build.artefact_key(key, "0" * 64)
     before = locate.listing(config)
     artefacts.put(config, locate.NAME, whole, [fitting(tmp_path / "made")], recipe=key)
-    assert locate.listing(config) != before, "the step that takes it runs again"
+    assert locate.listing(config) != before, "the step that uses it runs again"
     wheel, origin = locate.find(config)
     assert (wheel.parent.name, origin) == (whole, "from the artefact cache")
     fitting(tmp_path / "w", version="0.0.9")
-    assert locate.find(config)[0] == wheel, "another version is not what kernels are compiled with"
+    assert locate.find(config)[0] == wheel, "another version does not match the kernels"
     ours = fitting(tmp_path / "w")
     assert locate.find(config) == (ours, f"from {ours.parent}")
 
@@ -283,14 +283,14 @@ def test_a_setting_adds_it_to_the_main_job(tmp_path: Path, wanted: bool) -> None
     assert ("tvm-ffi" in steps["system"].needs) == wanted
     assert list(steps)[-1] == "system"
     if wanted:
-        assert "python3-typing-extensions" in steps["rootfs"].inputs["packages"], "it imports that"
+        assert "python3-typing-extensions" in steps["rootfs"].inputs["packages"], "it is a dependency"
 
 
 @pytest.mark.parametrize(("flavour", "warned"), [("debian", False), ("raspbian", True)])
 def test_raspbian_images_warn_about_armv7_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flavour: str, warned: bool
 ) -> None:
-    """As of torch's wheel; each in the step's manifest, for every later run."""
+    """As for torch's wheel. The manifest records the warning for later runs."""
     fitting(tmp_path / "w")
     make_wheel(tmp_path / "w", {"torch/a.so": elf(EM_ARM, flags=HARD, vfp_args=1)}, name="torch", version="2.6.0")
     config = configured(tmp_path, ffi_in_image=True)
@@ -308,7 +308,7 @@ def test_raspbian_images_warn_about_armv7_code(
 
 
 def test_pull_artefacts_requests_the_wheel(tmp_path: Path) -> None:
-    """What pull-artefacts asks for: it must be there where the image takes it, and may be there otherwise."""
+    """It is required if the image contains it, and optional otherwise."""
     without, given = configured(tmp_path), configured(tmp_path, ffi_in_image=True)
     mine = (locate.NAME, locate.key(without))
     assert (mine in share.wanted(without), mine in share.optional(without)) == (False, True)

@@ -1,4 +1,4 @@
-"""Recipes' data files: each is whole, and a fingerprint is about what makes the artefact."""
+"""The data files of recipes, and their fingerprints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ prefix = "/opt/thing"
 
 @pytest.fixture
 def thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a recipe of the tests' own."""
+    """The folder of a recipe for the tests."""
     folder = tmp_path / "thing"
     (folder / "src" / "deep").mkdir(parents=True)
     (folder / "recipe.toml").write_text(DATA)
