@@ -116,7 +116,7 @@ def test_a_wheel_is_placed_with_provenance_and_cached(tmp_path: Path) -> None:
     placed = cast("tuple[Path, ...]", done.artefacts)
     assert [path.parent for path in placed] == [made.products] * 3
     wheel = made.products / "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
-    assert provenance.read(provenance.beside(wheel), wheel)["recipeKey"] == resolve.key(made.config)
+    assert provenance.read(provenance.path_for(wheel), wheel)["recipeKey"] == resolve.key(made.config)
     assert len(made.cached) == 1
     before = made.placed
     again = made.run()
@@ -323,7 +323,7 @@ def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:
         key="a" * 64,
         versions=VERSIONS,
         began=1735689600.0,
-        path=provenance.beside(built.wheel),
+        path=provenance.path_for(built.wheel),
     )
     return built, json.loads(path.read_text())
 
@@ -352,7 +352,7 @@ def test_the_provenance_conforms_to_in_toto_and_slsa(tmp_path: Path, kind: str) 
         assert {"uri", "digest", "content"} & set(item), f"{item} names nothing"
         assert URI.fullmatch(item.get("uri", "x:y")), item
     assert str(tmp_path) not in json.dumps(document)
-    assert provenance.read(provenance.beside(built.wheel), built.wheel)["recipeKey"] == "a" * 64
+    assert provenance.read(provenance.path_for(built.wheel), built.wheel)["recipeKey"] == "a" * 64
 
 
 def test_the_provenance_lists_packages_as_package_urls(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_wheels_are_compared_only_with_equal_versions(tmp_path: Path) -> None:
     assert provenance.versions_of(wheels[0][0]) == VERSIONS
     assert verify.made_alike(wheels, VERSIONS) == wheels[0]
     now = {**VERSIONS, "libstdc++6:armhf": "14.2.0-20", "compiler": "g++ 14.3.0"}
-    statement = provenance.beside(wheels[1][0])
+    statement = provenance.path_for(wheels[1][0])
     text = statement.read_text().replace("14.2.0-19?arch", "14.2.0-20?arch")
     statement.write_text(text.replace(VERSIONS["compiler"], now["compiler"]))
     assert verify.made_alike(wheels, now) == wheels[1]
@@ -413,12 +413,12 @@ def test_the_provenance_names_both_kinds_of_source(tmp_path: Path) -> None:
 
 def test_the_provenance_contains_seconds_and_ccache_hits(tmp_path: Path) -> None:
     _, document = written(tmp_path, "archive")
-    told = {item["name"]: item for item in document["predicate"]["runDetails"]["byproducts"]}
-    assert {name: json.loads(base64.b64decode(item["content"])) for name, item in told.items()} == {
+    byproducts = {item["name"]: item for item in document["predicate"]["runDetails"]["byproducts"]}
+    assert {name: json.loads(base64.b64decode(item["content"])) for name, item in byproducts.items()} == {
         "seconds.json": {"compile": 1.5},
         "ccache.json": {"hits": 3, "calls": 4},
     }
-    assert told["ccache.json"]["annotations"] == {"hits": 3, "calls": 4}
+    assert byproducts["ccache.json"]["annotations"] == {"hits": 3, "calls": 4}
 
 
 # Messages and exit codes of the task.

@@ -127,8 +127,8 @@ def test_a_source_package_is_unpacked_patched_and_completed(room: Room) -> None:
     room.source_package()
     done = room.prepare("archive")
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stdout.splitlines() if line.startswith("applying")]
-    assert told == ["applying 0001-first.patch", "applying 0002-second.patch", "applying 0001-archive.patch"]
+    reported = [line for line in done.stdout.splitlines() if line.startswith("applying")]
+    assert reported == ["applying 0001-first.patch", "applying 0002-second.patch", "applying 0001-archive.patch"]
     assert room.left() == ["pytorch"]
     tree = room.home / "pytorch"
     assert (tree / "words.txt").read_text() == "the archive's\n"
@@ -196,8 +196,8 @@ def test_our_patches_apply_to_upstreams_tree(room: Room, built: Built, product_c
     shutil.rmtree(upstream / "debian")
 
     def git(*words: str) -> str:
-        told = ["git", "-C", str(upstream), "-c", "user.name=nobody", "-c", "user.email=nobody@example.org", *words]
-        return subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+        reported = ["git", "-C", str(upstream), "-c", "user.name=nobody", "-c", "user.email=nobody@example.org", *words]
+        return subprocess.run(reported, capture_output=True, text=True, check=True).stdout.strip()
 
     git("init", "--quiet")
     git("add", "--all", "--force")

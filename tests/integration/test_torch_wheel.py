@@ -123,7 +123,7 @@ def test_command_lines_and_environments_are_in_the_key(monkeypatch: pytest.Monke
 def test_command_line_compiler_overrides_the_toolchain_file(
     tmp_path: Path, given: tuple[str, ...], compilers: str
 ) -> None:
-    script = tmp_path / "told.cmake"
+    script = tmp_path / "result.cmake"
     place = ROOT / "recipes" / "torch" / "inside" / "toolchain.cmake"
     script.write_text(f'include("{place}")\nmessage("${{CMAKE_C_COMPILER}} ${{CMAKE_CXX_COMPILER}}")\n')
     argv = ["cmake", "-DPITORCH_GNU=arm-linux-gnueabihf", *given, "-P", str(script)]
@@ -465,8 +465,8 @@ def a_wheel(folder: Path, key: str) -> list[Path]:
         "subject": [{"name": wheel.name, "digest": {"sha256": sha256_of(wheel)}}],
         "predicate": {"buildDefinition": {"externalParameters": {"recipeKey": key}}},
     }
-    provenance.beside(wheel).write_text(json.dumps(statement))
-    return [wheel, provenance.beside(wheel)]
+    provenance.path_for(wheel).write_text(json.dumps(statement))
+    return [wheel, provenance.path_for(wheel)]
 
 
 def test_a_wheel_with_the_key_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -537,13 +537,13 @@ def kept() -> Path:
 
 
 def test_the_prebuilt_wheel_has_the_key_of_the_recipe(kept: Path) -> None:
-    stated = provenance.read(provenance.beside(kept), kept)
+    stated = provenance.read(provenance.path_for(kept), kept)
     assert stated["recipeKey"] == resolve.key(config())
     found = resolve.resolve(config(wheelhouse=[]))
     assert found.self_contained
     assert found.wheel is not None
     assert found.wheel.name == kept.name
-    document = json.loads(provenance.beside(kept).read_text())
+    document = json.loads(provenance.path_for(kept).read_text())
     text = json.dumps(document)
     assert "/home" not in text
     assert "://" not in text.replace("https://in-toto.io", "").replace("https://slsa.dev", "")
@@ -583,9 +583,9 @@ def test_a_flipped_bit_is_detected(kept: Path, tmp_path: Path, monkeypatch: pyte
     content = bytearray(kept.read_bytes())
     content[len(content) // 2] ^= 1
     copy.write_bytes(content)
-    shutil.copy(provenance.beside(kept), provenance.beside(copy))
+    shutil.copy(provenance.path_for(kept), provenance.path_for(copy))
     with pytest.raises(ArtefactDamaged, match="does not match its provenance"):
-        provenance.read(provenance.beside(copy), copy)
+        provenance.read(provenance.path_for(copy), copy)
     with pytest.raises(WheelUnusable, match="damaged"):
         resolve.resolve(config(wheelhouse=[str(tmp_path)]))
 
@@ -913,17 +913,17 @@ def test_upstreams_tests_are_counted_by_result() -> None:
         status=1,
     )
     tests = upstream.Collected([*"abcd"], [*"abcd"])
-    told = upstream.tally(T, lines, upstream.Reasons({"b*": "32 bits"}), tests, seconds=9, limit_s=60)
-    assert told.counts == {"passed": 1, "explained": 1, "skipped": 1, "failed": 1, "left out": 0, "not run": 0}
-    assert (told.explained, list(told.failures), told.ended) == ({"b": "32 bits"}, ["d"], "")
+    result = upstream.tally(T, lines, upstream.Reasons({"b*": "32 bits"}), tests, seconds=9, limit_s=60)
+    assert result.counts == {"passed": 1, "explained": 1, "skipped": 1, "failed": 1, "left out": 0, "not run": 0}
+    assert (result.explained, list(result.failures), result.ended) == ({"b": "32 bits"}, ["d"], "")
 
 
 def test_results_before_the_time_limit_are_counted() -> None:
     none, tests = upstream.Reasons({}), upstream.Collected([*"abc"], [*"abc"])
     begun = reports(*(("a", when, "passed") for when in ("setup", "call", "teardown")), status=None)
-    told = upstream.tally(T, [*begun, '{"nodeid": "b", "wh'], none, tests, seconds=61, limit_s=60)
-    assert (told.counts, told.failures) == ({"passed": 1, "left out": 0, "not run": 2}, {})
-    assert told.ended == "cut off after 60 s: 1 of 3 tests ran"
+    result = upstream.tally(T, [*begun, '{"nodeid": "b", "wh'], none, tests, seconds=61, limit_s=60)
+    assert (result.counts, result.failures) == ({"passed": 1, "left out": 0, "not run": 2}, {})
+    assert result.ended == "cut off after 60 s: 1 of 3 tests ran"
     crashed = upstream.tally(T, begun, none, tests, seconds=3, limit_s=60)
     assert crashed.counts["failed"] == 1
     assert crashed.failures == {"t.py": "pytest ended early"}
@@ -938,14 +938,14 @@ def test_an_exit_status_does_not_prove_completion(status: int) -> None:
     lines = reports(
         *(("a", when, "passed") for when in ("setup", "call", "teardown")), ("b", "setup", "passed"), status=status
     )
-    told = upstream.tally(T, lines, none, tests, seconds=61, limit_s=60)
-    assert (told.ended, told.counts["not run"]) == ("cut off after 60 s: 1 of 3 tests ran", 2)
-    assert told.record()["not_run"] == 2
+    result = upstream.tally(T, lines, none, tests, seconds=61, limit_s=60)
+    assert (result.ended, result.counts["not run"]) == ("cut off after 60 s: 1 of 3 tests ran", 2)
+    assert result.record()["not_run"] == 2
     crashed = upstream.tally(T, lines, none, tests, seconds=9, limit_s=60)
     assert (crashed.ended, crashed.counts["failed"]) == ("pytest ended early: 1 of 3 tests ran", 1)
     uncollected = upstream.tally(T, lines[-1:], none, None, seconds=9, limit_s=60)
     assert (uncollected.ended, uncollected.counts["failed"]) == ("pytest ended early", 1)
-    outcome = upstream.Outcome([told, crashed], Path("none"))
+    outcome = upstream.Outcome([result, crashed], Path("none"))
     assert outcome.summary().endswith("4 not run; 2 not completed")
 
 
@@ -1012,9 +1012,9 @@ files = ["test_some.py"]
     assert (
         "upstream.toml contains test_some.py::*::test_unkown, but upstream has no such test" in capsys.readouterr().err
     )
-    told = json.loads((mine.target_root / "torch" / "upstream-tests.json").read_text())
-    file, deep, lost, part = told["files"]
-    assert told["emulated"]
+    result = json.loads((mine.target_root / "torch" / "upstream-tests.json").read_text())
+    file, deep, lost, part = result["files"]
+    assert result["emulated"]
     assert (file["passed"], file["failed"], file["skipped"], file["ended"]) == (2, 2, 1, "")
     assert file["unmet"] == ["test_some.py::*::test_unkown"]
     assert (deep["passed"], deep["failed"], deep["left_out"], deep["ended"]) == (1, 0, 1, "")

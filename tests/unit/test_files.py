@@ -310,11 +310,11 @@ def test_pack_includes_pipes_and_omits_sockets(tmp_path: Path) -> None:
 
 def test_pack_merges_two_folders_and_omits_patterns(tmp_path: Path) -> None:
     root = tree_to_pack(tmp_path / "root", mtime=500)
-    beside = tmp_path / "beside"
-    write(beside / "etc" / "conf", "other", mtime=400)
-    (beside / "sbin").symlink_to("bin")
+    overlay = tmp_path / "overlay"
+    write(overlay / "etc" / "conf", "other", mtime=400)
+    (overlay / "sbin").symlink_to("bin")
     files.pack(
-        root, tmp_path / "out.tar", epoch=1000, beside=beside, leave_out=re.compile(r"empty|bin/t.*|etc/twin|onf")
+        root, tmp_path / "out.tar", epoch=1000, overlay=overlay, leave_out=re.compile(r"empty|bin/t.*|etc/twin|onf")
     )
     with tarfile.open(tmp_path / "out.tar") as archive:
         assert archive.getnames() == ["bin", "bin/link", "etc", "etc/conf", "sbin"]
@@ -369,7 +369,7 @@ def test_a_full_disk_while_copying_a_folder_raises_diskfull(tmp_path: Path) -> N
 def test_others_can_hold_a_lock_that_root_created() -> None:
     """Otherwise an ordinary user could not open a shell after a build by root."""
     if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can become another user")
     refusal = InUse("taken", expected="", found="", fix="")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)

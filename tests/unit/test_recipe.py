@@ -76,7 +76,7 @@ def test_an_unknown_recipe_lists_the_known_ones(thing: Path) -> None:
         (DATA.replace('"/opt/thing"', "3"), "prefix"),
         ("name = \n", "recipe.toml"),
     ],
-    ids=["missing", "no list", "list of others", "unknown source", "setting that is no text", "no TOML"],
+    ids=["missing", "no list", "list of others", "unknown source", "setting that is not a text", "no TOML"],
 )
 def test_an_error_in_a_data_file_is_reported(thing: Path, text: str, words: str) -> None:
     (thing / "recipe.toml").write_text(text)

@@ -334,13 +334,13 @@ def test_after_a_failure_no_further_step_starts(tmp_path: Path) -> None:
         raise UserError("the first")
 
     def fail_later(_: Mapping[str, Manifest]) -> Made:
-        runs.append("beside")
+        runs.append("parallel")
         both_run.wait()
         assert failed.wait(60)
         raise UserError("the second")
 
     steps = (
-        Step(name="beside", title="beside", inputs={}, action=fail_later),
+        Step(name="parallel", title="parallel", inputs={}, action=fail_later),
         Step(name="broken", title="broken", inputs={}, action=fail),
         writer(tmp_path, runs, "after", needs=("broken",)),
         writer(tmp_path, runs, "free"),
@@ -348,7 +348,7 @@ def test_after_a_failure_no_further_step_starts(tmp_path: Path) -> None:
     pipeline = Signalling(tmp_path, steps)
     with pytest.raises(UserError, match="the first"):
         pipeline.execute(pipeline.plan())
-    assert runs == ["beside"]
+    assert runs == ["parallel"]
 
 
 def test_steps_finished_before_a_failure_are_not_repeated(tmp_path: Path) -> None:

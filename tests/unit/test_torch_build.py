@@ -303,8 +303,8 @@ def test_a_finished_build_removes_the_trees_it_replaces(
         assert any(
             re.search(rf"older build tree: {tree} \(\d+\.\d KiB\); ccache still has its objects", line) for line in said
         )
-    (told,) = [line for line in said if "other build trees" in line]
-    assert all(f"{tree.name} (" in told for tree in stays)
+    (printed_line,) = [line for line in said if "other build trees" in line]
+    assert all(f"{tree.name} (" in printed_line for tree in stays)
     assert f"sudo rm -r {quick.home.parent}/" in said[-1]
     for tree in stays:
         shutil.rmtree(tree)
@@ -629,9 +629,9 @@ OTHERS = ("apt", "base-files", "cmake", "libc6", "libcpuinfo0", "ninja-build")
 def test_ccache_identifies_compilers_by_their_packages() -> None:
     """The program is not enough: ``clang`` is a few KiB and loads the compiler from libraries."""
     check = building.compiler_check(BUILDER)
-    kind, _, told = check.partition(":")
+    kind, _, printed_line = check.partition(":")
     assert kind == "string", "ccache uses the text as it is"
-    assert dict(item.split("=") for item in told.split(" ")) == {
+    assert dict(item.split("=") for item in printed_line.split(" ")) == {
         name: version for name, version in BUILDER.items() if name.split(":")[0] not in OTHERS
     }
     assert building.compiler_check(dict(reversed(BUILDER.items()))) == check
@@ -727,14 +727,14 @@ def test_the_benchmark_ignores_builds_answered_by_ccache(
     (tmp_path / "pytorch" / "build" / ".ninja_log").write_text(NINJA_LOG)
     listed = [building.Run(seconds=seconds, finished=finished) for seconds, finished in runs]
     builder = types.SimpleNamespace(home=tmp_path, runs=lambda: listed, cache_use=lambda: use)
-    found, told = torch_wheel.figures_of_the_build(cast("building.Builder", builder), 2.0)
+    found, printed_line = torch_wheel.figures_of_the_build(cast("building.Builder", builder), 2.0)
     assert [item.value for item in found] == pytest.approx(figures)
     hits, calls = use
     assert [item.goal.text(item.unit) for item in found if item.goal] == ["≤ 2700 s"] * bool(
         runs and calls and not hits
     )
-    assert len(told) == len(notes)
-    assert all(part in text for part, text in zip(notes, told, strict=True))
+    assert len(printed_line) == len(notes)
+    assert all(part in text for part, text in zip(notes, printed_line, strict=True))
     if len(runs) == 3:
         assert found[0].note.startswith("compile 90 s; in 2 runs; ccache answered 0 of 9")
 

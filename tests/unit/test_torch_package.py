@@ -67,14 +67,14 @@ def packaged(wheel: Path, out: Path, *, system: list[str] | None = None) -> subp
 
 def dynamic(content: bytes) -> dict[str, list[str]]:
     """The required libraries, soname and search path of an ELF file."""
-    told: dict[str, list[str]] = {"needed": [], "soname": [], "runpath": [], "rpath": []}
+    dynamic_tags: dict[str, list[str]] = {"needed": [], "soname": [], "runpath": [], "rpath": []}
     section = ELFFile(io.BytesIO(content)).get_section_by_name(".dynamic")
     assert isinstance(section, DynamicSection)
     for tag in section.iter_tags():
         kind = tag.entry.d_tag.removeprefix("DT_").lower()
-        if kind in told:
-            told[kind].append(getattr(tag, kind))
-    return told
+        if kind in dynamic_tags:
+            dynamic_tags[kind].append(getattr(tag, kind))
+    return dynamic_tags
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +111,9 @@ def test_libraries_missing_on_the_system_are_bundled(made: Path) -> None:
     assert "libcore.so" in binding["needed"]
     assert not [name for name in binding["needed"] if "gomp" in name], "it uses no symbol of the library"
     assert binding["runpath"] == ["$ORIGIN/lib"], "no folder of the build"
-    (told,) = json.loads((made / "vendored.json").read_text())
-    assert (told["name"], told["origin"]) == (vendored, origin.resolve().name)
-    assert told["package"].startswith("libgomp1-armhf-cross=")
+    (dynamic_tags,) = json.loads((made / "vendored.json").read_text())
+    assert (dynamic_tags["name"], dynamic_tags["origin"]) == (vendored, origin.resolve().name)
+    assert dynamic_tags["package"].startswith("libgomp1-armhf-cross=")
 
 
 def test_a_debugger_finds_the_symbols_by_build_id(made: Path, contents: dict[str, bytes]) -> None:

@@ -72,11 +72,11 @@ def test_only_the_compiling_content_store_tests_are_explained() -> None:
     ]
     end = json.dumps({"exitstatus": 1, "$report_type": "SessionFinish"})
     file = upstream.Part("test_content_store.py")
-    told = upstream.tally(
+    result = upstream.tally(
         file, [*lines, end], upstream.Reasons(explained), upstream.Collected(failed, failed), seconds=9, limit_s=60
     )
-    assert list(told.explained) == failed[:4]
-    assert list(told.failures) == failed[4:]
+    assert list(result.explained) == failed[:4]
+    assert list(result.failures) == failed[4:]
 
 
 def run_with_the_plugin(folder: Path, file: str, *options: str) -> upstream.Collected:
@@ -106,10 +106,10 @@ def test_left_out_tests_are_counted_and_not_run(tmp_path: Path) -> None:
     ]
     lines += [json.dumps({"exitstatus": 0, "$report_type": "SessionFinish"})]
     reasons = upstream.Reasons({}, {left: "too long"})
-    told = upstream.tally(upstream.Part("deep/test_a.py"), lines, reasons, tests, seconds=9, limit_s=60)
-    assert (told.counts["passed"], told.counts["left out"], told.ended) == (1, 1, "")
-    assert (told.record()["left_out"], told.record()["omissions"]) == (1, {left: "too long"})
-    outcome = upstream.Outcome([told], tmp_path)
+    result = upstream.tally(upstream.Part("deep/test_a.py"), lines, reasons, tests, seconds=9, limit_s=60)
+    assert (result.counts["passed"], result.counts["left out"], result.ended) == (1, 1, "")
+    assert (result.record()["left_out"], result.record()["omissions"]) == (1, {left: "too long"})
+    outcome = upstream.Outcome([result], tmp_path)
     assert outcome.summary() == "1 of upstream's test files: 1 passed, 1 left out"
     assert "left out" in outcome.table().splitlines()[0]
 
@@ -121,8 +121,8 @@ def test_a_pattern_that_matches_no_test_is_reported() -> None:
     collection = {"nodeid": "t.py::B", "outcome": "failed", "$report_type": "CollectReport"}
     lines = [json.dumps(collection), json.dumps({"exitstatus": 1, "$report_type": "SessionFinish"})]
     file, tests = upstream.Part("t.py", 2, 2), upstream.Collected(["t.py::A::test_b"], [])
-    told = upstream.tally(file, lines, reasons, tests, seconds=9, limit_s=60)
-    assert told.unmet == ["t.py::A::tset_b", "t.py::C::*"], "tests of other parts count"
+    result = upstream.tally(file, lines, reasons, tests, seconds=9, limit_s=60)
+    assert result.unmet == ["t.py::A::tset_b", "t.py::C::*"], "tests of other parts count"
     assert upstream.tally(file, lines, reasons, None, seconds=9, limit_s=60).unmet == []
 
 
