@@ -289,7 +289,7 @@ def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
         (beside / "etc/group").write_text("root:x:0:\n")
         for path in (beside / "etc/passwd", beside / "etc/group"):
             path.chmod(0o644)
-        files.pack(folder, tar, epoch=epoch, beside=beside, leave_out=_matcher(LEFT_OUT))
+        files.pack(folder, tar, epoch=epoch, overlay=beside, leave_out=_matcher(LEFT_OUT))
 
 
 def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:

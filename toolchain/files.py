@@ -308,17 +308,17 @@ def room_for(purpose: str, folder: Path) -> Iterator[None]:
 
 
 def pack(
-    folder: Path, tar: Path, *, epoch: int, beside: Path | None = None, leave_out: re.Pattern[str] | None = None
+    folder: Path, tar: Path, *, epoch: int, overlay: Path | None = None, leave_out: re.Pattern[str] | None = None
 ) -> None:
     """Write a folder as a reproducible tar: sorted, owned by root, no time stamp newer than ``epoch``.
 
-    The same tree gives the same bytes. The tar is not compressed: it becomes a layer of an image. ``beside`` is a
+    The same tree gives the same bytes. The tar is not compressed: it becomes a layer of an image. ``overlay`` is a
     second folder whose files replace or complete those of the first. A file or folder of the first is omitted if
     ``leave_out`` matches its whole relative name (with ``/``). Raises DiskFull.
     """
     found = dict(_below(folder, leave_out))
-    if beside is not None:
-        found |= _below(beside)
+    if overlay is not None:
+        found |= _below(overlay)
     with (
         room_for(tar.name, tar.parent),
         replacing(tar) as aside,

@@ -50,7 +50,7 @@ def step(context: Context, *, again: bool = False) -> Step:
                 key=key,
                 versions=versions,
                 began=began,
-                path=provenance.beside(built.wheel),
+                path=provenance.path_for(built.wheel),
             )
             placed = place([built.wheel, built.symbols, statement], products)
         artefacts.put(context.config, plan.recipe.name, artefact_key, placed, recipe=key)
@@ -103,7 +103,7 @@ def builder_of(context: Context, needs: Mapping[str, Manifest]) -> building.Buil
 def _from_cache(context: Context, cached: Sequence[Path], key: str) -> Made:
     """A wheel of the same recipe, compiler and packages, built earlier here or pulled from a registry."""
     (wheel,) = [path for path in cached if path.suffix == ".whl"]
-    stated = provenance.read(provenance.beside(wheel), wheel).get("recipeKey")
+    stated = provenance.read(provenance.path_for(wheel), wheel).get("recipeKey")
     if stated != key:
         raise ArtefactDamaged(
             f"the provenance of the cached {wheel.name} states another recipe key than its folder",

@@ -32,7 +32,7 @@ BUILDER = "tag:pitorch,2026:torch-builder/v1"
 _PACKAGE_URL = re.compile(r"pkg:deb/debian/([^@?]+)@([^@?]+)\?arch=([^&]+)")
 
 
-def beside(wheel: Path) -> Path:
+def path_for(wheel: Path) -> Path:
     """Path of the statement of a wheel."""
     return wheel.with_name(wheel.name.removesuffix(".whl") + ".provenance.json")
 
@@ -102,7 +102,7 @@ def package_url(name: str, version: str) -> str:
 
 def versions_of(wheel: Path) -> dict[str, str]:
     """The ``versions`` in the statement of a wheel, which ``read`` has checked; empty if it does not contain them."""
-    definition = json.loads(beside(wheel).read_text())["predicate"]["buildDefinition"]
+    definition = json.loads(path_for(wheel).read_text())["predicate"]["buildDefinition"]
     compiler = definition.get("internalParameters", {}).get("compiler", "")
     uris = [item.get("uri", "") for item in definition.get("resolvedDependencies", [])]
     named = [parts for uri in uris if (parts := _PACKAGE_URL.fullmatch(uri))]

@@ -168,7 +168,7 @@ def _placed(
     found, others = wheels.candidates([folder], load("torch").settings["distribution"], tags)
     refused += others
     for item in found:
-        if not provenance.beside(item.path).is_file():
+        if not provenance.path_for(item.path).is_file():
             refused.append(f"{item.path.name} ({origin}) has no provenance")
             continue
         try:
@@ -184,7 +184,7 @@ def _placed(
 
 def _key_of(wheel: Path) -> str:
     """The recipe key in the provenance of a wheel. Raises ArtefactDamaged."""
-    return str(provenance.read(provenance.beside(wheel), wheel).get("recipeKey", ""))
+    return str(provenance.read(provenance.path_for(wheel), wheel).get("recipeKey", ""))
 
 
 def _is_self_contained(wheel: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The main job on real parts: mirror, mmdebstrap, engine, emulation, compilers, NFS, a booted machine, a registry."""
+"""The main job with a real mirror, mmdebstrap, engine, emulation, compilers, NFS, a machine and a registry."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_image_is_for_the_target_and_works(
 def test_the_image_label_lists_missing_pockets(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
-    """As the mirror's manifest does; of a root that was built before this was noted nobody knows."""
+    """Like the manifest of the mirror. Older roots do not have this fact."""
     labels = client.images.get(product_config.image_reference("system")).labels
     noted = built.manifest("system").facts.get("left_out")
     assert noted == built.manifest("rootfs").facts.get("left_out")
@@ -96,7 +96,7 @@ def test_the_plan_shows_the_change_and_changes_nothing(built: main_job.Built, pr
     assert plan["base"].reason == "rootfs will be made again"
     assert plan["system"].reason == "rootfs, base will be made again"
     forced = {item.step.name: item.reason for item in main_job.plan(product_config, again=["libqpu"]) if item.runs}
-    assert forced["libqpu"] == "asked for"
+    assert forced["libqpu"] == "requested"
 
 
 def test_an_unknown_step_is_rejected(product_config: Config) -> None:
@@ -222,7 +222,7 @@ def test_a_failing_command_in_a_container_is_explained(
 
 @pytest.fixture
 def kernel_of_tvm(exported_config: Config, tmp_path: Path) -> Iterator[None]:
-    """The kernel of tests/device/test_tvm.py where that looks for it, while the suite is on its way to the board."""
+    """Provide the kernel of tests/device/test_tvm.py while the suite is copied to the board."""
     place, kept = ROOT / "tests" / "device" / "gemm.so", tmp_path / "gemm.so"
     timing = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
     profiling.profile(
@@ -247,12 +247,12 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
     if "torch" not in result.without:
         cases = ElementTree.parse(result.junit).iter("testcase")  # noqa: S314 (pytest has just written it)
         ran = [case for case in cases if "test_tvm" in case.get("classname", "") and case.find("skipped") is None]
-        assert len(ran) == 22, "kernels of TVM, on tensors of torch"
+        assert len(ran) == 22, "kernels of TVM on tensors of torch"
     evidence = json.loads(result.evidence.read_text())
     assert evidence["image"]["id"] == client.images.get(exported_config.image_reference("system")).id
     text = result.report.read_text()
     assert "not measured on hardware" in text
-    # Addresses may be told (a mirror in a warning, XML's namespaces); what is loaded must be in the page itself.
+    # Addresses may be mentioned (a mirror in a warning, XML namespaces), but the page must not load anything.
     loaded = re.findall(r"""(?:src|href)\s*=\s*["']?(?!#|data:)([^"'\s>]+)|(?:url\(|@import)\s*["']?([^"')]+)""", text)
     assert [place for places in loaded for place in places if "//" in place] == []
 
@@ -260,7 +260,7 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
 @pytest.mark.machine
 @pytest.mark.timeout(1800)
 def test_enter_works_on_a_system_without_our_files(exported_config: Config) -> None:
-    """--chroot in QEMU: what the self-test finds of libqpu it finds in the tree that was entered."""
+    """--chroot in QEMU: the self-test finds the libqpu of the entered tree."""
     result = suite.test_on_pi(exported_config, qemu=True, chroot=True, keyword="test_selftest", timing=False)
     assert result.ok, result.summary()
     booted = own_system.layout_of(exported_config)

@@ -1,4 +1,4 @@
-"""A kept build of the extension: what is compiled again, when it is of no use, and what comes out of it."""
+"""Updating the previous build of the extension: recompilation, invalid records, and the resulting wheel."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def compiler() -> str:
 
 
 class Build:
-    """A recipe in a folder, built by a real compiler here, and a kept build of it."""
+    """A recipe in a folder, built by a real compiler on this PC, and its record."""
 
     def __init__(self, folder: Path) -> None:
         self.recipe, self.out = folder / "recipe", folder / "out"
@@ -66,7 +66,7 @@ class Build:
         ]
 
     def full(self, said: Callable[[str], str] = str) -> None:
-        """Build everything and keep it; ``said`` may spoil what the build printed."""
+        """Build everything and record it; ``said`` can change the output of the build."""
         shutil.copytree(self.recipe, self.previous.source)
         (self.previous.source / "build").mkdir()
         self._execute(self.commands)
@@ -82,7 +82,7 @@ class Build:
         wheel.unlink()
 
     def rebuild(self, surroundings: str = "as ever") -> Path | None:
-        """Bring the kept build up to date; the wheel, if it could be used."""
+        """Update the previous build; the wheel, if the record could be used."""
         self.ran = []
         return self.previous.rebuild(self.recipe, surroundings, self._execute, self.out)
 
@@ -94,7 +94,7 @@ class Build:
                 raise CommandFailed("the compiler", tail=done.stderr)
 
     def compiled(self) -> list[str]:
-        """What the last rebuild ran: sources, and the link."""
+        """The sources that the last rebuild compiled, and its links."""
         return [words[words.index("-c") + 1] if "-c" in words else "link" for words in self.ran]
 
 
@@ -120,7 +120,7 @@ def test_only_a_changed_source_is_compiled_and_linked(build: Build) -> None:
         assert archive.read("trial/_native.so") == (build.previous.source / "build/_native.so").read_bytes()
         assert archive.testzip() is None
     assert build.rebuild() is not None
-    assert build.compiled() == [], "it is up to date now"
+    assert build.compiled() == [], "the build is up to date"
 
 
 def test_a_build_with_garbled_output_is_not_recorded(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_failed_compilation_removes_the_record(build: Build) -> None:
         build.rebuild()
     assert "nothing" in caught.value.tail
     change(build, "csrc/one.cpp", "return nothing", "return FIRST")
-    assert build.rebuild() is None, "what the failed one left may be torn: a full build is due"
+    assert build.rebuild() is None, "after a failure a full build is necessary"
 
 
 @pytest.mark.parametrize("spoil", ["surroundings", "new file", "gone file", "torn record", "no record", "no wheel"])

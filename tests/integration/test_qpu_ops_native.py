@@ -1,4 +1,4 @@
-"""The extension on this machine: built as a user builds it, and put through the device suite."""
+"""The extension on this machine: built like a user would, and tested with the device suite."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 def git_free() -> dict[str, str]:
-    """The environment without what a git hook, from which tests may run, would lead git astray by."""
+    """The environment without the variables of a git hook, from which tests may run."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
 
@@ -120,7 +120,7 @@ def commit_all(folder: Path, message: str) -> str:
 
 @dataclass
 class Upstream:
-    """A repository whose main branch has moved on since ``commit``."""
+    """A repository whose main branch has newer commits than ``commit``."""
 
     folder: Path
     commit: str
@@ -173,7 +173,7 @@ def test_a_branch_or_a_short_commit_is_rejected(upstream: Upstream, commit: str)
         qpulib.pin(recipe)
 
 
-# How the source is had.
+# Fetching the source.
 
 
 def test_the_pinned_commit_is_fetched_after_the_branch_moved(upstream: Upstream, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_without_git_the_error_names_it(upstream: Upstream, tmp_path: Path, monk
 
 @contextlib.contextmanager
 def proxy_that_refuses() -> Iterator[tuple[str, list[str]]]:
-    """A proxy that writes down the first line of each request and closes the connection."""
+    """A proxy that records the first line of each request and closes the connection."""
     asked: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -281,7 +281,7 @@ def test_proxies_are_used(
     assert asked[0].startswith(("CONNECT upstream.invalid:443 ", "GET http://upstream.invalid/QPULib.git/"))
 
 
-# A checkout that the user put there.
+# A checkout of the user.
 
 
 def test_a_users_checkout_is_used(upstream: Upstream, tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_fetched_commit_without_the_library_is_rejected(upstream: Upstream, tm
 
 
 def test_an_unpacked_archive_is_used_with_a_warning(upstream: Upstream, tmp_path: Path) -> None:
-    """Also where the folder lies inside another git tree, whose commit must not be taken for its own."""
+    """Also if the folder is inside another git tree, whose commit must not be used."""
     outer = tmp_path / "outer"
     outer.mkdir()
     git(outer, "init", "--quiet")
@@ -360,7 +360,7 @@ def test_the_identity_is_the_pin_or_the_content(upstream: Upstream, tmp_path: Pa
     assert qpulib.identity(pinned(upstream), archive) != before
 
 
-# What is made of it, with this PC's compiler.
+# Building with the compiler of this PC.
 
 
 @pytest.fixture
@@ -518,7 +518,7 @@ def test_the_same_source_gives_the_same_library_from_any_folder(checkout: Checko
     assert (one / library).read_bytes() == (two / library).read_bytes()
 
 
-# Its place in the main job.
+# The step of the main job.
 
 
 def libqpu_step(**qpu: Any) -> Step:
@@ -537,7 +537,7 @@ def test_the_choice_is_an_input_of_the_step() -> None:
     assert len({tuple(sorted(item.items())) for item in inputs}) == len(choices)
     assert [item["library"] for item in inputs] == ["local", "upstream", "upstream", "upstream"]
     assert inputs[1]["source"] == f"commit {load('qpulib').settings['commit']}"
-    assert libqpu_step(upstream_mode="qpu").inputs == libqpu_step().inputs, "counts with library: upstream only"
+    assert libqpu_step(upstream_mode="qpu").inputs == libqpu_step().inputs, "only an input with library: upstream"
 
 
 def planned(tmp_path: Path, choice: str) -> subprocess.CompletedProcess[str]:
@@ -559,7 +559,7 @@ def test_the_command_line_selects_it(tmp_path: Path) -> None:
     wrong = planned(tmp_path, "upstreem")
     assert wrong.returncode == 11
     assert "qpu.library: expected one of local, upstream; did you mean 'upstream'?, found 'upstreem'" in wrong.stderr
-    assert not (tmp_path / "build").exists(), "a plan touches nothing"
+    assert not (tmp_path / "build").exists(), "planning changes nothing"
 
 
 @pytest.mark.parametrize("task", ["shell", "deploy"])

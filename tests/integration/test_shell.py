@@ -1,4 +1,4 @@
-"""The shell in the image: whatever ends the task ends its container too, and the terminal is as it was."""
+"""The shell in the image: its container ends with the task, and the terminal is restored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from toolchain.config import ROOT
 
 pytestmark = pytest.mark.engine
 
-# As a task does it: with the handlers of signals that tasks.py sets. SIGALRM stands for a bug that raises meanwhile.
+# With the signal handlers of tasks.py. SIGALRM represents an unexpected exception.
 CALL = """
 import signal, sys
 from pathlib import Path
@@ -49,7 +49,7 @@ task(*sys.argv[1:])
 
 
 def little_root() -> bytes:
-    """This machine's own shell and ``sleep``, as the tar of a root."""
+    """The shell and ``sleep`` of this machine as the tar of a root."""
     names = {"sh": "bash", "bash": "bash", "sleep": "sleep"}
     files: dict[str, bytes] = {}
     for name, program in names.items():
@@ -88,13 +88,13 @@ def image(client: docker.DockerClient) -> Iterator[str]:
 
 
 def containers_of(client: docker.DockerClient, image: str) -> list[str]:
-    """Those that are there, by their state."""
+    """The existing containers by state."""
     found = client.containers.list(all=True, filters={"ancestor": image}, ignore_removed=True)
     return [box.status for box in found]
 
 
 def none_is_left(client: docker.DockerClient, image: str) -> bool:
-    """None runs, and what the engine is about to remove is soon gone."""
+    """No container runs, and those that the engine is removing disappear soon."""
     if "running" in containers_of(client, image):
         return False
     deadline = time.monotonic() + 20
@@ -172,7 +172,7 @@ def test_the_terminal_is_restored(client: docker.DockerClient, image: str, tmp_p
 
 
 def test_a_proxy_password_is_not_on_a_command_line(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
-    """Every user can read those; the container has it in its environment."""
+    """Every user can read command lines. The container has the password in its environment."""
     proxy = "http://someone:hidden-4711@127.0.0.1:9"
     argv = [sys.executable, "-c", CALL, image, str(tmp_path), 'echo "$http_proxy $HTTP_PROXY $HOME"; sleep 600']
     environment = {**os.environ, "http_proxy": proxy}
@@ -204,14 +204,14 @@ run_in(connect(), sys.argv[1], ["bash", "-c", sys.argv[2]], architecture=archite
 
 
 def next_task() -> str:
-    """Run a task that needs no engine; what it says beside its result."""
+    """Run a task that does not need the engine; its additional output."""
     argv = [sys.executable, "-m", "toolchain.cli", "completion", "bash"]
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stderr
 
 
 @contextlib.contextmanager
 def task_in(image: str, code: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own group, that is over at the end of the block."""
+    """A process in a separate group, which ends with the block."""
     argv = [sys.executable, "-c", code, image, *words]
     quiet = subprocess.DEVNULL
     task = subprocess.Popen(argv, cwd=ROOT, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
@@ -228,7 +228,7 @@ def task_in(image: str, code: str, *words: str) -> Iterator[subprocess.Popen[byt
 def test_the_next_task_removes_what_a_killed_one_left(
     client: docker.DockerClient, image: str, tmp_path: Path, code: str, words: tuple[str, ...], stopped: bool
 ) -> None:
-    """Running or stopped; the engine itself removes the stopped ones of the docker program."""
+    """Running or stopped. The engine itself removes stopped containers of the docker program."""
     command = "sleep 3" if stopped else "sleep 600"
     for _ in range(5):  # a task of another of the tests' processes may be faster, and then it reports the removal
         with task_in(image, code, *words, command) as task:

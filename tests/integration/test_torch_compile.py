@@ -57,7 +57,7 @@ a_builder(Path(sys.argv[3]), sys.argv[4]).compile()
 
 
 def a_builder(folder: Path, image: str, client: docker.DockerClient | None = None) -> building.Builder:
-    """The builder of torch on a tree of its own in ``folder``, with another image than torch's."""
+    """The builder of torch with a separate tree in ``folder`` and another image."""
     config = load_config({"build": {"folder": str(folder), "jobs": 2}})
     data = recipe.load("torch")
     for name in ("source", "ccache"):
@@ -69,7 +69,7 @@ def a_builder(folder: Path, image: str, client: docker.DockerClient | None = Non
 
 @pytest.fixture
 def image(built: main_job.Built, product_config: Config) -> str:
-    """The builder image: it has ninja and the cross compiler, as torch's has."""
+    """The builder image, which has ninja and the cross compiler like torch's."""
     assert built.manifest("builder").facts["image"]
     return product_config.image_reference("builder")
 
@@ -80,7 +80,7 @@ def builder(tmp_path: Path, image: str, client: docker.DockerClient) -> building
 
 
 def a_tree(builder: building.Builder) -> Path:
-    """What there is before anything is compiled."""
+    """The tree before the compilation."""
     made = builder.home / "pytorch" / "build"
     made.mkdir(parents=True)
     (made / "build.ninja").write_text(NINJA)
@@ -105,7 +105,7 @@ def symbols(library: Path) -> set[str]:
 
 
 def containers_at(client: docker.DockerClient, folder: Path) -> list[str]:
-    """Containers, running or not, that something of a folder is mounted into."""
+    """Containers, running or not, with a mount from the folder."""
     return [
         str(box.name)
         for box in client.containers.list(all=True, ignore_removed=True)
@@ -114,7 +114,7 @@ def containers_at(client: docker.DockerClient, folder: Path) -> list[str]:
 
 
 def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str, *, times: int = 1) -> None:
-    """Start the compile in a process of its own, and press Ctrl-C there when the linker has written a part."""
+    """Compile in another process and send it Ctrl-C when the linker has written part of a library."""
     here = Path(__file__).resolve().parent
     words = [sys.executable, "-c", GO, str(here), str(ROOT), str(tmp_path), image]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -122,13 +122,13 @@ def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str, *, times: i
             until = time.monotonic() + 60
             while not (tree / "linking").exists():
                 assert process.poll() is None, process.communicate()[0]
-                assert time.monotonic() < until, "it did not begin to link"
+                assert time.monotonic() < until, "linking did not start"
                 time.sleep(0.05)
             for _ in range(times - 1):
                 process.send_signal(signal.SIGINT)
                 time.sleep(2)
             process.send_signal(signal.SIGINT)
-            # Who presses it again waits less than the patience that a linker is given.
+            # A second Ctrl-C shortens the time that the linker has to end.
             said, _ = process.communicate(timeout=60 if times == 1 else building._PATIENCE_S - 5)
         finally:
             process.kill()
@@ -146,9 +146,9 @@ def test_ctrl_c_while_linking_leaves_no_container(
     (tree / "patience").touch()
     builder.compile()
     assert {"_Z3onev", "_Z3twov"} <= symbols(library)
-    assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, "objects are not made again"
+    assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, "objects are not compiled again"
 
-    # The same with a library of an earlier run in its place, which ninja has in its log.
+    # The same with a library of an earlier run, which is in ninja's log.
     (tree / "patience").unlink()
     (tree / "linking").unlink()
     (tree / "two.cpp").write_text("int three() { return 1; }\n")
@@ -159,7 +159,7 @@ def test_ctrl_c_while_linking_leaves_no_container(
     assert {"_Z3onev", "_Z5threev"} <= symbols(library)
     assert (tree / "one.o").stat().st_mtime_ns == compiled["one.o"]
 
-    # The same with a library that is gone: ninja has it in its log, newer than all objects, and would take any file.
+    # The same with a missing library: it is newer than all objects in ninja's log, so ninja would accept any file.
     for name in ("patience", "linking", "libboth.so"):
         (tree / name).unlink()
     interrupt_while_it_links(tmp_path, tree, image)
@@ -171,7 +171,7 @@ def test_ctrl_c_while_linking_leaves_no_container(
 
 
 def test_a_second_ctrl_c_ends_the_wait(tmp_path: Path, tree: Path, image: str, client: docker.DockerClient) -> None:
-    """A linker that does not listen is waited for no longer then, and nothing of it is left."""
+    """A linker that ignores the signal is killed then, and none of its files remain."""
     (tree / "link").write_text(f"trap '' INT\n{LINK}")
     interrupt_while_it_links(tmp_path, tree, image, times=2)
     assert containers_at(client, tmp_path) == []
@@ -195,15 +195,17 @@ def test_a_full_disk_while_linking_leaves_no_partial_library(
         (disk / "others").unlink()
         builder.compile()
         assert {"one", "_Z3twov"} <= symbols(tree / "libboth.so")
-        assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, "objects are not made again"
+        assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, (
+            "objects are not compiled again"
+        )
 
 
 def test_a_killed_compiler_raises_memoryexhausted(tree: Path, builder: building.Builder) -> None:
-    """The end is status 1, of ninja; GCC's driver says who was killed, and memory is nearly always why."""
+    """The exit status of ninja is 1. GCC's driver reports the killed program; the reason is nearly always memory."""
     (tree / "two.cpp").write_text(
         "#include <regex>\nbool two(const char* s) { return std::regex_search(s, std::regex(s)); }\n"
     )
-    # The kernel kills whoever has had its second of the CPU.
+    # The kernel kills a process after one second of CPU time.
     (tree / "build.ninja").write_text(
         NINJA.replace("arm-linux-gnueabihf-g++", "ulimit -t 1; arm-linux-gnueabihf-g++ -O3")
     )
@@ -219,12 +221,12 @@ def test_a_killed_compiler_raises_memoryexhausted(tree: Path, builder: building.
 def test_processes_killed_by_the_kernel_are_reported(
     builder: building.Builder, client: docker.DockerClient, image: str
 ) -> None:
-    """A process of another container, which has little memory, stands in for a compiler that says nothing."""
+    """A process of another container with little memory represents a compiler that prints nothing."""
     builder.home.mkdir(parents=True)
-    with pytest.raises(CommandFailed) as told:
+    with pytest.raises(CommandFailed) as caught:
         builder.run(["sh", "-c", "exit 1"])
-    assert told.value.found == "exit status 1"
-    # It waits until the step runs, and the step until it has been killed.
+    assert caught.value.found == "exit status 1"
+    # It waits until the step runs, and the step waits until it has been killed.
     hungry = "until [ -e /at/step ]; do sleep 0.1; done; python3 -c 'bytearray(1 << 30)'; echo $? >/at/end; exit 137"
     binds = [f"{builder.home}:/at:rw"]
     hog = client.containers.run(image, ["sh", "-c", hungry], mem_limit="64m", volumes=binds, detach=True)
@@ -259,4 +261,4 @@ def test_objects_are_verified_in_a_separate_container(tree: Path, builder: build
     with pytest.raises(NotReproducible, match="1 of 2 objects") as caught:
         verify.sampled(builder, 2, 1)
     assert caught.value.found == "one"
-    assert (tree / "one.o").read_bytes() == before, "what was built stays"
+    assert (tree / "one.o").read_bytes() == before, "the tree does not change"

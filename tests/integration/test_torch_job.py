@@ -1,4 +1,4 @@
-"""``build-torch`` around the compiler: what is placed and when, what the statement says, what verify finds out."""
+"""``build-torch`` without the compiler: placing the products, the provenance, and ``verify``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from wheels import artefacts
 
 
 class StandIn:
-    """Makes the files of a build in a moment: the job's order is tested, not the compiler."""
+    """Makes the files of a build without compiling: only the order of operations is tested."""
 
     def __init__(self, members: dict[str, str | bytes]) -> None:
         self.members = members
@@ -116,11 +116,11 @@ def test_a_wheel_is_placed_with_provenance_and_cached(tmp_path: Path) -> None:
     placed = cast("tuple[Path, ...]", done.artefacts)
     assert [path.parent for path in placed] == [made.products] * 3
     wheel = made.products / "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
-    assert provenance.read(provenance.beside(wheel), wheel)["recipeKey"] == resolve.key(made.config)
+    assert provenance.read(provenance.path_for(wheel), wheel)["recipeKey"] == resolve.key(made.config)
     assert len(made.cached) == 1
     before = made.placed
     again = made.run()
-    assert builder.built == 1, "the second time it comes from the artefact cache"
+    assert builder.built == 1, "the second one is from the artefact cache"
     assert (again.artefacts, made.placed) == (tuple(sorted(placed)), before)
     assert [path.name for path in made.root.iterdir() if path.name.startswith(".")] == []
 
@@ -218,7 +218,7 @@ def test_an_existing_wheel_is_built_again_on_request(tmp_path: Path, whole: Stan
     config = load_config({"build": {"folder": str(tmp_path)}})
     job.build_torch(config)
     shutil.rmtree(resolve.products(config))
-    assert job.build_torch(config).wheel.facts["cache"], "a wheel that was taken has no tree"
+    assert job.build_torch(config).wheel.facts["cache"], "a cached wheel has no tree"
     job.build_torch(config)
     assert whole.built == 1
     assert [(item.runs, item.reason) for item in job.plan(config)] == [(False, "inputs unchanged")] * 3
@@ -236,7 +236,7 @@ def test_a_rejected_wheel_is_not_placed(tmp_path: Path) -> None:
     with pytest.raises(WheelUnusable, match="cannot be used"):
         made.run()
     assert (made.placed, made.cached) == ({}, ())
-    assert [path.name for path in made.root.iterdir()] == [], "nothing is left beside either"
+    assert [path.name for path in made.root.iterdir()] == [], "no files remain"
 
 
 def test_a_rejected_wheel_keeps_the_previous_one(tmp_path: Path) -> None:
@@ -283,15 +283,15 @@ def test_a_cached_wheel_of_another_recipe_is_rejected(tmp_path: Path) -> None:
     assert made.placed == before
 
 
-# The statement.
+# The provenance.
 
 URI = re.compile(r"[a-z][a-z0-9+.-]*:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
-"""RFC 3986: a scheme, and characters that a URI may hold."""
+"""RFC 3986: a scheme and the characters of a URI."""
 PACKAGE_URL = re.compile(
     r"pkg:deb/debian/(?P<name>(?:[a-z0-9._~:-]|%[0-9A-F]{2})+)"
     r"@(?P<version>(?:[A-Za-z0-9._~:-]|%[0-9A-F]{2})+)\?arch=(?P<architecture>[a-z0-9-]+)"
 )
-"""ECMA-427: in a name and a version, letters, digits, ``.-_~`` and the colon stand as they are, all else is encoded."""
+"""ECMA-427: in names and versions all characters except letters, digits, ``.-_~`` and the colon are encoded."""
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 VERSIONS = {
@@ -301,11 +301,11 @@ VERSIONS = {
     "ca-certificates:all": "20250419",
     "compiler": "arm-linux-gnueabihf-g++ (Debian 14.2.0-19) 14.2.0",
 }
-"""As the builder image tells them, a few of 300."""
+"""Some of the 300 packages of the builder image."""
 
 
 def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:
-    """What a statement speaks of, and the statement, for a source of that kind."""
+    """The products and their provenance for a kind of source."""
     data, suite = recipe.load("torch"), load_suite("trixie")
     config = load_config({"torch": {"source": kind}})
     listed = {"pytorch_2.6.0+dfsg-7.dsc": "2" * 64, "pytorch_2.6.0+dfsg.orig.tar.xz": "0" * 64}
@@ -323,7 +323,7 @@ def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:
         key="a" * 64,
         versions=VERSIONS,
         began=1735689600.0,
-        path=provenance.beside(built.wheel),
+        path=provenance.path_for(built.wheel),
     )
     return built, json.loads(path.read_text())
 
@@ -352,7 +352,7 @@ def test_the_provenance_conforms_to_in_toto_and_slsa(tmp_path: Path, kind: str) 
         assert {"uri", "digest", "content"} & set(item), f"{item} names nothing"
         assert URI.fullmatch(item.get("uri", "x:y")), item
     assert str(tmp_path) not in json.dumps(document)
-    assert provenance.read(provenance.beside(built.wheel), built.wheel)["recipeKey"] == "a" * 64
+    assert provenance.read(provenance.path_for(built.wheel), built.wheel)["recipeKey"] == "a" * 64
 
 
 def test_the_provenance_lists_packages_as_package_urls(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_the_provenance_lists_packages_as_package_urls(tmp_path: Path) -> None:
 
 
 def test_wheels_are_compared_only_with_equal_versions(tmp_path: Path) -> None:
-    """``verify --full``: what another compiler makes is another wheel, and says nothing of the build."""
+    """``verify --full``: the wheel of another compiler differs and proves nothing about the build."""
     wheels = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -378,7 +378,7 @@ def test_wheels_are_compared_only_with_equal_versions(tmp_path: Path) -> None:
     assert provenance.versions_of(wheels[0][0]) == VERSIONS
     assert verify.made_alike(wheels, VERSIONS) == wheels[0]
     now = {**VERSIONS, "libstdc++6:armhf": "14.2.0-20", "compiler": "g++ 14.3.0"}
-    statement = provenance.beside(wheels[1][0])
+    statement = provenance.path_for(wheels[1][0])
     text = statement.read_text().replace("14.2.0-19?arch", "14.2.0-20?arch")
     statement.write_text(text.replace(VERSIONS["compiler"], now["compiler"]))
     assert verify.made_alike(wheels, now) == wheels[1]
@@ -413,15 +413,15 @@ def test_the_provenance_names_both_kinds_of_source(tmp_path: Path) -> None:
 
 def test_the_provenance_contains_seconds_and_ccache_hits(tmp_path: Path) -> None:
     _, document = written(tmp_path, "archive")
-    told = {item["name"]: item for item in document["predicate"]["runDetails"]["byproducts"]}
-    assert {name: json.loads(base64.b64decode(item["content"])) for name, item in told.items()} == {
+    byproducts = {item["name"]: item for item in document["predicate"]["runDetails"]["byproducts"]}
+    assert {name: json.loads(base64.b64decode(item["content"])) for name, item in byproducts.items()} == {
         "seconds.json": {"compile": 1.5},
         "ccache.json": {"hits": 3, "calls": 4},
     }
-    assert told["ccache.json"]["annotations"] == {"hits": 3, "calls": 4}
+    assert byproducts["ccache.json"]["annotations"] == {"hits": 3, "calls": 4}
 
 
-# What a user is told at the command line, and what its caller by the exit code.
+# Messages and exit codes of the task.
 
 FAULTS = {
     "no such architecture": ({"INVOKE_IMAGE_ARCHITECTURE": "armv6"}, 11, "image.architecture: expected one of armhf"),
@@ -459,7 +459,7 @@ def test_the_task_ends_with_the_exit_code_of_the_error(tmp_path: Path, fault: st
 
 @pytest.mark.parametrize("wrong", ["USE_OPENMP", "=OFF", "", "USE OPENMP=OFF"])
 def test_an_option_is_accepted_completely_or_rejected(tmp_path: Path, wrong: str) -> None:
-    """Blanks and commas are the value's; what is no NAME=VALUE is no option, and none is passed over."""
+    """Blanks and commas belong to the value. Anything but NAME=VALUE is an error."""
     whole = "CMAKE_CXX_FLAGS=-O1 -Wl,--as-needed, -g"
     done = subprocess.run(
         [sys.executable, "-m", "toolchain.cli", "build-torch", "--plan", "--option", whole, "--option", wrong],

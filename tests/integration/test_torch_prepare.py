@@ -1,4 +1,4 @@
-"""What recipes/torch/inside/prepare does with a source, shown on a small one, by the programs of torch's builder."""
+"""recipes/torch/inside/prepare on a small source, with the programs of torch's builder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recipes.torch import source
 from toolchain.config import Config
 
 PREPARE = Path(__file__).resolve().parents[2] / "recipes" / "torch" / "inside" / "prepare"
-# As in images/packages.toml, torch_builder: what prepare calls, and a shell.
+# The packages of torch_builder in images/packages.toml that prepare uses, and a shell.
 PACKAGES = ("dash", "coreutils", "dpkg-dev", "patch", "xz-utils", "flatbuffers-compiler")
 SCHEMA = "namespace small;\ntable Module { name: string; }\nroot_type Module;\n"
 CONTROL = """Source: small
@@ -39,12 +39,12 @@ CHANGELOG = """small (1.0-1) unstable; urgency=low
 
 
 def replaces(before: str, after: str) -> str:
-    """A patch file for the one line that is the small source's."""
+    """A patch for the only line of the small source."""
     return f"Why.\n\n--- a/words.txt\n+++ b/words.txt\n@@ -1 +1 @@\n-{before}\n+{after}\n"
 
 
 class Room:
-    """A root with the programs; what the builder's container mounts lies in its /usr/src."""
+    """A root with the programs. /usr/src contains the files that the builder's container mounts."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -53,7 +53,7 @@ class Room:
         self.patches = root / "usr/src/recipe/patches"
 
     def empty(self) -> None:
-        """Nothing but the script, a source's empty folder, and patches for either kind."""
+        """The script, an empty folder for the source, and patches for both kinds."""
         shutil.rmtree(self.root / "usr/src", ignore_errors=True)
         for folder in (self.home, self.source, self.patches / "archive", self.patches / "git"):
             folder.mkdir(parents=True)
@@ -66,23 +66,23 @@ class Room:
         (self.patches / "git/0001-git.patch").write_text(replaces("second", "upstream's tag"))
 
     def call(self, *argv: str, at: str = "/usr/src/torch") -> subprocess.CompletedProcess[str]:
-        """Run a program of the root's, in one of its folders."""
+        """Run a program of the root in one of its folders."""
         entered = ["chroot", str(self.root), "/bin/sh", "-c", 'cd "$1" && shift && "$@"', "sh", at, *argv]
         environment = {"PATH": "/usr/bin:/bin:/usr/sbin", "LC_ALL": "C.UTF-8"}
         return subprocess.run(entered, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
     def prepare(self, kind: str) -> subprocess.CompletedProcess[str]:
-        """Run the script as the build does."""
+        """Run the script like the build."""
         return self.call("/usr/src/recipe/inside/prepare", "/usr/src/source", kind)
 
     def plain_source(self, folder: Path) -> None:
-        """What upstream would have."""
+        """Upstream's files."""
         (folder / "torch/csrc/jit/serialization").mkdir(parents=True)
         (folder / "torch/csrc/jit/serialization/mobile_bytecode.fbs").write_text(SCHEMA)
         (folder / "words.txt").write_text("upstream\n")
 
     def source_package(self) -> None:
-        """A package as the archive has it: upstream's tar, the distribution's, and their description."""
+        """A source package: upstream's tar, the distribution's tar, and their description."""
         tree = self.source / "small-1.0"
         self.plain_source(tree)
         pack = ("tar", "--create", "--xz", "--file", "small_1.0.orig.tar.xz", tree.name)
@@ -97,7 +97,7 @@ class Room:
         shutil.rmtree(tree)
 
     def left(self) -> list[str]:
-        """Names in the folder where everything is built."""
+        """Names in the build folder."""
         return sorted(path.name for path in self.home.iterdir())
 
 
@@ -127,15 +127,15 @@ def test_a_source_package_is_unpacked_patched_and_completed(room: Room) -> None:
     room.source_package()
     done = room.prepare("archive")
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stdout.splitlines() if line.startswith("applying")]
-    assert told == ["applying 0001-first.patch", "applying 0002-second.patch", "applying 0001-archive.patch"]
+    reported = [line for line in done.stdout.splitlines() if line.startswith("applying")]
+    assert reported == ["applying 0001-first.patch", "applying 0002-second.patch", "applying 0001-archive.patch"]
     assert room.left() == ["pytorch"]
     tree = room.home / "pytorch"
     assert (tree / "words.txt").read_text() == "the archive's\n"
     assert (tree / "third_party/googletest").is_dir()
     made = (tree / "torch/csrc/jit/serialization/mobile_bytecode_generated.h").read_text()
     assert "struct ModuleBuilder" in made
-    assert "struct ModuleT" not in made, "no object-based API was asked for"
+    assert "struct ModuleT" not in made, "the object-based API was not requested"
 
 
 def test_an_upstream_tag_is_copied_and_patched(room: Room) -> None:
@@ -144,7 +144,7 @@ def test_an_upstream_tag_is_copied_and_patched(room: Room) -> None:
     assert done.returncode == 0, done.stderr
     assert (room.home / "pytorch/words.txt").read_text() == "upstream's tag\n"
     assert not (room.home / "pytorch/torch/csrc/jit/serialization/mobile_bytecode_generated.h").exists()
-    assert (room.source / "words.txt").read_text() == "upstream\n", "the source is read only"
+    assert (room.source / "words.txt").read_text() == "upstream\n", "the source is not changed"
     assert room.left() == ["pytorch"]
 
 
@@ -158,7 +158,7 @@ def test_a_patch_that_fails_leaves_no_source_tree(room: Room) -> None:
     assert "FAILED" in done.stdout
     assert "pytorch" not in room.left()
     second.write_text(fits)
-    assert room.prepare("git").returncode == 0, "what the first left is put away"
+    assert room.prepare("git").returncode == 0, "leftovers of the first run are removed"
     assert room.left() == ["pytorch"]
 
 
@@ -196,8 +196,8 @@ def test_our_patches_apply_to_upstreams_tree(room: Room, built: Built, product_c
     shutil.rmtree(upstream / "debian")
 
     def git(*words: str) -> str:
-        told = ["git", "-C", str(upstream), "-c", "user.name=nobody", "-c", "user.email=nobody@example.org", *words]
-        return subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+        reported = ["git", "-C", str(upstream), "-c", "user.name=nobody", "-c", "user.email=nobody@example.org", *words]
+        return subprocess.run(reported, capture_output=True, text=True, check=True).stdout.strip()
 
     git("init", "--quiet")
     git("add", "--all", "--force")

@@ -1,4 +1,4 @@
-"""torch's source package: its archives are those that its pinned description names, on every use."""
+"""torch's source package: its archives are checked against the pinned description on every use."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ DSC = "small_1.0-1.dsc"
 
 
 def sums(contents: dict[str, bytes]) -> str:
-    """Lines as a description and an index have them."""
+    """Checksum lines of a description or an index."""
     return "".join(f" {hashlib.sha256(text).hexdigest()} {len(text)} {name}\n" for name, text in contents.items())
 
 
 class Package:
-    """A source package in a signed archive that is served here, and the recipe that pins it."""
+    """A source package in a signed local archive, and the recipe that pins it."""
 
     def __init__(self, archive: Archive, folder: Path) -> None:
         self.archive, self.folder = archive, folder
@@ -55,7 +55,7 @@ class Package:
         self.sources: tuple[apt.Source, ...] = ()
 
     def _index(self, contents: dict[str, bytes]) -> None:
-        """The archive's index of sources, signed."""
+        """Write the signed source index of the archive."""
         dist = self.archive.folder / "dists" / "stone"
         stanza = (
             "Package: small\nBinary: small\nVersion: 1.0-1\nMaintainer: Nobody <nobody@example.org>\n"
@@ -71,13 +71,13 @@ class Package:
         self.archive.sign("stone")
 
     def obtain(self) -> source.Source:
-        """As the step does."""
+        """Fetch and verify the source, like the step."""
         log = self.folder / "log"
         return source.obtain(self.recipe, load_suite("trixie"), "archive", self.sources, self.folder, log)
 
     @property
     def missing(self) -> str:
-        """As the step asks before it is skipped."""
+        """The ``missing`` probe of the step."""
         return source.missing(self.recipe, load_suite("trixie"), "archive", self.place)
 
 
@@ -94,14 +94,14 @@ def package(tmp_path: Path) -> Iterator[Package]:
 
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Warnings, as they are shown."""
+    """The printed warnings."""
     shown: list[str] = []
     monkeypatch.setattr(progress, "warn", shown.append)
     return shown
 
 
 def test_the_source_is_fetched_only_from_debian(package: Package) -> None:
-    """Which Raspbian's and the Raspberry Pi's would have to be, whatever state they are in."""
+    """The archives of Raspbian and Raspberry Pi would otherwise have to be available."""
     (debian,) = package.sources
     others = [dataclasses.replace(debian, uri="http://127.0.0.1:1", archive=name) for name in ("raspbian", "else")]
     package.sources = (*others, debian)
@@ -144,7 +144,7 @@ def test_a_source_other_than_the_pinned_one_is_rejected(package: Package, warned
         with pytest.raises(SourceUnavailable, match="not the source that the recipe pins") as caught:
             package.obtain()
         assert caught.value.found == sha256_of(package.pool / DSC)
-        assert len(warned) == number, "what lies here from the run before is asked for once more"
+        assert len(warned) == number, "the files of the previous run are checked again"
 
 
 def test_other_files_next_to_the_package_are_ignored(package: Package) -> None:

@@ -1,4 +1,4 @@
-"""The torch wheel: what the recipe states, what the audit refuses, and the wheel's numbers beside this PC's torch."""
+"""The torch wheel: the recipe, the audit, and the results of the wheel compared with those of this PC's torch."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_the_key_covers_what_determines_the_wheel() -> None:
 
 
 def a_copy_of_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The recipe where a test may change it, and from where it is loaded."""
+    """A copy of the recipe that tests can change and that is loaded instead of the original."""
     shutil.copytree(recipe.HERE / "torch", folder / "torch", ignore=shutil.ignore_patterns("prebuilt", "__pycache__"))
     monkeypatch.setattr(recipe, "HERE", folder)
     return folder / "torch"
 
 
 def test_every_patch_and_every_script_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those for one kind of source too, which lie a folder deeper."""
+    """Including those in subfolders, which are for one kind of source."""
     before = plan().key("source 1")
     folder = a_copy_of_the_recipe(tmp_path, monkeypatch)
     assert plan().key("source 1") == before
@@ -123,7 +123,7 @@ def test_command_lines_and_environments_are_in_the_key(monkeypatch: pytest.Monke
 def test_command_line_compiler_overrides_the_toolchain_file(
     tmp_path: Path, given: tuple[str, ...], compilers: str
 ) -> None:
-    script = tmp_path / "told.cmake"
+    script = tmp_path / "result.cmake"
     place = ROOT / "recipes" / "torch" / "inside" / "toolchain.cmake"
     script.write_text(f'include("{place}")\nmessage("${{CMAKE_C_COMPILER}} ${{CMAKE_CXX_COMPILER}}")\n')
     argv = ["cmake", "-DPITORCH_GNU=arm-linux-gnueabihf", *given, "-P", str(script)]
@@ -135,7 +135,7 @@ def test_irrelevant_settings_are_not_in_the_key() -> None:
     other = load_config({"build": {"jobs": 7, "folder": "elsewhere"}})
     assert Plan.of(recipe.load("torch"), other, load_suite("trixie")).key("source 1") == key
     one, two = plan(options=["A=1", "B=2"]), plan(options=["B=2", "A=1"])
-    assert one.key("source 1") == two.key("source 1"), "their order does not count"
+    assert one.key("source 1") == two.key("source 1"), "their order does not matter"
     assert one.configure == two.configure
 
 
@@ -169,7 +169,7 @@ def test_a_source_package_missing_on_the_mirror_is_reported(tmp_path: Path) -> N
     (tmp_path / "out").mkdir()
     with pytest.raises(SourceUnavailable, match=r"no-such-package 1\.0 cannot be fetched") as caught:
         fetch_source(main, "no-such-package", "1.0", tmp_path / "out", tmp_path / "log")
-    # A mirror may carry no source packages at all.
+    # Some mirrors have no source packages.
     assert re.search(r"no-such-package|/source/", caught.value.found)
     dead = tuple(dataclasses.replace(item, uri="http://127.0.0.1:9/debian") for item in main)
     with pytest.raises(SourceUnavailable, match="cannot be fetched"):
@@ -195,7 +195,7 @@ def git_at(folder: Path, *words: str) -> str:
 
 
 def a_repository(folder: Path) -> str:
-    """A stand-in for upstream's repository, with a submodule that has one of its own, and a tag; the commit."""
+    """A stand-in for upstream's repository with nested submodules and a tag; its commit."""
     inner = None
     for name in ("inner", "outer", folder.name):
         place = folder.with_name(name)
@@ -214,7 +214,7 @@ def a_repository(folder: Path) -> str:
 
 @pytest.fixture
 def files_as_submodules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Git takes none from a folder by itself."""
+    """By default git does not fetch submodules from a folder."""
     monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "file:http:https")
 
 
@@ -234,7 +234,7 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
     inmost = found.folder / "third_party/of_another/third_party/of_another"
     assert (found.folder / "version.txt").read_text() == (inmost / "version.txt").read_text() == "2.6.0\n"
     assert found.identity == f"git {commit}"
-    assert obtain(commit) == found, "as it lies there"
+    assert obtain(commit) == found, "the existing checkout"
 
     for folder, name in itertools.product(
         (found.folder, inmost.parent.parent, inmost), ("version.txt", "mine.txt", "mine.pyc", "build/mine.txt")
@@ -258,7 +258,7 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
 
 
 def test_upstream_is_fetched_through_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is found there; who was asked is what counts."""
+    """Only the request matters; there is no repository."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -276,7 +276,7 @@ def test_upstream_is_fetched_through_the_proxy(tmp_path: Path, monkeypatch: pyte
 
 
 def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
-    """A shared library of a few lines for the target, without any other."""
+    """A small shared library for the target without dependencies."""
     compiler = shutil.which("arm-linux-gnueabihf-gcc")
     assert compiler, "./inv installs the ARM cross compiler"
     (folder / f"{name}.c").write_text(text)
@@ -286,18 +286,18 @@ def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
 
 
 def torch_of(folder: Path, contents: Mapping[str, bytes | str]) -> Path:
-    """A wheel that is torch's by its name and tag."""
+    """A wheel with the name and tag of torch's."""
     return make_wheel(folder, contents, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
 
 
 def examined(wheel: Path) -> audit.Examined:
-    """By the configured variant's flags."""
+    """Audit with the flags of the configured variant."""
     return audit.examine(wheel, config().image.target, load_suite("trixie"), flags=plan().flags)
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_undefined_symbol_is_detected(tmp_path: Path, whole: bool) -> None:
-    """As a torch without one of its backends had: it linked, and could not be imported."""
+    """Such a torch was linked without one of its backends and could not be imported."""
     sources = {
         "one": "int missing(void); int Py_Of(void); int one(void) { return missing() + Py_Of(); }",
         "two": "int missing(void) { return 2; }" if whole else "int two(void) { return 2; }",
@@ -355,7 +355,7 @@ def test_the_audit_rejects_faults_in_one_file(tmp_path: Path, flags: tuple[str, 
     "name", ["torch/share/cmake/Torch/TorchConfig.cmake", "torch/version.py", "torch-2.6.0.dist-info/NOTES"]
 )
 def test_the_path_of_the_build_is_found_in_every_member(tmp_path: Path, name: str, path: str) -> None:
-    """In texts too, and where a read of a mebibyte ends in the middle of it."""
+    """In text files too, and across the boundary of a read of one mebibyte."""
     members = {name: " " * ((1 << 20) - 5) + path, "torch/other.py": "'/usr/src/tvm'\n"}
     with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(torch_of(tmp_path, members))
@@ -413,7 +413,7 @@ def test_an_elf_file_without_attributes_is_rejected(tmp_path: Path) -> None:
 
 
 def test_code_without_floating_point_fits_every_cpu(tmp_path: Path) -> None:
-    """Its attributes name none; that its arguments would be in such registers, number 28 says."""
+    """Its attributes do not name one. Attribute 28 only states the calling convention."""
     (tmp_path / "one.s").write_text(".eabi_attribute 28, 1\n.globl one\n.type one, %function\none: bx lr\n")
     for words in (
         ["arm-linux-gnueabihf-as", "-march=armv7-a", "-mfpu=softvfp", "-o", "one.o", "one.s"],
@@ -435,7 +435,7 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [0, 128 << 10])
 def test_a_wheel_above_the_goal_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    """What cannot be compressed, for a goal of 2 MB; a few hundred bytes of the wheel are its own."""
+    """Incompressible data for a goal of 2 MB. The wheel itself adds a few hundred bytes."""
     assert audit.GOAL_MB == 60
     monkeypatch.setattr(audit, "GOAL_MB", 2)
     warnings = examined(torch_of(tmp_path, {"torch/large": os.urandom(2_000_000 - (32 << 10) + more)})).warnings
@@ -446,7 +446,7 @@ def test_a_wheel_above_the_goal_is_a_warning(tmp_path: Path, monkeypatch: pytest
 
 
 def a_wheel(folder: Path, key: str) -> list[Path]:
-    """A wheel by its name, tag, RECORD and one ARM program, and the statement of its key."""
+    """A wheel with name, tag, RECORD and one ARM program, and its provenance with a key."""
     wheel = folder / "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
     members = {
         "torch/lib/probe.so": probe.elf(),
@@ -465,8 +465,8 @@ def a_wheel(folder: Path, key: str) -> list[Path]:
         "subject": [{"name": wheel.name, "digest": {"sha256": sha256_of(wheel)}}],
         "predicate": {"buildDefinition": {"externalParameters": {"recipeKey": key}}},
     }
-    provenance.beside(wheel).write_text(json.dumps(statement))
-    return [wheel, provenance.beside(wheel)]
+    provenance.path_for(wheel).write_text(json.dumps(statement))
+    return [wheel, provenance.path_for(wheel)]
 
 
 def test_a_wheel_with_the_key_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,7 +514,7 @@ def test_an_own_wheel_of_another_key_is_not_used(tmp_path: Path, monkeypatch: py
 
 
 def test_verify_compares_with_a_wheel_of_the_same_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``verify --full``: any other wheel differs, however well the build repeats itself."""
+    """``verify --full``: the wheel of another recipe always differs."""
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     assert verify.wheels_to_compare(mine) == [(KEPT, "the wheel in this repository")]
     resolve.products(mine).mkdir(parents=True)
@@ -528,7 +528,7 @@ def test_verify_compares_with_a_wheel_of_the_same_recipe(tmp_path: Path, monkeyp
     assert verify.wheels_to_compare(mine) == [(wheel, "built here")]
 
 
-# The wheel that lies in the repository.
+# The wheel in the repository.
 
 
 @pytest.fixture
@@ -537,13 +537,13 @@ def kept() -> Path:
 
 
 def test_the_prebuilt_wheel_has_the_key_of_the_recipe(kept: Path) -> None:
-    stated = provenance.read(provenance.beside(kept), kept)
+    stated = provenance.read(provenance.path_for(kept), kept)
     assert stated["recipeKey"] == resolve.key(config())
     found = resolve.resolve(config(wheelhouse=[]))
     assert found.self_contained
     assert found.wheel is not None
     assert found.wheel.name == kept.name
-    document = json.loads(provenance.beside(kept).read_text())
+    document = json.loads(provenance.path_for(kept).read_text())
     text = json.dumps(document)
     assert "/home" not in text
     assert "://" not in text.replace("https://in-toto.io", "").replace("https://slsa.dev", "")
@@ -569,7 +569,7 @@ def test_a_prebuilt_wheel_of_another_key_is_not_used() -> None:
 
 
 def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> Path:
-    """A copy of a wheel with members changed; RECORD is left out of it, for tests that end before it is read."""
+    """A copy of a wheel with changed members and without RECORD, for tests that end before it is read."""
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
         for name in old.namelist():
             if (made := change(name, old.read(name))) is not None:
@@ -583,9 +583,9 @@ def test_a_flipped_bit_is_detected(kept: Path, tmp_path: Path, monkeypatch: pyte
     content = bytearray(kept.read_bytes())
     content[len(content) // 2] ^= 1
     copy.write_bytes(content)
-    shutil.copy(provenance.beside(kept), provenance.beside(copy))
+    shutil.copy(provenance.path_for(kept), provenance.path_for(copy))
     with pytest.raises(ArtefactDamaged, match="does not match its provenance"):
-        provenance.read(provenance.beside(copy), copy)
+        provenance.read(provenance.path_for(copy), copy)
     with pytest.raises(WheelUnusable, match="damaged"):
         resolve.resolve(config(wheelhouse=[str(tmp_path)]))
 
@@ -605,7 +605,7 @@ def test_the_baseline_variants_audit_refuses_neon(kept: Path) -> None:
         audit.examine(kept, config().image.target, load_suite("trixie"), flags=plan(variant="baseline").flags)
 
 
-# On real parts.
+# In the image.
 
 OFF_BY_ONE = """
 import sys, torch
@@ -621,7 +621,7 @@ torch.save(document, sys.argv[1])
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
 def test_whole_numbers_are_compared_bit_for_bit(tmp_path: Path) -> None:
-    """One in 2^40 is far within the bound of what is drawn beside."""
+    """One in 2^40 is far below the tolerance for floating-point numbers."""
     here = native.python_of(load_config({}))
     if not here.exists():
         native_job.ready_python(load_config({}))
@@ -645,7 +645,7 @@ def test_whole_numbers_are_compared_bit_for_bit(tmp_path: Path) -> None:
 def test_results_agree_with_those_of_this_pc(
     built: main_job.Built, product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
-    """A file that x86-64 wrote is read on armv7, and back; the numbers agree within each case's bound."""
+    """Files are exchanged between x86-64 and armv7; the results agree within the tolerance of each case."""
     assert built.manifest("torch").facts["self-contained"]
     here = native.python_of(load_config({}))
     if not here.exists():
@@ -683,7 +683,7 @@ def test_results_agree_with_those_of_this_pc(
 def test_the_torch_tests_of_the_device_suite_pass(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
-    """Sizes and indices beyond 32 bits; gradcheck, layers, optimisers, unaligned memory, what is saved and loaded."""
+    """Sizes and indices beyond 32 bits; gradcheck, layers, optimisers, unaligned memory, saving and loading."""
     assert built.manifest("torch").facts["self-contained"]
     words = ["-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null"]
     done = run_in(
@@ -704,7 +704,7 @@ def metadata(wheel: Path) -> Message:
 
 
 SELF_CONTAINED = """
-# Without byte code: what is imported is compiled then, and that is not all of torch.
+# Without byte code only the imported modules are compiled, not all of torch.
 python3 -m pip install --quiet --no-compile --no-index --find-links=/needs --break-system-packages \\
     --root-user-action=ignore /wheels/*.whl
 python3 - <<'END'
@@ -798,7 +798,7 @@ print("an extension of", torch.__version__, "computes")
 def test_a_cpp_extension_shares_the_threads_of_torch(
     workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
-    """By torch.utils.cpp_extension, as a user would: GCC's objects and the wheel's have one ABI and one OpenMP."""
+    """Built with torch.utils.cpp_extension: objects of GCC and of the wheel share one ABI and one OpenMP."""
     assert workbench["torch"].facts["self-contained"]
     for name, text in EXTENSION.items():
         (tmp_path / name).write_text(text)
@@ -822,7 +822,7 @@ def test_a_cpp_extension_shares_the_threads_of_torch(
 def test_torch_imports_with_only_python_and_numpy(
     built: main_job.Built, product_config: Config, client: docker.DockerClient, kept: Path, tmp_path: Path
 ) -> None:
-    # What its metadata asks for is plain Python, from the package index that pip is set up for here.
+    # Its dependencies are plain Python, from the configured package index.
     stated = metadata(kept).get_all("Requires-Dist", [])
     needs = [item.partition(";")[0] for item in stated if "extra ==" not in item and "numpy" not in item]
     assert needs
@@ -831,7 +831,7 @@ def test_torch_imports_with_only_python_and_numpy(
     download = [sys.executable, "-m", "pip", "download", "--quiet", f"--dest={tmp_path}"]
     words = ["--only-binary=:all:", f"--python-version=3.{python[1]}"]
     subprocess.run([*download, *words, *needs], check=True)
-    # One of them has C in it that nobody compiled for armv7; pip takes its source, which goes without a compiler too.
+    # One of them has no wheel for armv7. pip uses its source, which does not require a compiler.
     for compiled in tmp_path.glob("*_x86_64.whl"):
         name, version = compiled.name.split("-")[:2]
         subprocess.run([*download, "--no-deps", "--no-binary=:all:", f"{name}=={version}"], check=True)
@@ -896,7 +896,7 @@ T = upstream.Part("t.py")
 
 
 def reports(*found: tuple[str, str, str], status: int | None = 0) -> list[str]:
-    """Lines as pytest-reportlog writes them: of tests (name, when, outcome), and of the end."""
+    """Lines of pytest-reportlog: tests (name, when, outcome) and the end of the session."""
     lines = [
         json.dumps({"nodeid": name, "when": when, "outcome": outcome, "longrepr": None, "$report_type": "TestReport"})
         for name, when, outcome in found
@@ -913,17 +913,17 @@ def test_upstreams_tests_are_counted_by_result() -> None:
         status=1,
     )
     tests = upstream.Collected([*"abcd"], [*"abcd"])
-    told = upstream.tally(T, lines, upstream.Reasons({"b*": "32 bits"}), tests, seconds=9, limit_s=60)
-    assert told.counts == {"passed": 1, "explained": 1, "skipped": 1, "failed": 1, "left out": 0, "not run": 0}
-    assert (told.explained, list(told.failures), told.ended) == ({"b": "32 bits"}, ["d"], "")
+    result = upstream.tally(T, lines, upstream.Reasons({"b*": "32 bits"}), tests, seconds=9, limit_s=60)
+    assert result.counts == {"passed": 1, "explained": 1, "skipped": 1, "failed": 1, "left out": 0, "not run": 0}
+    assert (result.explained, list(result.failures), result.ended) == ({"b": "32 bits"}, ["d"], "")
 
 
 def test_results_before_the_time_limit_are_counted() -> None:
     none, tests = upstream.Reasons({}), upstream.Collected([*"abc"], [*"abc"])
     begun = reports(*(("a", when, "passed") for when in ("setup", "call", "teardown")), status=None)
-    told = upstream.tally(T, [*begun, '{"nodeid": "b", "wh'], none, tests, seconds=61, limit_s=60)
-    assert (told.counts, told.failures) == ({"passed": 1, "left out": 0, "not run": 2}, {})
-    assert told.ended == "cut off after 60 s: 1 of 3 tests ran"
+    result = upstream.tally(T, [*begun, '{"nodeid": "b", "wh'], none, tests, seconds=61, limit_s=60)
+    assert (result.counts, result.failures) == ({"passed": 1, "left out": 0, "not run": 2}, {})
+    assert result.ended == "cut off after 60 s: 1 of 3 tests ran"
     crashed = upstream.tally(T, begun, none, tests, seconds=3, limit_s=60)
     assert crashed.counts["failed"] == 1
     assert crashed.failures == {"t.py": "pytest ended early"}
@@ -933,19 +933,19 @@ def test_results_before_the_time_limit_are_counted() -> None:
 
 @pytest.mark.parametrize("status", [0, 1, 5])
 def test_an_exit_status_does_not_prove_completion(status: int) -> None:
-    """A process that a test forked writes one too, while the one that is waited for is killed."""
+    """A process that a test forked writes one too, although pytest itself was killed."""
     none, tests = upstream.Reasons({}, {"d": "too long"}), upstream.Collected([*"abcde"], [*"abcd"])
     lines = reports(
         *(("a", when, "passed") for when in ("setup", "call", "teardown")), ("b", "setup", "passed"), status=status
     )
-    told = upstream.tally(T, lines, none, tests, seconds=61, limit_s=60)
-    assert (told.ended, told.counts["not run"]) == ("cut off after 60 s: 1 of 3 tests ran", 2)
-    assert told.record()["not_run"] == 2
+    result = upstream.tally(T, lines, none, tests, seconds=61, limit_s=60)
+    assert (result.ended, result.counts["not run"]) == ("cut off after 60 s: 1 of 3 tests ran", 2)
+    assert result.record()["not_run"] == 2
     crashed = upstream.tally(T, lines, none, tests, seconds=9, limit_s=60)
     assert (crashed.ended, crashed.counts["failed"]) == ("pytest ended early: 1 of 3 tests ran", 1)
     uncollected = upstream.tally(T, lines[-1:], none, None, seconds=9, limit_s=60)
     assert (uncollected.ended, uncollected.counts["failed"]) == ("pytest ended early", 1)
-    outcome = upstream.Outcome([told, crashed], Path("none"))
+    outcome = upstream.Outcome([result, crashed], Path("none"))
     assert outcome.summary().endswith("4 not run; 2 not completed")
 
 
@@ -999,7 +999,7 @@ files = ["test_some.py"]
 """
     )
     monkeypatch.setattr(upstream, "LIST", tmp_path / "upstream.toml")
-    # The image is the build's; the folder is another, since one build of a target works at a time.
+    # The image of the shared build with another folder, because its lock may be held.
     mine = dataclasses.replace(
         product_config, build=dataclasses.replace(product_config.build, folder=tmp_path / "build")
     )
@@ -1012,9 +1012,9 @@ files = ["test_some.py"]
     assert (
         "upstream.toml contains test_some.py::*::test_unkown, but upstream has no such test" in capsys.readouterr().err
     )
-    told = json.loads((mine.target_root / "torch" / "upstream-tests.json").read_text())
-    file, deep, lost, part = told["files"]
-    assert told["emulated"]
+    result = json.loads((mine.target_root / "torch" / "upstream-tests.json").read_text())
+    file, deep, lost, part = result["files"]
+    assert result["emulated"]
     assert (file["passed"], file["failed"], file["skipped"], file["ended"]) == (2, 2, 1, "")
     assert file["unmet"] == ["test_some.py::*::test_unkown"]
     assert (deep["passed"], deep["failed"], deep["left_out"], deep["ended"]) == (1, 0, 1, "")

@@ -1,4 +1,4 @@
-"""apache-tvm-ffi for armv7: its real source, what the recipe states of it, what is refused; the build on demand."""
+"""apache-tvm-ffi for armv7: its real source, the recipe, the audit, and the build."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DATA = recipe.load("tvm_ffi")
 
 @pytest.fixture(scope="module")
 def fetched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The real source archive and the folder of its build's tools."""
+    """The real source archive and the folder with the tools of its build."""
     folder = tmp_path_factory.mktemp("sources")
     try:
         tools = source.tools(DATA, TRIXIE, folder, folder / "pip.log")
@@ -60,7 +60,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def unpacked(fetched: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is in the archive."""
+    """The contents of the archive."""
     folder = tmp_path_factory.mktemp("unpacked")
     subprocess.run(["tar", "--extract", "--file", fetched[0], "--directory", folder], check=True)
     (root,) = folder.iterdir()
@@ -84,10 +84,10 @@ def test_the_tools_satisfy_the_requirements_of_the_source(unpacked: Path) -> Non
 
 
 def test_the_source_matches_the_recipe(unpacked: Path) -> None:
-    told = Parser().parsestr((unpacked / "PKG-INFO").read_text())
-    assert (told["Name"], told["Version"]) == (DATA.settings["distribution"], DATA.settings["version"])
-    assert TRIXIE.python in SpecifierSet(told["Requires-Python"])
-    needed = {Requirement(item).name for item in told.get_all("Requires-Dist", []) if "extra" not in item}
+    message = Parser().parsestr((unpacked / "PKG-INFO").read_text())
+    assert (message["Name"], message["Version"]) == (DATA.settings["distribution"], DATA.settings["version"])
+    assert TRIXIE.python in SpecifierSet(message["Requires-Python"])
+    needed = {Requirement(item).name for item in message.get_all("Requires-Dist", []) if "extra" not in item}
     assert {f"python3-{name}" for name in needed} <= set(TRIXIE.torch_python)
     cmake = (unpacked / "CMakeLists.txt").read_text()
     for name in DATA.tables["options"]:
@@ -107,7 +107,7 @@ def test_the_patches_apply_to_the_source(unpacked: Path) -> None:
 def test_tools_for_a_newer_glibc_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str, newest: int
 ) -> None:
-    """They run in a container of that release."""
+    """The tools run in a container of that release."""
     release, platform = load_suite(suite), host_architecture().wheel_platform.removeprefix("linux_")
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -138,12 +138,12 @@ def test_the_source_archive_is_checked_on_every_use(fetched: tuple[Path, Path], 
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"), [({"sha256": "0" * 64}, "another file"), ({"version": "0.0.99"}, "does not have")]
+    ("settings", "message"), [({"sha256": "0" * 64}, "another file"), ({"version": "0.0.99"}, "does not have")]
 )
 def test_another_source_is_rejected_and_removed(
-    fetched: tuple[Path, Path], tmp_path: Path, settings: dict[str, str], told: str
+    fetched: tuple[Path, Path], tmp_path: Path, settings: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(SourceUnavailable, match=told) as caught:
+    with pytest.raises(SourceUnavailable, match=message) as caught:
         source.obtain(changed(**settings), fetched[1], tmp_path, tmp_path / "pip.log")
     if "sha256" in settings:
         assert caught.value.found == DATA.settings["sha256"]
@@ -151,7 +151,7 @@ def test_another_source_is_rejected_and_removed(
 
 
 def test_without_a_network_no_file_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pip for real, with an index where nobody listens."""
+    """The real pip with an unreachable index."""
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -171,14 +171,14 @@ def test_without_a_network_no_file_remains(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_unsupported_targets_are_rejected_with_a_fix(tmp_path: Path) -> None:
-    for image, kind, told in (
+    for image, kind, message in (
         ({"architecture": "arm64"}, PlatformMismatch, "pip install apache-tvm-ffi=="),
         ({"suite": "bookworm"}, RecipeInvalid, "set image.suite to trixie"),
     ):
         config = load_config({"image": image, "build": {"folder": str(tmp_path / "build")}})
         with pytest.raises(kind) as caught:
             tvm_ffi_job.build_tvm_ffi(config)
-        assert told in caught.value.fix
+        assert message in caught.value.fix
     assert not (tmp_path / "build").exists()
 
 
@@ -189,7 +189,7 @@ def test_the_plan_lists_the_steps_that_would_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("contents", "tag", "kind", "told"),
+    ("contents", "tag", "kind", "message"),
     [
         ({}, "cp313-cp313-linux_armv7l", WheelUnusable, "it has no library"),
         ({"a.so": elf(EM_ARM, flags=HARD)}, "cp312-cp312-linux_armv7l", WheelUnusable, "its tag is cp312"),
@@ -198,28 +198,28 @@ def test_the_plan_lists_the_steps_that_would_run(tmp_path: Path) -> None:
     ],
 )
 def test_a_wheel_for_another_machine_is_rejected(
-    tmp_path: Path, contents: dict[str, bytes], tag: str, kind: type[Exception], told: str
+    tmp_path: Path, contents: dict[str, bytes], tag: str, kind: type[Exception], message: str
 ) -> None:
     wheel = make_wheel(tmp_path, contents, name="apache_tvm_ffi", tag=tag)
     with pytest.raises(kind) as caught:
         build.examine(wheel, ARCHITECTURES["armhf"], TRIXIE)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.skipif(shutil.which("arm-linux-gnueabihf-gcc") is None, reason="no cross compiler for armhf")
 def test_a_library_with_symbols_or_build_paths_is_rejected(tmp_path: Path) -> None:
     text = tmp_path / "a.c"
     text.write_text(f'const char *where(void) {{ return "{build.HOME}/a.c"; }}\n')
-    for options, told in (([], "has a symbol table"), (["-s"], "contains a path of its build")):
+    for options, message in (([], "has a symbol table"), (["-s"], "contains a path of its build")):
         library = tmp_path / "a.so"
         subprocess.run(["arm-linux-gnueabihf-gcc", "-shared", "-fPIC", *options, text, "-o", library], check=True)
         wheel = make_wheel(tmp_path, {"tvm_ffi/a.so": library.read_bytes()}, name="apache_tvm_ffi")
-        with pytest.raises(WheelUnusable, match=told):
+        with pytest.raises(WheelUnusable, match=message):
             build.examine(wheel, ARCHITECTURES["armhf"], TRIXIE)
 
 
 def fitting(folder: Path, *, version: str = "") -> Path:
-    """A wheel that is nothing but right for the board."""
+    """A wheel that passes the audit."""
     library = elf(EM_ARM, flags=HARD, vfp_args=1)
     return make_wheel(
         folder, {"tvm_ffi/a.so": library}, name="apache_tvm_ffi", version=version or DATA.settings["version"]
@@ -241,11 +241,11 @@ def test_the_wheel_is_found_in_wheelhouse_or_artefact_cache(tmp_path: Path) -> N
     whole = build.artefact_key(key, "0" * 64)
     before = locate.listing(config)
     artefacts.put(config, locate.NAME, whole, [fitting(tmp_path / "made")], recipe=key)
-    assert locate.listing(config) != before, "the step that takes it runs again"
+    assert locate.listing(config) != before, "the step that uses it runs again"
     wheel, origin = locate.find(config)
     assert (wheel.parent.name, origin) == (whole, "from the artefact cache")
     fitting(tmp_path / "w", version="0.0.9")
-    assert locate.find(config)[0] == wheel, "another version is not what kernels are compiled with"
+    assert locate.find(config)[0] == wheel, "another version does not match the kernels"
     ours = fitting(tmp_path / "w")
     assert locate.find(config) == (ours, f"from {ours.parent}")
 
@@ -283,14 +283,14 @@ def test_a_setting_adds_it_to_the_main_job(tmp_path: Path, wanted: bool) -> None
     assert ("tvm-ffi" in steps["system"].needs) == wanted
     assert list(steps)[-1] == "system"
     if wanted:
-        assert "python3-typing-extensions" in steps["rootfs"].inputs["packages"], "it imports that"
+        assert "python3-typing-extensions" in steps["rootfs"].inputs["packages"], "it is a dependency"
 
 
 @pytest.mark.parametrize(("flavour", "warned"), [("debian", False), ("raspbian", True)])
 def test_raspbian_images_warn_about_armv7_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flavour: str, warned: bool
 ) -> None:
-    """As of torch's wheel; each in the step's manifest, for every later run."""
+    """As for torch's wheel. The manifest records the warning for later runs."""
     fitting(tmp_path / "w")
     make_wheel(tmp_path / "w", {"torch/a.so": elf(EM_ARM, flags=HARD, vfp_args=1)}, name="torch", version="2.6.0")
     config = configured(tmp_path, ffi_in_image=True)
@@ -302,13 +302,13 @@ def test_raspbian_images_warn_about_armv7_code(
         _, *manifests = pipeline.execute(pipeline.plan())
     shown = " ".join(capsys.readouterr().err.split())
     for wheel, manifest in zip(("torch's wheel", "the wheel of TVM's FFI"), manifests, strict=True):
-        told = f"{wheel} is not ARMv6 code: it does not run on a Pi 1, whose CPU supports nothing newer"
-        assert (told in shown) == warned
-        assert (told in manifest.warnings) == warned
+        message = f"{wheel} is not ARMv6 code: it does not run on a Pi 1, whose CPU supports nothing newer"
+        assert (message in shown) == warned
+        assert (message in manifest.warnings) == warned
 
 
 def test_pull_artefacts_requests_the_wheel(tmp_path: Path) -> None:
-    """What pull-artefacts asks for: it must be there where the image takes it, and may be there otherwise."""
+    """It is required if the image contains it, and optional otherwise."""
     without, given = configured(tmp_path), configured(tmp_path, ffi_in_image=True)
     mine = (locate.NAME, locate.key(without))
     assert (mine in share.wanted(without), mine in share.optional(without)) == (False, True)
@@ -333,16 +333,16 @@ c.zero_()
 gemm = tvm.Library("plain.so")["gemm"]
 gemm(torch.cat([torch.zeros(1), a.flatten()])[1:].view(32, 32), b, c)
 assert torch.allclose(c, a @ b, atol=1e-4)
-for action, told in (
+for action, message in (
     (lambda: gemm(a, b.double(), c), "Mismatched b.dtype"),
     (lambda: tvm.Library("many.so"), "parallel loops"),
 ):
     try:
         action()
     except tvm.KernelError as fault:
-        assert told in str(fault), fault
+        assert message in str(fault), fault
     else:
-        raise SystemExit(f"not refused: {told}")
+        raise SystemExit(f"not refused: {message}")
 print("tvm_ffi", tvm_ffi.__version__, "with torch", torch.__version__)
 END
 """
@@ -369,11 +369,11 @@ def test_a_board_with_the_wheel_loads_exported_tvm_kernels(
     assert files.sha256_of(locate.find(config)[0]) == done.wheel.sha256, "the artefact cache has it too"
     done = tvm_ffi_job.build_tvm_ffi(config)
     export(product_config, tmp_path, "armv7")
-    told = run_in(
+    message = run_in(
         client,
         product_config.image_reference("system"),
         ["sh", "-euc", ON_BOARD],
         architecture=product_config.image.target,
         binds=[f"{tmp_path}:/kernels:ro", f"{tmp_path / 'wheels'}:/wheels:ro"],
     ).output
-    assert f"tvm_ffi {DATA.settings['version']} with torch" in told
+    assert f"tvm_ffi {DATA.settings['version']} with torch" in message

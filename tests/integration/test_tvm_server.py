@@ -1,4 +1,4 @@
-"""TVM's RPC server for an image: what is staged, for whom, and that the main job takes it by a setting."""
+"""TVM's RPC server in an image: staging for the target, and the setting of the main job."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_64_bit_arm_programs_run_here_or_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--tracker", "lab:9190"], "need a --key"),
         (["--proxy", "lab"], "expected HOST:PORT"),
@@ -89,16 +89,16 @@ def test_64_bit_arm_programs_run_here_or_are_reported(tmp_path: Path) -> None:
         (["--port", "many"], "invalid int"),
     ],
 )
-def test_an_invalid_command_line_of_the_server_is_rejected(words: list[str], told: str) -> None:
+def test_an_invalid_command_line_of_the_server_is_rejected(words: list[str], message: str) -> None:
     done = subprocess.run([sys.executable, build.SERVER, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def test_check_reports_the_version_of_the_server(product_config: Config) -> None:
     """What build-image asks of an image with the server in it, here with this PC's TVM."""
-    beside = environment.ready(product_config)
-    done = run([sys.executable, build.SERVER, "--check"], env=beside.variables, limit_s=300)
+    ready = environment.ready(product_config)
+    done = run([sys.executable, build.SERVER, "--check"], env=ready.variables, limit_s=300)
     version = next(pin for pin in build.pins() if pin.startswith("apache-tvm==")).partition("==")[2]
     assert f"pitorch: TVM {version} serves" in done.output
     assert "Traceback" not in done.output

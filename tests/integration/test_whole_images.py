@@ -34,7 +34,7 @@ pytestmark = [
 
 
 def in_a_folder_of_its_own(config: Config, folder: Path, suite: str = "trixie") -> Config:
-    """The tests' configuration with its build elsewhere, and of a release."""
+    """The configuration of the tests with another build folder and release."""
     return dataclasses.replace(
         config,
         build=dataclasses.replace(config.build, folder=folder),
@@ -43,7 +43,7 @@ def in_a_folder_of_its_own(config: Config, folder: Path, suite: str = "trixie") 
 
 
 def test_a_rebuilt_root_has_the_same_bytes(built: main_job.Built, product_config: Config, tmp_path: Path) -> None:
-    """Not a small one: the packages, kernel and initramfs of the image, from the packages on, in another folder."""
+    """The complete root of the image, rebuilt from the packages in another folder."""
     first = product_config.target_root / "rootfs.tar"
     again = in_a_folder_of_its_own(product_config, tmp_path / "build")
     done = main_job.build_image(again, only=["rootfs"])
@@ -55,7 +55,7 @@ def test_a_rebuilt_root_has_the_same_bytes(built: main_job.Built, product_config
 
 
 def test_systemd_boots_the_root_over_nfs(exported_config: Config) -> None:
-    """The init that a board runs, where the suite's own is the lean one."""
+    """The init of a board, instead of the suite's minimal one."""
     result = suite.test_on_pi(
         exported_config, qemu=True, init="systemd", keyword="test_selftest or test_system", timing=False
     )
@@ -68,7 +68,7 @@ def test_systemd_boots_the_root_over_nfs(exported_config: Config) -> None:
 def test_a_raspbian_image_is_built_exported_and_boots(
     workbench: Mapping[str, Manifest], product_config: Config, tmp_path: Path
 ) -> None:
-    """Of a stand-in of its archive: Debian's packages in versions of Raspbian's form. The kernel is Debian's own."""
+    """From a stand-in archive with Debian's packages and Raspbian's version scheme. The kernel is Debian's."""
     assert workbench["dev"].facts["image"]
     config = in_a_folder_of_its_own(product_config, tmp_path / "build")
     config = dataclasses.replace(config, image=dataclasses.replace(config.image, flavour="raspbian"))
@@ -100,11 +100,11 @@ def test_a_raspbian_image_is_built_exported_and_boots(
 
 
 def test_bookworm_is_built_exported_and_boots(product_config: Config, tmp_path: Path) -> None:
-    """The release before: its Python, its kernel, a root that is not merged by packages; no torch wheel is for it."""
+    """The previous release, with its Python, kernel and split /usr, and without a torch wheel."""
     config = in_a_folder_of_its_own(product_config, tmp_path / "build", suite="bookworm")
     ensure_running(config)
     built = main_job.build_image(config)
-    assert any("torch" in warning for warning in built.warnings), "without torch, and loudly"
+    assert any("torch" in warning for warning in built.warnings), "a warning about the missing torch"
     with contextlib.closing(connect()) as client:
         try:
             seen = run_in(

@@ -143,10 +143,10 @@ def test_the_exceptions_exist() -> None:
 
 
 def test_the_key_of_the_torch_wheel_is_that_of_the_prebuilt_one() -> None:
-    from recipes.torch.provenance import beside, read
+    from recipes.torch.provenance import path_for, read
 
     (wheel,) = resolve.PREBUILT.glob("*.whl")
-    assert resolve.key(load_config({})) == read(beside(wheel), wheel)["recipeKey"]
+    assert resolve.key(load_config({})) == read(path_for(wheel), wheel)["recipeKey"]
 
 
 def test_the_reason_names_the_changed_modules(checkout: Path, tmp_path: Path) -> None:

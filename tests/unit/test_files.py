@@ -1,4 +1,4 @@
-"""Files that others rely on: never half-written, never deleted when not ours, the same bytes from the same tree."""
+"""Atomic replacement, ownership of folders, fingerprints, reproducible tars, full disks, locks."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_scratch_folder_is_always_removed(tmp_path: Path) -> None:
 
 
 def test_a_scratch_folder_removed_as_leftover_is_recreated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between its making and its being held another task may clear it."""
+    """Another task may remove it before it is locked."""
     made: list[Path] = []
     make = tempfile.mkdtemp
 
@@ -290,7 +290,7 @@ def test_a_packed_tree_unpacks_unchanged(tmp_path: Path) -> None:
     root = tree_to_pack(tmp_path / "root", mtime=500)
     packed(root, tmp_path / "out.tar")
     with tarfile.open(tmp_path / "out.tar") as archive:
-        # Since Python 3.12 it wants to be told that the archive is our own.
+        # Python 3.12 requires a filter for trusted archives.
         archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
         archive.extractall(tmp_path / "copy")  # noqa: S202
     assert files.tree_fingerprint(tmp_path / "copy") == files.tree_fingerprint(root)
@@ -310,11 +310,11 @@ def test_pack_includes_pipes_and_omits_sockets(tmp_path: Path) -> None:
 
 def test_pack_merges_two_folders_and_omits_patterns(tmp_path: Path) -> None:
     root = tree_to_pack(tmp_path / "root", mtime=500)
-    beside = tmp_path / "beside"
-    write(beside / "etc" / "conf", "other", mtime=400)
-    (beside / "sbin").symlink_to("bin")
+    overlay = tmp_path / "overlay"
+    write(overlay / "etc" / "conf", "other", mtime=400)
+    (overlay / "sbin").symlink_to("bin")
     files.pack(
-        root, tmp_path / "out.tar", epoch=1000, beside=beside, leave_out=re.compile(r"empty|bin/t.*|etc/twin|onf")
+        root, tmp_path / "out.tar", epoch=1000, overlay=overlay, leave_out=re.compile(r"empty|bin/t.*|etc/twin|onf")
     )
     with tarfile.open(tmp_path / "out.tar") as archive:
         assert archive.getnames() == ["bin", "bin/link", "etc", "etc/conf", "sbin"]
@@ -367,9 +367,9 @@ def test_a_full_disk_while_copying_a_folder_raises_diskfull(tmp_path: Path) -> N
 
 
 def test_others_can_hold_a_lock_that_root_created() -> None:
-    """After one build as root an ordinary user could open no shell."""
+    """Otherwise an ordinary user could not open a shell after a build by root."""
     if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can become another user")
     refusal = InUse("taken", expected="", found="", fix="")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)

@@ -1,4 +1,4 @@
-"""Manifests: what they keep, how they are read, and that a changed file is noticed."""
+"""Manifests: writing, reading, and the detection of changed files."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_missing_manifest_is_none(tmp_path: Path) -> None:
 
 
 def test_the_commit_is_recorded_but_not_in_the_product(tmp_path: Path) -> None:
-    """Another commit alone makes nothing anew, and a manifest from before it was kept is read as ever."""
+    """Another commit alone does not make a step run. Older manifests without the commit can be read."""
     path = tmp_path / "m.json"
     made = made_in(tmp_path)
     made.write(path)

@@ -1,4 +1,4 @@
-"""Recipes' data files: each is whole, and a fingerprint is about what makes the artefact."""
+"""The data files of recipes, and their fingerprints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ prefix = "/opt/thing"
 
 @pytest.fixture
 def thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a recipe of the tests' own."""
+    """The folder of a recipe for the tests."""
     folder = tmp_path / "thing"
     (folder / "src" / "deep").mkdir(parents=True)
     (folder / "recipe.toml").write_text(DATA)
@@ -76,7 +76,7 @@ def test_an_unknown_recipe_lists_the_known_ones(thing: Path) -> None:
         (DATA.replace('"/opt/thing"', "3"), "prefix"),
         ("name = \n", "recipe.toml"),
     ],
-    ids=["missing", "no list", "list of others", "unknown source", "setting that is no text", "no TOML"],
+    ids=["missing", "no list", "list of others", "unknown source", "setting that is not a text", "no TOML"],
 )
 def test_an_error_in_a_data_file_is_reported(thing: Path, text: str, words: str) -> None:
     (thing / "recipe.toml").write_text(text)

@@ -1,4 +1,4 @@
-"""Steps with a memory: when each runs, what it says of the reason, and how it ends."""
+"""Steps: when they run, the reasons, and failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def writer(
     missing: Callable[[Manifest], str] = lambda _: "",
     **inputs: str,
 ) -> Step:
-    """A step that writes NAME.txt: what ``text`` returns, or else its inputs and what it needs."""
+    """A step that writes NAME.txt: the result of ``text``, or its inputs and the files that it needs."""
 
     def action(made: Mapping[str, Manifest]) -> Made:
         runs.append(name)
@@ -127,7 +127,7 @@ def test_the_result_of_missing_is_the_reason(tmp_path: Path) -> None:
 
 def test_missing_is_not_called_for_unfinished_steps(tmp_path: Path) -> None:
     def never(_: Manifest) -> str:
-        raise AssertionError("asked")
+        raise AssertionError("called")
 
     (decision,) = Pipeline(tmp_path, [writer(tmp_path, [], "image", missing=never)]).plan()
     assert decision.reason == "never finished before"
@@ -320,8 +320,8 @@ def test_after_a_failure_no_further_step_starts(tmp_path: Path) -> None:
     both_run = threading.Barrier(2, timeout=60)
     failed = threading.Event()
 
-    class Told(Pipeline):
-        """It tells when a step has ended."""
+    class Signalling(Pipeline):
+        """Signals when a step has ended."""
 
         def _run(self, *given: Any) -> Manifest:
             try:
@@ -334,21 +334,21 @@ def test_after_a_failure_no_further_step_starts(tmp_path: Path) -> None:
         raise UserError("the first")
 
     def fail_later(_: Mapping[str, Manifest]) -> Made:
-        runs.append("beside")
+        runs.append("parallel")
         both_run.wait()
         assert failed.wait(60)
         raise UserError("the second")
 
     steps = (
-        Step(name="beside", title="beside", inputs={}, action=fail_later),
+        Step(name="parallel", title="parallel", inputs={}, action=fail_later),
         Step(name="broken", title="broken", inputs={}, action=fail),
         writer(tmp_path, runs, "after", needs=("broken",)),
         writer(tmp_path, runs, "free"),
     )
-    pipeline = Told(tmp_path, steps)
+    pipeline = Signalling(tmp_path, steps)
     with pytest.raises(UserError, match="the first"):
         pipeline.execute(pipeline.plan())
-    assert runs == ["beside"]
+    assert runs == ["parallel"]
 
 
 def test_steps_finished_before_a_failure_are_not_repeated(tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def work(number):
         return process.run(["sh", "-c", f"echo $$ >> {folder}/pids; exec sleep 600"], check=False).returncode
 
     def action(_):
-        # A step seldom starts one program alone: what it would start next must not keep Ctrl-C waiting.
+        # Steps start several programs. Ctrl-C must not wait for the next ones.
         raise RuntimeError([program() for _ in range(5)])
 
     return Step(name=f"s{number}", title=f"s{number}", inputs={}, action=action)
@@ -458,13 +458,13 @@ def test_ctrl_c_ends_running_steps_without_a_manifest(tmp_path: Path) -> None:
     assert out == "interrupted\n"
     assert {path.name for path in tmp_path.iterdir()} == {"begun", "pids"}
     begun = (tmp_path / "begun").read_text().split()
-    assert sorted(begun) == ["0"] * 5 + ["1"] * 5, "two steps, five programs each; the third step never began"
-    for pid in pids.read_text().split():  # some were ended before they could say theirs
+    assert sorted(begun) == ["0"] * 5 + ["1"] * 5, "two steps with five programs each; the third step did not start"
+    for pid in pids.read_text().split():  # some ended before they could write theirs
         state = Path(f"/proc/{pid}/stat")
         assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
-# ------------------------------------------------------------------------------------------ a full disk
+# Full disks.
 
 
 def fill(folder: Path) -> None:
@@ -498,4 +498,4 @@ def test_a_manifest_that_does_not_fit_raises_diskfull(tmp_path: Path) -> None:
         step = Step(name="wheel", title="the wheel", inputs={}, action=lambda _: Made(facts=facts))
         with pytest.raises(DiskFull, match="no room for the wheel"):
             execute(disk, step)
-        assert list(disk.iterdir()) == [], "no half of it"
+        assert list(disk.iterdir()) == [], "no partial manifest"

@@ -1,4 +1,4 @@
-"""torch's builder without its containers: trees, space, what its programs say; and how a second build is compared."""
+"""torch's builder without containers: trees, disk space, messages of programs, and the comparison of builds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from toolchain.manifest import Artefact, Manifest
 
 
 def a_builder(folder: Path, kind: type[building.Builder] = building.Builder, **torch: object) -> building.Builder:
-    """A builder of the recipe's plan, whose build folder is there."""
+    """A builder of the recipe's plan with an existing build folder."""
     data, suite = recipe.load("torch"), load_suite("trixie")
     config = load_config({"build": {"folder": str(folder), "jobs": 2}, "torch": torch})
     found = source.Source(kind="archive", folder=folder, identity="archive pytorch 1", files={})
@@ -52,12 +52,12 @@ def a_builder(folder: Path, kind: type[building.Builder] = building.Builder, **t
     return kind(cast("docker.DockerClient", None), "image", "sha256:1", plan, found, folder / "logs" / "torch.log")
 
 
-# What it runs: here on this PC, in place of the container.
+# Commands run on this PC instead of in the container.
 
 
 @pytest.fixture
 def without_container(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
-    """The environments of what was run, with containers.run_in's way of telling lines and failures."""
+    """The environments of all commands, with the callbacks and errors of containers.run_in."""
     seen: list[Mapping[str, str]] = []
 
     def run_in(
@@ -104,7 +104,7 @@ FULL = {
 @pytest.mark.usefixtures("without_container")
 @pytest.mark.parametrize("who", FULL)
 def test_a_full_disk_in_any_program_raises_diskfull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
-    """The very programs, on a disk that is full."""
+    """The real programs on a full disk."""
     monkeypatch.chdir(tmp_path)
     Path("large.c").write_text(f'const char large[] = "{"x" * 300000}";\n')
     subprocess.run(["gcc", "-c", "large.c", "-o", "large.o"], check=True)
@@ -140,7 +140,7 @@ SAID = (
     "cp: error writing 'd/large.c': No space left on device",
     f"cp: error writing 'd/large.c': {os.strerror(errno.EDQUOT)}",
 )
-"""Of the cross compiler's programs and of cp on a disk of 64 KiB; the last with the C library's word for quotas."""
+"""Messages of the cross compiler's programs and of cp on a disk of 64 KiB; the last one is about a quota."""
 
 
 @pytest.mark.usefixtures("without_container")
@@ -154,7 +154,7 @@ def test_messages_about_a_full_disk_are_recognised(tmp_path: Path, words: str) -
         assert caught.value.found == words
     with pytest.raises(DiskFull) as caught:
         builder.run(["sh", "-c", f"printf %s {shlex.quote(words)}; exit 1"])
-    assert caught.value.found == words, "a last line that nothing ends"
+    assert caught.value.found == words, "an unterminated last line"
 
 
 @pytest.mark.usefixtures("without_container")
@@ -170,7 +170,7 @@ SILENT = {
     "words in two lines": "yes | head -c 90000000 >HOME/file 2>/dev/null; printf 'No space left\\n on device'; exit 1",
     "taken away": "yes | head -c 90000000 >HOME/file 2>/dev/null; sleep 1; rm HOME/file; echo died; exit 1",
 }
-"""What fails without the words: a signal at a mapped page, CMake's lines of 77 columns, a folder that is cleaned up."""
+"""Failures without the message: a signal at a mapped page, CMake's lines of 77 columns, a cleaned-up folder."""
 
 
 @pytest.mark.usefixtures("without_container")
@@ -204,7 +204,7 @@ def test_disk_space_is_checked_before_each_stage(tmp_path: Path) -> None:
         (builder.home / "runs.json").write_text("[]")
         with pytest.raises(DiskFull, match="torch's sources and objects") as caught:
             builder.build(tmp_path / "out")
-        assert caught.value.expected.startswith("9000 MiB"), "what is begun before an object is compiled is no tree yet"
+        assert caught.value.expected.startswith("9000 MiB"), "a tree without objects is not one yet"
         (tree / ".ninja_log").touch()
         with pytest.raises(DiskFull, match="torch's sources and objects") as caught:
             builder.build(tmp_path / "out")
@@ -213,11 +213,11 @@ def test_disk_space_is_checked_before_each_stage(tmp_path: Path) -> None:
             builder.package(tmp_path / "out")
 
 
-# Its phases.
+# Phases.
 
 
 class Quick(building.Builder):
-    """Phases that take no time; one of them may fail."""
+    """Phases that take no time. One of them can fail."""
 
     fault: BaseException | None = None
 
@@ -261,11 +261,11 @@ def test_a_tree_records_the_seconds_of_every_run(quick: Quick, tmp_path: Path) -
     (quick.home / "runs.json").write_text("{")
     assert quick.runs() == []
     quick.build(tmp_path / "out")
-    assert [dict(run.seconds) for run in quick.runs()[:-1]] == [{}], "earlier ones, of which nothing is known"
+    assert [dict(run.seconds) for run in quick.runs()[:-1]] == [{}], "earlier runs without a record"
 
 
 def older_tree(quick: Quick, name: str, made_for: str | None) -> Path:
-    """With something of 64 KiB in it."""
+    """A tree with a file of 64 KiB."""
     made = quick.home.with_name(name)
     (made / "pytorch" / "build").mkdir(parents=True)
     (made / "pytorch" / "build" / "x.o").write_bytes(b"x" * 65536)
@@ -275,10 +275,10 @@ def older_tree(quick: Quick, name: str, made_for: str | None) -> Path:
 
 
 class FoundHere(Quick):
-    """Its ``find`` runs here."""
+    """Runs ``find`` on this PC."""
 
     def run(self, argv: Sequence[str], **_: Any) -> str:
-        """What would run in a container."""
+        """The command that would run in a container."""
         words = [str(self.home) if word == "/usr/src/torch" else word for word in argv]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
@@ -303,8 +303,8 @@ def test_a_finished_build_removes_the_trees_it_replaces(
         assert any(
             re.search(rf"older build tree: {tree} \(\d+\.\d KiB\); ccache still has its objects", line) for line in said
         )
-    (told,) = [line for line in said if "other build trees" in line]
-    assert all(f"{tree.name} (" in told for tree in stays)
+    (printed_line,) = [line for line in said if "other build trees" in line]
+    assert all(f"{tree.name} (" in printed_line for tree in stays)
     assert f"sudo rm -r {quick.home.parent}/" in said[-1]
     for tree in stays:
         shutil.rmtree(tree)
@@ -357,14 +357,14 @@ def test_a_full_disk_in_our_own_code_raises_diskfull(quick: Quick, tmp_path: Pat
 
 
 class Recorder(building.Builder):
-    """Remembers what it was told to run, and does as CMake does: leaves a folder."""
+    """Records its commands and, like CMake, creates a folder."""
 
     ran: list[Sequence[str]]
     said: Sequence[str] = ()
     fails = False
 
     def run(self, argv: Sequence[str], *, on_line: Callable[[str], None] | None = None, **_: Any) -> str:
-        """What ``said`` holds, line by line."""
+        """The lines of ``said``."""
         self.ran.append(argv)
         for line in self.said:
             if on_line is not None:
@@ -407,7 +407,7 @@ def test_cmake_runs_again_after_a_change_or_failure(tmp_path: Path) -> None:
     other = recorder(tmp_path, options=["USE_OPENMP=OFF"])
     other.configure()
     assert "-DUSE_OPENMP=OFF" in other.ran[0]
-    assert not made.exists(), "what was made with other options is gone"
+    assert not made.exists(), "the tree of other options is removed"
 
 
 @pytest.mark.parametrize("options", [[], ["USE_OPENMP=OFF", "USE_XNNPACK=ON"]])
@@ -437,14 +437,14 @@ set(NAMED "x" CACHE STRING "")
 message(STATUS "  USE_HIDDEN            : ${USE_HIDDEN}")
 message(STATUS "    USE_PLAIN           : ${USE_PLAIN}")
 """
-"""The ways in which torch's options become others: its own, and the recipe's USE_OPENMP."""
+"""The ways in which torch changes options, and the recipe's USE_OPENMP."""
 
 
 class Configures(building.Builder):
-    """Runs CMake here, with the recipe's whole command line."""
+    """Runs CMake on this PC with the recipe's whole command line."""
 
     def run(self, argv: Sequence[str], **_: Any) -> str:
-        """What it printed."""
+        """The output."""
         here = {"/usr/src/torch": str(self.home), "/usr/src/recipe": str(self._plan.recipe.folder)}
         words = [functools.reduce(lambda text, item: text.replace(*item), here.items(), word) for word in argv]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
@@ -475,7 +475,7 @@ def test_an_overridden_option_of_the_user_is_rejected(tmp_path: Path, options: l
         assert caught.value.found == found
         assert "USE_PLAIN" not in caught.value.summary
         assert str(builder.log) in caught.value.fix
-        assert not (builder.home / "configured").exists(), "and nothing is compiled"
+        assert not (builder.home / "configured").exists(), "nothing is compiled"
 
 
 @pytest.mark.parametrize(
@@ -489,7 +489,7 @@ def test_an_overridden_option_of_the_user_is_rejected(tmp_path: Path, options: l
     ],
 )
 def test_unchanged_and_unknown_options_are_accepted(tmp_path: Path, options: list[str]) -> None:
-    """So does what CMake made of the recipe's own: they were built so."""
+    """Overridden options of the recipe are accepted too: the recipe is known to build with them."""
     builder = configures(tmp_path, *options)
     builder.configure()
     assert (builder.home / "configured").is_file()
@@ -514,7 +514,7 @@ NINJA = (
     "[545/1219] Building CXX object caffe2/CMakeFiles/torch_cpu.dir/__/aten/src/ATen/native/cpu/"
     "batch_norm_kernel.cpp.DEFAULT.cpp.o\r",
 )
-"""Of a build's log."""
+"""Lines of a build log."""
 
 
 def test_ninja_lines_update_the_progress_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,7 +531,7 @@ def test_ninja_lines_update_the_progress_bar(tmp_path: Path, monkeypatch: pytest
 
 
 def bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float | None, str]]:
-    """What every bar is told from now on."""
+    """All updates of progress bars."""
     shown: list[tuple[float, float | None, str]] = []
 
     class Bar:
@@ -573,19 +573,19 @@ Local storage:
   Hits:            2 / 4 (50.00%)
   Misses:          2 / 4 (50.00%)
 """
-"""Of ``ccache --show-log-stats``, version 4.11.2: two files compiled, one of them three times, and a link."""
+"""Output of ``ccache --show-log-stats`` 4.11.2 after compiling two files, one of them three times, and a link."""
 
 
 def test_hits_of_ccache_are_counted_per_tree(tmp_path: Path) -> None:
     builder = recorder(tmp_path)
     assert builder.cache_use() == (0, 0)
-    assert builder.ran == [], "without a log of the tree nobody is asked"
+    assert builder.ran == [], "ccache is not called without a log of the tree"
     (builder.home / "ccache.log").touch()
     builder.said = CCACHE.splitlines()
     assert builder.cache_use() == (2, 4)
     assert builder.ran == [["ccache", "--show-log-stats"]]
     builder.said = []
-    assert builder.cache_use() == (0, 0), "an empty log has no statistics"
+    assert builder.cache_use() == (0, 0), "an empty log contains no statistics"
 
 
 def test_a_second_build_has_its_own_tree_and_no_ccache(
@@ -622,16 +622,16 @@ BUILDER = {
     "llvm-19-linker-tools:amd64": "1:19.1.7-3+b1",
     "ninja-build:amd64": "1.12.1-1",
 }
-"""A few packages of the builder image."""
+"""Some packages of the builder image."""
 OTHERS = ("apt", "base-files", "cmake", "libc6", "libcpuinfo0", "ninja-build")
 
 
 def test_ccache_identifies_compilers_by_their_packages() -> None:
-    """Not by the program that is called: ``clang`` is a few KiB, and loads all that compiles."""
+    """The program is not enough: ``clang`` is a few KiB and loads the compiler from libraries."""
     check = building.compiler_check(BUILDER)
-    kind, _, told = check.partition(":")
-    assert kind == "string", "ccache takes what follows as it is"
-    assert dict(item.split("=") for item in told.split(" ")) == {
+    kind, _, printed_line = check.partition(":")
+    assert kind == "string", "ccache uses the text as it is"
+    assert dict(item.split("=") for item in printed_line.split(" ")) == {
         name: version for name, version in BUILDER.items() if name.split(":")[0] not in OTHERS
     }
     assert building.compiler_check(dict(reversed(BUILDER.items()))) == check
@@ -666,7 +666,7 @@ def test_settings_of_ccache_are_not_in_the_key(tmp_path: Path) -> None:
     assert not [name for name in (*plan.environment, *plan.setup_environment) if name.startswith("CCACHE")]
 
 
-# What the user sees at the end.
+# The final table.
 
 
 @pytest.mark.parametrize(
@@ -727,20 +727,20 @@ def test_the_benchmark_ignores_builds_answered_by_ccache(
     (tmp_path / "pytorch" / "build" / ".ninja_log").write_text(NINJA_LOG)
     listed = [building.Run(seconds=seconds, finished=finished) for seconds, finished in runs]
     builder = types.SimpleNamespace(home=tmp_path, runs=lambda: listed, cache_use=lambda: use)
-    found, told = torch_wheel.figures_of_the_build(cast("building.Builder", builder), 2.0)
+    found, printed_line = torch_wheel.figures_of_the_build(cast("building.Builder", builder), 2.0)
     assert [item.value for item in found] == pytest.approx(figures)
     hits, calls = use
     assert [item.goal.text(item.unit) for item in found if item.goal] == ["≤ 2700 s"] * bool(
         runs and calls and not hits
     )
-    assert len(told) == len(notes)
-    assert all(part in text for part, text in zip(notes, told, strict=True))
+    assert len(printed_line) == len(notes)
+    assert all(part in text for part, text in zip(notes, printed_line, strict=True))
     if len(runs) == 3:
         assert found[0].note.startswith("compile 90 s; in 2 runs; ccache answered 0 of 9")
 
 
 def test_gcc_accepts_the_command_line_of_the_benchmark(tmp_path: Path) -> None:
-    """Clang's own words and its warnings go, with what belongs to them; what makes the object stays."""
+    """Options of Clang and its warnings are removed with their arguments; the others stay."""
     (tmp_path / "one.cpp").write_text("int one() { return X; }\n")
     stays = ["-DX=1", "-O2", "-fno-trapping-math", "-o", "one.o", "-c", "one.cpp"]
     goes = ["--target=arm-linux-gnueabihf", "-Wnewline-eof", "-Werror=braced-scalar-init", "-Qunused-arguments"]
@@ -751,18 +751,18 @@ def test_gcc_accepts_the_command_line_of_the_benchmark(tmp_path: Path) -> None:
     assert subprocess.run([*words], cwd=tmp_path, check=False).returncode == 0
 
 
-# verify: a second build is compared.
+# verify: comparison with a second build.
 
 
 @dataclasses.dataclass
 class Compiles:
-    """Runs a builder's commands on this PC, by this PC's compiler."""
+    """Runs the builder's commands with the compiler of this PC."""
 
     home: Path
     log: Path
 
     def run(self, argv: Sequence[str], **_: object) -> str:
-        """What it printed."""
+        """The output."""
         here = {"/tmp/again.o": str(self.home / "again.o"), "/usr/src/torch/": f"{self.home}/"}
         words = [functools.reduce(lambda text, item: text.replace(*item), here.items(), word) for word in argv]
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -773,7 +773,7 @@ class Compiles:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Compiles:
-    """A build tree of three objects, and its commands."""
+    """A build tree with three objects and their commands."""
     build = tmp_path / "pytorch" / "build"
     build.mkdir(parents=True)
     commands = []
@@ -843,7 +843,7 @@ def test_a_failed_compilation_is_not_a_difference(
 
 
 def test_unity_sources_are_chosen_and_precompiled_headers_not(tree: Compiles) -> None:
-    """As CMake names them."""
+    """The names that CMake uses."""
     build = tree.home / "pytorch" / "build"
     commands = json.loads((build / "compile_commands.json").read_text())
     for name in ("t.dir/Unity/unity_torch_cpu_jit_0_cxx.cxx", "t.dir/cmake_pch.hxx.cxx"):
@@ -864,21 +864,21 @@ def test_without_objects_verify_fails(tree: Compiles) -> None:
     shutil.rmtree(tree.home / "pytorch")
     with pytest.raises(ArtefactMissing, match="no build tree") as caught:
         sampled(tree, 3)
-    assert "./inv build-torch --again" in caught.value.fix, "without it a wheel that is at hand is taken"
+    assert "./inv build-torch --again" in caught.value.fix, "otherwise an existing wheel is used"
     with pytest.raises(ArtefactMissing, match="no build tree") as caught:
         torch_wheel.command_lines(cast("building.Builder", tree))
     assert "./inv build-torch --again" in caught.value.fix
 
 
 class Again(StandIn):
-    """Builds in another tree, which it notes."""
+    """Builds in another tree."""
 
     def __init__(self, members: dict[str, str | bytes], home: Path) -> None:
         super().__init__(members)
         self.home = home
 
     def elsewhere(self, name: str) -> Again:
-        """With the folder of an earlier attempt in its place."""
+        """A builder in a folder with the files of an earlier attempt."""
         assert name == "again"
         self.home.mkdir()
         (self.home / "half").write_text("of an earlier attempt")
@@ -889,7 +889,7 @@ class Again(StandIn):
         shutil.rmtree(self.home)
 
     def build(self, folder: Path) -> building.Built:
-        """As the other, from an empty place."""
+        """Build in an empty folder."""
         assert not self.home.exists()
         self.home.mkdir()
         return super().build(folder)
@@ -905,7 +905,7 @@ def test_an_equal_wheel_is_verified(tmp_path: Path) -> None:
     built = StandIn(FIT).build(tmp_path / "torch")
     done = full(tmp_path, FIT, built.wheel)
     assert done.summary().startswith(f"{built.wheel.name} (built here) built again to the same bytes in ")
-    assert [path.name for path in tmp_path.iterdir()] == ["torch"], "the second tree and wheel are gone"
+    assert [path.name for path in tmp_path.iterdir()] == ["torch"], "the second tree and wheel are removed"
 
 
 def test_a_different_wheel_is_not_reproducible(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What recipes/torch/inside/package makes of a wheel, shown on a small one with real ARM libraries."""
+"""recipes/torch/inside/package on a small wheel with real ARM libraries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BINDING = "int core(void);\nint binding(void) { return core() + 1; }\n"
 
 
 def compiled(folder: Path) -> dict[str, bytes]:
-    """torch/lib/libcore.so computes with OpenMP; torch/_C.so calls it, and names a library that it does not need."""
+    """torch/lib/libcore.so uses OpenMP. torch/_C.so calls it and names a library that it does not use."""
     compiler = shutil.which(f"{GNU}-gcc")
     assert compiler, "./inv installs the ARM cross compiler"
     (folder / "core.c").write_text(CORE)
@@ -59,22 +59,22 @@ def compiled(folder: Path) -> dict[str, bytes]:
 def packaged(wheel: Path, out: Path, *, system: list[str] | None = None) -> subprocess.CompletedProcess[str]:
     out.mkdir()
     wanted = {"gnu": GNU, "system": SYSTEM if system is None else system, "epoch": EPOCH}
-    # The container's own Python in the build; here that of the tests, which has pyelftools as well.
+    # In the build the Python of the container; here that of the tests, which has pyelftools too.
     return subprocess.run(
         [sys.executable, PACKAGE, wheel, out, json.dumps(wanted)], capture_output=True, text=True, timeout=120
     )
 
 
 def dynamic(content: bytes) -> dict[str, list[str]]:
-    """Needed libraries, name and search path that an ELF file states."""
-    told: dict[str, list[str]] = {"needed": [], "soname": [], "runpath": [], "rpath": []}
+    """The required libraries, soname and search path of an ELF file."""
+    dynamic_tags: dict[str, list[str]] = {"needed": [], "soname": [], "runpath": [], "rpath": []}
     section = ELFFile(io.BytesIO(content)).get_section_by_name(".dynamic")
     assert isinstance(section, DynamicSection)
     for tag in section.iter_tags():
         kind = tag.entry.d_tag.removeprefix("DT_").lower()
-        if kind in told:
-            told[kind].append(getattr(tag, kind))
-    return told
+        if kind in dynamic_tags:
+            dynamic_tags[kind].append(getattr(tag, kind))
+    return dynamic_tags
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def made(contents: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the products."""
+    """The folder of the products."""
     folder = tmp_path_factory.mktemp("package")
     wheel = make_wheel(folder, contents, name="torch", version="2.6.0")
     done = packaged(wheel, folder / "out")
@@ -109,11 +109,11 @@ def test_libraries_missing_on_the_system_are_bundled(made: Path) -> None:
     assert vendored in core["needed"]
     assert core["runpath"] == ["$ORIGIN/../../torch.libs"]
     assert "libcore.so" in binding["needed"]
-    assert not [name for name in binding["needed"] if "gomp" in name], "named, and gives it no symbol"
-    assert binding["runpath"] == ["$ORIGIN/lib"], "and no folder of the build"
-    (told,) = json.loads((made / "vendored.json").read_text())
-    assert (told["name"], told["origin"]) == (vendored, origin.resolve().name)
-    assert told["package"].startswith("libgomp1-armhf-cross=")
+    assert not [name for name in binding["needed"] if "gomp" in name], "it uses no symbol of the library"
+    assert binding["runpath"] == ["$ORIGIN/lib"], "no folder of the build"
+    (dynamic_tags,) = json.loads((made / "vendored.json").read_text())
+    assert (dynamic_tags["name"], dynamic_tags["origin"]) == (vendored, origin.resolve().name)
+    assert dynamic_tags["package"].startswith("libgomp1-armhf-cross=")
 
 
 def test_a_debugger_finds_the_symbols_by_build_id(made: Path, contents: dict[str, bytes]) -> None:
@@ -151,7 +151,7 @@ def test_the_record_lists_every_file_with_its_hash(made: Path) -> None:
 
 
 def test_pack_ignores_order_times_and_location(made: Path, contents: dict[str, bytes], tmp_path: Path) -> None:
-    """What differs between two builds, beside what the compilers make."""
+    """The differences between two builds, apart from the compilers' output."""
     wheel = make_wheel(tmp_path / "elsewhere", contents, name="torch", version="2.6.0")
     turned = tmp_path / wheel.name
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(turned, "w") as target:

@@ -1,4 +1,4 @@
-"""Where the torch wheel comes from."""
+"""The choice of the torch wheel."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FITS = "cp313-cp313-linux_armv7l"
 
 @pytest.fixture(autouse=True)
 def nothing_is_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wheel of the repository has tests of its own (test_torch_wheel.py)."""
+    """test_torch_wheel.py tests the wheel in the repository."""
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path_factory.mktemp("prebuilt"))
 
 
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Warnings, as they are shown."""
+    """The printed warnings."""
     shown: list[str] = []
     monkeypatch.setattr(progress, "warn", shown.append)
     return shown
@@ -40,7 +40,7 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def configured(*folders: Path, image: dict[str, Any] | None = None, **torch: Any) -> Config:
     wheelhouse = [str(folder) for folder in folders]
-    # A build folder that is never made: what was built in this checkout plays no part.
+    # A build folder that does not exist: products of this checkout must not be used.
     build = {"folder": "build/never"}
     return load_config({"torch": {"wheelhouse": wheelhouse, **torch}, "image": image or {}, "build": build})
 
@@ -156,7 +156,7 @@ def test_an_unusable_wheel_does_not_hide_the_next_place(
     config = configured(tmp_path / "first", tmp_path / "second")
     with pytest.raises(fault, match=words):
         resolve.resolve(config)
-    assert warned == [], "an error says it"
+    assert warned == [], "the error reports it"
     if later == "wheelhouse":
         wheel = torch_wheel(tmp_path / "second", "2.4.0")
     else:
@@ -189,7 +189,7 @@ def test_damaged_own_wheels_are_skipped_in_every_place(tmp_path: Path, warned: l
     wheels = [next(path for path in place if path.suffix == ".whl") for place in (newest, older)] + [built, kept]
     for number, wheel in enumerate(wheels):
         found = resolve.resolve(config)
-        # The cache sets a damaged one aside: it is told once.
+        # The cache moves a damaged wheel away, so it is reported only once.
         assert (found.wheel, len(found.warnings)) == (wheel, min(1, number))
         spoil(wheel)
     assert len(warned) == 3
@@ -197,7 +197,7 @@ def test_damaged_own_wheels_are_skipped_in_every_place(tmp_path: Path, warned: l
         resolve.resolve(config)
 
 
-# The main job's step.
+# The step of the main job.
 
 
 def step_of(config: Config) -> Pipeline:
@@ -244,7 +244,7 @@ def test_from_source_is_an_input_of_the_step(tmp_path: Path) -> None:
 
 
 def test_from_source_uses_the_wheel_of_build_torch(tmp_path: Path) -> None:
-    """Not a colleague's of the same recipe, which was pulled later and is the newest in the cache."""
+    """A wheel of the same recipe that was pulled later is newer in the cache, but is not used."""
     build, torch = {"folder": str(tmp_path / "build")}, {"wheelhouse": [str(tmp_path / "house")]}
     config = load_config({"torch": torch, "build": build})
     key = resolve.key(config)

@@ -1,4 +1,4 @@
-"""What ``upstream-tests`` fetches and unpacks before anything runs, and what it takes for explained."""
+"""``upstream-tests``: the files that it fetches and unpacks, and the results that it counts as explained."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from toolchain.errors import ArtefactMissing, DiskFull, NetworkUnreachable, Sour
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Whatever pip is set to on this PC, it takes wheels from this folder alone."""
+    """Only the wheels of this folder are used, whatever pip's configuration."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -72,15 +72,15 @@ def test_only_the_compiling_content_store_tests_are_explained() -> None:
     ]
     end = json.dumps({"exitstatus": 1, "$report_type": "SessionFinish"})
     file = upstream.Part("test_content_store.py")
-    told = upstream.tally(
+    result = upstream.tally(
         file, [*lines, end], upstream.Reasons(explained), upstream.Collected(failed, failed), seconds=9, limit_s=60
     )
-    assert list(told.explained) == failed[:4]
-    assert list(told.failures) == failed[4:]
+    assert list(result.explained) == failed[:4]
+    assert list(result.failures) == failed[4:]
 
 
 def run_with_the_plugin(folder: Path, file: str, *options: str) -> upstream.Collected:
-    """Run a file as ``upstream-tests`` does, here; the names of its tests that the plugin writes down."""
+    """Run a file on this PC like ``upstream-tests``; the names of tests that the plug-in recorded."""
     shutil.copy(recipe.HERE / "torch" / "upstream_plugin.py", folder)
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
     argv += ["-p", "upstream_plugin", f"--tell-collected={folder / 'collected.json'}", *options, file]
@@ -106,10 +106,10 @@ def test_left_out_tests_are_counted_and_not_run(tmp_path: Path) -> None:
     ]
     lines += [json.dumps({"exitstatus": 0, "$report_type": "SessionFinish"})]
     reasons = upstream.Reasons({}, {left: "too long"})
-    told = upstream.tally(upstream.Part("deep/test_a.py"), lines, reasons, tests, seconds=9, limit_s=60)
-    assert (told.counts["passed"], told.counts["left out"], told.ended) == (1, 1, "")
-    assert (told.record()["left_out"], told.record()["omissions"]) == (1, {left: "too long"})
-    outcome = upstream.Outcome([told], tmp_path)
+    result = upstream.tally(upstream.Part("deep/test_a.py"), lines, reasons, tests, seconds=9, limit_s=60)
+    assert (result.counts["passed"], result.counts["left out"], result.ended) == (1, 1, "")
+    assert (result.record()["left_out"], result.record()["omissions"]) == (1, {left: "too long"})
+    outcome = upstream.Outcome([result], tmp_path)
     assert outcome.summary() == "1 of upstream's test files: 1 passed, 1 left out"
     assert "left out" in outcome.table().splitlines()[0]
 
@@ -121,8 +121,8 @@ def test_a_pattern_that_matches_no_test_is_reported() -> None:
     collection = {"nodeid": "t.py::B", "outcome": "failed", "$report_type": "CollectReport"}
     lines = [json.dumps(collection), json.dumps({"exitstatus": 1, "$report_type": "SessionFinish"})]
     file, tests = upstream.Part("t.py", 2, 2), upstream.Collected(["t.py::A::test_b"], [])
-    told = upstream.tally(file, lines, reasons, tests, seconds=9, limit_s=60)
-    assert told.unmet == ["t.py::A::tset_b", "t.py::C::*"], "what is in another part is there"
+    result = upstream.tally(file, lines, reasons, tests, seconds=9, limit_s=60)
+    assert result.unmet == ["t.py::A::tset_b", "t.py::C::*"], "tests of other parts count"
     assert upstream.tally(file, lines, reasons, None, seconds=9, limit_s=60).unmet == []
 
 
@@ -135,7 +135,7 @@ def test_parts_of_a_file_are_disjoint_and_complete(tmp_path: Path) -> None:
     names = [f"test_a.py::test_{name}" for name in "abcde"]
     assert all(found.whole == names for found in parts)
     assert [[*found.part] for found in parts] == [names[0::3], names[1::3], names[2::3]]
-    assert (tmp_path / "ran").read_text() == "da" + "be" + "c", "each once, in the file's order"
+    assert (tmp_path / "ran").read_text() == "da" + "be" + "c", "each test once, in the order of the file"
 
 
 @pytest.mark.parametrize("text", ["test_nn.py 2/4", "nn/test_pooling.py", "test_nn.py 1/1"])
@@ -170,7 +170,7 @@ def test_all_parts_of_each_listed_file_are_listed() -> None:
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """A source with tests, and more."""
+    """A source with tests and other files."""
     root = tmp_path / "small-1.0"
     (root / "test" / "data").mkdir(parents=True)
     (root / "test" / "test_a.py").write_text("def test_a(): pass\n")
