@@ -568,9 +568,7 @@ def test_pull_selects_artefacts_of_this_checkout(plain: Registry, tmp_path: Path
     ((other, offered),) = share.optional(here)
     artefacts.put(here, other, "f" * 64, products(tmp_path), recipe=offered)
     share.push_artefacts(here)
-    assert [item.entry.name for item in share.pull_artefacts(there)] == [name, other], (
-        "what is offered beside comes too"
-    )
+    assert [item.entry.name for item in share.pull_artefacts(there)] == [name, other], "optional artefacts too"
     assert artefacts.of_recipe(there, other, offered)
 
 
