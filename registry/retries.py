@@ -49,7 +49,7 @@ class Remote(Protocol):
     activity: Activity
 
     def ping(self) -> object:
-        """Raise an error unless the registry answers."""
+        """Raise an error unless the registry responds."""
 
 
 def with_retries(attempt: Callable[[], Result], remote: Remote, *, at_first: bool = False) -> tuple[Result, int]:

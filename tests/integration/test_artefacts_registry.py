@@ -568,9 +568,7 @@ def test_pull_selects_artefacts_of_this_checkout(plain: Registry, tmp_path: Path
     ((other, offered),) = share.optional(here)
     artefacts.put(here, other, "f" * 64, products(tmp_path), recipe=offered)
     share.push_artefacts(here)
-    assert [item.entry.name for item in share.pull_artefacts(there)] == [name, other], (
-        "what is offered beside comes too"
-    )
+    assert [item.entry.name for item in share.pull_artefacts(there)] == [name, other], "optional artefacts too"
     assert artefacts.of_recipe(there, other, offered)
 
 
@@ -618,7 +616,7 @@ def test_pull_prefers_the_same_builder(plain: Registry, tmp_path: Path, monkeypa
     builder_here(strange, "tvm-ffi-builder", b"packages that nobody else has")
     assert pulled(strange) == keys["other"]
     assert len(printed) == 1
-    assert "none there is of this machine's builder" in printed[0]
+    assert "the registry has none of this builder" in printed[0]
 
 
 def test_pull_without_an_engine_selects_the_newest_torch(

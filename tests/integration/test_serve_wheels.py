@@ -427,9 +427,9 @@ def test_torch_in_the_artefact_cache_is_served(
     assert TORCH not in offer()
     with running_index(offer) as url:
         assert get(f"{url}torch/").status_code == 404
-        kept = cache_torch(config, tmp_path / "made")
-        assert hashlib.sha256(kept.read_bytes()).hexdigest() in get(f"{url}torch/").text
-        assert get(url.replace("/simple/", f"/packages/{TORCH}")).content == kept.read_bytes()
+        cached = cache_torch(config, tmp_path / "made")
+        assert hashlib.sha256(cached.read_bytes()).hexdigest() in get(f"{url}torch/").text
+        assert get(url.replace("/simple/", f"/packages/{TORCH}")).content == cached.read_bytes()
         assert get(f"{url}thing/").status_code == 200
     assert offer()[TORCH] == resolve.resolve(config).wheel
 
@@ -437,9 +437,9 @@ def test_torch_in_the_artefact_cache_is_served(
 def test_torch_in_the_wheelhouse_is_served(tmp_path: Path, no_prebuilt: Path) -> None:
     ours = torch_wheel(tmp_path / "house")
     config = offering(tmp_path, tmp_path / "house")
-    kept = cache_torch(config, tmp_path / "made")
+    cached = cache_torch(config, tmp_path / "made")
     assert Offer(config)() == {TORCH: ours}
-    assert Offer(offering(tmp_path, tmp_path / "house", from_source=True))() == {TORCH: kept}
+    assert Offer(offering(tmp_path, tmp_path / "house", from_source=True))() == {TORCH: cached}
 
 
 def test_torch_with_another_key_is_not_served(tmp_path: Path, no_prebuilt: Path) -> None:
@@ -450,7 +450,7 @@ def test_torch_with_another_key_is_not_served(tmp_path: Path, no_prebuilt: Path)
         a_wheel(folder, "0" * 64)
     offer = Offer(config)
     assert offer() == {}
-    assert offer.torch.reason.count("of another recipe key") == 2
+    assert offer.torch.reason.count("has another recipe key") == 2
     a_wheel(no_prebuilt, resolve.key(config))
     assert offer() == {TORCH: no_prebuilt / TORCH}
     a_wheel(resolve.products(config), resolve.key(config))
@@ -520,13 +520,13 @@ def test_tvm_ffi_in_the_artefact_cache_is_served(tmp_path: Path, no_prebuilt: Pa
     made = make_wheel(tmp_path, content, name="apache_tvm_ffi", version=version)
     offer = Offer(config)
     assert offer() == {}
-    (kept,) = artefacts.put(config, tvm_ffi.NAME, "f" * 64, [made], recipe=tvm_ffi.key(config))
-    assert offer() == {made.name: kept}
+    (cached,) = artefacts.put(config, tvm_ffi.NAME, "f" * 64, [made], recipe=tvm_ffi.key(config))
+    assert offer() == {made.name: cached}
     ours = make_wheel(tmp_path / "house", content, name="apache_tvm_ffi", version=version)
     assert offer() == {made.name: ours}, "the wheelhouse comes first, as for the image"
     ours.unlink()
-    kept.chmod(0o644)
-    kept.write_bytes(kept.read_bytes()[:-1] + b"x")
+    cached.chmod(0o644)
+    cached.write_bytes(cached.read_bytes()[:-1] + b"x")
     with pytest.raises(ArtefactDamaged):
         Offer(config)
     config = dataclasses.replace(config, image=dataclasses.replace(config.image, architecture="arm64"))

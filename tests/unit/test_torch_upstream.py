@@ -42,7 +42,7 @@ def test_an_unreachable_index_is_a_network_error(house: Path, tmp_path: Path, mo
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
-    with pytest.raises(NetworkUnreachable, match="the packages of upstream's tests cannot be fetched") as caught:
+    with pytest.raises(NetworkUnreachable, match="the packages of upstream's tests cannot be downloaded") as caught:
         upstream.fetch_packages(["thing==1.0"], tmp_path / "packages", tmp_path / "log")
     assert caught.value.exit_code == 20
     assert str(tmp_path / "log") in caught.value.found
