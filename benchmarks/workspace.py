@@ -80,7 +80,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """One run of the benchmarks at a time, in a folder that is theirs. Raises InUse, or ForeignFolder."""
+        """One run of the benchmarks at a time, in a folder that is theirs. Raises InUse, or UserError."""
         self.results.mkdir(parents=True, exist_ok=True)
         taken = InUse(
             f"other benchmarks run in {self.results}",
@@ -105,7 +105,7 @@ class Workspace:
             main_job.ready_workbench(self.config)
 
     def clean(self) -> None:
-        """Remove everything that was built in here, images and their layers included. Raises ForeignFolder."""
+        """Remove everything that was built in here, images and their layers included. Raises UserError."""
         if self.folder.exists():
             files.require_owned(self.folder)
             files.remove(self.folder)

@@ -178,8 +178,8 @@ def test_on_pi(
 
     The report is written whatever the tests say. Raises DeviceTestsFailed when a test failed or none ran, ChainBroken
     when all passed, but not on what was built, InUse while another run writes to the same report, ArtefactMissing
-    without an exported tree, RootNeeded where it is to be served, BoardSilent, BoardUntrusted, BoardLoginDenied,
-    ServerFailed; UserError at once where ``keyword`` is no expression.
+    without an exported tree, RootNeeded where it is to be served, BoardSilent, AccessDenied, AccessDenied,
+    UserError; UserError at once where ``keyword`` is no expression.
     """
     if host is not None and qemu:
         raise UserError(

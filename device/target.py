@@ -178,7 +178,7 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
         )
 
     def on_activate(self) -> None:
-        """Log in. Raises BoardUntrusted, BoardLoginDenied, or BoardSilent after ``connection_timeout`` seconds."""
+        """Log in. Raises AccessDenied, AccessDenied, or BoardSilent after ``connection_timeout`` seconds."""
         self._last_words = ""
         self.ssh_prefix: list[str] = []
         try:

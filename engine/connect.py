@@ -20,7 +20,7 @@ import urllib3.exceptions
 from docker.context import ContextAPI
 from docker.context.config import get_current_context_name
 
-from toolchain.errors import EngineConfigUnusable, EngineUnavailable
+from toolchain.errors import EngineUnavailable
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 
@@ -41,7 +41,7 @@ class Selection(NamedTuple):
 
 
 def selected() -> Selection:
-    """The engine in DOCKER_HOST, else that of docker's context. Raises EngineConfigUnusable if it cannot be used."""
+    """The engine in DOCKER_HOST, else that of docker's context. Raises EngineUnavailable if it cannot be used."""
     if host := os.environ.get("DOCKER_HOST", ""):
         return _supported(Selection(host))
     from_environment = os.environ.get("DOCKER_CONTEXT", "")
@@ -57,7 +57,7 @@ def selected() -> Selection:
     except Exception as fault:  # docker-py raises plain Exception, and KeyError and others for an unexpected file
         found = str(fault)
     if not host:
-        raise EngineConfigUnusable(
+        raise EngineUnavailable(
             f"{source} cannot be used",
             expected="a context that docker context ls lists, with the address of an engine",
             found=found,
@@ -68,7 +68,7 @@ def selected() -> Selection:
 
 def _supported(selection: Selection) -> Selection:
     if not selection.host.startswith("unix://"):
-        raise EngineConfigUnusable(
+        raise EngineUnavailable(
             f"the Docker engine in {selection.source} is not on a Unix socket of this machine",
             expected="unix://PATH: builds mount folders of this machine into containers",
             found=selection.host,
@@ -80,7 +80,7 @@ def _supported(selection: Selection) -> Selection:
 def connect(*, timeout_s: float = 600.0) -> docker.DockerClient:
     """A client of the selected engine.
 
-    ``timeout_s`` is the limit for each API call. Raises EngineUnavailable, EngineConfigUnusable.
+    ``timeout_s`` is the limit for each API call. Raises EngineUnavailable, EngineUnavailable.
     """
     return connect_to(selected(), timeout_s=timeout_s)
 
@@ -96,7 +96,7 @@ def connect_to(selection: Selection, *, timeout_s: float) -> docker.DockerClient
         # The client negotiates the API version, which sends a request.
         return docker.DockerClient(base_url=address, timeout=int(timeout_s))
     except (docker.errors.InvalidConfigFile, AttributeError) as fault:  # docker-py does not check the file's structure
-        raise EngineConfigUnusable(
+        raise EngineUnavailable(
             "docker's configuration file for this user cannot be read",
             expected="a JSON object in ~/.docker/config.json (or in the folder DOCKER_CONFIG names)",
             found=str(fault),

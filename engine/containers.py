@@ -30,13 +30,7 @@ from engine.connect import ENGINE_ERRORS, connect, engine_lost
 from engine.proxies import build_environment
 from toolchain import progress
 from toolchain.architecture import Architecture
-from toolchain.errors import (
-    ArtefactMissing,
-    CommandFailed,
-    CommandTimedOut,
-    EngineConfigUnusable,
-    EngineUnavailable,
-)
+from toolchain.errors import ArtefactMissing, CommandFailed, CommandTimedOut, EngineUnavailable
 from toolchain.process import explain_exit, on_interrupt, pasteable
 from toolchain.process_identity import find_recorded, record
 
@@ -76,7 +70,7 @@ def remove_abandoned() -> None:
                 with contextlib.suppress(docker.errors.APIError):  # another task has removed it meanwhile
                     client.api.remove_container(box["Id"], force=True, v=True)
                     progress.say(f"    removed the container of a killed task: {box['Names'][0].lstrip('/')}")
-    except (EngineUnavailable, EngineConfigUnusable, OSError, *ENGINE_ERRORS):
+    except (EngineUnavailable, OSError):
         return
 
 

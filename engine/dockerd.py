@@ -18,7 +18,7 @@ from engine.connect import DEFAULT_HOST
 from engine.proxies import build_environment
 from toolchain import caller, process, progress
 from toolchain.config import Config
-from toolchain.errors import ForeignFolder
+from toolchain.errors import UserError
 from toolchain.files import locked, write_text_atomically
 from toolchain.process_identity import find_recorded, record
 
@@ -70,12 +70,12 @@ class Daemon:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Let one task at a time start or stop the daemon. Raises ForeignFolder if the folder is not writable."""
+        """Let one task at a time start or stop the daemon. Raises UserError if the folder is not writable."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "lock").open("a").close()
         except (FileExistsError, NotADirectoryError, PermissionError) as fault:
-            raise ForeignFolder(
+            raise UserError(
                 f"the engine's record cannot be stored in {self.folder}",
                 expected="a folder that you may write to",
                 found=str(fault),

@@ -37,7 +37,7 @@ from engine.proxies import daemon_environment
 from engine.stop import end_leftovers, end_process
 from toolchain import process, progress
 from toolchain.config import Config
-from toolchain.errors import EngineUnavailable, ServerFailed
+from toolchain.errors import EngineUnavailable, UserError
 from toolchain.process_identity import find, running
 
 _SYSTEM_PIDFILE = Path("/var/run/docker.pid")
@@ -64,7 +64,7 @@ class EngineInfo:
 def ensure_running(config: Config) -> EngineInfo:
     """Use the engine that responds, else start one (see the module's docstring); returns its description.
 
-    Raises EngineUnavailable, ServerFailed (with the log's last lines), EngineConfigUnusable or ProgramMissing.
+    Raises EngineUnavailable, UserError (with the log's last lines), EngineUnavailable or ProgramMissing.
     """
     return ensure_daemon(Daemon.of(config), selected())
 
@@ -224,7 +224,7 @@ def _wait_for_response(daemon: Daemon, started: psutil.Process | None, offset: i
             raise _ended_early(daemon, offset)
         if time.monotonic() > deadline:
             tail = f":\n{_tail(daemon.log, offset)}" if started is not None else ""
-            raise ServerFailed(
+            raise UserError(
                 "the Docker engine was started but does not respond",
                 expected=f"a response at {daemon.host} within {_START_LIMIT_S:.0f} s",
                 found=f"none{tail}",
@@ -233,9 +233,9 @@ def _wait_for_response(daemon: Daemon, started: psutil.Process | None, offset: i
         time.sleep(0.1)
 
 
-def _ended_early(daemon: Daemon, offset: int) -> ServerFailed:
+def _ended_early(daemon: Daemon, offset: int) -> UserError:
     tail = _tail(daemon.log, offset)
-    return ServerFailed(
+    return UserError(
         "dockerd ended while starting",
         expected="dockerd to keep running",
         found=f"its last lines:\n{tail}",

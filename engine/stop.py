@@ -16,7 +16,7 @@ from engine import systemd
 from engine.connect import DEFAULT_HOST
 from engine.dockerd import Daemon, sudo_prefix
 from toolchain.config import Config
-from toolchain.errors import ServerFailed
+from toolchain.errors import UserError
 from toolchain.process_identity import running
 
 _STOP_LIMIT_S = 30.0
@@ -25,7 +25,7 @@ _STOP_LIMIT_S = 30.0
 def stop_engine(config: Config) -> str:
     """Stop the engine that ``ensure_running`` started; returns a description of what was done.
 
-    It is not an error if there is nothing to stop. Raises ServerFailed if the process does not end.
+    It is not an error if there is nothing to stop. Raises UserError if the process does not end.
     """
     return stop_daemon(Daemon.of(config))
 
@@ -51,7 +51,7 @@ def stop_daemon(daemon: Daemon) -> str:
 
 
 def end_process(process: psutil.Process, name: str) -> None:
-    """Send SIGTERM, wait, then send SIGKILL. Raises ServerFailed if the process still runs."""
+    """Send SIGTERM, wait, then send SIGKILL. Raises UserError if the process still runs."""
     for number, wait_s in ((signal.SIGTERM, _STOP_LIMIT_S), (signal.SIGKILL, 5.0)):
         if not running(process):
             return
@@ -66,7 +66,7 @@ def end_process(process: psutil.Process, name: str) -> None:
             if not running(process):
                 return
             time.sleep(0.05)
-    raise ServerFailed(
+    raise UserError(
         f"{name} does not end",
         expected=f"the process to end within {_STOP_LIMIT_S:.0f} s of SIGTERM, or after SIGKILL",
         found=f"pid {process.pid} still runs",

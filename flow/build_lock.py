@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolchain import files, leftovers
-from toolchain.errors import ServerFailed
+from toolchain.errors import UserError
 
 
 @contextlib.contextmanager
@@ -15,9 +15,9 @@ def build_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of a target's folder, and remove what killed builds left there.
 
     A folder that is read-only for this user can be used as long as no step has to run. Raises RootNeeded where not even
-    the lock file can be opened, ServerFailed where another build holds it.
+    the lock file can be opened, UserError where another build holds it.
     """
-    refusal = ServerFailed(
+    refusal = UserError(
         f"another build is running in {folder}",
         expected="one build of a target at a time",
         found="its lock is held",

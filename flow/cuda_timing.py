@@ -14,7 +14,7 @@ from pathlib import Path
 from flow import cuda_checks as native
 from toolchain import process
 from toolchain.config import ROOT, Config
-from toolchain.errors import ArtefactMissing, CommandFailed, GpuMissing, UserError
+from toolchain.errors import ArtefactMissing, CommandFailed, UserError
 
 NO_GPU = 3
 """Exit status of the tool if there is no GPU (cuda_ops/timing.py)."""
@@ -31,7 +31,7 @@ class Timed:
 
 
 def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 10, timeline: bool = False) -> Timed:
-    """Time an operation. Raises GpuMissing, UserError for invalid arguments, ArtefactMissing without the wheel."""
+    """Time an operation. Raises UserError, UserError for invalid arguments, ArtefactMissing without the wheel."""
     python = native.interpreter(config)
     site = config.build_root / "cuda" / "site"
     environment = {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
@@ -44,7 +44,7 @@ def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 
     done = process.run(argv, env=environment, limit_s=_LIMIT_S, check=False)
     output = done.output.strip()
     if done.returncode == NO_GPU:
-        raise GpuMissing(
+        raise UserError(
             "there is no CUDA GPU to time",
             expected="a GPU, its driver, and a torch built for CUDA",
             found=f"{python} finds none",

@@ -8,7 +8,7 @@ from toolchain import files
 
 
 def require_execution(context: Context) -> None:
-    """Execute a small program of the target. Raises ForeignBinaryRefused."""
+    """Execute a small program of the target. Raises UserError."""
     if context.target != context.native and context.target.debian in probe.PROGRAMS:
         with files.scratch_folder(context.root / "work", "probe") as scratch:
             program = scratch / "probe"

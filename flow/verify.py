@@ -24,7 +24,7 @@ from recipes.torch import build as building
 from recipes.torch import provenance, resolve
 from toolchain import files, progress
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, NotReproducible
+from toolchain.errors import ArtefactMissing, ChecksFailed
 
 _TREE = "/usr/src/torch/pytorch/build"
 _SHOWN = 8
@@ -49,8 +49,8 @@ class Verified:
 def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: int | None = None) -> Verified:
     """Build again and compare.
 
-    Raises NotReproducible with the names that differ, ArtefactMissing without a complete build. An object that does not
-    compile raises CommandFailed, DiskFull or MemoryExhausted, as in ``Builder.run``.
+    Raises ChecksFailed with the names that differ, ArtefactMissing without a complete build. An object that does not
+    compile raises CommandFailed, DiskFull or CommandFailed, as in ``Builder.run``.
     """
     ensure_running(config)
     with build_lock(config.target_root), Context(config) as context:
@@ -96,7 +96,7 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
             if "the same bytes" not in said:
                 differing.append(name)
     if differing:
-        raise NotReproducible(
+        raise ChecksFailed(
             f"{len(differing)} of {len(chosen)} objects of torch differ when compiled again",
             expected="the same bytes",
             found=", ".join(differing),
@@ -133,7 +133,7 @@ def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Ver
     built = again.build(out)
     first, second = files.sha256_of(wheel), files.sha256_of(built.wheel)
     if first != second:
-        raise NotReproducible(
+        raise ChecksFailed(
             "torch's wheel differs when built again",
             expected=f"SHA-256 {first}",
             found=f"SHA-256 {second}",

@@ -25,7 +25,7 @@ import docker.errors
 from engine.connect import ENGINE_ERRORS, engine_lost
 from toolchain import progress
 from toolchain.architecture import Architecture
-from toolchain.errors import ImageBuildFailed, PlatformMismatch
+from toolchain.errors import CommandFailed, PlatformMismatch
 from toolchain.manifest import Artefact
 
 _BLOCK = 1 << 20
@@ -82,7 +82,7 @@ def load(
     """Load layers, the lowest first, as ``reference`` and verify the platform that the engine then reports.
 
     All but the last are layers of an image that the engine has: they are sent again only where it must be told whole
-    images. ``epoch`` is the creation time in Unix seconds. Raises ImageBuildFailed or PlatformMismatch.
+    images. ``epoch`` is the creation time in Unix seconds. Raises CommandFailed or PlatformMismatch.
     """
     config = image_config(layers, architecture, epoch=epoch, environment=environment or {})
     image_id = "sha256:" + hashlib.sha256(config).hexdigest()
@@ -99,7 +99,7 @@ def load(
         except ENGINE_ERRORS as fault:
             told = [str(fault)]
     if told:
-        raise ImageBuildFailed(
+        raise CommandFailed(
             f"the engine does not load {reference}",
             expected="a loaded image",
             found=" ".join(told),
@@ -127,7 +127,7 @@ def verify(
     try:
         found = client.images.get(reference)
     except docker.errors.ImageNotFound as fault:
-        raise ImageBuildFailed(
+        raise CommandFailed(
             f"the engine does not have {reference}, which it has just made",
             expected="the image",
             found=str(fault.explanation),

@@ -30,14 +30,7 @@ from images import apt
 from images.apt import Source, sources_text
 from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES, Architecture, host_architecture
-from toolchain.errors import (
-    CommandFailed,
-    CommandTimedOut,
-    ForeignBinaryRefused,
-    ImageBuildFailed,
-    NetworkUnreachable,
-    ProgramMissing,
-)
+from toolchain.errors import CommandFailed, CommandTimedOut, NetworkUnreachable, ProgramMissing, UserError
 from toolchain.jobs import available_memory_mib
 from toolchain.process import require_program, require_root, run
 
@@ -116,7 +109,7 @@ class RootSpec:
 
 
 def require_execution(architecture: Architecture, probe: Path) -> None:
-    """Execute a program of another architecture; ForeignBinaryRefused says how to make that work.
+    """Execute a program of another architecture; UserError says how to make that work.
 
     ``probe`` is a static executable of that architecture which ends with status 0.
     """
@@ -128,7 +121,7 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
     except subprocess.TimeoutExpired as fault:
         seen = f"a program of a few bytes that still ran after {fault.timeout:.0f} s"
     if seen:
-        raise ForeignBinaryRefused(
+        raise UserError(
             f"this host cannot execute {architecture.debian} programs",
             expected=f"qemu-{architecture.qemu} registered in binfmt_misc with flag F",
             found=seen,
@@ -149,7 +142,7 @@ def download(spec: RootSpec, log: Path) -> tuple[str, ...]:
     """Fetch the packages of a target root to where ``build_tar`` looks for them; their SHA-256 and file names.
 
     These are lines as sha256sum writes them, of what apt has just verified. Raises DiskFull, NetworkUnreachable,
-    ImageBuildFailed or CommandTimedOut.
+    CommandFailed or CommandTimedOut.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
@@ -194,7 +187,7 @@ def _named(spec: RootSpec) -> list[str]:
 def build_tar(spec: RootSpec, tar: Path, log: Path) -> None:
     """Build a target root and write it as an uncompressed tar.
 
-    Raises RootNeeded, ImageBuildFailed or NetworkUnreachable.
+    Raises RootNeeded, CommandFailed or NetworkUnreachable.
     """
     _require_root(spec)
     hook = HERE / "hooks" / "install-with-native-tools"
@@ -251,7 +244,7 @@ def build_tools(
 def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
     """Unpack packages' files side by side, large ones first; nothing is configured.
 
-    Raises ImageBuildFailed for a damaged package, DiskFull.
+    Raises CommandFailed for a damaged package, DiskFull.
     """
     large_first = sorted(packages, key=lambda path: (-path.stat().st_size, path))
     names = "".join(f"{path}\0" for path in large_first).encode()
@@ -264,7 +257,7 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
     except CommandFailed as fault:
         if full := files.full_disk(fault.tail, "the native tools", tree.parent):
             raise full from fault
-        raise ImageBuildFailed(
+        raise CommandFailed(
             "the native tools cannot be unpacked",
             expected="dpkg-deb and tar to end with status 0 for every package",
             found=f"{fault.tail.strip()[-500:] or fault.found} (whole log: {log})",
@@ -426,13 +419,13 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
             fix="check the network; if the mirror has moved on since, run ./inv build-image --update",
         )
     if missing := apt.UNKNOWN.search(text):
-        return ImageBuildFailed(
+        return CommandFailed(
             f"the {spec.role} root needs a package that the mirror does not have",
             expected=f"package {missing[1] or missing[2]} in {spec.suite} for {spec.architectures[0]}",
             found="no such package in the verified lists",
             fix="correct image.extra_packages (or image.suite) in invoke.yaml",
         )
-    return ImageBuildFailed(
+    return CommandFailed(
         summary,
         expected=expected,
         found=f"{found} (whole log: {log})",

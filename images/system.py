@@ -27,7 +27,7 @@ from engine.proxies import build_environment
 from images.archive import LoadedImage, verify
 from toolchain import progress, templates
 from toolchain.architecture import Architecture
-from toolchain.errors import CommandFailed, ImageBuildFailed
+from toolchain.errors import CommandFailed
 
 LEFT_OUT = "pitorch.left_out"
 """Label: a JSON list of the pockets (by suite) that were left out because their index could not be verified."""
@@ -72,7 +72,7 @@ def build(
 ) -> LoadedImage:
     """Build the image and verify its platform; a build that fails leaves no image without a name.
 
-    Raises ImageBuildFailed with the engine's own words.
+    Raises CommandFailed with the engine's own words.
     """
     total = sum(layer.tar.stat().st_size for layer in layers)
     with (
@@ -119,9 +119,9 @@ def _remove_unfinished(client: docker.DockerClient, said: Sequence[str], before:
                 client.api.remove_image(name, noprune=True)
 
 
-def _failed(reference: str, found: str, said: Sequence[str]) -> ImageBuildFailed:
+def _failed(reference: str, found: str, said: Sequence[str]) -> CommandFailed:
     tail = "".join(said)[-1500:].strip()
-    return ImageBuildFailed(
+    return CommandFailed(
         f"the engine did not build {reference}",
         expected="every line of the Dockerfile to succeed",
         found=found + (f"\n{tail}" if tail else ""),
@@ -178,13 +178,13 @@ def inspect(
     """Start the image, import the modules in it, load libqpu, and return what they say of themselves.
 
     ``own_libqpu``: the library is ours, and so has a qpu-info to ask.
-    Raises ImageBuildFailed when one does not load: an image that was not seen working is not a product.
+    Raises CommandFailed when one does not load: an image that was not seen working is not a product.
     """
     argv = ["python3", "-c", _INSPECT, json.dumps(list(modules)), json.dumps(own_libqpu)]
     try:
         done = run_in(client, reference, argv, architecture=architecture, limit_s=900, log=log)
     except CommandFailed as fault:
-        raise ImageBuildFailed(
+        raise CommandFailed(
             f"{reference} was built but does not work",
             expected=f"import of {', '.join(modules) or 'no module'}, and libqpu.so.1",
             found=fault.tail.strip()[-1500:] or fault.found,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolchain import files
-from toolchain.errors import ArtefactMissing, BoardLoginDenied, BoardUntrusted, UserError
+from toolchain.errors import AccessDenied, ArtefactMissing, UserError
 
 ALIAS = "pitorch-board"
 """The board's name in the pinned known_hosts file."""
@@ -102,7 +102,7 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
     """Convert ssh's output into an error; None if a retry may succeed."""
     if _REFUSED.search(output):
         pinned = access.known_hosts is not None
-        return BoardUntrusted(
+        return AccessDenied(
             f"the SSH host key of {access} is not the expected one",
             expected="the SSH host key that the export wrote into the root filesystem"
             if pinned
@@ -113,7 +113,7 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
             else f"compare the fingerprint on the board's console, then log in once by hand: ssh {access}",
         )
     if _DENIED.search(output):
-        return BoardLoginDenied(
+        return AccessDenied(
             f"SSH login denied: {access}",
             expected=f"a login with the key {access.key}" if access.key else "a login with one of your SSH keys",
             found=output.strip().splitlines()[-1],

@@ -42,7 +42,7 @@ from nfsroot.layout import (
 from nfsroot.tree import TreeHash, require_unmounted
 from toolchain import checkout, process, progress
 from toolchain.config import Config
-from toolchain.errors import CommandFailed, ForeignFolder, InUse, UserError
+from toolchain.errors import CommandFailed, InUse, UserError
 from toolchain.files import MARKER, absolute, full_disk, held, remove, require_space, room_for, swapping
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import MANIFEST_SUFFIX, key_of
@@ -87,7 +87,7 @@ def export(
     With a tarball and no destination, no folder is written. With ``fix=False`` the tree is exported without the
     audit's fixes. ``role`` selects another image of the target, such as ``rootfs``.
 
-    Raises RootNeeded, EngineUnavailable, ArtefactMissing (no image), PlatformMismatch, ForeignFolder (the destination
+    Raises RootNeeded, EngineUnavailable, ArtefactMissing (no image), PlatformMismatch, UserError (the destination
     was not exported by us), InUse (another export, a server of the tree, or mounts in it), DiskFull, and UserError if
     the destination cannot be written.
     """
@@ -95,7 +95,7 @@ def export(
     began = time.monotonic()
     final = Layout(absolute(destination or (tarball or config.nfsroot)))
     if not final.place.name:
-        raise ForeignFolder(
+        raise UserError(
             "an export cannot replace the root of this machine",
             expected="a folder or a file below /",
             found=str(final.place),
@@ -299,7 +299,7 @@ def _room_for(purpose: str, folder: Path) -> Iterator[None]:
 
 def _require_place_of(tarball: Path) -> None:
     if tarball.is_dir():
-        raise ForeignFolder(
+        raise UserError(
             f"{tarball} is a folder",
             expected="the name of a tarball",
             found="a folder",
@@ -311,7 +311,7 @@ def _require_place_of(tarball: Path) -> None:
 
 def _refuse_foreign(final: Layout) -> None:
     if final.place.is_symlink() or (final.place.exists() and not final.place.is_dir()):
-        raise ForeignFolder(
+        raise UserError(
             f"{final.place} is not a folder",
             expected="an exported folder, or no entry",
             found="a link" if final.place.is_symlink() else "a file",
@@ -322,14 +322,14 @@ def _refuse_foreign(final: Layout) -> None:
     if entries and not (entries == [final.tree] and final.tree.is_dir() and is_ours(final)):
         named = "that match the marker by inode only and have no host key of the export"
         inode_alone = final.tree.is_dir() and is_named(final)
-        raise ForeignFolder(
+        raise UserError(
             f"{final.place} was not created by an export and is not replaced",
             expected=f"an absent or empty folder, or the tree identified by {final.marker}",
             found=f"a folder with {len(entries)} entries " + (named if inode_alone else "that no marker identifies"),
             fix="choose another folder, or empty this one",
         )
     if final.folder.exists() and any(final.folder.iterdir()) and not final.marker.is_file():
-        raise ForeignFolder(
+        raise UserError(
             f"{final.folder} was not created by an export and is not replaced",
             expected=f"an absent or empty folder, or one with the marker {MARKER}",
             found="a folder without it",
@@ -345,7 +345,7 @@ def _aside(final: Layout) -> Iterator[Path]:
     aside = final.aside
     if aside.exists():
         if not (aside / MARKER).is_file() and any(aside.iterdir()):
-            raise ForeignFolder(
+            raise UserError(
                 f"{aside} exists",
                 expected="no folder, or one of an earlier export",
                 found="no marker in it",

@@ -34,7 +34,7 @@ from nfsroot.rendering import render
 from toolchain import files, ports, process, process_identity, progress
 from toolchain.addresses import server_address, subnet_of
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, InUse, ProgramMissing, ServerFailed
+from toolchain.errors import ArtefactMissing, InUse, ProgramMissing, UserError
 
 _SCRATCH = "pitorch-nfs."
 _YOUNG_S = 60.0
@@ -90,7 +90,7 @@ def major_version(program: Path) -> int:
     output = process.run([program, "-v"], check=False, limit_s=20).output
     found = re.search(r"V(\d+)\.", output)
     if found is None:
-        raise ServerFailed(
+        raise UserError(
             f"{program} does not print its version",
             expected="NFS-Ganesha Release = V…",
             found=output.strip()[:200] or "no output",
@@ -118,7 +118,7 @@ def ganesha_configuration(
     """
     for folder in folders:
         if set(str(folder)) & set('"\\\n\r;?'):
-            raise ServerFailed(
+            raise UserError(
                 "the NFS server cannot export this path",
                 expected="a path without quotes, backslashes, semicolons, question marks and line ends",
                 found=repr(str(folder)),
@@ -154,8 +154,8 @@ def running_server(
     ``clients`` may mount and write as root: keep the list short. They must connect from a port below 1024, except in a
     ``private_network``. When the block starts, a client has listed every folder; when it ends, the server has stopped.
 
-    Raises RootNeeded, ProgramMissing, PortTaken, ArtefactMissing (no such folder), InUse (an export is replacing a
-    folder) or ServerFailed with the last lines of the log.
+    Raises RootNeeded, ProgramMissing, InUse, ArtefactMissing (no such folder), InUse (an export is replacing a
+    folder) or UserError with the last lines of the log.
     """
     folders = (folder,) if isinstance(folder, Path) else tuple(folder)
     process.require_root("to serve files of all owners over NFS", "./inv TASK")
@@ -265,7 +265,7 @@ def serve(
     """Serve the exported tree in the foreground until Ctrl-C, SIGTERM, SIGHUP, or ``stop``.
 
     Clients in ``nfs.subnet`` and this machine may mount it. Prints the commands for the board. Raises the errors of
-    ``running_server``, ArtefactMissing if nothing was exported, and ServerFailed if the server ends.
+    ``running_server``, ArtefactMissing if nothing was exported, and UserError if the server ends.
     """
     layout = Layout.of(config)
     process.require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
@@ -350,13 +350,13 @@ def _listens(server: NfsServer) -> bool:
         return trial.connect_ex((address, server.port)) == 0
 
 
-def _failed(server: NfsServer, summary: str, found: str = "", *, fix: str = "") -> ServerFailed:
+def _failed(server: NfsServer, summary: str, found: str = "", *, fix: str = "") -> UserError:
     # The log may be deleted with its folder, so the message includes its last lines.
     tail = _tail(server.log, _TAIL_LINES)
     if "No IP address found for" in tail:
         # The resolver omits loopback addresses if no other interface has an address (AI_ADDRCONFIG).
         fix = "add an address to an interface other than lo, which the server requires"
-    return ServerFailed(
+    return UserError(
         summary + (f"\n--- last lines of its log ---\n{tail}\n---" if tail else ""),
         expected=f"a server that lists {server.source()}",
         found=found or "see the log",
@@ -405,7 +405,7 @@ def _portmapper() -> Iterator[None]:
         deadline = time.monotonic() + 15
         while not answers():
             if child.poll() is not None or time.monotonic() > deadline:
-                raise ServerFailed(
+                raise UserError(
                     "the portmapper (rpcbind) did not start",
                     expected="an answer on TCP port 111",
                     found="none" if child.poll() is None else process.explain_exit(child.returncode),

@@ -29,7 +29,7 @@ from nfsroot.rendering import render
 from toolchain import process
 from toolchain.addresses import own_addresses, subnet_of
 from toolchain.config import Config
-from toolchain.errors import NetworkSharingFailed, UserError
+from toolchain.errors import UserError
 from toolchain.files import write_text_atomically
 
 TABLE = "pitorch_nat"
@@ -73,7 +73,7 @@ class Sharing:
 def on(config: Config, *, state: Path = STATE) -> Sharing:
     """Share this PC's internet connection with ``nfs.subnet``; a second call restores missing parts.
 
-    Raises RootNeeded, ProgramMissing (nft, ip) or NetworkSharingFailed (no uplink, the uplink is in the subnet, or a
+    Raises RootNeeded, ProgramMissing (nft, ip) or UserError (no uplink, the uplink is in the subnet, or a
     setting cannot be changed; then nothing is changed).
     """
     process.require_root("to translate addresses", f"{_AGAIN} on")
@@ -158,7 +158,7 @@ def _set_forward(value: str) -> None:
     try:
         _FORWARD.write_text(f"{value}\n")
     except OSError as fault:
-        raise NetworkSharingFailed(
+        raise UserError(
             f"net.ipv4.ip_forward cannot be set to {value}",
             expected=f"{_FORWARD} to be writable for root",
             found=fault.strerror or str(fault),
@@ -220,12 +220,12 @@ def status(config: Config, *, state: Path = STATE) -> Sharing:
 def find_uplink(subnet: ipaddress.IPv4Network) -> str:
     """The interface of the default route with the lowest metric.
 
-    Raises NetworkSharingFailed if there is none, or if it leads into the board's subnet.
+    Raises UserError if there is none, or if it leads into the board's subnet.
     """
     routes = json.loads(process.output_of(["ip", "-j", "-4", "route", "show", "default"]) or "[]")
     usable = [route for route in routes if "dev" in route and "linkdown" not in route.get("flags", ())]
     if not usable:
-        raise NetworkSharingFailed(
+        raise UserError(
             "this PC has no internet connection",
             expected="a default route",
             found="none",
@@ -234,7 +234,7 @@ def find_uplink(subnet: ipaddress.IPv4Network) -> str:
     best = min(usable, key=lambda route: int(route.get("metric", 0)))
     gateway = best.get("gateway")
     if gateway is not None and ipaddress.IPv4Address(gateway) in subnet:
-        raise NetworkSharingFailed(
+        raise UserError(
             "the board's subnet contains this PC's gateway, so there is nothing to translate",
             expected=f"a default route outside {subnet}",
             found=f"{gateway} on {best['dev']}",
@@ -247,7 +247,7 @@ def _nft(*words: str, stdin: str | None = None, merge_stderr: bool = True) -> st
     data = stdin.encode() if stdin is not None else None
     done = process.run(["nft", *words], stdin=data, check=False, merge_stderr=merge_stderr, limit_s=30)
     if done.returncode != 0:
-        raise NetworkSharingFailed(
+        raise UserError(
             f"nft {' '.join(words)} failed",
             expected="a kernel with nftables and NAT (nf_tables, nft_masq)",
             found=done.output.strip() or process.explain_exit(done.returncode),

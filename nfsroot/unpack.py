@@ -34,7 +34,7 @@ from engine.connect import engine_lost
 from nfsroot.tree import inside
 from toolchain import process, progress
 from toolchain.architecture import Architecture
-from toolchain.errors import ArtefactMissing, CommandFailed, ImageBuildFailed, PlatformMismatch
+from toolchain.errors import ArtefactMissing, CommandFailed, PlatformMismatch
 from toolchain.files import remove, scratch_folder
 
 _WHITEOUT = ".wh."
@@ -102,7 +102,7 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
 def unpack(client: docker.DockerClient, source: SourceImage, destination: Path) -> str:
     """Copy the image's tree to ``destination``, which must not exist; return the method.
 
-    A full disk is an OSError, or a CommandFailed with the program's output. Raises ImageBuildFailed if the engine's
+    A full disk is an OSError, or a CommandFailed with the program's output. Raises CommandFailed if the engine's
     stream is not an image, EngineUnavailable if the connection to the engine is lost.
     """
     if source.layers and os.geteuid() == 0:
@@ -203,7 +203,7 @@ def _reported_errors() -> Iterator[None]:
     try:
         yield
     except docker.errors.APIError as fault:
-        raise ImageBuildFailed(
+        raise CommandFailed(
             "the engine failed to export the image",
             expected="a stream of its layers",
             found=" ".join(str(fault.explanation or fault).split())[:200],
@@ -264,7 +264,7 @@ def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
         names = [links.get(name, name) for name in manifest[0]["Layers"]]
         paths = [stored[name] for name in names]
     except (tarfile.TarError, LookupError, TypeError, ValueError) as fault:
-        raise ImageBuildFailed(
+        raise CommandFailed(
             "the image stream of the engine is invalid",
             expected="a docker-archive with a manifest.json",
             found=f"{type(fault).__name__}: {fault}",

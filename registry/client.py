@@ -33,14 +33,7 @@ from registry.retries import with_retries
 from registry.trust import is_insecure
 from toolchain import progress
 from toolchain.config import Config
-from toolchain.errors import (
-    PlatformMismatch,
-    ReferenceNotFound,
-    RegistryBroke,
-    RegistryFailed,
-    RegistryFull,
-    UserError,
-)
+from toolchain.errors import PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed, RegistryFull, UserError
 
 _ENGINE_LIMIT_S = 600.0
 _ROLE = "system"
@@ -84,8 +77,8 @@ def push(config: Config, *, registry: str | None = None, tag: str | None = None,
     """Push the system image and verify that the registry holds it.
 
     ``registry`` is HOST[:PORT]/NAMESPACE; the defaults are in the configuration. The password comes from
-    registry.credentials. Raises ReferenceInvalid, ReferenceNotFound (no such image in the engine), PlatformMismatch,
-    RegistryRefused, RegistryUnreachable, RegistryUntrusted, RegistryFailed or EngineUnavailable.
+    registry.credentials. Raises UserError, ReferenceNotFound (no such image in the engine), PlatformMismatch,
+    AccessDenied, RegistryUnreachable, RegistryUntrusted, RegistryFailed or EngineUnavailable.
     """
     began = time.monotonic()
     reference = resolve(config, registry=registry, tag=tag)

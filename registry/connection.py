@@ -25,9 +25,9 @@ from registry.reference import Reference
 from registry.retries import Activity, with_retries
 from registry.trust import TlsAdapter, is_loopback
 from toolchain.errors import (
+    AccessDenied,
     RegistryBroke,
     RegistryFailed,
-    RegistryRefused,
     RegistryUnreachable,
     RegistryUntrusted,
     UserError,
@@ -108,7 +108,7 @@ class Connection:
             raise
 
     def login(self, credentials: Credentials | None) -> None:
-        """Authenticate, or check that anonymous access is allowed. Raises RegistryRefused."""
+        """Authenticate, or check that anonymous access is allowed. Raises AccessDenied."""
         self._credentials = credentials
         self._authorization = ""
         answer = self.request("GET", "/v2/")
@@ -124,7 +124,7 @@ class Connection:
         body: Callable[[], Body] | None = None,
         stream: bool = False,
     ) -> requests.Response:
-        """Send a request; ``body`` makes a new body for each attempt. Raises RegistryRefused."""
+        """Send a request; ``body`` makes a new body for each attempt. Raises AccessDenied."""
         url = self._base + path
         answer = self._send(method, url, headers=headers, data=body() if body else None, stream=stream)
         if answer.status_code == 401:
@@ -239,7 +239,7 @@ class Connection:
         except requests.RequestException as fault:
             raise faults.explain(fault, host) from None
 
-    def _refused(self, answer: requests.Response) -> RegistryRefused:
+    def _refused(self, answer: requests.Response) -> AccessDenied:
         make = faults.denied if answer.status_code == 403 else faults.refused
         return make(self.reference, self._credentials, faults.response_text(answer))
 
@@ -263,7 +263,7 @@ def _allows_anonymous(remote: Connection, actions: str) -> bool:
         return False
     try:
         remote.login(None)
-    except RegistryRefused:
+    except AccessDenied:
         return False
     return True
 

@@ -29,7 +29,7 @@ import docker.errors
 
 from registry.reference import Reference
 from toolchain import progress
-from toolchain.errors import RegistryRefused
+from toolchain.errors import AccessDenied
 
 PASSWORD_VARIABLE = "PITORCH_REGISTRY_PASSWORD"  # noqa: S105  (the name of a variable)
 
@@ -69,14 +69,14 @@ class Credentials:
 def find(reference: Reference, *, user: str = "") -> Credentials | None:
     """Credentials for a registry in the environment or in Docker's credential store, or None.
 
-    The store's password is not used if ``user`` is another user. Raises RegistryRefused if the store's helper is
+    The store's password is not used if ``user`` is another user. Raises AccessDenied if the store's helper is
     missing or fails.
     """
     stored = _stored(reference.host)
     if password := take_password():
         name = user or (stored.user if stored else "")
         if not name:
-            raise RegistryRefused(
+            raise AccessDenied(
                 f"{PASSWORD_VARIABLE} is set without a user name",
                 expected="a user name",
                 found=f"none given, and none in the credential store for {reference.host}",
@@ -89,9 +89,9 @@ def find(reference: Reference, *, user: str = "") -> Credentials | None:
 
 
 def ask(reference: Reference, *, user: str = "") -> Credentials:
-    """Prompt on the terminal. Raises RegistryRefused if there is no terminal, or the input is empty."""
+    """Prompt on the terminal. Raises AccessDenied if there is no terminal, or the input is empty."""
     if not (sys.stdin is not None and sys.stdin.isatty()):
-        raise RegistryRefused(
+        raise AccessDenied(
             f"authentication required at {reference.host}",
             expected=f"a password{f' of {user}' if user else ''}",
             found=f"none in the credential store or in {PASSWORD_VARIABLE}, and no terminal for a prompt",
@@ -102,7 +102,7 @@ def ask(reference: Reference, *, user: str = "") -> Credentials:
         user = sys.stdin.readline().strip()
     password = getpass.getpass(f"Password of {user} at {reference.host}: ", stream=sys.stderr) if user else ""
     if not user or not password:
-        raise RegistryRefused(
+        raise AccessDenied(
             f"authentication required at {reference.host}",
             expected="a user name and a password",
             found="no input",
@@ -112,7 +112,7 @@ def ask(reference: Reference, *, user: str = "") -> Credentials:
 
 
 def require_readable() -> None:
-    """Raise RegistryRefused if Docker's ``config.json`` cannot be read.
+    """Raise AccessDenied if Docker's ``config.json`` cannot be read.
 
     docker-py would report that the engine does not respond.
     """
@@ -133,7 +133,7 @@ def require_readable() -> None:
         known = (json.JSONDecodeError, docker.errors.InvalidConfigFile)
         fault = str(problem) if isinstance(problem, known) else "an invalid entry"
     if fault:
-        raise RegistryRefused(
+        raise AccessDenied(
             f"Docker's configuration {path} cannot be read",
             expected="a JSON object as written by docker login",
             found=fault,
@@ -147,7 +147,7 @@ def _stored(host: str) -> Credentials | None:
             warnings.simplefilter("ignore")  # docker-py warns about a missing helper, which is an error here
             entry: dict[str, Any] | None = docker.auth.load_config().resolve_authconfig(host)
     except docker.errors.DockerException as fault:
-        raise RegistryRefused(
+        raise AccessDenied(
             "Docker's credential helper failed",
             expected=f"output of the helper in {_config_file()}",
             found=" ".join(str(fault).split())[:200],
@@ -155,7 +155,7 @@ def _stored(host: str) -> Credentials | None:
         ) from fault
     except ValueError:
         # The exception's text would contain the helper's output.
-        raise RegistryRefused(
+        raise AccessDenied(
             "Docker's credential helper failed",
             expected="a JSON object with Username and Secret",
             found="other output",

@@ -17,13 +17,12 @@ from registry.reference import Reference
 from registry.retries import STALL_S
 from registry.trust import CERTIFICATES, bare_host, is_loopback
 from toolchain.errors import (
+    AccessDenied,
     RegistryBroke,
     RegistryConnectionRefused,
     RegistryFailed,
     RegistryFull,
     RegistryHostUnknown,
-    RegistryRefused,
-    RegistryStalled,
     RegistryUnreachable,
     RegistryUntrusted,
 )
@@ -97,16 +96,16 @@ def is_full(text: str, repository: str) -> bool:
     return re.search(r'"Err": ?28\b|no space left|quota|insufficient', text, re.IGNORECASE) is not None
 
 
-def refused(reference: Reference, credentials: Credentials | None, found: str) -> RegistryRefused:
+def refused(reference: Reference, credentials: Credentials | None, found: str) -> AccessDenied:
     """Authentication failed, or is required."""
     if credentials is None:
-        return RegistryRefused(
+        return AccessDenied(
             f"authentication required at {reference.host}",
             expected="a user name and a password",
             found=f"none given ({found})",
             fix=f"docker login {reference.host}, or set PITORCH_REGISTRY_PASSWORD and pass --user NAME",
         )
-    return RegistryRefused(
+    return AccessDenied(
         f"access to {reference.repository} at {reference.host} denied",
         expected="a user with access, and the correct password",
         found=f"{found} (as {_user_of(credentials)})",
@@ -114,9 +113,9 @@ def refused(reference: Reference, credentials: Credentials | None, found: str) -
     )
 
 
-def denied(reference: Reference, credentials: Credentials | None, found: str) -> RegistryRefused:
+def denied(reference: Reference, credentials: Credentials | None, found: str) -> AccessDenied:
     """The user is not allowed to access the repository; a login would not help."""
-    return RegistryRefused(
+    return AccessDenied(
         f"access to {reference.repository} at {reference.host} denied",
         expected="permission to read or write the repository",
         found=f"{found} (as {_user_of(credentials) if credentials else 'an anonymous user'})",
@@ -138,9 +137,9 @@ def full(reference: Reference, found: str) -> RegistryFull:
     )
 
 
-def stalled(host: str, found: str = "") -> RegistryStalled:
+def stalled(host: str, found: str = "") -> RegistryFailed:
     """A transfer makes no progress."""
-    return RegistryStalled(
+    return RegistryFailed(
         f"the transfer with {host} stalled",
         expected=f"progress within {STALL_S:.0f} s",
         found=found or "none",

@@ -30,7 +30,7 @@ import requests
 
 from toolchain import files, ports, process, process_identity, templates
 from toolchain.config import Config, split_registry
-from toolchain.errors import ServerFailed
+from toolchain.errors import UserError
 
 _START_LIMIT_S = 20.0
 _STOP_LIMIT_S = 10.0
@@ -128,7 +128,7 @@ class Registry:
 def up(config: Config) -> Registry:
     """Start the local registry unless it runs, and wait until it responds.
 
-    Raises ProgramMissing, or ServerFailed if the port is in use or the registry does not start.
+    Raises ProgramMissing, or UserError if the port is in use or the registry does not start.
     """
     return start(Settings.of(config))
 
@@ -231,13 +231,13 @@ def _start(program: Path, settings: Settings, port: int) -> Registry:
     return running
 
 
-def _not_up(settings: Settings, address: str, ended: int | None, offset: int) -> ServerFailed:
+def _not_up(settings: Settings, address: str, ended: int | None, offset: int) -> UserError:
     with settings.log.open("rb") as stream:
         stream.seek(offset)
         lines = stream.read().decode(errors="replace").splitlines()
     tail = "\n".join(f"    {line[:300]}" for line in lines[-_TAIL_LINES:])
     how = f"no response after {_START_LIMIT_S:.0f} s" if ended is None else process.explain_exit(ended)
-    return ServerFailed(
+    return UserError(
         "the local registry did not start",
         expected=f"a response at {address}",
         found=f"{how}; its last lines:\n{tail}",
@@ -304,7 +304,7 @@ def _end(settings: Settings) -> bool:
                 while process_identity.running(registry) and time.monotonic() < deadline:
                     time.sleep(0.02)
         if registry is not None and process_identity.running(registry):
-            raise ServerFailed(
+            raise UserError(
                 "the local registry does not stop",
                 expected="an exit after SIGTERM or SIGKILL",
                 found=f"pid {registry.pid} still runs",
@@ -324,7 +324,7 @@ def _require_free(host: str, port: int) -> None:
             time.sleep(0.05)
             continue
         debian = "; Debian's own service: systemctl disable --now docker-registry" if port == 5000 else ""
-        raise ServerFailed(
+        raise UserError(
             f"the local registry cannot listen on {host}:{port}",
             expected="a free port that this user may listen on",
             found=os.strerror(fault.errno or 0),

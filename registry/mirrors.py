@@ -32,14 +32,7 @@ from engine.connect import connect, selected
 from engine.dockerd import Daemon
 from engine.start import ensure_daemon
 from toolchain import caller, files, process
-from toolchain.errors import (
-    CommandFailed,
-    EngineConfigUnusable,
-    EngineUnavailable,
-    ReferenceInvalid,
-    ServerFailed,
-    UserError,
-)
+from toolchain.errors import CommandFailed, EngineUnavailable, UserError
 
 DAEMON_JSON = Path("/etc/docker/daemon.json")
 
@@ -90,8 +83,8 @@ def _listed(urls: Sequence[str]) -> str:
 def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: Daemon | None = None) -> Mirrors:
     """Append mirrors to the existing ones; mirrors that exist already keep their position.
 
-    ``daemon`` is the engine that ``./inv`` may have started (``Daemon.of(config)``). Raises ReferenceInvalid for
-    an invalid URL, before any change, EngineConfigUnusable, or ServerFailed if the engine does not use the mirrors.
+    ``daemon`` is the engine that ``./inv`` may have started (``Daemon.of(config)``). Raises UserError for
+    an invalid URL, before any change, EngineUnavailable, or UserError if the engine does not use the mirrors.
     """
     added = [_checked(url) for url in urls]
 
@@ -113,7 +106,7 @@ def remove(urls: Sequence[str] = (), *, daemon_json: Path = DAEMON_JSON, daemon:
 
 
 def show(*, daemon_json: Path = DAEMON_JSON) -> Mirrors:
-    """The mirrors in the file and those that the engine uses. Raises EngineConfigUnusable."""
+    """The mirrors in the file and those that the engine uses. Raises EngineUnavailable."""
     document, _ = _read(daemon_json)
     return Mirrors(file=daemon_json, configured=tuple(document.get(_KEY, [])), active=_active())
 
@@ -171,7 +164,7 @@ def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
             break
         time.sleep(0.1)
     log = daemon.log if daemon is not None and argv[-2:-1] == ["-HUP"] else "journalctl -u docker.service"
-    raise ServerFailed(
+    raise UserError(
         "the engine does not use the mirrors",
         expected=f"the mirrors {', '.join(state.configured) or 'none'} after {process.pasteable(argv)}",
         found="no response" if state.active is None else f"it uses {', '.join(state.active) or 'none'}",
@@ -230,7 +223,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _checked(url: str) -> str:
-    """Normalise a URL. Raises ReferenceInvalid."""
+    """Normalise a URL. Raises UserError."""
     fault = ""
     try:
         parts = urlsplit(url)
@@ -251,7 +244,7 @@ def _checked(url: str) -> str:
     if fault:
         shown = re.sub(r"//[^/@]*@", "//…@", url)
         bare = _HOST.fullmatch(url.partition("/")[0])
-        raise ReferenceInvalid(
+        raise UserError(
             f"{shown!r} is not the address of a mirror",
             expected="http://HOST[:PORT] or https://HOST[:PORT]",
             found=fault,
@@ -268,7 +261,7 @@ def _plain(url: str) -> str:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:
-    """The document and its text; a missing or empty file is an empty document. Raises EngineConfigUnusable."""
+    """The document and its text; a missing or empty file is an empty document. Raises EngineUnavailable."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -300,8 +293,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _unusable(path: Path, expected: str, found: str, *, fix: str = "") -> EngineConfigUnusable:
-    return EngineConfigUnusable(
+def _unusable(path: Path, expected: str, found: str, *, fix: str = "") -> EngineUnavailable:
+    return EngineUnavailable(
         f"the engine's configuration {path} cannot be used",
         expected=expected,
         found=found,
@@ -365,7 +358,7 @@ def _refuse_option(daemon: Daemon | None) -> None:
         return
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     if any(word.partition("=")[0] == "--registry-mirror" for word in words):
-        raise EngineConfigUnusable(
+        raise EngineUnavailable(
             "mirrors are set on the engine's command line",
             expected="mirrors in daemon.json only: with both, the engine would not start again",
             found=f"--registry-mirror among the arguments of dockerd (pid {pid})",

@@ -32,10 +32,7 @@ from registry.reference import Reference
 from registry.retries import STALL_S
 from registry.trust import is_insecure
 from toolchain import progress
-from toolchain.errors import (
-    EngineUnavailable,
-    RegistryFailed,
-)
+from toolchain.errors import EngineUnavailable, RegistryFailed
 from toolchain.files import room_for, sha256_of
 from toolchain.text import one_line
 
@@ -116,7 +113,7 @@ def manifest(kind: str, files: Sequence[File], annotations: Mapping[str, str]) -
 def connect(reference: Reference, *, actions: str, user: str) -> Iterator[Store]:
     """Connect to the registry and log in. ``actions`` is ``pull`` or ``pull,push``.
 
-    Raises RegistryRefused, RegistryUnreachable, RegistryUntrusted or RegistryFailed.
+    Raises AccessDenied, RegistryUnreachable, RegistryUntrusted or RegistryFailed.
     """
     credentials.require_readable()
     with Connection(reference, insecure=is_insecure(reference.host, _engine_info()), actions=actions) as connection:
@@ -180,7 +177,7 @@ class Store:
     def push(self, kind: str, paths: Sequence[Path], annotations: Mapping[str, str]) -> tuple[Artefact, int]:
         """Send missing files, tag the artefact, and read it back; returns it and the number of files sent.
 
-        Raises RegistryRefused, RegistryFull, RegistryBroke or RegistryFailed.
+        Raises AccessDenied, RegistryFull, RegistryBroke or RegistryFailed.
         """
         found = [File.of(path) for path in paths]
         sent = 0
@@ -204,7 +201,7 @@ class Store:
     def add_tag(self, tag: str) -> None:
         """Point another tag of the repository to the same artefact, and verify that.
 
-        Raises RegistryRefused, RegistryBroke or RegistryFailed.
+        Raises AccessDenied, RegistryBroke or RegistryFailed.
         """
         path = f"{self._path}/manifests/{self._reference.tag}"
         answer = self.connection.request("GET", path, headers={"Accept": MANIFEST_TYPE})

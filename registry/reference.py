@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from toolchain.config import Config, split_registry
-from toolchain.errors import ReferenceInvalid
+from toolchain.errors import UserError
 
 _PATH = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -45,7 +45,7 @@ class Reference:
 def resolve(config: Config, *, registry: str | None = None, tag: str | None = None) -> Reference:
     """The reference of the system image; the arguments override the section ``registry`` of the configuration.
 
-    ``registry`` is HOST[:PORT]/NAMESPACE; the default namespace is the configured one. Raises ReferenceInvalid.
+    ``registry`` is HOST[:PORT]/NAMESPACE; the default namespace is the configured one. Raises UserError.
     """
     host, namespace = config.registry.address, config.registry.namespace
     if registry is not None:
@@ -56,7 +56,7 @@ def resolve(config: Config, *, registry: str | None = None, tag: str | None = No
     _check_repository(host, repository)
     tag = config.tag if tag is None else tag
     if not _TAG.fullmatch(tag):
-        raise ReferenceInvalid(
+        raise UserError(
             f"{tag!r} is not a valid tag",
             expected="1 to 128 letters, digits, '_', '.' and '-', not starting with '.' or '-'",
             found=repr(tag),
@@ -67,14 +67,14 @@ def resolve(config: Config, *, registry: str | None = None, tag: str | None = No
 
 def _check_host(host: str, registry: str) -> None:
     if "://" in registry or registry.startswith(("http:", "https:")):
-        raise ReferenceInvalid(
+        raise UserError(
             "--registry must not contain a scheme",
             expected="HOST[:PORT]/NAMESPACE",
             found=registry,
             fix=f"--registry {registry.partition('://')[2] or 'HOST/NAMESPACE'}",
         )
     if "@" in host:
-        raise ReferenceInvalid(
+        raise UserError(
             "--registry must not contain a user or password",
             expected="HOST[:PORT]/NAMESPACE",
             found="text before an @",
@@ -84,13 +84,13 @@ def _check_host(host: str, registry: str) -> None:
         split_registry(host)
     except ValueError as fault:
         if "Docker Hub" in str(fault):
-            raise ReferenceInvalid(
+            raise UserError(
                 f"{host!r} would be a name on Docker Hub, not a host",
                 expected="a host with a dot or a port: HOST[:PORT]/NAMESPACE",
                 found=registry,
                 fix=f"pass --registry {host}:443/…, or docker.io/{registry} for Docker Hub",
             ) from fault
-        raise ReferenceInvalid(
+        raise UserError(
             f"{host!r} is not the address of a registry",
             expected="HOST[:PORT]/NAMESPACE, the port from 1 to 65535",
             found=registry,
@@ -100,7 +100,7 @@ def _check_host(host: str, registry: str) -> None:
 
 def _check_repository(host: str, repository: str) -> None:
     if repository != repository.lower():
-        raise ReferenceInvalid(
+        raise UserError(
             "the name of the repository must be in lower case",
             expected=repository.lower(),
             found=repository,
@@ -108,14 +108,14 @@ def _check_repository(host: str, repository: str) -> None:
         )
     if not _PATH.fullmatch(repository):
         tagged = ":" in repository or "@" in repository
-        raise ReferenceInvalid(
+        raise UserError(
             f"{repository!r} is not a valid name of a repository",
             expected="lower-case letters and digits, separated by single '.', '_', '/' or by '-'",
             found=repository,
             fix="pass the tag with --tag" if tagged else "pass another namespace: --registry HOST[:PORT]/NAMESPACE",
         )
     if len(host) + 1 + len(repository) > _LONGEST_NAME:
-        raise ReferenceInvalid(
+        raise UserError(
             "the name of the image is too long",
             expected=f"at most {_LONGEST_NAME} characters before the tag",
             found=f"{len(host) + 1 + len(repository)}",

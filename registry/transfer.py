@@ -33,14 +33,7 @@ from registry.faults import (
 from registry.reference import Reference
 from registry.retries import PATIENCE_S, STALL_S, Activity
 from toolchain import progress
-from toolchain.errors import (
-    DiskFull,
-    PlatformMismatch,
-    ReferenceInvalid,
-    ReferenceNotFound,
-    RegistryFailed,
-    UserError,
-)
+from toolchain.errors import DiskFull, PlatformMismatch, ReferenceNotFound, RegistryFailed, UserError
 from toolchain.text import one_line
 
 _LONGEST = 300
@@ -213,7 +206,7 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
         return any(part in text for part in parts)
 
     if has("invalid reference format", "must be lowercase", "invalid repository name"):
-        return ReferenceInvalid(
+        return UserError(
             f"the engine rejects the name {reference}",
             expected="HOST[:PORT]/NAMESPACE in lower case",
             found=found,

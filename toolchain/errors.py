@@ -1,10 +1,11 @@
-"""Every fault that a user can put right, each with its own exit code.
+"""Errors that the user can fix, and their exit codes (docs/architecture.md lists them).
 
-An error says what was expected, what was found and the fix. Only the outermost layer (``tasks.py``,
-``toolchain/cli.py``) turns one into an exit code. There an ``OSError`` that nobody expected becomes a user error too,
-with its path; a bug is not a ``UserError`` and is left to raise.
+An error states what was expected, what was found and the fix. Only the outermost layer (``tasks.py``,
+``toolchain/cli.py``) converts it into an exit code, together with any unhandled ``OSError``. Other exceptions are bugs
+and end the program with a traceback.
 
-Exit codes 1 and 2 stay with Invoke (a failed task body, a command line that does not parse), 130 is Ctrl-C.
+A class exists where code or a script handles its case differently. Exit codes 1 and 2 belong to Invoke (a failed task
+body, an invalid command line); 130 is Ctrl-C.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from toolchain.text import printable
 
 
 class UserError(Exception):
-    """A fault the user can fix.
+    """An error that the user can fix.
 
-    ``expected`` and ``found`` are short noun phrases, ``fix`` is what to type or change.
+    ``expected`` and ``found`` are short noun phrases, ``fix`` is the command or the change that helps.
     """
 
     exit_code = 10
@@ -40,7 +41,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """invoke.yaml or an INVOKE_* variable holds one or more faults; all of them are listed."""
+    """Errors in invoke.yaml, an INVOKE_* variable or an option; all of them are listed."""
 
     exit_code = 11
 
@@ -48,25 +49,25 @@ class ConfigError(UserError):
         self.faults = tuple(faults)
         listed = "\n".join(f"  - {fault}" for fault in self.faults)
         super().__init__(
-            f"the configuration has {len(self.faults)} fault{'s' if len(self.faults) > 1 else ''}:\n{listed}",
-            fix="edit invoke.yaml (or the INVOKE_* variable or task's option named above), then run the task again",
+            f"the configuration has {len(self.faults)} error{'s' if len(self.faults) > 1 else ''}:\n{listed}",
+            fix="edit invoke.yaml (or the INVOKE_* variable or option named above), then run the task again",
         )
 
 
-class ForeignBinaryRefused(UserError):
-    """The kernel cannot execute programs of the target architecture."""
+class RecipeInvalid(UserError):
+    """A recipe's data file is missing or invalid, or the recipe does not support the configuration."""
 
-    exit_code = 12
+    exit_code = 11
 
 
 class ProgramMissing(UserError):
-    """A host program that a step needs is not installed."""
+    """A program that a step requires is not installed."""
 
     exit_code = 13
 
 
 class CommandFailed(UserError):
-    """A subprocess ended with a fault; the last lines of its output are part of the message."""
+    """A subprocess failed; the message includes the last lines of its output."""
 
     exit_code = 14
 
@@ -83,153 +84,95 @@ class CommandFailed(UserError):
 
 
 class CommandTimedOut(CommandFailed):
-    """A subprocess was still running at its deadline and was ended."""
-
-    exit_code = 15
+    """A subprocess was terminated at its deadline."""
 
 
 class EngineUnavailable(UserError):
-    """No Docker engine answers, and none could be started."""
+    """No usable Docker engine: none answers, none can be started, or its configuration is invalid."""
 
     exit_code = 16
 
 
-class ImageBuildFailed(UserError):
-    """The engine reported a fault while it built or loaded an image."""
-
-    exit_code = 17
-
-
-class PlatformMismatch(UserError):
-    """An image, ELF file or wheel is for another platform than the one asked for."""
-
-    exit_code = 18
-
-
-class MirrorPocketUnusable(UserError):
-    """A pocket of the apt mirror cannot be verified (an error under ``image.strict``, else a warning)."""
-
-    exit_code = 19
-
-
 class NetworkUnreachable(UserError):
-    """A host that a step needs does not answer."""
+    """A host that a step requires does not answer."""
 
     exit_code = 20
 
 
+class MirrorPocketUnusable(NetworkUnreachable):
+    """A pocket of the apt mirror cannot be verified (an error with ``image.strict``, otherwise a warning)."""
+
+
+class RegistryUnreachable(NetworkUnreachable):
+    """The registry's host is unknown, refuses the connection or does not answer in time."""
+
+
+class RegistryHostUnknown(RegistryUnreachable):
+    """The name of the registry's host cannot be resolved."""
+
+
+class RegistryConnectionRefused(RegistryUnreachable):
+    """No program listens on the registry's port."""
+
+
 class DiskFull(UserError):
-    """Not enough room where a step has to write."""
+    """There is not enough space for the output of a step."""
 
     exit_code = 21
 
 
-class SystemRefused(UserError):
-    """The operating system refused to read or write something, where no other error says more."""
+class ArtefactMissing(UserError):
+    """A product of an earlier step is missing."""
 
-    exit_code = 56
-
-
-class MemoryExhausted(UserError):
-    """The kernel killed a process of a build because memory ran out."""
-
-    exit_code = 55
-
-
-class WheelUnusable(UserError):
-    """A wheel is missing, damaged, or for another Python or ABI than the image's."""
-
-    exit_code = 22
+    exit_code = 25
 
 
 class SourceUnavailable(UserError):
     """A recipe's source cannot be obtained."""
 
-    exit_code = 23
-
-
-class RecipeInvalid(UserError):
-    """A recipe's data file is missing or has faults."""
-
-    exit_code = 37
-
-
-class NotReproducible(UserError):
-    """What was built again is not what was built before."""
-
-    exit_code = 38
-
-
-class ForeignFolder(UserError):
-    """A folder that would be replaced or deleted does not carry our marker."""
-
-    exit_code = 24
-
-
-class ArtefactMissing(UserError):
-    """A step was asked for the product of an earlier one that has not been run."""
-
     exit_code = 25
 
 
 class ArtefactDamaged(UserError):
-    """A file does not have the size or the SHA-256 that its manifest states."""
+    """A file does not have the size or the SHA-256 of its manifest."""
 
     exit_code = 26
 
 
-class ServerFailed(UserError):
-    """A server that we start (NFS, registry, dockerd) did not come up, or went away."""
+class WheelUnusable(UserError):
+    """A wheel is missing, damaged, or built for another Python or ABI than the image's."""
 
-    exit_code = 27
+    exit_code = 26
+
+
+class PlatformMismatch(UserError):
+    """An image, ELF file or wheel is for another platform than the requested one."""
+
+    exit_code = 26
 
 
 class RootNeeded(UserError):
-    """A step that changes owners, mounts or networks was asked for by an ordinary user."""
+    """An ordinary user started a step that changes file owners, mounts or networks."""
 
     exit_code = 28
 
 
 class InUse(UserError):
-    """Another run, or something mounted there, holds what a step has to replace."""
+    """Another process uses the folder, port or board."""
 
     exit_code = 29
 
 
-class RegistryRefused(UserError):
-    """The registry refused: credentials or rights."""
+class AccessDenied(UserError):
+    """Authentication failed, access is not permitted, or the server's identity cannot be verified."""
 
     exit_code = 30
 
 
-class RegistryUnreachable(UserError):
-    """The registry's host does not answer in time, or there is no way to it."""
-
-    exit_code = 31
-
-
-class RegistryHostUnknown(RegistryUnreachable):
-    """The registry's host has a name that does not resolve."""
-
-    exit_code = 51
-
-
-class RegistryConnectionRefused(RegistryUnreachable):
-    """The registry's host is there, and nothing listens on that port."""
-
-    exit_code = 52
-
-
 class RegistryUntrusted(UserError):
-    """The registry's certificate is not trusted, or it speaks plain HTTP where TLS is expected."""
+    """The registry's certificate is not trusted, or it uses plain HTTP where TLS is expected."""
 
-    exit_code = 32
-
-
-class ReferenceInvalid(UserError):
-    """An image name, tag or registry address does not follow the reference grammar."""
-
-    exit_code = 33
+    exit_code = 30
 
 
 class ReferenceNotFound(UserError):
@@ -239,45 +182,29 @@ class ReferenceNotFound(UserError):
 
 
 class RegistryFailed(UserError):
-    """The registry answers what a registry should not (no registry at all, a digest or a layer that does not match)."""
+    """The registry's answer is invalid: it is not a registry, or a digest or a layer does not match."""
 
     exit_code = 35
 
 
 class RegistryFull(RegistryFailed):
-    """The registry has no room left."""
-
-    exit_code = 53
+    """The registry has no space left."""
 
 
 class RegistryBroke(RegistryFailed):
-    """The registry broke off, or answered with a fault of its own: worth another try."""
-
-    exit_code = 54
-
-
-class RegistryStalled(RegistryFailed):
-    """Nothing was transferred for longer than we wait; another try would wait as long."""
-
-    exit_code = 57
-
-
-class EngineConfigUnusable(UserError):
-    """The engine's daemon.json is broken, may not be changed, or is not what the engine goes by."""
-
-    exit_code = 36
+    """The registry closed the connection or reported an internal error; a retry may help."""
 
 
 class BoardSilent(UserError):
-    """The board (or the virtual machine) did not answer in time."""
+    """The board or the virtual machine did not answer in time."""
 
     exit_code = 40
 
 
-class BoardUntrusted(UserError):
-    """The board's SSH host key is not the one we wrote into its root filesystem."""
+class BoardLost(UserError):
+    """The connection to the board was lost, or its session ended, during the run."""
 
-    exit_code = 41
+    exit_code = 40
 
 
 class DeviceTestsFailed(UserError):
@@ -286,108 +213,48 @@ class DeviceTestsFailed(UserError):
     exit_code = 42
 
 
+class ResultMismatch(UserError):
+    """The result of a kernel differs from its reference."""
+
+    exit_code = 42
+
+
 class ChainBroken(UserError):
-    """The device suite passed, but what it tested is not what was built."""
+    """The device suite passed, but the tested software is not the software that was built."""
 
     exit_code = 49
 
 
-class NetworkSharingFailed(UserError):
-    """The NAT table for the board's subnet cannot be set up or taken down."""
-
-    exit_code = 43
-
-
-class PortTaken(UserError):
-    """Another program listens on the port that a server of ours needs."""
-
-    exit_code = 44
-
-
-class BoardLoginDenied(UserError):
-    """The board answers with the right host key, but does not accept our login key."""
-
-    exit_code = 45
-
-
-class ToolkitUnusable(UserError):
-    """There is no CUDA toolkit of the pinned release, or it lacks a part."""
-
-    exit_code = 46
-
-
-class GpuMissing(UserError):
-    """A step that needs a CUDA GPU was asked for on a machine without one."""
-
-    exit_code = 47
-
-
 class ChecksFailed(UserError):
-    """Tests, linters or doctor's checks found faults."""
+    """Tests, linters, doctor's checks or a rebuild found differences from the expected state."""
 
     exit_code = 50
 
 
-class DeviceUnknown(UserError):
-    """A device's name or address leads to no board."""
-
-    exit_code = 60
-
-
-class DeviceBusy(UserError):
-    """The board, or every board with that key, serves somebody else for longer than we wait."""
-
-    exit_code = 61
-
-
-class SessionTimedOut(UserError):
-    """The board ended our session because its time was up."""
-
-    exit_code = 62
-
-
-class BoardLost(UserError):
-    """The board, or what ran the kernel on it, went away in mid-run."""
-
-    exit_code = 63
-
-
-class ResultMismatch(UserError):
-    """A kernel computed something else than its reference."""
-
-    exit_code = 64
-
-
-class KernelUnusable(UserError):
-    """A kernel's file is missing, does not hold a kernel, does not compile, or the kernel itself fails."""
-
-    exit_code = 65
-
-
-_WAYS_OUT = {
+_FIXES = {
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some space there, or have your quota raised",
-    errno.EFBIG: "raise the limit of file sizes (ulimit -f unlimited), or use a file system that takes larger files",
-    errno.EACCES: "run the task as a user who may do that, or name another place",
-    errno.EPERM: "run the task as a user who may do that, or name another place",
-    errno.EROFS: "name a place that can be written to",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f unlimited), or use a file system that supports larger files",
+    errno.EACCES: "run the task as a user with that permission, or name another path",
+    errno.EPERM: "run the task as a user with that permission, or name another path",
+    errno.EROFS: "name a path on a writable file system",
     errno.ENAMETOOLONG: "name a shorter path",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENOMEM: "free some memory",
-    errno.EIO: "check the disk: dmesg says what it reported",
+    errno.EIO: "check the disk; dmesg shows the reported error",
 }
 
 
 def of_system(fault: OSError) -> UserError:
-    """The user error for what the operating system refused: a full disk, or another fault with the path it names."""
+    """Convert an OSError into a user error with the path it names: DiskFull for a full disk."""
     names = [
         os.fsdecode(name) for name in (fault.filename, fault.filename2) if isinstance(name, (str, bytes, os.PathLike))
     ]
     full = fault.errno in (errno.ENOSPC, errno.EDQUOT)
     place = " and ".join(names)
-    return (DiskFull if full else SystemRefused)(
+    return (DiskFull if full else UserError)(
         f"{place or 'an operation'}: {fault.strerror}",
-        expected="room on the disk" if full else "a file or folder that can be used",
+        expected="free space on the disk" if full else "a usable file or folder",
         found=f"{fault.strerror} (errno {fault.errno})",
-        fix=_WAYS_OUT.get(fault.errno or 0, "check that path" if place else "check what the task was given"),
+        fix=_FIXES.get(fault.errno or 0, "check that path" if place else "check the arguments of the task"),
     )

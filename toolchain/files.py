@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolchain import caller, process
-from toolchain.errors import CommandFailed, DiskFull, ForeignFolder, RootNeeded, UserError
+from toolchain.errors import CommandFailed, DiskFull, RootNeeded, UserError
 
 MARKER = ".pitorch-owned"
 """Name of the file that marks a folder as ours. Only folders with it are deleted."""
@@ -218,16 +218,16 @@ def size_of(folder: Path) -> int:
 
 
 def require_owned(folder: Path) -> None:
-    """Raise ForeignFolder if ``folder`` is a file, or is not empty and does not contain our marker."""
+    """Raise UserError if ``folder`` is a file, or is not empty and does not contain our marker."""
     if folder.exists() and not folder.is_dir():
-        raise ForeignFolder(
+        raise UserError(
             f"{folder} would be replaced, but it is not ours",
             expected="no such path, or one of our folders",
             found="a file",
             fix="name another folder, or move the file away yourself",
         )
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
-        raise ForeignFolder(
+        raise UserError(
             f"{folder} would be replaced, but it is not ours",
             expected=f"no such folder, an empty one, or one that contains our marker {MARKER}",
             found=f"a folder with {sum(1 for _ in folder.iterdir())} entries and no marker",

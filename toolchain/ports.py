@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from toolchain import process
-from toolchain.errors import PortTaken, ProgramMissing, ServerFailed, UserError
+from toolchain.errors import InUse, ProgramMissing, UserError
 
 LOOPBACK = "127.0.0.1"
 
@@ -52,7 +52,7 @@ def _bound(host: str, port: int) -> int:
 
 
 def require_free(address: str, port: int, *, server: str, section: str) -> None:
-    """Raise PortTaken if another program listens on the port, ServerFailed if the address is not this machine's.
+    """Raise InUse if another program listens on the port, UserError if the address is not this machine's.
 
     ``section`` is the section of invoke.yaml with the address and port. Raises UserError if the port is out of range.
     """
@@ -72,13 +72,13 @@ def require_free(address: str, port: int, *, server: str, section: str) -> None:
             return
         except OSError as fault:
             if fault.errno == errno.EADDRINUSE:
-                raise PortTaken(
+                raise InUse(
                     f"port {port} is in use",
                     expected=f"no program listening on {address}:{port}",
                     found=_listener(port),
                     fix=f"stop that program{kernels}, or set {section}.port",
                 ) from fault
-            raise ServerFailed(
+            raise UserError(
                 f"{server} cannot listen on {address}",
                 expected="an IPv4 address of this machine",
                 found=str(fault.strerror),

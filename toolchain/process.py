@@ -28,7 +28,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from toolchain import caller, reaper
-from toolchain.errors import CommandFailed, CommandTimedOut, ForeignBinaryRefused, ProgramMissing, RootNeeded, UserError
+from toolchain.errors import CommandFailed, CommandTimedOut, ProgramMissing, RootNeeded, UserError
 
 DEFAULT_LIMIT_S = 3600.0
 _TAIL_LINES = 25
@@ -245,7 +245,7 @@ def run(
     false only stdout is returned and stderr is kept for errors.
 
     Raises ProgramMissing, CommandFailed (unless ``check`` is false, with which only a program that cannot be started
-    fails), ForeignBinaryRefused, or CommandTimedOut after ``limit_s`` seconds.
+    fails), UserError, or CommandTimedOut after ``limit_s`` seconds.
     """
     words = tuple(os.fspath(part) for part in argv)
     began = time.monotonic()
@@ -367,7 +367,7 @@ def _not_started(words: Sequence[str], fault: OSError) -> UserError:
             else f"apt-get install {_PACKAGES.get(words[0], words[0])}",
         )
     if fault.errno == errno.ENOEXEC:
-        return ForeignBinaryRefused(
+        return UserError(
             f"cannot run {line}",
             expected="a program of this machine, or an emulator registered for it",
             found="the kernel does not know the program's format",

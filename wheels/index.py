@@ -30,7 +30,7 @@ from werkzeug.utils import redirect, send_file
 from werkzeug.wrappers import Response
 
 from toolchain import ports, progress
-from toolchain.errors import ServerFailed
+from toolchain.errors import UserError
 from toolchain.files import sha256_of
 from wheels import find as wheels
 
@@ -219,7 +219,7 @@ class _Log:
 def running_index(offered: Offered, *, address: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
     """Serve wheels while the block runs; the URL of the index. Port 0 is any free port.
 
-    Raises PortTaken, or ServerFailed if the address is not this machine's.
+    Raises InUse, or UserError if the address is not this machine's.
     """
     with _listen(address, port) as listener:
         application = _Log(_Index(offered))
@@ -246,7 +246,7 @@ def _listen(address: str, port: int) -> socket.socket:
     try:
         return socket.create_server((address, port))
     except OSError as fault:
-        raise ServerFailed(
+        raise UserError(
             f"the package index cannot listen on {address}:{port}",
             expected="an address of this machine, and a port that this user may listen on",
             found=fault.strerror or str(fault),

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolchain.errors import ConfigError, DeviceUnknown
+from toolchain.errors import ConfigError, UserError
 
 FORMS = (
     "local, HOST:PORT, tracker://HOST:PORT/KEY, proxy://HOST:PORT/KEY, tree://[USER@]HOST[:PORT], "
@@ -58,7 +58,7 @@ class Address:
 
 
 def parse(text: str) -> Address:
-    """An address by its text. Raises DeviceUnknown for what is none."""
+    """An address by its text. Raises UserError for what is none."""
     if text in ("local", "emulator"):
         return Address(kind=text)
     if (found := _SSH.fullmatch(text)) is not None:
@@ -67,7 +67,7 @@ def parse(text: str) -> Address:
     kind = (found["kind"] or "direct") if found is not None else ""
     keyed = found is not None and found["key"] is not None
     if found is None or not 0 < int(found["port"]) < 65536 or keyed != (kind in ("tracker", "proxy")):
-        raise DeviceUnknown(
+        raise UserError(
             f"{text!r} is no address of a board",
             expected=FORMS,
             found=repr(text),
@@ -84,7 +84,7 @@ def named(devices: Sequence[str]) -> Mapping[str, Address]:
         name, _, text = item.partition("=")
         try:
             made[name] = parse(text)
-        except DeviceUnknown as fault:
+        except UserError as fault:
             faults.append(f"remote.devices: {name}: expected {fault.expected}, found {fault.found}")
     if faults:
         raise ConfigError(faults)
@@ -92,13 +92,13 @@ def named(devices: Sequence[str]) -> Mapping[str, Address]:
 
 
 def resolve(name: str, devices: Sequence[str]) -> Address:
-    """The board that ``--device`` names: one of ``remote.devices``, or an address. Raises DeviceUnknown."""
+    """The board that ``--device`` names: one of ``remote.devices``, or an address. Raises UserError."""
     known = named(devices)
     if name in known:
         return known[name]
     if re.fullmatch(r"[A-Za-z0-9_.-]+", name) and name not in ("local", "emulator"):
         near = difflib.get_close_matches(name, [*known, "local", "emulator"], n=1, cutoff=0.5)
-        raise DeviceUnknown(
+        raise UserError(
             f"there is no board called {name!r}",
             expected=f"one of remote.devices ({', '.join(known) or 'none is set'}), or {FORMS}",
             found=repr(name),

@@ -8,17 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toolchain.errors import (
-    BoardLost,
-    BoardSilent,
-    CommandFailed,
-    DeviceBusy,
-    DeviceUnknown,
-    KernelUnusable,
-    PlatformMismatch,
-    SessionTimedOut,
-    UserError,
-)
+from toolchain.errors import BoardLost, BoardSilent, CommandFailed, InUse, PlatformMismatch, UserError
 
 
 @dataclass(frozen=True)
@@ -33,7 +23,7 @@ class Row:
 
 TABLE = {
     "unknown": Row(
-        DeviceUnknown,
+        UserError,
         "no board answers to {where}",
         "a board with that key",
         "check the key, and that the board's server runs and has reached the tracker or proxy",
@@ -45,13 +35,13 @@ TABLE = {
         "check that the board is on, that its server (TVM's, or sshd) runs, and that the address is right",
     ),
     "busy": Row(
-        DeviceBusy,
+        InUse,
         "{where} is busy",
         "a session within {limit_s:g} s",
         "try again later, or raise remote.queue_limit_s",
     ),
     "timed-out": Row(
-        SessionTimedOut,
+        BoardLost,
         "the session on {where} was ended: its time was up",
         "an end within {limit_s:g} s",
         "measure less (--number, --repeat, --size), or raise remote.session_limit_s",
@@ -81,19 +71,19 @@ TABLE = {
         "set remote.linker (INVOKE_REMOTE_LINKER) to another cross compiler",
     ),
     "crashed": Row(
-        KernelUnusable,
+        UserError,
         "the kernel crashed on {where}",
         "a kernel that keeps within its arrays",
         "look at its indices, or at what it calls",
     ),
     "kernel": Row(
-        KernelUnusable,
+        UserError,
         "the kernel's file cannot be used",
         "a file that defines SIZE, module, inputs and reference",
         "docs/remote.md has an example",
     ),
     "refused": Row(
-        KernelUnusable,
+        UserError,
         "the kernel fails on {where}",
         "a kernel that can be loaded and takes its arrays",
         "correct the kernel's file (docs/remote.md says what it is called with)",

@@ -31,12 +31,7 @@ from nfsroot.layout import Layout
 from toolchain import files, process
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
-from toolchain.errors import (
-    ArtefactMissing,
-    BoardSilent,
-    ForeignBinaryRefused,
-    UserError,
-)
+from toolchain.errors import ArtefactMissing, BoardSilent, UserError
 
 SOURCE = Path(__file__).with_name("loader")
 TIMED_OUT = 124
@@ -98,7 +93,7 @@ class LoaderSession:
         """What the board's device tree calls it; empty where there is none."""
 
     def greet(self, queue_limit_s: float) -> None:
-        """Wait until the board is ours. Raises DeviceBusy, BoardSilent, PlatformMismatch and what SSH met."""
+        """Wait until the board is ours. Raises InUse, BoardSilent, PlatformMismatch and what SSH met."""
         self._queue_limit_s = queue_limit_s
         self.model = self._answer(queue_limit_s + _CONNECT_LIMIT_S, greeting=True).partition("; ")[2]
 
@@ -232,7 +227,7 @@ def session(
 ) -> Iterator[LoaderSession]:
     """A session with the board at ``address``; ``libraries`` are folders where the kernel's own libraries are found.
 
-    Raises DeviceBusy, BoardSilent and others, as ``LoaderSession`` does.
+    Raises InUse, BoardSilent and others, as ``LoaderSession`` does.
     """
     program = build_loader(config, target)
     limits = [f"{config.remote.queue_limit_s:g}", f"{config.remote.session_limit_s:g}"]
@@ -267,7 +262,7 @@ def session(
                 bufsize=0,
             )
         except OSError as fault:
-            raise ForeignBinaryRefused(
+            raise UserError(
                 f"the loader for {target.title} cannot be started",
                 expected=f"{argv[0]} to run",
                 found=os.strerror(fault.errno or 0),

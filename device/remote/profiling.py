@@ -22,13 +22,7 @@ from device.remote.targets import Target
 from toolchain import files, process, progress
 from toolchain.architecture import host_architecture
 from toolchain.config import Config
-from toolchain.errors import (
-    CommandFailed,
-    DeviceUnknown,
-    KernelUnusable,
-    ResultMismatch,
-    UserError,
-)
+from toolchain.errors import CommandFailed, ResultMismatch, UserError
 
 KERNELS = Path(__file__).with_name("kernels")
 _WORKER_LIMIT_S = 86400.0
@@ -128,7 +122,7 @@ def profile(
 
     ``keep``: where the library goes that was found right.
 
-    Raises KernelUnusable, ResultMismatch, DeviceUnknown, DeviceBusy, SessionTimedOut, BoardLost, BoardSilent,
+    Raises UserError, ResultMismatch, UserError, InUse, BoardLost, BoardLost, BoardSilent,
     PlatformMismatch and what preparing may raise.
     """
     wanted = targets.load(target)
@@ -152,14 +146,14 @@ def profile(
 
 
 def kernel_file(name: str) -> Path:
-    """The file of a kernel that comes with the project, or of the user's. Raises KernelUnusable."""
+    """The file of a kernel that comes with the project, or of the user's. Raises UserError."""
     known = sorted(path.stem for path in KERNELS.glob("*.py") if path.stem != "__init__")
     if name in known:
         return KERNELS / f"{name}.py"
     path = Path(name)
     if path.suffix == ".py" and path.is_file():
         return path.resolve()
-    raise KernelUnusable(
+    raise UserError(
         f"there is no kernel {name!r}",
         expected=f"{', '.join(known)}, or a Python file",
         found="no such file" if path.suffix == ".py" else repr(name),
@@ -186,7 +180,7 @@ def _device(config: Config, target: Target, name: str) -> Address:
     if not name and target.road == "loader" and config.device.host:
         return parse(f"tree://{config.device.host}")
     if not name and not target.default_device:
-        raise DeviceUnknown(
+        raise UserError(
             f"which board? {target.title} has no default",
             expected="--device NAME, a board of remote.devices, or an address",
             found="no --device",
@@ -200,9 +194,9 @@ def _device(config: Config, target: Target, name: str) -> Address:
     return address
 
 
-def _wrong_device(target: Target, address: Address) -> DeviceUnknown:
+def _wrong_device(target: Target, address: Address) -> UserError:
     ours = target.road == "loader"
-    return DeviceUnknown(
+    return UserError(
         f"kernels for {target.title} do not reach {address}",
         expected="tree://HOST or ssh://HOST" if ours else "HOST:PORT, tracker://… or proxy://…",
         found=str(address),

@@ -17,7 +17,7 @@ from recipes import recipe
 from toolchain import process, progress
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config
-from toolchain.errors import ArtefactMissing, CommandFailed, KernelUnusable
+from toolchain.errors import ArtefactMissing, CommandFailed, UserError
 from toolchain.jobs import compile_jobs
 
 _LIBQPU = ROOT / "libqpu"
@@ -39,11 +39,11 @@ def on_this_pc(target: Target) -> Target:
 def build(config: Config, target: Target, address: Address, path: Path, library: Path) -> Built:
     """Compile the kernel beside ``path`` to ``library``, for the machine behind ``address``.
 
-    Raises KernelUnusable with the compiler's words, ArtefactMissing without a libqpu for the board.
+    Raises UserError with the compiler's words, ArtefactMissing without a libqpu for the board.
     """
     source = path.with_suffix(".cpp")
     if not source.is_file():
-        raise KernelUnusable(
+        raise UserError(
             f"{path.stem} is no kernel of the QPUs",
             expected=f"{source.name} beside {path.name}",
             found="no such file",
@@ -60,7 +60,7 @@ def build(config: Config, target: Target, address: Address, path: Path, library:
     try:
         process.run([compiler, *words], limit_s=900)
     except CommandFailed as fault:
-        raise KernelUnusable(
+        raise UserError(
             "the kernel does not compile",
             expected=f"{source} to be C++ on libqpu",
             found=next((line for line in fault.tail.splitlines() if "error" in line), fault.found),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from device.remote.environment import TvmEnvironment
 from recipes.tvm_server.build import SERVER
 from toolchain import ports, process
-from toolchain.errors import ServerFailed
+from toolchain.errors import UserError
 
 HOST = "127.0.0.1"
 _START_LIMIT_S = 180.0
@@ -95,7 +95,7 @@ def _wait(server: Running, name: str) -> None:
     deadline = time.monotonic() + _START_LIMIT_S
     while not _answers(server):
         if server.process.poll() is not None or time.monotonic() > deadline:
-            raise ServerFailed(
+            raise UserError(
                 f"{name} did not start",
                 expected=f"a server on port {server.port}" if server.port else "a server",
                 found=server.log().strip().splitlines()[-1] if server.log().strip() else "no word",

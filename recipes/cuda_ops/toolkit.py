@@ -15,7 +15,7 @@ from recipes.recipe import Recipe
 from toolchain import files, process, progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import ROOT, Config
-from toolchain.errors import CommandFailed, NetworkUnreachable, ToolkitUnusable
+from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 from wheels.pip import run_pip
 
 PYPI = "pypi"
@@ -37,7 +37,7 @@ class Toolkit:
 
 
 def obtain(recipe: Recipe, config: Config, target: Architecture) -> Toolkit:
-    """The toolkit, fetched if there is no other one. Raises ToolkitUnusable, NetworkUnreachable."""
+    """The toolkit, fetched if there is no other one. Raises UserError, NetworkUnreachable."""
     home, origin = _home(recipe, config)
     if target == host_architecture():
         runtime = _runtime_in(home)
@@ -147,8 +147,8 @@ def _install(packages: list[str], folder: Path, options: tuple[str, ...]) -> Non
         made.rename(folder)
 
 
-def _unusable(recipe: Recipe, home: Path, found: str) -> ToolkitUnusable:
-    return ToolkitUnusable(
+def _unusable(recipe: Recipe, home: Path, found: str) -> UserError:
+    return UserError(
         f"the wheel cannot be built with the CUDA toolkit in {home}",
         expected=f"release {recipe.settings['release']} with {', '.join(_NEEDED)} and libcudart_static.a",
         found=found,

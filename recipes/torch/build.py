@@ -31,7 +31,7 @@ from recipes.torch.source import Source
 from toolchain import files, progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
-from toolchain.errors import CommandFailed, DiskFull, MemoryExhausted, RecipeInvalid
+from toolchain.errors import CommandFailed, DiskFull, RecipeInvalid
 from toolchain.jobs import compile_jobs
 
 _HOME = "/usr/src/torch"
@@ -232,7 +232,7 @@ class Builder:
         self.jobs = compile_jobs(config.build)
 
     def build(self, folder: Path) -> Built:
-        """All phases; the products are copied to ``folder``. Raises CommandFailed, DiskFull, MemoryExhausted."""
+        """All phases; the products are copied to ``folder``. Raises CommandFailed, DiskFull, CommandFailed."""
         compiled = (self.home / "pytorch" / "build" / _NINJA_LOG).is_file()
         needed = _NEEDED_TO_GO_ON_MIB if compiled else _NEEDED_MIB
         files.require_space(self.home, needed, "torch's sources and objects")
@@ -433,7 +433,7 @@ class Builder:
     ) -> str:
         """Run a command in a container with the sources, the tree and the recipe; its output.
 
-        Raises CommandFailed, unless ``check`` is false, and DiskFull or MemoryExhausted if that was the reason. If the
+        Raises CommandFailed, unless ``check`` is false, and DiskFull or CommandFailed if that was the reason. If the
         disk had almost no free space while the command ran, that is the reason, whatever the program printed.
         """
         full: list[str] = []
@@ -485,8 +485,8 @@ class Builder:
             "continue from here",
         )
 
-    def _memory_exhausted(self, found: str) -> MemoryExhausted:
-        return MemoryExhausted(
+    def _memory_exhausted(self, found: str) -> CommandFailed:
+        return CommandFailed(
             "memory ran out during the build of torch",
             expected=f"memory for {self.jobs} compiler processes of 1.5 GiB each",
             found=found,

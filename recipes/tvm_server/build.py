@@ -15,7 +15,7 @@ from recipes.recipe import Recipe
 from toolchain import files
 from toolchain.architecture import Architecture
 from toolchain.config import ROOT
-from toolchain.errors import CommandFailed, ImageBuildFailed, WheelUnusable
+from toolchain.errors import CommandFailed, WheelUnusable
 from wheels.pip import run_pip
 
 GROUP = "remote"
@@ -42,13 +42,13 @@ def stage(recipe: Recipe, target: Architecture, suite: Suite, root: Path, log: P
 
 
 def check(client: docker.DockerClient, reference: str, target: Architecture, log: Path) -> str:
-    """Start the server in a finished image; the version of TVM that it reports. Raises ImageBuildFailed."""
+    """Start the server in a finished image; the version of TVM that it reports. Raises CommandFailed."""
     try:
         said = run_in(
             client, reference, ["pitorch-rpc-server", "--check"], architecture=target, limit_s=_LIMIT_S, log=log
         ).output
     except CommandFailed as fault:
-        raise ImageBuildFailed(
+        raise CommandFailed(
             f"TVM's server does not start in {reference}",
             expected="exit status 0 of pitorch-rpc-server --check",
             found=fault.tail.strip()[-1500:] or fault.found,

@@ -87,7 +87,7 @@ def test_packages_are_named_with_a_version(tmp_path: Path, text: str, name: str,
 def test_other_requirements_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(SourceUnavailable) as caught:
         Wanted.parse(text, folder=tmp_path)
-    assert caught.value.exit_code == 23
+    assert caught.value.exit_code == 25
     assert caught.value.fix
 
 

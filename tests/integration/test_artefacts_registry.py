@@ -43,19 +43,19 @@ from registry.local import Registry, Settings
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import (
+    AccessDenied,
     ArtefactDamaged,
     ArtefactMissing,
     CommandFailed,
     DiskFull,
     NetworkUnreachable,
-    ReferenceInvalid,
     ReferenceNotFound,
     RegistryBroke,
     RegistryConnectionRefused,
     RegistryFailed,
     RegistryFull,
-    RegistryRefused,
     SourceUnavailable,
+    UserError,
 )
 from toolchain.manifest import Artefact, Manifest
 from toolchain.ports import free_port
@@ -440,14 +440,14 @@ def test_missing_and_wrong_passwords_are_refused(
 ) -> None:
     config = config_for(tmp_path, guarded.address, namespace="closed")
     artefacts.put(config, "thing", KEY, products(tmp_path))
-    with pytest.raises(RegistryRefused, match="authentication required"):
+    with pytest.raises(AccessDenied, match="authentication required"):
         artefacts.push(config)
     monkeypatch.setenv(PASSWORD_VARIABLE, "wrong-" + PASSWORD)
     for call in (
         lambda: artefacts.push(config, user=USER),
         lambda: artefacts.pull(config, "thing", OTHER_KEY, user=USER),
     ):
-        with pytest.raises(RegistryRefused) as caught:
+        with pytest.raises(AccessDenied) as caught:
             call()
         assert caught.value.exit_code == 30
         assert PASSWORD not in str(caught.value)
@@ -463,7 +463,7 @@ def test_refused_connection_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     for call in (lambda: artefacts.push(config), lambda: artefacts.pull(config, "thing", OTHER_KEY)):
         with pytest.raises(RegistryConnectionRefused) as caught:
             call()
-        assert caught.value.exit_code == 52
+        assert caught.value.exit_code == 20
         assert "./inv registry up" in caught.value.fix
 
 
@@ -471,7 +471,7 @@ def test_invalid_addresses_are_refused(tmp_path: Path) -> None:
     config = config_for(tmp_path, "127.0.0.1:5000")
     artefacts.put(config, "thing", KEY, products(tmp_path))
     for wrong in ("http://127.0.0.1:5000/x", "127.0.0.1:5000/Upper", "nodots/x"):
-        with pytest.raises(ReferenceInvalid):
+        with pytest.raises(UserError):
             artefacts.push(config, registry=wrong)
 
 
@@ -513,7 +513,7 @@ def test_push_fails_if_the_connection_is_lost_repeatedly(
         proxy.watch = lambda _, sent: sent > MIB
         with pytest.raises(RegistryBroke) as caught:
             artefacts.push(config)
-    assert caught.value.exit_code == 54
+    assert caught.value.exit_code == 35
     assert ask(plain, "/v2/away/artefacts/tags/list").json().get("tags") is None
 
 
@@ -529,7 +529,7 @@ def test_full_registry_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         artefacts.put(config, "thing", KEY, large(tmp_path))
         with pytest.raises(RegistryFull) as caught:
             artefacts.push(config)
-        assert caught.value.exit_code == 53
+        assert caught.value.exit_code == 35
         assert TAG not in ask(running, "/v2/pitorch/artefacts/tags/list").text
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True, timeout=30)
         (pushed,) = artefacts.push(config)

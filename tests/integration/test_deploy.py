@@ -347,7 +347,7 @@ def test_a_tree_with_the_other_qpu_library_is_refused(tmp_path: Path, content: M
             continue
         with pytest.raises(PlatformMismatch) as caught:
             deploy.require_same_library(tree, chosen)
-        assert caught.value.exit_code == 18
+        assert caught.value.exit_code == 26
         assert deploy.LIBRARIES[chosen][1] in caught.value.expected
         assert deploy.LIBRARIES[has][1] in caught.value.found
         assert f"./inv deploy --qpulib={has}" in caught.value.fix

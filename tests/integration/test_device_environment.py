@@ -17,7 +17,7 @@ from device.strategy import BoardStrategy, Status, cause_of
 from nfsroot import access
 from nfsroot.layout import Layout, identity_of, write_marker
 from toolchain.config import Config, load_config
-from toolchain.errors import ArtefactMissing, BoardLoginDenied, BoardUntrusted, RootNeeded, UserError
+from toolchain.errors import AccessDenied, ArtefactMissing, RootNeeded, UserError
 from toolchain.manifest import Manifest
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
@@ -188,12 +188,12 @@ def test_other_key_under_the_same_address_is_an_untrusted_board() -> None:
     pinned = access.SshAccess(host="pi", known_hosts=Path("k"), key=Path("id"))
     own = access.SshAccess(host="pi", user="pi")
     changed = "@@@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @@@\nHost key verification failed."
-    assert isinstance(access.diagnose(pinned, changed), BoardUntrusted)
+    assert isinstance(access.diagnose(pinned, changed), AccessDenied)
     unknown = access.diagnose(own, "No ED25519 host key is known for pi and you have requested strict checking.")
-    assert isinstance(unknown, BoardUntrusted)
+    assert isinstance(unknown, AccessDenied)
     assert "ssh pi@pi" in unknown.fix
     denied = access.diagnose(pinned, "root@pi: Permission denied (publickey).")
-    assert isinstance(denied, BoardLoginDenied)
+    assert isinstance(denied, AccessDenied)
     assert "Permission denied" in denied.found
     assert access.diagnose(pinned, "ssh: connect to host pi port 22: Connection refused") is None
 

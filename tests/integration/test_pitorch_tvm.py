@@ -18,7 +18,7 @@ from device.remote.loader_session import Timing
 from engine.containers import run_in
 from flow import main_job
 from toolchain.config import ROOT, Config
-from toolchain.errors import KernelUnusable
+from toolchain.errors import UserError
 from toolchain.process import run
 
 ONCE = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
@@ -142,7 +142,7 @@ def test_a_library_that_cannot_serve_is_refused(tvm: ModuleType, gemm: Path, tmp
 
 def test_a_library_is_kept_only_if_it_is_right(product_config: Config, tmp_path: Path) -> None:
     path = tmp_path / "kept.so"
-    with pytest.raises(KernelUnusable):
+    with pytest.raises(UserError):
         profiling.profile(
             product_config,
             kernel=str(write(tmp_path, PARALLEL)),

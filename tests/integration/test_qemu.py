@@ -19,7 +19,7 @@ from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
 from toolchain import process
 from toolchain.config import ROOT, Config
-from toolchain.errors import ArtefactMissing, BoardSilent, BoardUntrusted, CommandFailed, UserError
+from toolchain.errors import AccessDenied, ArtefactMissing, BoardSilent, CommandFailed, UserError
 
 
 def tree_with(folder: Path, *kernels: str, without_initrd: str = "") -> Path:
@@ -206,7 +206,7 @@ def test_another_host_key_is_refused(board: Board, tmp_path: Path) -> None:
     )
     done = process.run(wrong.command(["true"]), check=False, limit_s=120)
     assert done.returncode == 255
-    assert isinstance(access.diagnose(wrong, done.output), BoardUntrusted)
+    assert isinstance(access.diagnose(wrong, done.output), AccessDenied)
 
 
 @pytest.mark.machine

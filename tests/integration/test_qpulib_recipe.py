@@ -203,7 +203,7 @@ def test_an_unavailable_commit_is_reported_with_the_fix(upstream: Upstream, tmp_
     missing = "0123456789" * 4
     with pytest.raises(SourceUnavailable) as caught:
         qpulib.obtain(pinned(upstream, missing), configured(tmp_path))
-    assert caught.value.exit_code == 23
+    assert caught.value.exit_code == 25
     assert missing in caught.value.expected
     assert caught.value.found.startswith("fatal:")
     assert list((tmp_path / "build/sources").iterdir()) == []

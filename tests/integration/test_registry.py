@@ -48,7 +48,7 @@ from registry.credentials import PASSWORD_VARIABLE
 from registry.local import Registry, Settings, TokenService
 from registry.reference import resolve
 from toolchain import progress
-from toolchain.errors import PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed, RegistryRefused
+from toolchain.errors import AccessDenied, PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed
 
 pytestmark = pytest.mark.engine
 
@@ -323,7 +323,7 @@ def test_missing_layer_is_reported(
         (plain.settings.images / f"docker/registry/v2/blobs/sha256/{digest[:2]}/{digest}/data").unlink()
         with pytest.raises(RegistryBroke, match=r"a part of .* is missing") as caught:
             registry.pull(config)
-        assert caught.value.exit_code == 54
+        assert caught.value.exit_code == 35
 
 
 # --- credentials ---------------------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ def test_credentials_from_the_prompt(
     with image(client, config.image_reference("system")):
         assert registry.push(config).layers == 1
     monkeypatch.setattr(sys, "stdin", Terminal("\n"))
-    with pytest.raises(RegistryRefused, match="no input"):
+    with pytest.raises(AccessDenied, match="no input"):
         registry.pull(config)
 
 
@@ -397,14 +397,14 @@ def test_wrong_password_is_reported_with_its_source(
     config = config_for(tmp_path, guarded.address, repository="wrong")
     with image(client, config.image_reference("system")):
         store_login(docker_config, guarded.address, password="wrong-4711")
-        with pytest.raises(RegistryRefused, match="Docker's credential store") as caught:
+        with pytest.raises(AccessDenied, match="Docker's credential store") as caught:
             registry.push(config)
         assert caught.value.exit_code == 30
         monkeypatch.setenv(PASSWORD_VARIABLE, "wrong-4711")
-        with pytest.raises(RegistryRefused, match=PASSWORD_VARIABLE) as caught:
+        with pytest.raises(AccessDenied, match=PASSWORD_VARIABLE) as caught:
             registry.push(config)
         assert "wrong-4711" not in str(caught.value)
-        with pytest.raises(RegistryRefused):
+        with pytest.raises(AccessDenied):
             registry.pull(config)
     assert ask(guarded, "/v2/_catalog", auth=(USER, PASSWORD)).status_code == 200
 
@@ -414,11 +414,11 @@ def test_missing_credentials_are_reported(
 ) -> None:
     config = config_for(tmp_path, guarded.address)
     with image(client, config.image_reference("system")):
-        with pytest.raises(RegistryRefused) as caught:
+        with pytest.raises(AccessDenied) as caught:
             registry.push(config)
         assert f"docker login {guarded.address}" in caught.value.fix
         monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
-        with pytest.raises(RegistryRefused, match="without a user name"):
+        with pytest.raises(AccessDenied, match="without a user name"):
             registry.push(config)
 
 
@@ -427,7 +427,7 @@ def test_stored_password_is_only_for_its_user(
 ) -> None:
     config = config_for(tmp_path, guarded.address)
     store_login(docker_config, guarded.address)
-    with image(client, config.image_reference("system")), pytest.raises(RegistryRefused, match="another-user"):
+    with image(client, config.image_reference("system")), pytest.raises(AccessDenied, match="another-user"):
         registry.push(config, user="another-user")
 
 
@@ -448,7 +448,7 @@ def test_invalid_docker_configuration_is_reported(
 ) -> None:
     (docker_config / "config.json").write_text(broken.replace("HOST", plain.address))
     config = config_for(tmp_path, plain.address)
-    with image(client, config.image_reference("system")), pytest.raises(RegistryRefused) as caught:
+    with image(client, config.image_reference("system")), pytest.raises(AccessDenied) as caught:
         registry.push(config)
     assert str(docker_config / "config.json") in str(caught.value)
     assert "nocolon" not in str(caught.value)
@@ -460,7 +460,7 @@ def test_missing_credential_helper_is_reported(
 ) -> None:
     (docker_config / "config.json").write_text('{"credsStore": "nosuchhelper"}')
     config = config_for(tmp_path, guarded.address)
-    with image(client, config.image_reference("system")), pytest.raises(RegistryRefused) as caught:
+    with image(client, config.image_reference("system")), pytest.raises(AccessDenied) as caught:
         registry.push(config)
     assert "docker-credential-nosuchhelper" in caught.value.found
 
@@ -485,10 +485,10 @@ def test_token_authentication(
         with local_registry.serve(Settings(folder=tmp_path / "r", token=token)) as running:
             config = config_for(tmp_path, running.address, repository="token")
             with image(client, config.image_reference("system")):
-                with pytest.raises(RegistryRefused):
+                with pytest.raises(AccessDenied):
                     registry.push(config)
                 store_login(docker_config, running.address, password="wrong")
-                with pytest.raises(RegistryRefused, match="Docker's credential store"):
+                with pytest.raises(AccessDenied, match="Docker's credential store"):
                     registry.push(config)
                 if identity:
                     entry = {"auth": "", "identitytoken": server.refresh_token}
@@ -499,7 +499,7 @@ def test_token_authentication(
                 (docker_config / "config.json").unlink()
                 assert registry.pull(config).layers == 1, "anonymous pull is allowed"
                 server.anonymous = False
-                with pytest.raises(RegistryRefused):
+                with pytest.raises(AccessDenied):
                     registry.pull(config)
 
 
@@ -552,7 +552,7 @@ def test_password_is_never_shown(
         with image(client, config.image_reference("system"), (256 * KIB,)):
             try:
                 pushed = registry.push(config, user=USER)
-            except RegistryRefused as caught:
+            except AccessDenied as caught:
                 fault = caught
             else:
                 assert password not in repr(pushed)

@@ -21,7 +21,7 @@ from spare_bridge import spare_bridge
 from registry import local as local_registry
 from registry.local import Settings
 from toolchain.config import Config, load_config
-from toolchain.errors import ForeignFolder, ProgramMissing, ServerFailed
+from toolchain.errors import ProgramMissing, UserError
 from toolchain.ports import free_port
 
 
@@ -114,7 +114,7 @@ def test_invalid_record_counts_as_stopped(config: Config, text: str) -> None:
 
 def test_port_in_use_is_reported(config: Config) -> None:
     port = int(config.registry.address.rpartition(":")[2])
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(ServerFailed) as caught:
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(UserError) as caught:
         local_registry.up(config)
     assert f"127.0.0.1:{port}" in str(caught.value)
     assert "in use" in caught.value.found
@@ -124,7 +124,7 @@ def test_port_in_use_is_reported(config: Config) -> None:
 
 def test_failed_start_shows_the_last_lines_of_the_log(tmp_path: Path) -> None:
     settings = Settings(folder=tmp_path / "r", certificate=tmp_path / "no.pem", key=tmp_path / "no.key")
-    with pytest.raises(ServerFailed) as caught:
+    with pytest.raises(UserError) as caught:
         local_registry.start(settings)
     assert "no.pem" in caught.value.found
     assert str(settings.log) in caught.value.fix
@@ -157,9 +157,9 @@ def test_foreign_folder_is_not_changed(tmp_path: Path) -> None:
     folder = Settings.of(config).folder
     folder.mkdir(parents=True)
     (folder / "precious").write_text("x")
-    with pytest.raises(ForeignFolder):
+    with pytest.raises(UserError):
         local_registry.up(config)
-    with pytest.raises(ForeignFolder):
+    with pytest.raises(UserError):
         local_registry.down(config, purge=True)
     assert [path.name for path in folder.iterdir()] == ["precious"]
 

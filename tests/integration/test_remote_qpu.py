@@ -12,7 +12,7 @@ from device.remote import profiling
 from device.remote.loader_session import Timing
 from device.remote.profiling import Profile
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, KernelUnusable, ResultMismatch
+from toolchain.errors import ArtefactMissing, ResultMismatch, UserError
 
 QUICK = Timing(number=1, repeat=2, min_repeat_ms=0, warm_up=0)
 
@@ -111,7 +111,7 @@ def test_what_is_wrong_with_a_kernel_is_told(
     path = write(tmp_path)
     assert old in TWICE
     path.with_suffix(".cpp").write_text(TWICE.replace(old, new, 1))
-    with pytest.raises(KernelUnusable) as caught:
+    with pytest.raises(UserError) as caught:
         run(product_config, str(path))
     assert told in caught.value.found
 
@@ -119,7 +119,7 @@ def test_what_is_wrong_with_a_kernel_is_told(
 def test_arrays_that_a_qpu_cannot_hold_are_refused(product_config: Config, tmp_path: Path) -> None:
     path = write(tmp_path, RIGHT, ("dtype=numpy.float32)", "dtype=numpy.float64)"))
     path.with_suffix(".cpp").write_text(TWICE)
-    with pytest.raises(KernelUnusable) as caught:
+    with pytest.raises(UserError) as caught:
         run(product_config, str(path))
     assert "QPUs compute with float32 only" in caught.value.found
 
@@ -132,7 +132,7 @@ def test_a_wrong_result_is_told(product_config: Config, tmp_path: Path) -> None:
 
 
 def test_without_cpp_it_is_no_kernel_of_the_qpus(product_config: Config, tmp_path: Path) -> None:
-    with pytest.raises(KernelUnusable) as caught:
+    with pytest.raises(UserError) as caught:
         run(product_config, str(write(tmp_path)))
     assert caught.value.expected == "kernel.cpp beside kernel.py"
 

@@ -25,7 +25,7 @@ from images import probe, rootfs
 from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import Config
-from toolchain.errors import DiskFull, ForeignBinaryRefused, ImageBuildFailed, NetworkUnreachable
+from toolchain.errors import CommandFailed, DiskFull, NetworkUnreachable, UserError
 from toolchain.files import sha256_of
 
 SMALL = ("ca-certificates", "python3", "python3-packaging")
@@ -184,7 +184,7 @@ def test_a_damaged_package_is_told_with_its_fix(tmp_path: Path) -> None:
     rootfs._extract([whole], tmp_path / "tree", tmp_path / "log")
     assert (tmp_path / "tree/data").read_bytes() == (tmp_path / "whole/data").read_bytes()
     for damaged in (torn, none):
-        with pytest.raises(ImageBuildFailed, match="cannot be unpacked") as caught:
+        with pytest.raises(CommandFailed, match="cannot be unpacked") as caught:
             rootfs._extract([whole, damaged], tmp_path / "tree", tmp_path / "log")
         assert damaged.name in caught.value.found + (tmp_path / "log").read_text()
         assert f"remove {tmp_path}" in caught.value.fix
@@ -285,7 +285,7 @@ def test_the_builder_is_packed_without_what_no_build_reads_and_whatever_ran_in_t
 
 def test_an_unknown_package_is_named(spec: rootfs.RootSpec, tmp_path: Path) -> None:
     wanted = dataclasses.replace(spec, packages=(*SMALL, "no-such-package-here"))
-    with pytest.raises(ImageBuildFailed) as caught:
+    with pytest.raises(CommandFailed) as caught:
         rootfs.build_tar(wanted, tmp_path / "root.tar", tmp_path / "root.log")
     assert "no-such-package-here" in caught.value.expected
     assert "extra_packages" in caught.value.fix
@@ -315,7 +315,7 @@ def test_foreign_programs_that_do_not_run_are_explained(tmp_path: Path) -> None:
     other = bytearray(probe.elf())
     other[18:20] = (0xFE, 0xED)  # a machine that no kernel knows
     program.write_bytes(other)
-    with pytest.raises(ForeignBinaryRefused, match="cannot execute armhf programs") as caught:
+    with pytest.raises(UserError, match="cannot execute armhf programs") as caught:
         rootfs.require_execution(ARCHITECTURES["armhf"], program)
     assert os.strerror(8) in caught.value.found
     assert caught.value.fix.startswith("./inv --set-up ")
@@ -329,6 +329,6 @@ def test_an_emulator_that_hangs_is_told_as_one_that_does_not_run(
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setattr(rootfs, "_PROBE_LIMIT_S", 0.6)
-    with pytest.raises(ForeignBinaryRefused, match="cannot execute armhf programs") as caught:
+    with pytest.raises(UserError, match="cannot execute armhf programs") as caught:
         rootfs.require_execution(ARCHITECTURES["armhf"], program)
     assert "still ran after 1 s" in caught.value.found

@@ -24,7 +24,7 @@ from nfsroot import export, serve
 from nfsroot.layout import Layout, identity_of, write_marker
 from nfsroot.rendering import render
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ArtefactMissing, InUse, PortTaken, ProgramMissing, RootNeeded, ServerFailed, UserError
+from toolchain.errors import ArtefactMissing, InUse, ProgramMissing, RootNeeded, UserError
 from toolchain.manifest import Manifest
 from toolchain.ports import free_port
 
@@ -155,18 +155,18 @@ def test_a_port_in_use_is_reported_with_its_owner(folder: Path) -> None:
         other.listen()
         port = other.getsockname()[1]
         with (
-            pytest.raises(PortTaken, match=f"port {port} is in use") as caught,
+            pytest.raises(InUse, match=f"port {port} is in use") as caught,
             serve.running_server(folder, port=port),
         ):
             raise AssertionError("must not start")
     assert str(os.getpid()) in caught.value.found or "another program" in caught.value.found
-    assert caught.value.exit_code == 44
+    assert caught.value.exit_code == 29
 
 
 @marked()
 def test_a_foreign_address_is_refused(folder: Path) -> None:
     with (
-        pytest.raises(ServerFailed, match=r"cannot listen on 192\.0\.2\.250"),
+        pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.250"),
         serve.running_server(folder, address="192.0.2.250", port=2049),
     ):
         raise AssertionError("must not start")
@@ -209,7 +209,7 @@ def test_a_file_system_without_handles_is_reported(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(merged)], check=True)
     try:
         began = time.monotonic()
-        with pytest.raises(ServerFailed, match="does not export") as caught, serve.running_server(merged):
+        with pytest.raises(UserError, match="does not export") as caught, serve.running_server(merged):
             raise AssertionError("must not start")
         assert time.monotonic() - began < 30
         assert "file handles" in caught.value.fix
@@ -239,7 +239,7 @@ def test_a_missing_mtab_is_created(tmp_path: Path) -> None:
 def test_paths_invalid_in_the_configuration_are_refused(tmp_path: Path) -> None:
     odd = tmp_path / 'a"b'
     odd.mkdir()
-    with pytest.raises(ServerFailed, match="cannot export this path"), serve.running_server(odd):
+    with pytest.raises(UserError, match="cannot export this path"), serve.running_server(odd):
         raise AssertionError("must not start")
 
 

@@ -32,7 +32,7 @@ from recipes.torch import provenance, resolve
 from recipes.tvm_ffi import locate as tvm_ffi
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ArtefactDamaged, ArtefactMissing, PlatformMismatch, PortTaken, ServerFailed, UserError
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, InUse, PlatformMismatch, UserError
 from toolchain.ports import free_port
 from wheels import artefacts
 from wheels.index import instructions, running_index, wheels_in
@@ -551,14 +551,14 @@ def test_invalid_ports_are_refused(wheelhouse: Path, port: int) -> None:
 
 def test_port_in_use_is_refused(tmp_path: Path, wheelhouse: Path) -> None:
     config = config_for(tmp_path, wheelhouse)
-    with socket.create_server(("127.0.0.1", config.wheels.port)), pytest.raises(PortTaken) as caught:
+    with socket.create_server(("127.0.0.1", config.wheels.port)), pytest.raises(InUse) as caught:
         serve_wheels(config)
-    assert caught.value.exit_code == 44
+    assert caught.value.exit_code == 29
     assert "wheels.port" in caught.value.fix
 
 
 def test_address_of_another_machine_is_refused(tmp_path: Path, wheelhouse: Path) -> None:
-    with pytest.raises(ServerFailed, match=r"wheels\.address"):
+    with pytest.raises(UserError, match=r"wheels\.address"):
         serve_wheels(config_for(tmp_path, wheelhouse, address="192.0.2.1"))
 
 

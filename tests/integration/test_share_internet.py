@@ -258,7 +258,7 @@ def test_no_uplink_is_an_error_and_changes_nothing(net: Net) -> None:
     net.run(net.gateway, "ip", "route", "del", "default")
     before = net.ruleset()
     made = net.share("on")
-    assert made["error"] == "NetworkSharingFailed"
+    assert made["error"] == "UserError"
     assert "a default route" in made["text"]
     assert net.ruleset() == before
     assert net.forward() == "0"
@@ -282,7 +282,7 @@ def test_a_read_only_ip_forward_changes_nothing(net: Net, again: bool) -> None:
         net.share("on")
         net.run(net.gateway, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/ip_forward")
     made = net.share("on", before=READ_ONLY)
-    assert made["error"] == "NetworkSharingFailed"
+    assert made["error"] == "UserError"
     assert "net.ipv4.ip_forward cannot be set to 1" in made["text"]
     assert "Read-only file system" in made["text"]
     assert net.ruleset() == before
@@ -318,7 +318,7 @@ def test_rules_are_added_to_all_chains_or_none(net: Net) -> None:
                 time.sleep(0.1)
             before = net.ruleset()
             made = net.share("on")
-            assert made["error"] == "NetworkSharingFailed"
+            assert made["error"] == "UserError"
             assert "not permitted" in made["text"]
             assert net.ruleset() == before
             assert net.forward() == "0"
@@ -344,7 +344,7 @@ def test_rules_without_a_state_file_are_removed(net: Net) -> None:
 
 def test_the_uplinks_subnet_is_refused(net: Net) -> None:
     made = net.share("on", "203.0.113.0/24")
-    assert made["error"] == "NetworkSharingFailed"
+    assert made["error"] == "UserError"
     assert "nothing to translate" in made["text"]
 
 

@@ -163,7 +163,7 @@ def test_elf_file_for_another_machine_is_refused(tmp_path: Path, content: bytes,
     wheel = make_wheel(tmp_path, {"thing/good.so": elf(EM_ARM, flags=HARD), "thing/_C.so": content})
     with pytest.raises(PlatformMismatch) as caught:
         wheels.audit(wheel, ARMHF)
-    assert caught.value.exit_code == 18
+    assert caught.value.exit_code == 26
     assert f"{wheel.name}: thing/_C.so" in caught.value.summary
     assert caught.value.expected == "EM_ARM, 32 bit, hard float"
     assert caught.value.found == found
@@ -197,7 +197,7 @@ def test_truncated_elf_file_is_refused(tmp_path: Path, length: int) -> None:
     assert len(whole) > 120
     with pytest.raises(WheelUnusable, match=r"a\.so is not a readable ELF file") as caught:
         wheels.audit(make_wheel(tmp_path, {"a.so": whole[:length]}), ARMHF)
-    assert caught.value.exit_code == 22
+    assert caught.value.exit_code == 26
     assert caught.value.found
 
 

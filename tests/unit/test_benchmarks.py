@@ -33,7 +33,7 @@ from recipes.qpu_ops import incremental
 from toolchain import files
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, load_config
-from toolchain.errors import CommandFailed, ForeignFolder, InUse, UserError
+from toolchain.errors import CommandFailed, InUse, UserError
 
 
 def a_machine(*, load: float = 0.0, cores: int = 2) -> machine.Machine:
@@ -248,7 +248,7 @@ def test_a_folder_that_is_not_the_benchmarks_is_not_deleted(tmp_path: Path) -> N
     workspace = workspace_in(tmp_path)
     workspace.folder.mkdir(parents=True)
     (workspace.folder / "mine").write_text("x")
-    with pytest.raises(ForeignFolder):
+    with pytest.raises(UserError):
         workspace.clean()
     assert (workspace.folder / "mine").is_file()
     assert not (workspace.folder / files.MARKER).exists()

@@ -72,7 +72,7 @@ def test_others_can_use_but_not_change_what_root_built(open_checkout: Path, publ
     assert "belongs to another user" in refused
     assert "it is not writable, and the step 'image' must run" in refused
     assert "sudo" in refused
-    assert "ServerFailed: another build is running" in as_user("twice").stderr
+    assert "UserError: another build is running" in as_user("twice").stderr
 
 
 KILLED = """

@@ -167,7 +167,7 @@ def test_documented_exit_codes_match_the_errors() -> None:
         for numbers, names in row.findall(page.read_text())
         for code, name in zip(numbers.split(", "), names.split(", "), strict=True)
     ]
-    assert ("ReferenceInvalid", 33) in named
+    assert ("UserError", 33) in named
     assert [(name, code) for name, code in named if codes.get(name) != code] == []
 
 

@@ -21,7 +21,7 @@ from registry_parts import small_disk
 
 from toolchain import files, leftovers
 from toolchain.config import ROOT
-from toolchain.errors import DiskFull, ForeignFolder, InUse
+from toolchain.errors import DiskFull, InUse, UserError
 
 
 def write(path: Path, text: str = "", *, mode: int = 0o644, mtime: int = 0) -> Path:
@@ -173,9 +173,9 @@ def test_only_our_own_or_empty_folders_are_replaced(tmp_path: Path) -> None:
     folder.mkdir()
     files.require_owned(folder)
     write(folder / "precious")
-    with pytest.raises(ForeignFolder, match="1 entries and no marker") as caught:
+    with pytest.raises(UserError, match="1 entries and no marker") as caught:
         files.require_owned(folder)
-    assert caught.value.exit_code == 24
+    assert caught.value.exit_code == 10
     assert (folder / "precious").exists()
     write(folder / files.MARKER)
     files.require_owned(folder)
@@ -183,12 +183,12 @@ def test_only_our_own_or_empty_folders_are_replaced(tmp_path: Path) -> None:
 
 def test_a_folder_is_not_a_marker(tmp_path: Path) -> None:
     (tmp_path / "folder" / files.MARKER).mkdir(parents=True)
-    with pytest.raises(ForeignFolder):
+    with pytest.raises(UserError):
         files.require_owned(tmp_path / "folder")
 
 
 def test_a_file_in_place_of_the_folder_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ForeignFolder, match="a file"):
+    with pytest.raises(UserError, match="a file"):
         files.require_owned(write(tmp_path / "file", "precious"))
 
 

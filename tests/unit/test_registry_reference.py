@@ -16,18 +16,18 @@ from registry.credentials import Credentials
 from registry.reference import Reference, resolve
 from toolchain.config import Config, load_config
 from toolchain.errors import (
+    AccessDenied,
     DiskFull,
     PlatformMismatch,
-    ReferenceInvalid,
     ReferenceNotFound,
     RegistryBroke,
     RegistryConnectionRefused,
     RegistryFailed,
     RegistryFull,
     RegistryHostUnknown,
-    RegistryRefused,
     RegistryUnreachable,
     RegistryUntrusted,
+    UserError,
 )
 
 HERE = Reference(host="r.example:5000", repository="pitorch/system", tag="trixie-armhf")
@@ -94,15 +94,15 @@ def test_docker_hub_has_another_api_host() -> None:
     ],
 )
 def test_invalid_references_are_refused(registry: str, tag: str | None, words: str) -> None:
-    with pytest.raises(ReferenceInvalid) as caught:
+    with pytest.raises(UserError) as caught:
         resolve(Config(), registry=registry, tag=tag)
     assert words in str(caught.value)
     assert caught.value.fix
-    assert caught.value.exit_code == 33
+    assert caught.value.exit_code == 10
 
 
 def test_password_in_the_address_is_not_shown() -> None:
-    with pytest.raises(ReferenceInvalid) as caught:
+    with pytest.raises(UserError) as caught:
         resolve(Config(), registry="me:word@r.example/a")
     assert "word@" not in str(caught.value)
 
@@ -111,9 +111,9 @@ def test_password_in_the_address_is_not_shown() -> None:
     ("message", "kind"),
     [
         # dockerd 20.10.24.
-        ("no basic auth credentials", RegistryRefused),
-        ("unauthorized: authentication required", RegistryRefused),
-        ('Head "http://r.example:5000/v2/a/manifests/t": no basic auth credentials', RegistryRefused),
+        ("no basic auth credentials", AccessDenied),
+        ("unauthorized: authentication required", AccessDenied),
+        ('Head "http://r.example:5000/v2/a/manifests/t": no basic auth credentials', AccessDenied),
         (
             'Get "https://r.example:5000/v2/": dial tcp 10.0.0.1:5000: connect: connection refused',
             RegistryConnectionRefused,
@@ -125,7 +125,7 @@ def test_password_in_the_address_is_not_shown() -> None:
         ('Get "https://r.example/v2/": http: server gave HTTP response to HTTPS client', RegistryUntrusted),
         ("An image does not exist locally with the tag: r.example/a", ReferenceNotFound),
         ("manifest for r.example/a:t not found: manifest unknown: manifest unknown", ReferenceNotFound),
-        ("invalid reference format: repository name must be lowercase", ReferenceInvalid),
+        ("invalid reference format: repository name must be lowercase", UserError),
         ("no matching manifest for linux/arm/v7 in the manifest list entries", PlatformMismatch),
         ("received unexpected HTTP status: 500 Internal Server Error", RegistryBroke),
         ('Put "http://127.0.0.1:5000/v2/a/manifests/x": EOF', RegistryBroke),
@@ -137,7 +137,7 @@ def test_password_in_the_address_is_not_shown() -> None:
         (
             "error from registry: failed to authorize: failed to fetch anonymous token: unexpected status from GET "
             "request to https://auth.example/token: 401 Unauthorized",
-            RegistryRefused,
+            AccessDenied,
         ),
         (
             'failed to do request: Head "https://r.example/v2/a/blobs/sha256:0": dial tcp 10.0.0.1:443: connect: '
@@ -156,7 +156,7 @@ def test_password_in_the_address_is_not_shown() -> None:
             PlatformMismatch,
         ),
         ("unknown: unknown error", RegistryBroke),
-        ("denied: requested access to the resource is denied", RegistryRefused),
+        ("denied: requested access to the resource is denied", AccessDenied),
         (
             "denied: adding 53.0 MiB of storage resource, which when updated to current usage of 4.9 GiB will exceed "
             "the configured upper limit of 5.0 GiB.",
@@ -185,8 +185,8 @@ def test_engine_messages_are_translated(message: str, kind: type[Exception]) -> 
         ("An image does not exist locally with the tag: 127.0.0.1:44013/denied/eof", ReferenceNotFound),
         ("dial tcp 127.0.0.1:44013: connect: no route to host", RegistryUnreachable),
         ("127.0.0.1:44013/denied/eof:quota: some new error", RegistryFailed),
-        ('Head "http://127.0.0.1:44013/v2/denied/eof/manifests/quota": no basic auth credentials', RegistryRefused),
-        ("unexpected status from PUT request to http://127.0.0.1:44013/v2/: 401", RegistryRefused),
+        ('Head "http://127.0.0.1:44013/v2/denied/eof/manifests/quota": no basic auth credentials', AccessDenied),
+        ("unexpected status from PUT request to http://127.0.0.1:44013/v2/: 401", AccessDenied),
     ],
 )
 def test_names_and_addresses_do_not_affect_the_error(message: str, kind: type[Exception]) -> None:

@@ -15,15 +15,7 @@ from device.remote.loader_session import Timing
 from recipes.tvm_server import build as tvm_server
 from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import Config, load_config
-from toolchain.errors import (
-    ConfigError,
-    DeviceBusy,
-    DeviceUnknown,
-    KernelUnusable,
-    NetworkUnreachable,
-    PlatformMismatch,
-    UserError,
-)
+from toolchain.errors import ConfigError, InUse, NetworkUnreachable, PlatformMismatch, UserError
 
 REMOTE = Path(faults.__file__).parent
 
@@ -63,7 +55,7 @@ def test_an_address_says_how_a_board_is_reached(text: str, expected: Address) ->
     ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(DeviceUnknown) as caught:
+    with pytest.raises(UserError) as caught:
         parse(text)
     assert "tracker://HOST:PORT/KEY" in caught.value.expected
 
@@ -86,7 +78,7 @@ def test_boards_have_names() -> None:
     assert resolve("pi3", devices).key == "pi3"
     assert resolve("desk", devices).host == "pi.lan"
     assert resolve("other:1", devices).host == "other"
-    with pytest.raises(DeviceUnknown) as caught:
+    with pytest.raises(UserError) as caught:
         resolve("dsk", devices)
     assert caught.value.fix == "--device desk"
     assert "pi3, desk" in caught.value.expected
@@ -181,7 +173,7 @@ def test_a_kernels_arrays_are_the_same_each_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kernel", ["ad_one", "no/such.py", "pyproject.toml", ""])
 def test_a_kernel_that_is_not_there_is_told(kernel: str) -> None:
-    with pytest.raises(KernelUnusable) as caught:
+    with pytest.raises(UserError) as caught:
         profiling.kernel_file(kernel)
     assert "add_one, gemm" in caught.value.expected
 
@@ -210,7 +202,7 @@ def test_a_board_that_a_target_cannot_reach_is_refused_before_anything_is_done(
     tmp_path: Path, target: str, device: str, told: str
 ) -> None:
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
-    with pytest.raises(DeviceUnknown, match=re.escape(told)):
+    with pytest.raises(UserError, match=re.escape(told)):
         profiling.profile(config, kernel="add_one", target=target, device=device)
 
 
@@ -273,6 +265,6 @@ def test_every_answer_of_the_loader_is_an_error_of_its_kind() -> None:
     assert kinds >= {"architecture", "kernel", "load", "memory", "protocol"}
     for kind in kinds | {"busy"}:
         made = faults.answered(kind, "its words", where="the board", limit_s=1.0)
-        expected = {"busy": DeviceBusy, "architecture": PlatformMismatch}.get(kind, KernelUnusable)
+        expected = {"busy": InUse, "architecture": PlatformMismatch}.get(kind, UserError)
         assert type(made) is expected
         assert "the board" in made.summary

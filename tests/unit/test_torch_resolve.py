@@ -113,7 +113,7 @@ def test_suitable_tags_depend_on_the_image(tmp_path: Path, image: dict[str, Any]
 def test_a_missing_required_wheel_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(WheelUnusable, match=r"torch\.required is set") as caught:
         resolve.resolve(configured(tmp_path, required=True))
-    assert caught.value.exit_code == 22
+    assert caught.value.exit_code == 26
     assert "torch-*-cp313-cp313-linux_armv7l.whl" in caught.value.expected
     assert str(tmp_path) in caught.value.found
     assert "torch.wheelhouse" in caught.value.fix
