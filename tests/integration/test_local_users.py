@@ -25,7 +25,8 @@ from device_parts import write_suite
 from test_device_drive import drive
 from test_serve import in_foreground, marked
 
-from device import evidence
+from device import chain
+from device.record import Record
 from device.remote import loader_session
 from engine import daemon as engine
 from nfsroot import serve
@@ -296,11 +297,11 @@ def test_a_report_by_an_ordinary_user_says_what_it_cannot_read(exported: Config)
     layout = Layout.of(exported)
     require_export(layout)
     facts = {"libqpu": {"path": f"/{PROGRAM}", "sha256": "1"}}
-    record = evidence.Record(facts=facts, booted={}, tests=(), timing={}, seconds=0.0, whole=True, error=None)
+    record = Record(facts=facts, booted={}, tests=(), timing={}, seconds=0.0, error=None)
     with as_an_ordinary_user():
-        (link,) = evidence.links(exported, record, None, [], source={})
+        (link,) = chain.check(exported, record, None, [], source={})
     assert link["holds"] is None
-    assert link["expected"] == f"{layout.tree / PROGRAM}, which only root can read"
+    assert link["expected"] == f"{layout.tree / PROGRAM}, which only root may read"
 
 
 @marked()

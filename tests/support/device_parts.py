@@ -1,4 +1,4 @@
-"""What the device tests share: the exported tree to boot, small suites, and a virtual board that is up."""
+"""Helpers of the device tests: the exported tree to boot, small suites, and a running virtual board."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from toolchain.errors import UserError
 
 BOOT_LIMIT_S = 900.0
 
-# A name server that knows one address, which it gives for every name.
+# A name server that resolves every name to the same address.
 NAME_SERVER = """
 import socket
-asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-asked.bind(("127.0.0.1", 53))
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", 53))
 print("up", flush=True)
 while True:
-    query, whom = asked.recvfrom(512)
+    query, client = server.recvfrom(512)
     end = query.index(0, 12) + 5
     known = query[end - 4 : end - 2] == bytes([0, 1])
     answer = bytes([192, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 192, 0, 2, 7]) if known else b""
-    asked.sendto(query[:2] + bytes([129, 128, 0, 1, 0, known, 0, 0, 0, 0]) + query[12:end] + answer, whom)
+    server.sendto(query[:2] + bytes([129, 128, 0, 1, 0, known, 0, 0, 0, 0]) + query[12:end] + answer, client)
 """
 
-# PYTHON NAME_SERVER COMMAND...: run a command on a machine that asks this server for names.
+# PYTHON NAME_SERVER COMMAND...: run a command on a machine that resolves names with this server.
 WITH_NAME_SERVER = """
 place=$(mktemp -d) && ip link set lo up && echo "nameserver 127.0.0.1" >"$place/resolv.conf" || exit
 mount --bind "$place/resolv.conf" "$(readlink -f /etc/resolv.conf)" || exit
@@ -47,7 +47,7 @@ exit $status
 
 
 def bootable(config: Config) -> Config:
-    """The configuration, unless what it takes to boot its exported tree is missing: then the test is skipped."""
+    """The configuration of an exported tree. Skips the test if a program to boot it is missing."""
     for program in ("qemu-system-arm", "ganesha.nfsd", "nfs-ls", "setpriv", "ssh"):
         try:
             process.require_program(program, "to boot the exported tree")
@@ -59,14 +59,14 @@ def bootable(config: Config) -> Config:
 
 
 def elsewhere(config: Config, folder: Path) -> Config:
-    """The same tree, with reports and logs in ``folder``."""
+    """The configuration of the same tree with reports and logs in ``folder``."""
     return replace(
         config, nfs=replace(config.nfs, folder=str(config.nfsroot)), build=replace(config.build, folder=folder)
     )
 
 
 def write_suite(folder: Path, **tests: str) -> Path:
-    """A suite for the board: a file per keyword, ``test_`` before its name."""
+    """Write a suite for the board. Each keyword NAME becomes the file test_NAME.py."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in tests.items():
         (folder / f"test_{name}.py").write_text(textwrap.dedent(text))
@@ -75,7 +75,7 @@ def write_suite(folder: Path, **tests: str) -> Path:
 
 @dataclass(frozen=True)
 class Board:
-    """A board that is up: a virtual machine, reached over SSH as a real one would be."""
+    """A running board: a virtual machine that is reached over SSH like a real one."""
 
     config: Config
     machine: qemu.Machine
@@ -84,11 +84,11 @@ class Board:
 
     @property
     def host(self) -> str:
-        """What ``--host`` takes."""
+        """The value for ``--host``."""
         return f"root@127.0.0.1:{self.machine.ssh_port}"
 
     def run(self, *words: str) -> str:
-        """The output of a command there."""
+        """Run a command on the board and return its output."""
         return process.output_of(self.access.command(words), limit_s=300)
 
 
