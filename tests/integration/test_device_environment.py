@@ -179,7 +179,7 @@ def test_board_address_has_user_host_and_port(text: str, parts: tuple[str, str, 
 
 @pytest.mark.parametrize("text", ["", "@pi", "pi:0", "pi:70000", "pi:ssh", "a b", "-oProxyCommand=x", "pi@-oX"])
 def test_invalid_board_address_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="does not name a board"):
+    with pytest.raises(UserError, match="is not a valid board address"):
         access.parse_host(text)
 
 

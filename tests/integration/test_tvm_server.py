@@ -1,4 +1,4 @@
-"""TVM's RPC server for an image: what is staged, for whom, and that the main job takes it by a setting."""
+"""TVM's RPC server for an image: the staged files, the architectures, and the setting that adds it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from toolchain.process import run
 
 
 def machines(root: Path) -> set[int]:
-    """The machines (e_machine) of all ELF files."""
+    """The machines (e_machine) of all ELF files in a folder."""
     found = set()
     for path in root.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -34,7 +34,7 @@ def machines(root: Path) -> set[int]:
     return found
 
 
-def test_the_server_is_staged_for_the_target_without_its_compiler(tmp_path: Path) -> None:
+def test_server_is_staged_without_the_compiler(tmp_path: Path) -> None:
     data = recipe.load("tvm_server")
     build.stage(data, ARCHITECTURES["arm64"], load_suite("trixie"), tmp_path / "root", tmp_path / "pip.log")
     site = tmp_path / "root/opt/pitorch/tvm"
@@ -49,7 +49,7 @@ def test_the_server_is_staged_for_the_target_without_its_compiler(tmp_path: Path
     assert data.settings["prefix"] in launcher.read_text()
 
 
-def test_an_architecture_without_wheels_is_told_with_the_other_road(tmp_path: Path) -> None:
+def test_error_without_wheels_names_the_loader(tmp_path: Path) -> None:
     data = recipe.load("tvm_server")
     with pytest.raises(WheelUnusable) as caught:
         build.stage(data, ARCHITECTURES["armhf"], load_suite("trixie"), tmp_path / "root", tmp_path / "pip.log")
@@ -58,7 +58,7 @@ def test_an_architecture_without_wheels_is_told_with_the_other_road(tmp_path: Pa
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_main_job_takes_it_by_a_setting(tmp_path: Path, wanted: bool) -> None:
+def test_setting_adds_the_server_to_the_main_job(tmp_path: Path, wanted: bool) -> None:
     image = {"architecture": "arm64", "profile": "container"}
     given = {"image": image, "build": {"folder": str(tmp_path)}, "remote": {"server_in_image": wanted}}
     with Flow(load_config(given)) as flow:
@@ -68,7 +68,7 @@ def test_the_main_job_takes_it_by_a_setting(tmp_path: Path, wanted: bool) -> Non
     assert list(steps)[-1] == "system"
 
 
-def test_programs_of_64_bit_arm_run_here_or_it_is_told(tmp_path: Path) -> None:
+def test_doctor_checks_64_bit_arm_programs(tmp_path: Path) -> None:
     program = tmp_path / "probe"
     program.write_bytes(probe.PROGRAMS["arm64"]())
     program.chmod(0o755)
@@ -79,7 +79,7 @@ def test_programs_of_64_bit_arm_run_here_or_it_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "error"),
     [
         (["--tracker", "lab:9190"], "need a --key"),
         (["--proxy", "lab"], "expected HOST:PORT"),
@@ -87,16 +87,16 @@ def test_programs_of_64_bit_arm_run_here_or_it_is_told(tmp_path: Path) -> None:
         (["--port", "many"], "invalid int"),
     ],
 )
-def test_a_wrong_command_line_of_the_server_is_refused(words: list[str], told: str) -> None:
+def test_invalid_server_command_line_is_refused(words: list[str], error: str) -> None:
     done = subprocess.run([sys.executable, build.SERVER, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert error in done.stderr
 
 
-def test_the_server_shows_that_it_starts(product_config: Config) -> None:
-    """What build-image asks of an image with the server in it, here with this PC's TVM."""
-    beside = environment.ready(product_config)
-    done = run([sys.executable, build.SERVER, "--check"], env=beside.variables, limit_s=300)
+def test_server_check_reports_its_version(product_config: Config) -> None:
+    """build-image runs this check in an image with the server; here it runs with this PC's TVM."""
+    tvm = environment.ready(product_config)
+    done = run([sys.executable, build.SERVER, "--check"], env=tvm.variables, limit_s=300)
     version = next(pin for pin in build.pins() if pin.startswith("apache-tvm==")).partition("==")[2]
     assert f"pitorch: TVM {version} serves" in done.output
     assert "Traceback" not in done.output

@@ -478,5 +478,5 @@ def test_export_records_the_left_out_pockets_of_the_image(
     assert origin.get("left_out") == left_out
     warnings = export.left_out_warnings(origin)
     assert len(warnings) == len(left_out or ())
-    assert all("trixie-security" in text and "updates are missing" in text for text in warnings)
+    assert all("trixie-security" in text and "lacks the updates" in text for text in warnings)
     assert (origin["built_image"], origin["image_source"]) == (IMAGE, CLEAN)
