@@ -1,1 +1,1 @@
-"""The board: the labgrid target that boots or reaches it, the suite that runs on it, and what is reported of that."""
+"""Boards: the labgrid target that boots or reaches a board, the device suite that runs on it, and its reports."""

@@ -1,15 +1,15 @@
-"""A changed kernel to the board without a new image: rebuild libqpu and the extension, put them into the exported tree.
+"""Rebuild libqpu and the QPU extension and install them in the exported tree, without building a new image.
 
-    sources → (libqpu, qpu-ops) → their layers → the exported tree, in place → programs that the board starts next
+    sources → (libqpu, qpu-ops) → layers → exported tree
 
-A board that runs from the tree over NFS opens the new files with the next program it starts; programs that run keep
-the files that they have open. Nothing else of the tree is touched.
+A board that runs from the tree over NFS uses the new files in every program that it starts afterwards. Running
+programs keep the files that they have open. The rest of the tree is not changed.
 
-Every file is written beside its place first. Only when all are written do they change places, one rename each, while
-signals wait: whatever ends a deployment before that leaves the tree as it was. What the layers held earlier and no
-longer do is removed. Then each file is read back, and the export's manifest states the tree's new hash and what was
-deployed. The image in the engine is not changed: ``./inv build-image`` and ``./inv export-nfsroot`` bring both together
-again.
+Each file is first written under a temporary name in its destination folder. After all files are written, they are
+renamed with signals blocked, so a deployment that is interrupted earlier leaves the tree unchanged. Files that an
+earlier version of a layer installed and the new one does not contain are removed. Finally each file is read back,
+and the export's manifest records the new hash of the tree and the deployed layers. The image in the engine is not
+changed; ``./inv build-image`` and ``./inv export-nfsroot`` bring it up to date.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, InUse, PlatformMismatch
 from toolchain.manifest import Artefact, Manifest
 
-LIBRARIES = {"local": ("libqpu", "our own libqpu"), "upstream": ("qpulib", "upstream's QPULib")}
-"""The choices of ``qpu.library``: their recipes, and in words."""
+LIBRARIES = {"local": ("libqpu", "this project's libqpu"), "upstream": ("qpulib", "upstream's QPULib")}
+"""The recipe and the description of each value of ``qpu.library``."""
 
 STEPS = ("libqpu", "qpu-ops")
 """The steps whose layers are deployed."""
@@ -48,7 +48,7 @@ _HASH_TRIES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What one layer did to the tree: paths relative to its root."""
+    """The changes that a layer made to the tree. Paths are relative to the tree's root."""
 
     layer: Artefact
     replaced: tuple[str, ...]
@@ -58,9 +58,10 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Deployed:
-    """A finished deployment. ``rootfs_sha256`` is of the tree as it now is, empty where the board changes it too fast.
+    """The result of a deployment.
 
-    ``build_seconds`` is the part that compiling took, ``seconds`` the whole.
+    ``rootfs_sha256`` is the hash of the changed tree. It is empty if the board changed the tree while it was hashed.
+    ``build_seconds`` is the part of ``seconds`` that compiling took.
     """
 
     layout: Layout
@@ -72,29 +73,29 @@ class Deployed:
 
     @property
     def changed(self) -> bool:
-        """Whether anything in the tree is another than before."""
+        """Whether any file in the tree changed."""
         return any(change.replaced or change.removed for change in self.changes)
 
     @property
     def rows(self) -> list[progress.Row]:
-        """Lines of the final table."""
+        """The rows of the summary table."""
         return [
             progress.row_of(
                 change.layer.path.name,
                 change.layer,
                 self.seconds,
-                f"{len(change.replaced)} files replaced, {len(change.removed)} removed, {change.unchanged} as before",
+                f"{len(change.replaced)} files replaced, {len(change.removed)} removed, {change.unchanged} unchanged",
             )
             for change in self.changes
         ]
 
 
 def deploy(config: Config) -> Deployed:
-    """Bring libqpu and the extension up to date and put them into the exported tree.
+    """Bring libqpu and the extension up to date and install them in the exported tree.
 
-    Raises RootNeeded, ArtefactMissing (no export), PlatformMismatch (the tree has the other QPU library, or another
-    torch than the one that the extension was compiled against), InUse (an export is under way), ArtefactDamaged, and
-    what the steps raise.
+    Raises RootNeeded, ArtefactMissing (no export), PlatformMismatch (the tree contains the other QPU library, or a
+    different torch from the one that the extension was compiled against), InUse (an export is running),
+    ArtefactDamaged, and the errors of the build steps.
     """
     process.require_root("to write into the exported tree", "./inv deploy")
     began = time.monotonic()
@@ -119,40 +120,43 @@ def deploy(config: Config) -> Deployed:
 
 
 def library_of(tree: Path) -> str:
-    """Which QPU library a tree has, as a choice of ``qpu.library``; empty without one."""
-    held = {name: _outputs(tree, book) for name, (book, _) in LIBRARIES.items()}
-    # Both bring a libqpu.so.1 and a QPULib.h; what our own has besides tells them apart.
-    if any(there for path, there in held["local"].items() if path not in held["upstream"]):
+    """The QPU library in a tree, as a value of ``qpu.library``; empty if there is none."""
+    found = {name: _outputs(tree, recipe_name) for name, (recipe_name, _) in LIBRARIES.items()}
+    # Both install libqpu.so.1 and QPULib.h. Only libqpu installs the other files.
+    if any(exists for path, exists in found["local"].items() if path not in found["upstream"]):
         return "local"
-    return "upstream" if any(held["upstream"].values()) else ""
+    return "upstream" if any(found["upstream"].values()) else ""
 
 
 def _outputs(tree: Path, name: str) -> dict[str, bool]:
-    """What a recipe of a library installs, and whether the tree has it."""
+    """The files that a library's recipe installs, and whether each one exists in the tree."""
     data = recipe.load(name)
     prefix = str(data.settings["prefix"]).strip("/")
     return {path: os.path.lexists(inside(tree, f"{prefix}/{path}")) for path in data.outputs}
 
 
 def require_same_library(tree: Path, chosen: str) -> None:
-    """Raise PlatformMismatch when the tree has the other QPU library: the programs in it are linked with its own."""
+    """Raise PlatformMismatch if the tree contains the other QPU library; its programs are linked with that one."""
     found = library_of(tree)
     if found and found != chosen:
         raise PlatformMismatch(
-            "the exported tree has the other QPU library",
-            expected=f"{LIBRARIES[chosen][1]}, which is to be deployed (qpu.library: {chosen})",
+            "the exported tree contains the other QPU library",
+            expected=f"{LIBRARIES[chosen][1]}, the library to deploy (qpu.library: {chosen})",
             found=f"{LIBRARIES[found][1]} in {tree}",
             fix=f"./inv deploy --qpulib={found}, or ./inv build-image --qpulib={chosen} and ./inv export-nfsroot",
         )
 
 
 def require_same_torch(tree: Path, staged: Path) -> None:
-    """Raise PlatformMismatch when the tree's torch is not the staged one: an extension fits only its own torch."""
+    """Raise PlatformMismatch if the tree's torch differs from the staged one.
+
+    An extension works only with the torch that it was compiled against.
+    """
     records = {folder: _torch_record(folder) for folder in (tree, staged)}
     if records[staged] and records[tree] != records[staged]:
         raise PlatformMismatch(
-            "the exported tree has another torch than the one that the extension was compiled against",
-            expected=f"a torch whose RECORD has SHA-256 {records[staged]}",
+            "the torch in the exported tree is not the one that the extension was compiled against",
+            expected=f"torch with a RECORD of SHA-256 {records[staged]}",
             found=records[tree] or "no torch",
             fix="run ./inv build-image, then ./inv export-nfsroot",
         )
@@ -170,52 +174,53 @@ def put(
     owned_prefixes: Sequence[str],
     wheels: Mapping[str, Artefact] | None = None,
 ) -> Deployed:
-    """Put layers (uncompressed tars of a root) into an exported tree, in place.
+    """Install layers (uncompressed tars of a root) in an exported tree.
 
-    ``wheels`` are those that layers were unpacked from, by the layer's file name: the tree's manifest notes them.
+    ``owned_prefixes`` are folders that only these layers write to; other files in them are removed. Also removed are
+    the files of an earlier version of a layer's wheel, according to its RECORD in the tree, and the byte code of
+    replaced modules.
 
-    ``owned_prefixes`` are folders of the board that belong to the layers alone: what the layers do not hold is removed
-    there. Of a wheel's layer the files that the tree's RECORD of the same distribution lists are removed, and byte code
-    of the layers' modules that they do not bring.
+    ``wheels`` maps a layer's file name to the wheel that it was unpacked from, which the tree's manifest records.
 
     Raises ArtefactMissing, ArtefactDamaged or InUse.
     """
     began = time.monotonic()
     manifest = require_export(layout)
-    with _locked(layout), contextlib.ExitStack() as asides:
-        contents = [(layer, _write_aside(layout.tree, layer, asides)) for layer in layers]
-        kept = {path for _, content in contents for path in content}
-        stale = [_stale(layout.tree, content, kept, owned_prefixes) for _, content in contents]
-        warnings = _new_sonames(layout.tree, [item for _, content in contents for item in content.values()])
+    with _locked(layout), contextlib.ExitStack() as cleanup:
+        contents = [(layer, _stage(layout.tree, layer, cleanup)) for layer in layers]
+        current = {path for _, content in contents for path in content}
+        stale = [_stale(layout.tree, content, current, owned_prefixes) for _, content in contents]
+        warnings = _soname_warnings(layout.tree, [item for _, content in contents for item in content.values()])
         changes = tuple(
             Change(
                 layer=layer,
-                replaced=tuple(path for path, item in content.items() if item.aside is not None),
-                removed=tuple(gone),
-                unchanged=sum(1 for item in content.values() if item.aside is None),
+                replaced=tuple(path for path, item in content.items() if item.staged is not None),
+                removed=tuple(removed),
+                unchanged=sum(1 for item in content.values() if item.staged is None),
             )
-            for (layer, content), gone in zip(contents, stale, strict=True)
+            for (layer, content), removed in zip(contents, stale, strict=True)
         )
         if any(change.replaced or change.removed for change in changes):
-            manifest = _recorded(manifest, changes, "", wheels or {})
+            manifest = _with_deployed(manifest, changes, "", wheels or {})
             with files.swapping():
                 manifest.write(layout.manifest)
                 for _, content in contents:
                     for item in content.values():
-                        if item.aside is not None:
-                            os.replace(item.aside, item.place)
-                for path in (path for gone in stale for path in gone):
-                    _remove(layout.tree, path)
+                        if item.staged is not None:
+                            os.replace(item.staged, item.destination)
+                for paths in stale:
+                    for path in paths:
+                        _remove(layout.tree, path)
         for _, content in contents:
             for path, item in content.items():
                 _verify(path, item)
         if not manifest.facts.get("rootfs_sha256"):
             with progress.step("hash the tree"):
-                manifest = _recorded(manifest, (), _hash(layout.tree), {})
+                manifest = _with_deployed(manifest, (), _hash(layout.tree), {})
             manifest.write(layout.manifest)
     rootfs = str(manifest.facts["rootfs_sha256"])
     if not rootfs:
-        warnings = (*warnings, "the board changes the tree so fast that its hash could not be taken; evidence lacks it")
+        warnings = (*warnings, "the tree could not be hashed because the board changes it; the evidence has no hash")
     return Deployed(
         layout=layout,
         changes=changes,
@@ -228,39 +233,42 @@ def put(
 
 @dataclass(frozen=True)
 class _Item:
-    """A file or link of a layer: its place in the tree, and what is written beside it (None: it is there already)."""
+    """A file or link of a layer: its destination, and the temporary file with its new content (None: unchanged)."""
 
-    place: Path
-    aside: Path | None
+    destination: Path
+    staged: Path | None
     mode: int
     content: str
-    """SHA-256 of a file, target of a link."""
+    """The SHA-256 of a file, or the target of a link."""
 
 
 @contextlib.contextmanager
 def _locked(layout: Layout) -> Iterator[None]:
-    """Neither an export nor another deployment at the same time."""
+    """Exclude exports and other deployments."""
     taken = InUse(
         f"{layout.tree} is being exported or deployed to by another run",
-        expected=f"nobody holds {layout.lock}",
+        expected=f"{layout.lock} is not locked",
         found="a lock",
-        fix="wait for the other run, or end it",
+        fix="wait for the other run, or stop it",
     )
     with files.held(layout.lock, taken):
         yield
 
 
-def _write_aside(tree: Path, layer: Artefact, asides: contextlib.ExitStack) -> dict[str, _Item]:
-    """Write every file of a layer that differs beside its place; folders are made. By path, in the layer's order."""
+def _stage(tree: Path, layer: Artefact, cleanup: contextlib.ExitStack) -> dict[str, _Item]:
+    """Create a layer's folders and write each changed file under a temporary name next to its destination.
+
+    Returns the items by path, in the layer's order.
+    """
     layer.verify()
     content: dict[str, _Item] = {}
     with tarfile.open(layer.path, "r:") as archive:
         for member in archive:
             path = posixpath.normpath(member.name).lstrip("/")
-            place = inside(tree, path)
+            destination = inside(tree, path)
             if member.isdir():
-                if _make_folder(place, path, member):
-                    asides.callback(_remove_empty, place)
+                if _make_folder(destination, path, member):
+                    cleanup.callback(_remove_if_empty, destination)
                 continue
             if not (member.isreg() or member.issym()):
                 raise ArtefactDamaged(
@@ -269,86 +277,86 @@ def _write_aside(tree: Path, layer: Artefact, asides: contextlib.ExitStack) -> d
                     found=f"{path} of tar type {member.type!r}",
                     fix="run ./inv build-image and ./inv export-nfsroot",
                 )
-            if place.is_dir() and not place.is_symlink():
+            if destination.is_dir() and not destination.is_symlink():
                 raise ArtefactDamaged(
                     f"{path} cannot be deployed",
-                    expected="a file or link, or nothing, at its place in the tree",
+                    expected="a file, a link or nothing at that path in the tree",
                     found="a folder",
                     fix="run ./inv export-nfsroot",
                 )
-            aside = place.with_name(f".{place.name}.{os.getpid()}.part")
-            asides.callback(files.remove, aside)
+            staged = destination.with_name(f".{destination.name}.{os.getpid()}.part")
+            cleanup.callback(files.remove, staged)
             if member.issym():
-                item = _Item(place, aside, stat.S_IFLNK, member.linkname)
-                if not _same(item):
-                    aside.symlink_to(member.linkname)
+                item = _Item(destination, staged, stat.S_IFLNK, member.linkname)
+                if not _is_installed(item):
+                    staged.symlink_to(member.linkname)
             else:
-                item = _Item(place, aside, stat.S_IFREG | member.mode & 0o7777, _copy(archive, member, aside))
-            if _same(item):
-                files.remove(aside)
-                item = _Item(place, None, item.mode, item.content)
+                item = _Item(destination, staged, stat.S_IFREG | member.mode & 0o7777, _copy(archive, member, staged))
+            if _is_installed(item):
+                files.remove(staged)
+                item = _Item(destination, None, item.mode, item.content)
             else:
-                os.chown(aside, member.uid, member.gid, follow_symlinks=False)
-                os.utime(aside, (member.mtime, member.mtime), follow_symlinks=False)
+                os.chown(staged, member.uid, member.gid, follow_symlinks=False)
+                os.utime(staged, (member.mtime, member.mtime), follow_symlinks=False)
             content[path] = item
     return content
 
 
-def _remove_empty(folder: Path) -> None:
+def _remove_if_empty(folder: Path) -> None:
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
-def _make_folder(place: Path, path: str, member: tarfile.TarInfo) -> bool:
-    """Make a folder unless it is there; whether it was made."""
-    if not os.path.lexists(place):
-        place.mkdir(mode=member.mode & 0o7777)
-        os.chown(place, member.uid, member.gid)
-        place.chmod(member.mode & 0o7777)
+def _make_folder(destination: Path, path: str, member: tarfile.TarInfo) -> bool:
+    """Create a folder unless it exists. Returns whether it was created."""
+    if not os.path.lexists(destination):
+        destination.mkdir(mode=member.mode & 0o7777)
+        os.chown(destination, member.uid, member.gid)
+        destination.chmod(member.mode & 0o7777)
         return True
-    if not place.is_dir() and not place.is_symlink():
+    if not destination.is_dir() and not destination.is_symlink():
         raise ArtefactDamaged(
             f"{path} cannot be deployed", expected="a folder", found="a file", fix="run ./inv export-nfsroot"
         )
     return False
 
 
-def _copy(archive: tarfile.TarFile, member: tarfile.TarInfo, aside: Path) -> str:
+def _copy(archive: tarfile.TarFile, member: tarfile.TarInfo, staged: Path) -> str:
     source = archive.extractfile(member)
     if source is None:
         raise ValueError(f"{member.name} is a regular file without content")
     digest = hashlib.sha256()
-    with source, aside.open("wb") as sink:
+    with source, staged.open("wb") as sink:
         while block := source.read(1 << 20):
             digest.update(block)
             sink.write(block)
-    aside.chmod(member.mode & 0o7777)
+    staged.chmod(member.mode & 0o7777)
     return digest.hexdigest()
 
 
-def _same(item: _Item) -> bool:
-    """Whether the tree has it already."""
+def _is_installed(item: _Item) -> bool:
+    """Whether the destination already has this content and mode."""
     try:
-        found = item.place.lstat()
+        found = item.destination.lstat()
     except FileNotFoundError:
         return False
     if stat.S_ISLNK(item.mode):
-        return stat.S_ISLNK(found.st_mode) and str(item.place.readlink()) == item.content
-    return found.st_mode == item.mode and files.sha256_of(item.place) == item.content
+        return stat.S_ISLNK(found.st_mode) and str(item.destination.readlink()) == item.content
+    return found.st_mode == item.mode and files.sha256_of(item.destination) == item.content
 
 
 def _verify(path: str, item: _Item) -> None:
-    if not _same(item):
+    if not _is_installed(item):
         raise ArtefactDamaged(
-            f"{path} is not what was deployed",
+            f"{path} differs from the deployed file",
             expected=f"{'a link to' if stat.S_ISLNK(item.mode) else 'a file with SHA-256'} {item.content}",
-            found="another file" if os.path.lexists(item.place) else "nothing",
-            fix="check the disk and whether the board writes there, then run ./inv deploy again",
+            found="another file" if os.path.lexists(item.destination) else "nothing",
+            fix="check the disk, and whether the board writes to that path, then run ./inv deploy again",
         )
 
 
-def _stale(tree: Path, content: Mapping[str, _Item], kept: set[str], prefixes: Sequence[str]) -> list[str]:
-    """Files of the tree that an earlier version of the layer brought and this one does not have."""
+def _stale(tree: Path, content: Mapping[str, _Item], current: set[str], prefixes: Sequence[str]) -> list[str]:
+    """The files that an earlier version of the layer installed and this one does not contain."""
     found: set[str] = set()
     for prefix in (item.strip("/") for item in prefixes):
         if not any(path.startswith(f"{prefix}/") for path in content):
@@ -360,14 +368,14 @@ def _stale(tree: Path, content: Mapping[str, _Item], kept: set[str], prefixes: S
     for path in content:
         if match := re.fullmatch(r"(?P<site>.+)/(?P<name>[^/]+?)-[^/-]+\.dist-info/RECORD", path):
             for record in follow(tree, match["site"]).glob(f"{match['name']}-*.dist-info/RECORD"):
-                found |= _listed(tree, match["site"], record)
-        # Layers have fixed time stamps: the board could take byte code that it wrote itself for that of the new source.
+                found |= _files_in_record(tree, match["site"], record)
+        # Layers have fixed time stamps, so Python could use byte code of the old source for the new one.
         found |= _byte_code(tree, path)
-    return sorted(path for path in found if path not in kept and not re.search(r"/\.[^/]+\.\d+\.part$", path))
+    return sorted(path for path in found if path not in current and not re.search(r"/\.[^/]+\.\d+\.part$", path))
 
 
-def _listed(tree: Path, site: str, record: Path) -> set[str]:
-    """What a RECORD lists (paths relative to the tree), and the byte code that belongs to it."""
+def _files_in_record(tree: Path, site: str, record: Path) -> set[str]:
+    """The files that a RECORD lists and their byte code, as paths relative to the tree."""
     found: set[str] = set()
     with record.open(newline="") as stream:
         for row in csv.reader(stream):
@@ -380,7 +388,7 @@ def _listed(tree: Path, site: str, record: Path) -> set[str]:
 
 
 def _byte_code(tree: Path, path: str) -> set[str]:
-    """Byte code in the tree that was made from a module."""
+    """The byte code of a module in the tree."""
     folder, name = posixpath.split(path)
     if not name.endswith(".py"):
         return set()
@@ -389,40 +397,40 @@ def _byte_code(tree: Path, path: str) -> set[str]:
 
 
 def _remove(tree: Path, path: str) -> None:
-    place = inside(tree, path)
-    place.unlink(missing_ok=True)
-    for folder in list(place.parents)[: path.count("/")]:
+    destination = inside(tree, path)
+    destination.unlink(missing_ok=True)
+    for folder in list(destination.parents)[: path.count("/")]:
         try:
             folder.rmdir()
         except OSError:
             return
 
 
-def _new_sonames(tree: Path, items: Sequence[_Item]) -> tuple[str, ...]:
-    """The loader finds libraries by the cache that was made at export: a name that it lacks must be told to it."""
+def _soname_warnings(tree: Path, items: Sequence[_Item]) -> tuple[str, ...]:
+    """A warning for each library that the dynamic loader's cache, written by the export, does not list."""
     cache = follow(tree, "etc/ld.so.cache")
     known = cache.read_bytes() if cache.is_file() else b""
-    names = [item.place.name for item in items if re.fullmatch(r"lib[^/]+\.so\.\d+", item.place.name)]
+    names = [item.destination.name for item in items if re.fullmatch(r"lib[^/]+\.so\.\d+", item.destination.name)]
     missing = sorted(name for name in names if name.encode() not in known)
-    return tuple(f"{name} is new to the board's loader: run ldconfig on the board" for name in missing)
+    return tuple(f"{name} is not in the board's loader cache: run ldconfig on the board" for name in missing)
 
 
-def _recorded(manifest: Manifest, changes: Sequence[Change], rootfs: str, wheels: Mapping[str, Artefact]) -> Manifest:
-    before = list(manifest.facts.get("deployed", ()))
-    now: list[dict[str, Any]] = []
-    for item in changes:
-        name = item.layer.path.name
-        noted: dict[str, Any] = {"layer": name, "sha256": item.layer.sha256, "replaced": len(item.replaced)}
+def _with_deployed(
+    manifest: Manifest, changes: Sequence[Change], rootfs: str, wheels: Mapping[str, Artefact]
+) -> Manifest:
+    deployed = {item["layer"]: item for item in manifest.facts.get("deployed", ())}
+    for change in changes:
+        name = change.layer.path.name
+        entry: dict[str, Any] = {"layer": name, "sha256": change.layer.sha256, "replaced": len(change.replaced)}
         if wheel := wheels.get(name):
-            noted["wheel"] = {"name": wheel.path.name, "size": wheel.size, "sha256": wheel.sha256}
-        now.append(noted)
-    replaced = {item["layer"] for item in now}
-    deployed = [item for item in before if item["layer"] not in replaced] + now
-    return replace(manifest, facts={**manifest.facts, "rootfs_sha256": rootfs, "deployed": deployed})
+            entry["wheel"] = {"name": wheel.path.name, "size": wheel.size, "sha256": wheel.sha256}
+        deployed.pop(name, None)
+        deployed[name] = entry
+    return replace(manifest, facts={**manifest.facts, "rootfs_sha256": rootfs, "deployed": list(deployed.values())})
 
 
 def _hash(tree: Path) -> str:
-    """The tree's hash; a board that runs from it may remove files meanwhile."""
+    """The tree's hash. Tries again if a board that runs from the tree removes files at the same time."""
     for _ in range(_HASH_TRIES):
         try:
             return TreeHash.of(tree).sha256

@@ -1,16 +1,16 @@
-"""pytest plugin that runs the device suite on a board, through a labgrid target, and reports it here.
+"""pytest plugin that runs the device suite on a board through a labgrid target and reports the results locally.
 
     pytest --lg-env ENVIRONMENT tests/device
 
-``tests/device/conftest.py`` registers it when labgrid's plugin was given an environment. Nothing is imported from
-the suite on this machine (torch and the extension modules are the board's): the strategy brings the board to a
-shell, the suite goes there as one tar archive on standard input, ``device.onboard`` runs it in one process, and its
-lines come back while it runs. Each becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work as
-ever. A board that falls silent fails the test it was in; what had finished is kept. So does a suite that ends early
-(pytest's own fault, ``pytest.exit``): what it left out are errors, whatever had passed.
+``tests/device/conftest.py`` registers it when labgrid's plugin has an environment. Nothing is imported from the suite
+on this machine, because torch and the extension modules exist only on the board. The strategy brings the board to a
+shell, the suite is sent as one tar archive on standard input, and ``device.onboard`` runs it in one process. Each line
+that the board prints becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work as usual. If the
+board stops responding, the current test fails and the earlier results are kept. If the suite ends early (an internal
+error of pytest, ``pytest.exit``), every test without a result is an error.
 
-Options of a run stand in the environment's ``options``: ``private_network`` (server and virtual machine in a network
-namespace of this run), ``chroot`` (a source, ``ADDRESS:/path``, or the word ``served`` with ``chroot_address`` as the
+The environment's ``options`` configure a run: ``private_network`` (server and virtual machine run in a separate
+network namespace), ``chroot`` (a source, ``ADDRESS:/path``, or the word ``served`` with ``chroot_address`` as the
 server's address seen from the board; ``chroot_port``), ``suite_limit_s``, ``timing`` and ``timing_limit_s``, ``record``
 (a file that receives the board's lines), ``log``, and ``suite`` (another folder of tests).
 """
@@ -34,21 +34,22 @@ from labgrid.pytestplugin.hooks import LABGRID_ENV_KEY
 from labgrid.strategy import StrategyError
 
 from device import onboard
+from device.record import BOARD_LOST, PYTEST_ENDED
 from device.strategy import cause_of
 from nfsroot.private_network import private_network
 from toolchain.errors import CommandFailed, CommandTimedOut, DeviceTestsFailed, UserError
 
-ANNOUNCED = "tests on the board:"
-"""Begins the line that says how many there are."""
+COUNT_PREFIX = "tests on the board:"
+"""The prefix of the line with the number of collected tests."""
 
-_THROUGH = (0, 1, 5)
-"""Exit statuses of a pytest that came to its end: all passed, some failed, none was there."""
+_COMPLETED = (0, 1, 5)
+"""The exit statuses of a pytest run that completed: all passed, some failed, no tests collected."""
 
-_USAGE = 4
-"""That of one that was called in a wrong way."""
+_USAGE_ERROR = 4
+"""pytest's exit status for invalid arguments."""
 
-_EARLY = {2: "it was interrupted", 3: "an internal error", _USAGE: "a wrong use of it"}
-"""The others, in words."""
+_EARLY_ENDS = {2: "interrupted", 3: "internal error", _USAGE_ERROR: "usage error"}
+"""The other exit statuses."""
 
 _HELPER = Path(__file__).resolve().parent.parent / "nfsroot" / "enter-nfsroot"
 _UNPACK = (
@@ -62,9 +63,9 @@ class DeviceSession:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.named = Path(__file__).resolve().parent.parent / "tests" / "device"
+        self.default_suite = Path(__file__).resolve().parent.parent / "tests" / "device"
         self.current = ""
-        self.said: collections.deque[str] = collections.deque(maxlen=25)
+        self.last_lines: collections.deque[str] = collections.deque(maxlen=25)
         self.collected: tuple[str, ...] = ()
         self.reported: set[str] = set()
         self.began = time.monotonic()
@@ -75,13 +76,13 @@ class DeviceSession:
 
     @property
     def environment(self) -> Any:
-        """Labgrid's environment; its plugin has read it when the session starts."""
+        """Labgrid's environment, which its plugin has read when the session starts."""
         return self.config.stash[LABGRID_ENV_KEY]
 
     @property
     def suite(self) -> Path:
-        """The folder whose tests are run."""
-        return Path(self._option("suite", self.named))
+        """The folder of the tests to run."""
+        return Path(self._option("suite", self.default_suite))
 
     def pytest_sessionstart(self) -> None:
         """Open the record."""
@@ -93,13 +94,13 @@ class DeviceSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool:
-        """Leave collecting to the board."""
+        """Skip the local collection; the board collects the tests."""
         self.session = session
         return True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self) -> bool:
-        """Boot, run, report, and put the board back."""
+        """Boot the board, run the suite, report the results and switch the board off."""
         signal.signal(signal.SIGTERM, _interrupt)
         strategy = self.environment.get_target("main").get_driver("Strategy", activate=False)
         with contextlib.ExitStack() as network:
@@ -111,9 +112,9 @@ class DeviceSession:
                 self._run(strategy)
                 strategy.transition("off")
             except StrategyError as fault:
-                self._give_up(cause_of(fault))
+                self._exit(cause_of(fault))
             except UserError as fault:
-                self._give_up(fault)
+                self._exit(fault)
             finally:
                 strategy.abandon()
         return True
@@ -140,47 +141,47 @@ class DeviceSession:
             done = strategy.ssh.stream(
                 command,
                 stdin=archive(self.suite),
-                on_line=self._hear,
+                on_line=self._handle_line,
                 limit_s=limit_s,
                 log=Path(log) if log else None,
                 check=False,
             )
         except CommandTimedOut:
-            self._finish(f"the board was still at it after {limit_s:.0f} s", "the board went away before")
+            self._abort(f"the suite was still running after {limit_s:.0f} s", BOARD_LOST)
             return
         if self.fault:
-            raise DeviceTestsFailed("the suite could not start on the board", found=self.fault, fix=self.fix)
+            raise DeviceTestsFailed("the suite did not start on the board", found=self.fault, fix=self.fix)
         if self.status is None:
             if not self.collected:
                 raise CommandFailed(
                     "the suite did not start on the board",
                     returncode=done.returncode,
-                    expected="a board with sh, tar and python3"
-                    + (" that can mount the exported tree (mount.nfs)" if source else ""),
+                    expected="sh, tar and python3 on the board"
+                    + (", and mount.nfs to mount the exported tree" if source else ""),
                     found=f"exit status {done.returncode}",
-                    tail="\n".join(self.said),
-                    fix=f"read what it printed{f', all of it in {log}' if log else ''}",
+                    tail="\n".join(self.last_lines),
+                    fix=f"read its output{f'; the complete output is in {log}' if log else ''}",
                 )
-            self._finish(
-                f"the connection ended (status {done.returncode}) before the suite did", "the board went away before"
-            )
-        elif self.status == _USAGE and not self.current and self.reported.isdisjoint(self.collected):
+            self._abort(f"the connection ended (status {done.returncode}) before the suite did", BOARD_LOST)
+        elif self.status == _USAGE_ERROR and not self.current and self.reported.isdisjoint(self.collected):
             raise CommandFailed(
-                "pytest on the board did not understand what to run",
+                "pytest on the board rejected the selection of tests",
                 returncode=self.status,
-                expected="names of tests, and an expression for their names, as the board's pytest takes them",
-                found=next((line for line in self.said if line.startswith("ERROR: ")), f"exit status {self.status}"),
-                tail="\n".join(self.said),
-                fix="name other tests: --select takes what pytest's -k does, such as 'ops and not large'",
+                expected="test names, or an expression that the board's pytest accepts for -k",
+                found=next(
+                    (line for line in self.last_lines if line.startswith("ERROR: ")), f"exit status {self.status}"
+                ),
+                tail="\n".join(self.last_lines),
+                fix="correct the expression: --select takes the same syntax as pytest -k, such as 'ops and not large'",
             )
-        elif self.status not in _THROUGH:
-            reason = f"pytest ended early on the board: {_EARLY.get(self.status, 'asked to')} (status {self.status})"
-            self._finish(reason, "pytest ended before")
+        elif self.status not in _COMPLETED:
+            cause = _EARLY_ENDS.get(self.status, "exit requested")
+            self._abort(f"pytest ended early on the board: {cause} (status {self.status})", PYTEST_ENDED)
         else:
-            self._left_out("pytest ended before")
+            self._fail_tests_without_result(PYTEST_ENDED)
 
     def _arguments(self) -> list[str]:
-        words = list(_targets(self.named, self.config.args, self.config.invocation_params.dir))
+        words = list(_targets(self.default_suite, self.config.args, self.config.invocation_params.dir))
         if keyword := self.config.option.keyword:
             words.append(f"--keyword={keyword}")
         timing_limit_s = float(self._option("timing_limit_s", 0.0))
@@ -190,7 +191,7 @@ class DeviceSession:
         return words
 
     def _through_chroot(self, strategy: Any, source: str, command: str) -> str:
-        """The command that puts the helper on the board and runs ``command`` inside the mounted tree."""
+        """Copy the helper to the board and return the command that runs ``command`` inside the mounted tree."""
         options: list[str] = []
         port = int(self._option("chroot_port", 2049))
         if source == "served":
@@ -205,10 +206,10 @@ class DeviceSession:
         words = [*privilege, "sh", helper, *options, source, "--", "sh", "-c", command]
         return f"{shlex.join(words)}; s=$?; rm -f {shlex.quote(helper)}; exit $s"
 
-    def _hear(self, line: str) -> None:
-        """One line of the board's output."""
+    def _handle_line(self, line: str) -> None:
+        """Process one line of the board's output."""
         if not line.startswith('{"pitorch": '):
-            self.said.append(line)
+            self.last_lines.append(line)
             return
         try:
             event = json.loads(line)
@@ -216,21 +217,21 @@ class DeviceSession:
             return
         if self.record is not None:
             self.record.write(line + "\n")
-        what = event["pitorch"]
-        if what == "collected":
+        kind = event["pitorch"]
+        if kind == "collected":
             self.collected = tuple(event["nodeids"])
             self.session.testscollected += len(self.collected)
             if (terminal := self.config.pluginmanager.get_plugin("terminalreporter")) is not None:
                 terminal.ensure_newline()
-                terminal.write_line(f"{ANNOUNCED} {len(self.collected)}")
-        elif what == "start":
+                terminal.write_line(f"{COUNT_PREFIX} {len(self.collected)}")
+        elif kind == "start":
             self.current = event["nodeid"]
             self.config.hook.pytest_runtest_logstart(nodeid=self.current, location=_location(self.current))
-        elif what == "result":
+        elif kind == "result":
             self._report(event)
-        elif what == "fault":
+        elif kind == "fault":
             self.fault, self.fix = event["summary"], event["fix"]
-        elif what == "end":
+        elif kind == "end":
             self.status = int(event["status"])
 
     def _report(self, event: dict[str, Any]) -> None:
@@ -243,17 +244,16 @@ class DeviceSession:
         self.reported.add(nodeid)
         self.current = ""
 
-    def _finish(self, reason: str, others: str) -> None:
-        """It ended early: fail the test it was in, or the suite as a whole, and the ``others`` that did not run."""
-        tail = "\n".join(["", "--- last lines of its output ---", *self.said]) if self.said else ""
+    def _abort(self, reason: str, not_run: str) -> None:
+        """Fail the current test, or the suite as a whole, for ``reason``, and the remaining tests with ``not_run``."""
+        tail = "\n".join(["", "--- last lines of its output ---", *self.last_lines]) if self.last_lines else ""
         self._fail(self.current or "device::suite", reason + tail)
-        self._left_out(others)
+        self._fail_tests_without_result(not_run)
 
-    def _left_out(self, why: str) -> None:
-        """Fail every test that was to run and has no result."""
+    def _fail_tests_without_result(self, not_run: str) -> None:
         for nodeid in self.collected:
             if nodeid not in self.reported:
-                self._fail(nodeid, f"not run: {why}")
+                self._fail(nodeid, not_run)
 
     def _fail(self, nodeid: str, reason: str) -> None:
         event: dict[str, Any] = {"nodeid": nodeid, "outcome": "error", "seconds": 0.0, "text": reason}
@@ -264,7 +264,8 @@ class DeviceSession:
         if self.record is not None:
             self.record.write(json.dumps({"pitorch": pitorch, **content}) + "\n")
 
-    def _give_up(self, fault: BaseException) -> None:
+    def _exit(self, fault: BaseException) -> None:
+        """Record a user error and end pytest with its exit code. Raises any other exception."""
         if not isinstance(fault, UserError):
             raise fault
         self._note(
@@ -280,7 +281,7 @@ class DeviceSession:
 
 
 def archive(suite: Path) -> bytes:
-    """The suite and its runner as a tar archive, everything at the top."""
+    """A tar archive of the suite and its runner, without a top folder."""
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w") as packed:
         packed.add(onboard.__file__, arcname="onboard.py")
@@ -291,7 +292,7 @@ def archive(suite: Path) -> bytes:
 
 
 def make_report(nodeid: str, outcome: str, seconds: float, text: str) -> pytest.TestReport:
-    """A report as pytest makes it for a test of its own."""
+    """A report like pytest's own for a local test."""
     path, line, _ = _location(nodeid)
     longrepr: Any = None
     if outcome == "skipped":
@@ -315,7 +316,7 @@ def _location(nodeid: str) -> tuple[str, int | None, str]:
 
 
 def _targets(suite: Path, arguments: Sequence[str], invoked_in: Path) -> Iterator[str]:
-    """The arguments as the board knows them: relative to the suite; the suite itself is none."""
+    """The arguments relative to the suite, as the board needs them. The suite itself is left out."""
     for argument in arguments:
         path, mark, name = str(argument).partition("::")
         absolute = (invoked_in / path).resolve()

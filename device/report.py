@@ -1,7 +1,7 @@
-"""The report for people: one HTML file without any outside part, so that it opens offline and can be sent on.
+"""The HTML report: one file without external resources, so it can be opened offline and forwarded.
 
-A pure function of the evidence document: everything it says can be read there. The chart is drawn by matplotlib as
-SVG whose colours are replaced by CSS variables, so that it follows the reader's light or dark setting.
+The report contains only data from the evidence document. matplotlib draws the chart as SVG. Its colours are replaced by
+CSS variables, so the chart follows the reader's light or dark setting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from device import evidence
+from device import chain
 from toolchain import files, progress, templates
 
 _TEMPLATE = Path(__file__).resolve().parent / "templates" / "report.html.j2"
@@ -24,7 +24,7 @@ MARKS = {"passed": "✓", "failed": "✕", "error": "!", "skipped": "–"}
 
 @dataclass(frozen=True)
 class Series:
-    """A line of the chart: ``points`` are (width, seconds)."""
+    """A line of the chart. Each point is a pair (width, seconds)."""
 
     name: str
     css: str
@@ -34,7 +34,7 @@ class Series:
 
 
 def execution_label(document: Mapping[str, Any]) -> str:
-    """What ran the suite, in words that cannot be taken for a measurement that was not made."""
+    """The machine that ran the suite, worded so that emulation cannot be mistaken for a measurement."""
     device = document["device"]
     model = device.get("model") or "no model stated"
     if device["execution"] == "hardware":
@@ -45,7 +45,7 @@ def execution_label(document: Mapping[str, Any]) -> str:
 
 
 def series_of(timing: Mapping[str, Any]) -> list[Series]:
-    """The chart's lines; empty when there is no timing."""
+    """The lines of the chart; empty without timing."""
     rows: Sequence[Mapping[str, Any]] = timing.get("rows", ())
 
     def points(method: str, key: str) -> tuple[tuple[int, float], ...]:
@@ -68,9 +68,9 @@ def series_of(timing: Mapping[str, Any]) -> list[Series]:
 
 
 def chart(timing: Mapping[str, Any], label: str) -> str:
-    """The timing as an SVG element, both axes logarithmic; empty when there is no timing.
+    """The timing as an SVG element with logarithmic axes; empty without timing.
 
-    ``label`` says what it was taken on, inside the picture: pictures get copied without what stands around them.
+    ``label`` names the machine inside the picture, because pictures are copied without their surrounding text.
     """
     lines = series_of(timing)
     if not lines:
@@ -80,7 +80,7 @@ def chart(timing: Mapping[str, Any], label: str) -> str:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    stand_ins = {
+    placeholders = {
         css: f"#0101{number:02x}" for number, css in enumerate(("--ink", "--rule", "--cpu", "--torch", "--qpu"), 1)
     }
     settings: Any = {
@@ -88,11 +88,11 @@ def chart(timing: Mapping[str, Any], label: str) -> str:
         "svg.hashsalt": "pitorch",
         "font.size": 11,
         "font.family": "sans-serif",
-        "axes.edgecolor": stand_ins["--rule"],
-        "axes.labelcolor": stand_ins["--ink"],
-        "xtick.color": stand_ins["--ink"],
-        "ytick.color": stand_ins["--ink"],
-        "text.color": stand_ins["--ink"],
+        "axes.edgecolor": placeholders["--rule"],
+        "axes.labelcolor": placeholders["--ink"],
+        "xtick.color": placeholders["--ink"],
+        "ytick.color": placeholders["--ink"],
+        "text.color": placeholders["--ink"],
         "axes.spines.top": False,
         "axes.spines.right": False,
     }
@@ -104,7 +104,7 @@ def chart(timing: Mapping[str, Any], label: str) -> str:
                 axes.loglog(
                     widths,
                     seconds,
-                    color=stand_ins[line.css],
+                    color=placeholders[line.css],
                     linestyle=(0, (1, 2)) if line.published else (0, (5, 3)) if line.dashed else "solid",
                     linewidth=1.2 if line.published else 2.2,
                     marker=None if line.published else "o",
@@ -114,7 +114,7 @@ def chart(timing: Mapping[str, Any], label: str) -> str:
                 )
             axes.set_xlabel(f"W, columns of the matrix ({timing['height']} rows)")
             axes.set_ylabel("seconds, lower is better")
-            axes.grid(visible=True, which="major", color=stand_ins["--rule"], linewidth=0.6)
+            axes.grid(visible=True, which="major", color=placeholders["--rule"], linewidth=0.6)
             axes.tick_params(which="both", length=0)
             axes.set_title(label, loc="left", fontsize=10, style="italic")
             figure.legend(frameon=False, fontsize=10, loc="outside upper left", ncols=3)
@@ -124,7 +124,7 @@ def chart(timing: Mapping[str, Any], label: str) -> str:
             pyplot.close(figure)
     text = sink.getvalue()
     text = text[text.index("<svg") :]
-    for css, colour in stand_ins.items():
+    for css, colour in placeholders.items():
         text = text.replace(colour, f"var({css})")
     text = re.sub(r'<svg ([^>]*?)height="[^"]*" ([^>]*?)width="[^"]*"', r"<svg \1\2", text, count=1)
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
@@ -132,7 +132,7 @@ def chart(timing: Mapping[str, Any], label: str) -> str:
 
 
 def timing_table(timing: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row per width: seconds per method, the published ones, and how much faster the QPU kernel is."""
+    """One row per width: seconds per method, the published seconds, and the speed-up of the QPU kernel."""
     published = {row["width"]: row for row in timing.get("published", {}).get("rows", ())}
     by_width: dict[int, dict[str, Mapping[str, Any]]] = {}
     for row in timing.get("rows", ()):
@@ -141,7 +141,7 @@ def timing_table(timing: Mapping[str, Any]) -> list[dict[str, Any]]:
     for width in sorted(by_width):
         cpu, torch, qpu = (by_width[width].get(name, {}) for name in ("cpu", "torch", "qpu"))
         ratio = cpu["compute_s"] / qpu["compute_s"] if cpu.get("compute_s") and qpu.get("compute_s") else None
-        theirs = published.get(width, {})
+        reference = published.get(width, {})
         made.append(
             {
                 "width": width,
@@ -150,16 +150,16 @@ def timing_table(timing: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "qpu": qpu.get("compute_s"),
                 "qpu_call": qpu.get("end_to_end_s"),
                 "ratio": ratio,
-                "published_cpu": theirs.get("cpu_s"),
-                "published_qpu": theirs.get("qpu_s"),
-                "published_ratio": theirs["cpu_s"] / theirs["qpu_s"] if theirs else None,
+                "published_cpu": reference.get("cpu_s"),
+                "published_qpu": reference.get("qpu_s"),
+                "published_ratio": reference["cpu_s"] / reference["qpu_s"] if reference else None,
             }
         )
     return made
 
 
 def grouped(tests: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]], float]]:
-    """Tests by file, each file with its seconds; files with failures first."""
+    """The tests of each file and their total seconds. Files with failures come first."""
     by_file: dict[str, list[Mapping[str, Any]]] = {}
     for test in tests:
         by_file.setdefault(test["nodeid"].partition("::")[0], []).append(test)
@@ -172,7 +172,7 @@ def grouped(tests: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[
 
 
 def seconds(value: float | None) -> str:
-    """Seconds with a unit that suits them."""
+    """Seconds in a suitable unit."""
     if value is None:
         return "–"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
@@ -188,7 +188,7 @@ def short(digest: str) -> str:
 
 
 def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Nested facts as rows of a table."""
+    """Nested facts as the rows of a table."""
     if isinstance(value, Mapping):
         return [row for key, item in value.items() for row in flat(item, f"{prefix}{key} · ")]
     if isinstance(value, (list, tuple)):
@@ -201,7 +201,7 @@ def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def qpu_rows(info: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """What ``qpu-info --json`` said, as rows: a name and its lines."""
+    """The output of ``qpu-info --json`` as rows of a name and its lines."""
     backend, board = info.get("backend") or {}, info.get("board") or {}
     kms, memory = info.get("kms") or {}, info.get("gpu_memory") or {}
     revision = board.get("revision") or {}
@@ -211,7 +211,7 @@ def qpu_rows(info: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         f"{node['path']}: " + (f"{node['mode']} {node['owner']}, {_access(node)}" if node["present"] else "absent")
         for node in info.get("nodes") or ()
     ]
-    blocks = [f"{item['what']} → {item['fix']}" for item in info.get("obstacles") or ()]
+    obstacles = [f"{item['what']} → {item['fix']}" for item in info.get("obstacles") or ()]
     rows: list[tuple[str, list[Any]]] = [
         ("backend", [backend.get("name"), backend.get("reason")]),
         ("backends", [f"{item['name']}: {item['reason']}" for item in info.get("backends") or ()]),
@@ -226,12 +226,12 @@ def qpu_rows(info: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
             ],
         ),
         ("memory split", [split, memory.get("source")]),
-        ("in the way", blocks or ["nothing"]),
+        ("obstacles", obstacles or ["none"]),
         ("libqpu", [info.get("version")]),
         ("note", [info.get("note")]),
     ]
-    kept = [(name, [str(line) for line in lines if line]) for name, lines in rows]
-    return [(name, lines) for name, lines in kept if lines]
+    shown = [(name, [str(line) for line in lines if line]) for name, lines in rows]
+    return [(name, lines) for name, lines in shown if lines]
 
 
 def _access(node: Mapping[str, Any]) -> str:
@@ -243,7 +243,7 @@ def render(document: Mapping[str, Any], *, evidence_name: str, evidence_sha256: 
     """The report's HTML."""
     counted = document["results"]
     bad = counted["failed"] + counted["errors"]
-    broken = evidence.failing(document, "error")
+    broken = chain.broken_links(document, "error")
     made = datetime.datetime.fromisoformat(document["made"])
     label = execution_label(document)
     return templates.render(
@@ -274,6 +274,6 @@ def render(document: Mapping[str, Any], *, evidence_name: str, evidence_sha256: 
 
 
 def write(document: Mapping[str, Any], path: Path, *, evidence_file: Path) -> None:
-    """Write the report, atomically. ``evidence_file`` is the document on disk; the report states its SHA-256."""
+    """Write the report atomically. It contains the SHA-256 of ``evidence_file``, the document on disk."""
     digest = files.sha256_of(evidence_file)
     files.write_text_atomically(path, render(document, evidence_name=evidence_file.name, evidence_sha256=digest))

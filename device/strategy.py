@@ -1,8 +1,8 @@
-"""From nothing to a shell on the board: off → served → booted → shell.
+"""The labgrid strategy that brings a board to a shell: off → served → booted → shell.
 
-One strategy for every board. A state whose driver the environment does not name is passed through: a real board has
-no power driver (a person switches it on), and one that runs a system of its own needs no server unless it mounts the
-tree.
+The same strategy is used for all boards. A state without a driver in the environment requires no action: a real board
+has no power driver because it is switched on by hand, and a board with its own system needs no server unless it mounts
+the tree.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolchain.errors import UserError
 
 
 class Status(enum.Enum):
-    """What the strategy can bring the board to, in this order."""
+    """The states of the board, in order."""
 
     off = 0
     served = 1
@@ -29,9 +29,9 @@ class Status(enum.Enum):
 @target_factory.reg_driver
 @attr.s(eq=False)
 class BoardStrategy(Strategy):  # type: ignore[misc]
-    """Brings the board to a state; every step back undoes what the step forward did."""
+    """Brings the board to a state. Each step backwards undoes the corresponding step forwards."""
 
-    bindings = {  # noqa: RUF012 - labgrid's own form
+    bindings = {  # noqa: RUF012 - labgrid requires a plain dict
         "server": {"TreeServerDriver", None},
         "board": {"VirtualBoardDriver", None},
         "ssh": "PinnedSSHDriver",
@@ -41,24 +41,24 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
 
     @never_retry  # type: ignore[untyped-decorator]
     def transition(self, status: Status | str) -> None:
-        """Go to a state, through all between. After a failure the strategy stays broken, and says of what."""
-        wanted = _status(status)
-        while self.status.value < wanted.value:
+        """Go to a state through all states in between. After a failure every transition raises StrategyError."""
+        target = _status(status)
+        while self.status.value < target.value:
             following = Status(self.status.value + 1)
             self._enter(following)
             self.status = following
-        while self.status.value > wanted.value:
+        while self.status.value > target.value:
             self._leave(self.status)
             self.status = Status(self.status.value - 1)
 
     def force(self, status: Status | str) -> None:
-        """Take a state as reached: only ``off`` can be taken without doing anything."""
+        """Assume a state without any action; only ``off`` can be assumed."""
         if _status(status) is not Status.off:
             raise StrategyError(f"cannot assume that the board is in state {status}")
         self.status = Status.off
 
     def abandon(self) -> None:
-        """Let go of everything at once, whatever state it is in: for Ctrl-C and after failures."""
+        """Deactivate all drivers in any state, after Ctrl-C or a failure."""
         for driver in (self.ssh, self.board, self.server):
             if driver is not None:
                 self.target.deactivate(driver)
@@ -89,7 +89,7 @@ def _status(status: Status | str) -> Status:
 
 
 def cause_of(error: StrategyError) -> BaseException:
-    """What broke the strategy: a UserError where there is one in the chain of causes, else the first fault."""
+    """The cause of the error: the first UserError in its chain of causes, else the innermost exception."""
     fault: BaseException = error
     while (inner := fault.__cause__) is not None:
         fault = inner

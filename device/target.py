@@ -1,9 +1,9 @@
-"""The board as labgrid sees it: an exported tree, the server that offers it, a machine that boots it, its SSH.
+"""labgrid resources and drivers for a board: an exported tree, its NFS server, a virtual machine, and SSH.
 
-labgrid's own QEMUDriver is not used for the machine: it waits without a limit for QEMU to open the console, and
-reads the console only while somebody asks, so a boot that fails leaves neither an error nor a log. Our driver binds
-``nfsroot.qemu`` to labgrid's PowerProtocol. labgrid's SSHDriver is used, with the host key pinned: as it comes it
-accepts any.
+labgrid's QEMUDriver is not used because it waits without a limit for QEMU to open the console and reads the console
+only on request, so a failed boot leaves neither an error nor a log. VirtualBoardDriver implements labgrid's
+PowerProtocol with ``nfsroot.qemu`` instead. labgrid's SSHDriver accepts any host key; PinnedSSHDriver accepts only the
+expected one.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ POWER_OFF: Mapping[str, tuple[str, ...]] = {
     "lean": ("touch", "/run/poweroff"),
     "systemd": ("systemctl", "poweroff", "--no-wall"),
 }
-"""What to run in the guest to end it, per init."""
+"""The command that shuts down the guest, by init."""
 
 
 @target_factory.reg_resource
 @attr.s(eq=False)
 class ExportedTree(Resource):  # type: ignore[misc]
-    """A root filesystem in a folder of this host."""
+    """A root filesystem in a folder on this host."""
 
     folder: str = attr.ib(validator=_text)
     architecture: str = attr.ib(default="armhf", validator=_text)
@@ -47,15 +47,15 @@ class ExportedTree(Resource):  # type: ignore[misc]
 @target_factory.reg_driver
 @attr.s(eq=False)
 class TreeServerDriver(Driver):  # type: ignore[misc]
-    """Offers the tree over NFS while it is active; ``also`` is one more folder, of the system that is to enter it."""
+    """Serves the tree over NFS while it is active. ``second_folder`` is the bare system that enters the tree."""
 
-    bindings = {"tree": "ExportedTree"}  # noqa: RUF012 - labgrid's own form
+    bindings = {"tree": "ExportedTree"}  # noqa: RUF012 - labgrid requires a plain dict
 
     address: str = attr.ib(default="127.0.0.1", validator=_text)
     port: int = attr.ib(default=0, validator=_whole)
     allowed: str = attr.ib(default="127.0.0.1", validator=_text)
     log: str = attr.ib(default="", validator=_text)
-    also: str = attr.ib(default="", validator=_text)
+    second_folder: str = attr.ib(default="", validator=_text)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -63,10 +63,10 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
         self.server: serve.NfsServer | None = None
 
     def on_activate(self) -> None:
-        """Start the server; returns when it answers. Port 0 takes a free one."""
+        """Start the server and wait until it responds. Port 0 selects a free port."""
         self.server = self._running.enter_context(
             serve.running_server(
-                [Path(folder) for folder in (self.tree.folder, self.also) if folder],
+                [Path(folder) for folder in (self.tree.folder, self.second_folder) if folder],
                 address=self.address,
                 port=self.port,
                 clients=tuple(self.allowed.split()),
@@ -75,12 +75,12 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
         )
 
     def on_deactivate(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         self.server = None
         self._running.close()
 
     def source(self, address: str = "") -> tuple[str, int]:
-        """``ADDRESS:/path`` and the port to mount it from; ``address`` is how the board sees this host."""
+        """``ADDRESS:/path`` and the port to mount it from. ``address`` is this host's address as seen by the board."""
         if self.server is None:
             raise RuntimeError("the tree is served only while the driver is active")
         return f"{address or self.server.address}:{self.server.folders[0]}", self.server.port
@@ -89,9 +89,9 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
 @target_factory.reg_driver
 @attr.s(eq=False)
 class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
-    """Power of a virtual machine that boots the tree from the server, or the folder that is offered beside it."""
+    """Power of a virtual machine that boots the tree, or the second folder, from the server."""
 
-    bindings = {  # noqa: RUF012 - labgrid's own form
+    bindings = {  # noqa: RUF012 - labgrid requires a plain dict
         "tree": "ExportedTree",
         "server": "TreeServerDriver",
         "networkservice": "NetworkService",
@@ -109,17 +109,17 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
         self.machine: qemu.Machine | None = None
 
     def on_deactivate(self) -> None:
-        """End the machine at once, if it still runs."""
+        """Stop the machine immediately if it is running."""
         if self.machine is not None:
             self.machine.end()
             self.machine = None
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def on(self) -> None:
-        """Boot; returns when SSH answers. The NetworkService gets the machine's port. Raises BoardSilent."""
+        """Boot and wait for SSH. Sets the port of the NetworkService. Raises BoardSilent."""
         if self.machine is not None:
             return
-        tree = Path(self.server.also or self.tree.folder)
+        tree = Path(self.server.second_folder or self.tree.folder)
         _, port = self.server.source()
         spec = qemu.MachineSpec(
             boot=qemu.boot_files(tree, self.tree.architecture),
@@ -143,14 +143,14 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def off(self, power_off: Callable[[], object] | None = None) -> None:
-        """End the machine: politely when ``power_off`` asks the guest to go, else at once."""
+        """Stop the machine: with ``power_off`` through the guest, otherwise immediately."""
         if self.machine is not None:
             self.machine.end(power_off, polite_s=30.0 if self.init == "lean" else 90.0)
             self.machine = None
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def cycle(self) -> None:
-        """Off, then on."""
+        """Switch the machine off and on."""
         self.off()
         self.on()
 
@@ -158,17 +158,17 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
 @target_factory.reg_driver
 @attr.s(eq=False)
 class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
-    """labgrid's SSHDriver that trusts one host key only, and says why a login fails.
+    """labgrid's SSHDriver with a pinned host key and an error that explains a failed login.
 
-    Without ``known_hosts`` the user's own decides. ssh takes the first value it is given for an option, so ours come
-    before labgrid's.
+    Without ``known_hosts`` the user's own file applies. ssh uses the first value of an option, so these options precede
+    labgrid's.
     """
 
     known_hosts: str = attr.ib(default="", validator=_text)
 
     @property
     def access(self) -> access.SshAccess:
-        """The board's address and the keys."""
+        """The board's address and keys."""
         return access.SshAccess(
             host=self.networkservice.address,
             port=self.networkservice.port,
@@ -179,7 +179,7 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
 
     def on_activate(self) -> None:
         """Log in. Raises AccessDenied, AccessDenied, or BoardSilent after ``connection_timeout`` seconds."""
-        self._last_words = ""
+        self._last_error = ""
         self.ssh_prefix: list[str] = []
         try:
             super().on_activate()
@@ -189,12 +189,12 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
             raise BoardSilent(
                 f"{self.access} cannot be reached over SSH",
                 expected=f"a login within {self.connection_timeout:.0f} s",
-                found=self._last_words or "no answer",
-                fix="check that the board is on, has booted the exported tree, and that the address is right",
+                found=self._last_error or "no answer",
+                fix="check that the board is on, that it has booted the exported tree, and that the address is correct",
             ) from fault
 
     def on_deactivate(self) -> None:
-        """Log out, without waiting for a board that no longer answers."""
+        """Log out without waiting for a board that does not respond."""
         if self._keepalive is not None:
             self._keepalive.terminate()
         super().on_deactivate()
@@ -206,9 +206,9 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
             return super()._start_own_master_once(timeout)
         except ExecutionError as fault:
             shutil.rmtree(self.tmpdir, ignore_errors=True)
-            said = fault.stdout if isinstance(fault.stdout, list) else []
-            lines = [line.decode(errors="replace") if isinstance(line, bytes) else str(line) for line in said]
-            self._last_words = " ".join(line.strip() for line in lines if line.strip())
+            output = fault.stdout if isinstance(fault.stdout, list) else []
+            lines = [line.decode(errors="replace") if isinstance(line, bytes) else str(line) for line in output]
+            self._last_error = " ".join(line.strip() for line in lines if line.strip())
             if (error := access.diagnose(self.access, "\n".join(lines))) is not None:
                 raise error from fault
             raise
@@ -226,9 +226,9 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
         log: Path | None = None,
         check: bool = True,
     ) -> process.Completed:
-        """Run a shell command on the board, feed it ``stdin`` and hand on its lines as they come.
+        """Run a shell command on the board with ``stdin`` as input, and pass each line to ``on_line`` immediately.
 
-        labgrid's ``run`` keeps all output until the end. Raises as ``process.run``.
+        labgrid's ``run`` returns the output only at the end. Raises the errors of ``process.run``.
         """
         return process.run(
             self._argv(command),
@@ -241,6 +241,6 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
         )
 
     def _argv(self, command: str) -> list[str]:
-        """The program that has the board's shell run a command."""
+        """The command line that runs a command in the board's shell."""
         words = ["ssh", "-x", *self.ssh_prefix, "-p", str(self.networkservice.port), "-l", self._get_username()]
         return [*words, self.networkservice.address, "--", f"sh -c {shlex.quote(command)}"]

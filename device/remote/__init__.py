@@ -1,11 +1,11 @@
-"""Kernels on boards: compiled here for the board, run and timed there, compared with a reference.
+"""Kernels on boards: compiled on the host, run and timed on the board, and compared with a reference.
 
-Two roads lead to a board, and one command takes both (``profiling``):
+``profiling`` supports two transports to a board:
 
-- **RPC**: TVM's own server runs on the board (``board_server``), and ``rpc_worker`` talks to it.
-- **loader**: a small program of ours (``loader/``) is sent to the board; it loads a kernel's plain C entry. For boards
-  that no TVM runtime exists for (armv7), and for kernels of the QPUs.
+- **RPC**: TVM's own server runs on the board (``board_server``), and ``rpc_worker`` connects to it.
+- **loader**: a small program (``loader/``) is sent to the board and loads a kernel through a plain C interface. It is
+  used for boards without a TVM runtime (armv7) and for QPU kernels.
 
-``rpc_worker`` runs in a process of its own, beside TVM: a TVM that crashes or hangs takes no task with it. What it
-imports of ours (``compiling``, ``comparing``, ``reporting``) imports nothing else of ours.
+``rpc_worker`` runs in a separate process with TVM, so a crash or hang of TVM cannot affect the task. The modules that
+it imports (``compiling``, ``comparing``, ``reporting``) import no other module of this project.
 """

@@ -1,14 +1,14 @@
-"""Where a board is: the addresses that ``--device`` and ``remote.devices`` take.
+"""Addresses of boards for ``--device`` and ``remote.devices``.
 
 ::
 
-    local                     this PC, in a process of its own
-    HOST:PORT                 direct: TVM's server on the board listens there
-    tracker://HOST:PORT/KEY   any free board that told the tracker that key; waits for one
-    proxy://HOST:PORT/KEY     a board that dialled out to the proxy, which has no tracker
-    tree://[USER@]HOST[:PORT] our loader, over SSH, on a board that booted the exported tree: its keys are pinned
-    ssh://[USER@]HOST[:PORT]  the same on a board with a system of its own: your keys and your known_hosts count
-    emulator                  our loader, under qemu-user on this PC
+    local                     this PC, in a separate process
+    HOST:PORT                 direct: TVM's server on the board
+    tracker://HOST:PORT/KEY   any free board that is registered with the tracker under that key; waits for one
+    proxy://HOST:PORT/KEY     a board that connected to the proxy, without a tracker
+    tree://[USER@]HOST[:PORT] the loader, over SSH, on a board that booted the exported tree; its keys are pinned
+    ssh://[USER@]HOST[:PORT]  the same on a board with its own system; uses your SSH keys and your known_hosts
+    emulator                  the loader, under qemu-user on this PC
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SSH = re.compile(r"(?P<kind>ssh|tree)://(?P<rest>\S+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """A parsed address. ``key`` is of trackers and proxies; ``host`` of an SSH address is [USER@]HOST[:PORT]."""
+    """A parsed address. Trackers and proxies have a ``key``; ``host`` of an SSH address is [USER@]HOST[:PORT]."""
 
     kind: str
     host: str = ""
@@ -45,7 +45,7 @@ class Address:
     key: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For a process that does not import this module."""
+        """The fields as a dictionary, for a process that does not import this module."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Address:
 
 
 def parse(text: str) -> Address:
-    """An address by its text. Raises UserError for what is none."""
+    """Parse an address. Raises UserError for an invalid one."""
     if text in ("local", "emulator"):
         return Address(kind=text)
     if (found := _SSH.fullmatch(text)) is not None:
@@ -68,16 +68,16 @@ def parse(text: str) -> Address:
     keyed = found is not None and found["key"] is not None
     if found is None or not 0 < int(found["port"]) < 65536 or keyed != (kind in ("tracker", "proxy")):
         raise UserError(
-            f"{text!r} is no address of a board",
+            f"{text!r} is not a valid address of a board",
             expected=FORMS,
             found=repr(text),
-            fix="name a board of remote.devices in invoke.yaml, or spell the address out",
+            fix="use a name from remote.devices in invoke.yaml, or a complete address",
         )
     return Address(kind=kind, host=found["host"].strip("[]"), port=int(found["port"]), key=found["key"] or "")
 
 
 def named(devices: Sequence[str]) -> Mapping[str, Address]:
-    """The boards of ``remote.devices``. Raises ConfigError with every entry that is wrong."""
+    """The boards of ``remote.devices`` by name. Raises ConfigError that lists every invalid entry."""
     made: dict[str, Address] = {}
     faults = []
     for item in devices:
@@ -92,15 +92,15 @@ def named(devices: Sequence[str]) -> Mapping[str, Address]:
 
 
 def resolve(name: str, devices: Sequence[str]) -> Address:
-    """The board that ``--device`` names: one of ``remote.devices``, or an address. Raises UserError."""
+    """The address of ``--device``, which is a name from ``remote.devices`` or an address. Raises UserError."""
     known = named(devices)
     if name in known:
         return known[name]
     if re.fullmatch(r"[A-Za-z0-9_.-]+", name) and name not in ("local", "emulator"):
         near = difflib.get_close_matches(name, [*known, "local", "emulator"], n=1, cutoff=0.5)
         raise UserError(
-            f"there is no board called {name!r}",
-            expected=f"one of remote.devices ({', '.join(known) or 'none is set'}), or {FORMS}",
+            f"there is no board {name!r}",
+            expected=f"one of remote.devices ({', '.join(known) or 'none configured'}), or {FORMS}",
             found=repr(name),
             fix=f"--device {near[0]}" if near else "add it to remote.devices in invoke.yaml: NAME=ADDRESS",
         )

@@ -1,4 +1,4 @@
-"""A kernel's result beside its reference."""
+"""The comparison of a kernel's result with its reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy
 
 @dataclass(frozen=True)
 class Difference:
-    """The first element, in the order of memory, that is out of tolerance, and how many are."""
+    """The first element in memory order that is out of tolerance, and the number of such elements."""
 
     index: tuple[int, ...]
     expected: float
@@ -20,7 +20,10 @@ class Difference:
 
 
 def first_difference(found: Any, expected: Any, *, relative: float, absolute: float) -> Difference | None:
-    """None where all elements agree; a NaN agrees with a NaN. Raises ValueError where shape or type do not agree."""
+    """The first difference, or None if all elements agree. NaN equals NaN.
+
+    Raises ValueError if the shapes or types differ.
+    """
     if found.shape != expected.shape or found.dtype != expected.dtype:
         raise ValueError(
             f"expected {expected.dtype} of shape {expected.shape}, found {found.dtype} of shape {found.shape}"

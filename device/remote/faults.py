@@ -1,7 +1,7 @@
-"""What can go wrong with a kernel on a board, whichever road it takes there: one table, from kinds to errors.
+"""The errors of a kernel on a board, by kind of fault, for both transports.
 
-Kinds are the words that a worker tells (``reporting``), that the loader answers (``loader/loader.cpp``), and that the
-two sessions here find by themselves. Where the loader names a finer kind (load, memory, protocol), it is the kernel's.
+A worker (``reporting``), the loader (``loader/loader.cpp``) and the sessions on the host report faults by kind. The
+loader's more specific kinds (load, memory, protocol) are reported as errors of the kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from toolchain.errors import BoardLost, BoardSilent, CommandFailed, InUse, Platf
 
 @dataclass(frozen=True)
 class Row:
-    """An error and its words. ``{where}`` is the board's address; others are given by whoever meets the fault."""
+    """An error class and its texts. ``{where}`` is the board's address; the caller fills in the other fields."""
 
     error: type[UserError]
     summary: str
@@ -24,15 +24,15 @@ class Row:
 TABLE = {
     "unknown": Row(
         UserError,
-        "no board answers to {where}",
+        "no board with the address {where}",
         "a board with that key",
-        "check the key, and that the board's server runs and has reached the tracker or proxy",
+        "check the key, and that the board's server is running and connected to the tracker or proxy",
     ),
     "silent": Row(
         BoardSilent,
         "{where} cannot be reached",
-        "an answer to the connection",
-        "check that the board is on, that its server (TVM's, or sshd) runs, and that the address is right",
+        "a response from the board",
+        "check that the board is on, that its server (TVM's, or sshd) is running, and that the address is correct",
     ),
     "busy": Row(
         InUse,
@@ -42,27 +42,27 @@ TABLE = {
     ),
     "timed-out": Row(
         BoardLost,
-        "the session on {where} was ended: its time was up",
+        "the session on {where} timed out",
         "an end within {limit_s:g} s",
         "measure less (--number, --repeat, --size), or raise remote.session_limit_s",
     ),
     "lost": Row(
         BoardLost,
-        "{where} was lost in mid-run",
-        "an answer to each request",
-        "look at the board (power, network, memory); by RPC a kernel that crashes looks the same: see its server's log",
+        "connection to {where} lost during the run",
+        "a response to each request",
+        "check the board (power, network, memory) and its server's log; an RPC server closes it if a kernel crashes",
     ),
     "architecture": Row(
         PlatformMismatch,
-        "the kernel is for another machine than {where}",
-        "a kernel for the board's own machine",
-        "choose the --target that the board runs",
+        "the kernel does not match the architecture of {where}",
+        "a kernel for the board's architecture",
+        "choose the --target of the board",
     ),
     "unstartable": Row(
         PlatformMismatch,
         "the loader does not run on {where}",
-        "a board of the target's machine, with its C library",
-        "choose the --target that the board runs",
+        "a board with the target's architecture and C library",
+        "choose the --target of the board",
     ),
     "linker": Row(
         CommandFailed,
@@ -73,31 +73,31 @@ TABLE = {
     "crashed": Row(
         UserError,
         "the kernel crashed on {where}",
-        "a kernel that keeps within its arrays",
-        "look at its indices, or at what it calls",
+        "a kernel that accesses only its arrays",
+        "check its indices and the functions that it calls",
     ),
     "kernel": Row(
         UserError,
         "the kernel's file cannot be used",
         "a file that defines SIZE, module, inputs and reference",
-        "docs/remote.md has an example",
+        "see the example in docs/remote.md",
     ),
     "refused": Row(
         UserError,
         "the kernel fails on {where}",
-        "a kernel that can be loaded and takes its arrays",
-        "correct the kernel's file (docs/remote.md says what it is called with)",
+        "a kernel that can be loaded and accepts its arrays",
+        "correct the kernel's file (docs/remote.md describes its arguments)",
     ),
 }
 
 
-def told(kind: str, found: str, **words: object) -> UserError:
-    """The error of a kind; ``words`` fill in its texts. Raises KeyError for a kind that the table does not have."""
+def error_of(kind: str, found: str, **words: object) -> UserError:
+    """The error for a kind of fault. ``words`` fill in its texts. Raises KeyError for an unknown kind."""
     row = TABLE[kind]
     summary, expected, fix = (text.format(**words) for text in (row.summary, row.expected, row.fix))
     return row.error(summary, expected=expected, found=found, fix=fix)
 
 
-def answered(kind: str, found: str, **words: object) -> UserError:
-    """The error of a kind that a board's loader answered: what it does not tell apart here is the kernel's."""
-    return told(kind if kind in ("busy", "architecture") else "refused", found, **words)
+def loader_error(kind: str, found: str, **words: object) -> UserError:
+    """The error for a fault that the loader reported. Kinds without their own error are errors of the kernel."""
+    return error_of(kind if kind in ("busy", "architecture") else "refused", found, **words)

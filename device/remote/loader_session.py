@@ -1,7 +1,7 @@
-"""A session with the loader (``loader/loader.cpp``): the board's side of kernels that no TVM runtime serves.
+"""A session with the loader (``loader/loader.cpp``), which runs kernels on a board without a TVM runtime.
 
-The loader is compiled here for the board, goes there with the session and leaves nothing behind. It answers one request
-at a time; each has a deadline here, a little longer than the board's own, so that what passes it is a lost board.
+The loader is compiled on the host, sent to the board for each session, and removed at its end. It handles one request
+at a time. The host's deadline for a request is slightly longer than the board's, so a board that misses it is lost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from toolchain.errors import ArtefactMissing, BoardSilent, UserError
 
 SOURCE = Path(__file__).with_name("loader")
 TIMED_OUT = 124
-"""The loader's exit status when the session's time is up."""
+"""The loader's exit status when the session times out."""
 GRACE_S = 10.0
 _CONNECT_LIMIT_S = 30.0
 _UNSTARTABLE = (126, 127)
@@ -46,12 +46,12 @@ _UNPACK = (
     "set -e; d=$(mktemp -d /tmp/pitorch-loader.XXXXXX); trap 'rm -rf \"$d\"' EXIT; trap 'exit 129' HUP INT TERM; "
     'head -c {size} >"$d/loader"; chmod 700 "$d/loader"; set +e; TMPDIR=$d "$d/loader" {arguments}'
 )
-_LOCK = "/tmp/pitorch-loader.lock"  # noqa: S108 - a board's lock, the same for everybody who logs in
+_LOCK = "/tmp/pitorch-loader.lock"  # noqa: S108 - the board's lock, shared by all users
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How a kernel is timed: runs of one measurement, measurements, their least length, runs before the first."""
+    """How a kernel is timed: runs per measurement, measurements, minimum length of one, and warm-up runs."""
 
     number: int
     repeat: int
@@ -59,8 +59,8 @@ class Timing:
     warm_up: int
 
 
-# -rdynamic: kernels find TVMFFIErrorSetRaisedFromCStrParts in the loader itself. A 32-bit fstat() fails with EOVERFLOW
-# on an inode number of 64 bits, which NFS has.
+# -rdynamic: kernels use TVMFFIErrorSetRaisedFromCStrParts of the loader. _FILE_OFFSET_BITS: a 32-bit fstat() fails with
+# EOVERFLOW on the 64-bit inode numbers of NFS.
 _OPTIONS = (
     *("-std=c++17", "-O2", "-D_FILE_OFFSET_BITS=64", "-Wno-psabi"),
     *("-static-libstdc++", "-static-libgcc", "-rdynamic"),
@@ -68,42 +68,47 @@ _OPTIONS = (
 
 
 def build_loader(config: Config, target: Target) -> Path:
-    """The loader for a target, compiled; kept per source and options. Raises ProgramMissing, CommandFailed."""
+    """Compile the loader for a target, unless its source and options are unchanged.
+
+    Raises ProgramMissing, CommandFailed.
+    """
     compiler = process.require_program(target.linker(config.remote.linker), f"to compile for {target.title}")
     inputs = " ".join((files.tree_fingerprint(SOURCE, "*.cpp", "*.h"), *_OPTIONS))
     key = hashlib.sha256(inputs.encode()).hexdigest()[:12]
     program = config.build_root / "remote" / f"loader-{target.architecture.debian}-{key}"
     if not program.is_file():
-        with files.replacing(program) as aside:
-            process.run([compiler, *_OPTIONS, SOURCE / "loader.cpp", "-o", aside, "-ldl", "-pthread"], limit_s=600)
+        with files.replacing(program) as staged:
+            process.run([compiler, *_OPTIONS, SOURCE / "loader.cpp", "-o", staged, "-ldl", "-pthread"], limit_s=600)
     return program
 
 
 class LoaderSession:
-    """One session; ``close`` ends it, whatever the kernel is doing."""
+    """A session. ``close`` ends it even if a kernel is running."""
 
-    def __init__(self, process_: subprocess.Popen[bytes], words: IO[bytes], where: str, session_limit_s: float) -> None:
+    def __init__(
+        self, process_: subprocess.Popen[bytes], stderr: IO[bytes], where: str, session_limit_s: float
+    ) -> None:
         self._process = process_
-        self._words = words
+        self._stderr = stderr
         self._where = where
         self._limit_s = session_limit_s
         self._queue_limit_s = 0.0
         self._received = b""
         self.model = ""
-        """What the board's device tree calls it; empty where there is none."""
+        """The model in the board's device tree; empty without one."""
 
-    def greet(self, queue_limit_s: float) -> None:
-        """Wait until the board is ours. Raises InUse, BoardSilent, PlatformMismatch and what SSH met."""
+    def wait_until_ready(self, queue_limit_s: float) -> None:
+        """Wait until the board is free. Raises InUse, BoardSilent, PlatformMismatch and SSH errors."""
         self._queue_limit_s = queue_limit_s
         self.model = self._answer(queue_limit_s + _CONNECT_LIMIT_S, greeting=True).partition("; ")[2]
 
     def load(self, library: Path, entry: str) -> str:
-        """Send a kernel; ``entry`` is "-" for a plain one. Returns what runs it. Raises PlatformMismatch."""
+        """Send a kernel and return its backend. ``entry`` is "-" for a plain kernel. Raises PlatformMismatch."""
         content = library.read_bytes()
         return self._ask(f"load {entry} {len(content)}", content)
 
     def array(self, values: Any) -> int:
-        """Make an array on the board with a copy of ``values``; returns its number."""
+        """Create an array on the board with a copy of ``values``. Returns its number."""
         shape = " ".join(map(str, values.shape))
         number = int(self._ask(f"array {values.dtype.kind} {values.dtype.itemsize} {shape}"))
         content = values.tobytes()
@@ -111,17 +116,17 @@ class LoaderSession:
         return number
 
     def read(self, number: int, like: Any) -> Any:
-        """A copy of an array."""
+        """Return a copy of an array on the board."""
         size = int(self._ask(f"read {number}"))
         return numpy.frombuffer(self._bytes(size, self._deadline()), dtype=like.dtype).reshape(like.shape)
 
     def run(self, numbers: Sequence[int]) -> float | None:
-        """Run the kernel once; returns the seconds of an emulator's model of a board, where there is one."""
+        """Run the kernel once. Returns the seconds that the emulator's cycle model estimates, if there is one."""
         seconds = float(self._ask(f"run {' '.join(map(str, numbers))}"))
         return seconds if seconds > 0 else None
 
     def time(self, timing: Timing, numbers: Sequence[int]) -> tuple[int, list[float]]:
-        """Runs of each measurement, and seconds of one run for each of them."""
+        """Time the kernel. Returns the runs per measurement, and the seconds per run of each measurement."""
         how = f"{timing.number} {timing.repeat} {timing.min_repeat_ms} {timing.warm_up}"
         runs, *seconds = self._ask(f"time {how} {' '.join(map(str, numbers))}").split()
         return int(runs), [float(item) for item in seconds]
@@ -137,7 +142,7 @@ class LoaderSession:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    # The protocol.
+    # Protocol
 
     def _deadline(self) -> float:
         return time.monotonic() + self._limit_s + GRACE_S
@@ -147,18 +152,18 @@ class LoaderSession:
         return self._answer(self._limit_s + GRACE_S)
 
     def send(self, data: bytes) -> None:
-        """Write, with a deadline: a board that is gone takes nothing."""
+        """Write with a deadline, because a lost board does not read."""
         pipe = self._process.stdin
         assert pipe is not None  # noqa: S101 - opened as a pipe
         deadline, rest = self._deadline(), memoryview(data)
         while rest:
             _, writable, _ = select.select([], [pipe], [], max(0.0, deadline - time.monotonic()))
             if not writable:
-                raise self._told("lost", f"it took nothing more for {self._limit_s + GRACE_S:.0f} s")
+                raise self._error("lost", f"it read no data for {self._limit_s + GRACE_S:.0f} s")
             try:
                 rest = rest[os.write(pipe.fileno(), rest[: 1 << 16]) :]
             except BrokenPipeError:
-                break  # why it ended is told where its answer is read
+                break  # the reason is reported when the answer is read
 
     def _answer(self, limit_s: float, *, greeting: bool = False) -> str:
         line = self._line(time.monotonic() + limit_s, greeting=greeting)
@@ -166,10 +171,10 @@ class LoaderSession:
         if state == "ok":
             return rest
         if state != "error":
-            raise self._told("lost", f"it answered {line[:100]!r}")
+            raise self._error("lost", f"unexpected answer {line[:100]!r}")
         kind, _, text = rest.partition(" ")
         limit_s = self._queue_limit_s if greeting else self._limit_s
-        raise faults.answered(kind, text, where=self._where, limit_s=limit_s)
+        raise faults.loader_error(kind, text, where=self._where, limit_s=limit_s)
 
     def _line(self, deadline: float, *, greeting: bool) -> str:
         while b"\n" not in self._received:
@@ -189,45 +194,45 @@ class LoaderSession:
         readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
         if not readable:
             if greeting:
-                raise self._told("silent", "no answer")
-            raise self._told("lost", f"no answer for {self._limit_s + GRACE_S:.0f} s")
+                raise self._error("silent", "no answer")
+            raise self._error("lost", f"no answer for {self._limit_s + GRACE_S:.0f} s")
         block = os.read(pipe.fileno(), 1 << 16)
         if not block:
             raise self._ended(greeting=greeting)
         self._received += block
 
-    # What went wrong.
+    # Errors
 
-    def _said(self) -> str:
-        self._words.seek(0)
-        return self._words.read().decode(errors="replace").strip()
+    def _output(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read().decode(errors="replace").strip()
 
     def _ended(self, *, greeting: bool) -> UserError:
         status = self._process.wait(_CONNECT_LIMIT_S)
-        said = self._said()
+        output = self._output()
         if status == TIMED_OUT:
-            return self._told("timed-out", "the kernel was still running")
-        last = said.splitlines()[-1] if said else process.explain_exit(status)
+            return self._error("timed-out", "the kernel was still running")
+        last = output.splitlines()[-1] if output else process.explain_exit(status)
         if greeting:
-            unstartable = status in _UNSTARTABLE or _FOREIGN.search(said)
-            return self._told("unstartable" if unstartable else "silent", last)
-        # Through a shell a signal is 128 and its number.
+            unstartable = status in _UNSTARTABLE or _FOREIGN.search(output)
+            return self._error("unstartable" if unstartable else "silent", last)
+        # A shell reports a signal as 128 plus its number.
         ended_by = -status if status < 0 else status - 128
         if ended_by in _CRASHES:
-            return self._told("crashed", process.explain_exit(-ended_by))
-        return self._told("lost", last)
+            return self._error("crashed", process.explain_exit(-ended_by))
+        return self._error("lost", last)
 
-    def _told(self, kind: str, found: str) -> UserError:
-        return faults.told(kind, found, where=self._where, limit_s=self._limit_s)
+    def _error(self, kind: str, found: str) -> UserError:
+        return faults.error_of(kind, found, where=self._where, limit_s=self._limit_s)
 
 
 @contextlib.contextmanager
 def session(
     config: Config, target: Target, address: Address, *, libraries: Sequence[Path] = ()
 ) -> Iterator[LoaderSession]:
-    """A session with the board at ``address``; ``libraries`` are folders where the kernel's own libraries are found.
+    """A session with the board at ``address``. ``libraries`` are folders with the kernel's libraries.
 
-    Raises InUse, BoardSilent and others, as ``LoaderSession`` does.
+    Raises InUse, BoardSilent and the other errors of ``LoaderSession``.
     """
     program = build_loader(config, target)
     limits = [f"{config.remote.queue_limit_s:g}", f"{config.remote.session_limit_s:g}"]
@@ -243,11 +248,11 @@ def session(
         argv = [*emulator(target.architecture), str(program), str(lock), *limits]
     else:
         argv = [str(program), str(lock), *limits]
-    with tempfile.TemporaryFile() as words, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryFile() as stderr, contextlib.ExitStack() as stack:
         scratch = stack.enter_context(files.scratch_folder(config.build_root / "remote", "session"))
         variables = {**os.environ, "TMPDIR": str(scratch)}
         if address.kind == "local":
-            # There are no QPUs here: libqpu's emulator counts clocks, its interpreter does not.
+            # A PC has no QPUs. libqpu's emulator counts clocks, its interpreter does not.
             variables.setdefault("QPU_BACKEND", "emulator")
         if libraries:
             variables["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))
@@ -256,7 +261,7 @@ def session(
                 argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=words,
+                stderr=stderr,
                 env=variables,
                 start_new_session=True,
                 bufsize=0,
@@ -266,23 +271,23 @@ def session(
                 f"the loader for {target.title} cannot be started",
                 expected=f"{argv[0]} to run",
                 found=os.strerror(fault.errno or 0),
-                fix="./inv doctor says whether foreign programs run, and what to do",
+                fix="run ./inv doctor, which checks whether programs of other architectures run",
             ) from fault
-        opened = LoaderSession(started, words, str(address), config.remote.session_limit_s)
+        opened = LoaderSession(started, stderr, str(address), config.remote.session_limit_s)
         stack.callback(opened.close)
         stack.enter_context(process.on_interrupt(opened.close))
         try:
             if sent:
                 opened.send(sent)
-            opened.greet(config.remote.queue_limit_s)
+            opened.wait_until_ready(config.remote.queue_limit_s)
         except BoardSilent as fault:
-            known = access.diagnose(ssh, fault.found) if ssh is not None else None
-            raise known or fault from fault
+            ssh_error = access.diagnose(ssh, fault.found) if ssh is not None else None
+            raise ssh_error or fault from fault
         yield opened
 
 
 def emulator(architecture: Architecture) -> list[str]:
-    """The command line that runs a program of another architecture with the cross compiler's own C library.
+    """The command that runs programs of another architecture with the C library of the cross compiler.
 
     Raises ProgramMissing, ArtefactMissing.
     """
@@ -293,8 +298,8 @@ def emulator(architecture: Architecture) -> list[str]:
     sysroot = Path("/usr") / architecture.gnu
     if not (sysroot / "lib").is_dir():
         raise ArtefactMissing(
-            f"there is no C library of {architecture.debian} for the emulator",
-            expected=f"{sysroot}/lib, which comes with the cross compiler",
+            f"the C library of {architecture.debian} for the emulator is missing",
+            expected=f"{sysroot}/lib, which the cross compiler's package installs",
             found="no such folder",
             fix=f"apt-get install g++-{architecture.gnu}",
         )
@@ -315,7 +320,7 @@ def _access(config: Config, address: Address) -> access.SshAccess:
             f"there is no key for {address}",
             expected=f"the exported tree's key, {layout.client_key}",
             found="no such file",
-            fix="./inv export-nfsroot; or name a board with a system of its own: ssh://HOST",
+            fix="run ./inv export-nfsroot, or use ssh://HOST for a board with its own system",
         )
     known_hosts = access.pin(layout.known_hosts, config.build_root / "remote" / "known_hosts")
     return access.SshAccess(host=host, port=port, user=user, key=layout.client_key, known_hosts=known_hosts)

@@ -1,4 +1,4 @@
-"""``profile-remote``: a kernel is compiled for a board, runs there, is checked and timed; a table says how fast."""
+"""``profile-remote``: compile a kernel for a board, run it there, check its result and time it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from toolchain.errors import CommandFailed, ResultMismatch, UserError
 
 KERNELS = Path(__file__).with_name("kernels")
 _WORKER_LIMIT_S = 86400.0
-"""Of the worker as a whole; its stages have limits of their own."""
+"""The limit for the whole worker. Each stage has its own limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was measured. ``seconds`` are of one run, one for each repeat; ``model_s`` is an emulator's model."""
+    """A measurement. ``seconds`` has the time of one run per repeat; ``model_s`` is the emulator's estimate."""
 
     kernel: str
     size: int
@@ -45,29 +45,29 @@ class Profile:
     timing: Timing
     model_s: float | None = None
     board: str = ""
-    """The board's name by its device tree; empty where it has none."""
+    """The model in the board's device tree; empty without one."""
     foreign: bool = False
-    """Whether the kernel is for another machine than this PC's."""
+    """Whether the kernel is for another machine than this PC."""
     emulated: bool = False
-    """Whether a program played the board, or the QPUs."""
+    """Whether the board or its QPUs were emulated."""
 
     @property
     def mean_s(self) -> float:
-        """Mean of the repeats."""
+        """The mean of the repeats."""
         return statistics.fmean(self.seconds)
 
     @property
     def deviation_s(self) -> float:
-        """Standard deviation of the repeats (of the sample); 0 for a single one."""
+        """The sample standard deviation of the repeats; 0 for a single one."""
         return statistics.stdev(self.seconds) if len(self.seconds) > 1 else 0.0
 
     @property
     def gflops(self) -> float | None:
-        """Operations per nanosecond, by the mean; None where the kernel does not count its operations."""
+        """Operations per nanosecond of the mean; None if the kernel does not define its operations."""
         return self.operations / self.mean_s / 1e9 if self.operations and self.mean_s > 0 else None
 
     def rows(self) -> list[tuple[str, str]]:
-        """The table."""
+        """The rows of the table."""
         found = [
             ("kernel", f"{self.kernel} ({self.shape})"),
             ("target", self.target),
@@ -77,21 +77,24 @@ class Profile:
             ("mean", _seconds(self.mean_s)),
             ("std", f"{_seconds(self.deviation_s)} ({len(self.seconds)} repeats)"),
             ("least", _seconds(min(self.seconds))),
-            ("GFLOPS", f"{self.gflops:.4g}" if self.gflops is not None else "the kernel does not count its operations"),
+            (
+                "GFLOPS",
+                f"{self.gflops:.4g}" if self.gflops is not None else "the kernel does not define its operations",
+            ),
         ]
         if self.board:
             found.insert(3, ("board", self.board))
         if self.emulated:
             found.append(("note", "timed under emulation; not measured on hardware"))
         elif self.foreign and not self.board.startswith("Raspberry Pi"):
-            found.append(("note", "the board does not say that it is one: perhaps emulated; not measured on hardware"))
+            found.append(("note", "the board reports no Raspberry Pi and may be emulated; not measured on hardware"))
         if self.model_s is not None:
             rate = f", {self.operations / self.model_s / 1e9:.4g} GFLOPS" if self.operations and self.model_s else ""
-            found.append(("model", f"{_seconds(self.model_s)} a run{rate}: the emulator's model of a board"))
+            found.append(("model", f"{_seconds(self.model_s)} per run{rate}: estimate of the emulator's cycle model"))
         return found
 
     def print(self) -> None:
-        """The table, on stdout."""
+        """Print the table on stdout."""
         table = Table(
             title=f"{self.kernel} on {self.device}", title_justify="left", title_style="bold", show_header=False
         )
@@ -102,7 +105,7 @@ class Profile:
         progress.make_console().print(table)
 
     def as_json(self) -> str:
-        """For another program."""
+        """The measurement as JSON."""
         facts = {name: value for name, value in vars(self).items() if name != "timing"}
         derived = {"mean_s": self.mean_s, "std_s": self.deviation_s, "gflops": self.gflops}
         return json.dumps({**facts, **vars(self.timing), **derived}, indent=2) + "\n"
@@ -118,12 +121,12 @@ def profile(
     keep: Path | None = None,
     timing: Timing = Timing(number=10, repeat=5, min_repeat_ms=20, warm_up=2),  # noqa: B008 - frozen
 ) -> Profile:
-    """Compile ``kernel`` (a name, or a file) for ``target``, run, check and time it on ``device``.
+    """Compile ``kernel`` (a name, or a file) for ``target``, then run, check and time it on ``device``.
 
-    ``keep``: where the library goes that was found right.
+    If its result is correct, the library is copied to ``keep``.
 
     Raises UserError, ResultMismatch, UserError, InUse, BoardLost, BoardLost, BoardSilent,
-    PlatformMismatch and what preparing may raise.
+    PlatformMismatch and the errors of installing TVM and compiling.
     """
     wanted = targets.load(target)
     path = kernel_file(kernel)
@@ -140,13 +143,13 @@ def profile(
         else:
             done = job.by_loader(job.tvm_library())
         if keep is not None:
-            with files.replacing(keep) as aside:
-                shutil.copyfile(job.library, aside)
+            with files.replacing(keep) as staged:
+                shutil.copyfile(job.library, staged)
     return done
 
 
 def kernel_file(name: str) -> Path:
-    """The file of a kernel that comes with the project, or of the user's. Raises UserError."""
+    """The file of a kernel of the project, or of a user's kernel. Raises UserError."""
     known = sorted(path.stem for path in KERNELS.glob("*.py") if path.stem != "__init__")
     if name in known:
         return KERNELS / f"{name}.py"
@@ -157,7 +160,7 @@ def kernel_file(name: str) -> Path:
         f"there is no kernel {name!r}",
         expected=f"{', '.join(known)}, or a Python file",
         found="no such file" if path.suffix == ".py" else repr(name),
-        fix="docs/remote.md says what a kernel's file defines",
+        fix="see docs/remote.md for the contents of a kernel's file",
     )
 
 
@@ -166,28 +169,26 @@ def _require_sane(timing: Timing, size: int) -> None:
     for name, least in low.items():
         if getattr(timing, name) < least:
             raise UserError(
-                "nothing can be measured that way",
+                "the options do not allow a measurement",
                 expected=f"--{name.replace('_', '-')} of {least} or more",
                 found=str(getattr(timing, name)),
             )
     if size < 0:
-        raise UserError(
-            "no kernel computes on that", expected="--size of 1 or more (0: the kernel's own)", found=str(size)
-        )
+        raise UserError("the size is negative", expected="--size of 1 or more (0: the kernel's own)", found=str(size))
 
 
 def _device(config: Config, target: Target, name: str) -> Address:
-    if not name and target.road == "loader" and config.device.host:
+    if not name and target.transport == "loader" and config.device.host:
         return parse(f"tree://{config.device.host}")
     if not name and not target.default_device:
         raise UserError(
-            f"which board? {target.title} has no default",
+            f"no board selected, and {target.title} has no default",
             expected="--device NAME, a board of remote.devices, or an address",
             found="no --device",
-            fix="for example --device tracker://HOST:9190/KEY; docs/remote.md shows how a board gets there",
+            fix="for example --device tracker://HOST:9190/KEY; see docs/remote.md for how to set up a board",
         )
     address = resolve(name or target.default_device, config.remote.devices)
-    # libqpu's emulator needs no emulated ARM around it.
+    # libqpu's emulator runs natively, so it does not need qemu-user.
     allowed = ("local", "tree", "ssh") if target.name == "qpu" else (*RPC_KINDS, *LOADER_KINDS)
     if address.kind not in allowed:
         raise _wrong_device(target, address)
@@ -195,10 +196,10 @@ def _device(config: Config, target: Target, name: str) -> Address:
 
 
 def _wrong_device(target: Target, address: Address) -> UserError:
-    ours = target.road == "loader"
+    uses_loader = target.transport == "loader"
     return UserError(
-        f"kernels for {target.title} do not reach {address}",
-        expected="tree://HOST or ssh://HOST" if ours else "HOST:PORT, tracker://… or proxy://…",
+        f"kernels for {target.title} cannot run on {address}",
+        expected="tree://HOST or ssh://HOST" if uses_loader else "HOST:PORT, tracker://… or proxy://…",
         found=str(address),
         fix="choose another --device or --target (docs/remote.md has the table)",
     )
@@ -221,7 +222,7 @@ class _Job:
     def library(self) -> Path:
         return self.scratch / f"{self.path.stem}.so"
 
-    # By TVM's RPC.
+    # TVM's RPC
 
     def by_rpc(self) -> Profile:
         self._work(self.address)
@@ -229,7 +230,7 @@ class _Job:
         return self._profile(backend="CPU", seconds=facts["seconds"], checked=facts["checked"], board=facts["model"])
 
     def tvm_library(self) -> tuple[Path, str, list[Path]]:
-        """Compile only: the library, its function's name, and no folders of libraries."""
+        """Compile only. Returns the library, the name of its function, and no library folders."""
         self._work(None)
         return self.library, self.facts["entry"], []
 
@@ -254,28 +255,28 @@ class _Job:
             environment.command("device.remote.rpc_worker"),
             env={**environment.variables, "TMPDIR": str(self.scratch)},
             stdin=json.dumps(request).encode(),
-            on_line=run.hear,
+            on_line=run.handle_line,
             limit_s=_WORKER_LIMIT_S,
             log=self.config.build_root / "remote" / "worker.log",
             check=False,
         )
         if done.returncode != 0:
-            raise _fault_of(run, done, self, address)
+            raise _error_of_worker(run, done, self, address)
 
-    # By the loader.
+    # The loader
 
     def qpu_library(self) -> tuple[Path, str, list[Path]]:
-        """Compile a kernel in C++ on libqpu."""
+        """Compile a C++ kernel with libqpu."""
         built = qpu_kernel.build(self.config, self.target, self.address, self.path, self.library)
         return built.library, "-", list(built.folders)
 
     def by_loader(self, compiled: tuple[Path, str, list[Path]]) -> Profile:
-        """Send the library to the board's loader; run, check and time it there."""
+        """Send the library to the loader on the board, then run, check and time it."""
         library, entry, folders = compiled
         target = qpu_kernel.on_this_pc(self.target) if self.address.kind == "local" else self.target
         kernel = self._arrays()
         with loader_session.session(self.config, target, self.address, libraries=folders) as board:
-            progress.say(f"    {self.address} is ours")
+            progress.say(f"    {self.address} is ready")
             backend = board.load(library, entry)
             blank = numpy.full_like(kernel.expected, numpy.nan if kernel.expected.dtype.kind == "f" else 77)
             numbers = [board.array(item) for item in (*kernel.arrays, blank)]
@@ -291,7 +292,7 @@ class _Job:
             _, seconds = board.time(self.timing, numbers)
         facts = {"size": kernel.size, "shape": kernel.shape, "operations": kernel.operations}
         self.facts |= {**facts, "kernel": kernel.name}
-        # libqpu names its backends on the QPUs vc4-…; its others compute on the CPU.
+        # The names of libqpu's hardware backends start with vc4-. The others compute on the CPU.
         foreign = self.target.architecture != host_architecture()
         emulated = (self.address.kind == "emulator" and foreign) or (
             self.target.name == "qpu" and " vc4-" not in backend
@@ -309,7 +310,7 @@ class _Job:
         try:
             return compiling.load(self.path, self.size, qpu=self.target.name == "qpu")
         except reporting.Fault as fault:
-            raise faults.told("kernel", fault.found) from fault
+            raise faults.error_of("kernel", fault.found) from fault
 
     def _profile(self, **measured: Any) -> Profile:
         return Profile(
@@ -326,31 +327,30 @@ class _Job:
 
 
 class _WorkerRun:
-    """What the worker told so far."""
+    """The messages of the worker so far."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts
         self.stage = "start"
         self.limit_s = 0.0
 
-    def hear(self, line: str) -> None:
-        found = reporting.heard(line)
+    def handle_line(self, line: str) -> None:
+        found = reporting.parse(line)
         if found is None:
             return
         if "stage" in found:
             self.stage, self.limit_s = found["stage"], found["limit_s"]
         elif "board" in found:
-            progress.say(f"    {found['board']} is ours")
+            progress.say(f"    {found['board']} is ready")
         elif found.get("free") == 0:
-            progress.say(f"    no board is free; {found['waiting']} others wait for one of {found['boards']}")
+            progress.say(
+                f"    waiting for a free board: {found['waiting']} other clients wait for {found['boards']} boards"
+            )
         self.facts |= found
 
 
-# ---------------------------------------------------------------------------------------- what went wrong
-
-
-def _fault_of(run: _WorkerRun, done: process.Completed, job: _Job, address: Address | None) -> UserError:
-    """The error that a worker's end stands for."""
+def _error_of_worker(run: _WorkerRun, done: process.Completed, job: _Job, address: Address | None) -> UserError:
+    """The error for the exit of a worker."""
     where = str(address)
     remote = job.config.remote
     words = {
@@ -363,45 +363,45 @@ def _fault_of(run: _WorkerRun, done: process.Completed, job: _Job, address: Addr
         facts = run.facts
         if facts["fault"] == "mismatch":
             return _mismatch(job.path.stem, where, facts, facts["tolerance"])
-        return faults.told(facts["fault"], facts["found"], **words)
+        return faults.error_of(facts["fault"], facts["found"], **words)
     if done.returncode == -signal.SIGALRM:  # a stage took too long
         if run.stage == "compile":
-            return faults.told("kernel", f"still compiling after {run.limit_s:g} s")
+            return faults.error_of("kernel", f"still compiling after {run.limit_s:g} s")
         if run.stage == "queue":
-            return faults.told("busy", _queue(where, run.facts), where=where, limit_s=remote.queue_limit_s)
+            return faults.error_of("busy", _queue(where, run.facts), where=where, limit_s=remote.queue_limit_s)
         if run.stage in ("connect", "reach"):
-            return faults.told("silent", f"no answer within {run.limit_s:g} s", **words)
-        return faults.told("lost", f"no answer for {run.limit_s:g} s while it was asked to {run.stage}", **words)
+            return faults.error_of("silent", f"no answer within {run.limit_s:g} s", **words)
+        return faults.error_of("lost", f"no answer for {run.limit_s:g} s at the stage {run.stage!r}", **words)
     if done.returncode < 0 and run.stage in ("run", "time", "load"):
-        return faults.told("crashed", process.explain_exit(done.returncode), **words)
+        return faults.error_of("crashed", process.explain_exit(done.returncode), **words)
     return CommandFailed(
-        "the process beside TVM broke off",
+        "the TVM worker failed",
         returncode=done.returncode,
-        expected="status 0, or a fault that it tells",
+        expected="status 0, or a reported fault",
         found=f"{process.explain_exit(done.returncode)}, at the stage {run.stage!r}",
         tail="\n".join(line for line in done.output.splitlines()[-15:] if reporting.MARK not in line),
     )
 
 
 def _queue(where: str, facts: Mapping[str, Any]) -> str:
-    """What is known of a board that did not become ours in time."""
+    """The state of a board that did not become free in time."""
     if where.startswith("tracker"):
-        gone = ", or gone: a proxy does not tell its tracker" if facts["proxied"] else ""
-        waiting = f"{facts['waiting']} others waiting before us"
+        gone = ", or gone (a proxy does not inform its tracker)" if facts["proxied"] else ""
+        waiting = f"{facts['waiting']} other clients are waiting"
         return f"all {facts['boards']} boards with that key in sessions{gone}; {waiting}"
     if where.startswith("proxy"):
-        return "the board is in another session, or no board with that key has dialled out to the proxy"
-    return "it accepts the connection and does not answer: it is in another session, or its server has died"
+        return "the board is in another session, or no board with that key is connected to the proxy"
+    return "it accepts the connection but does not respond: it is in another session, or its server has died"
 
 
 def _mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:
     index = ", ".join(map(str, facts["index"]))
     value = facts["value"] if "value" in facts else facts["found"]
     return ResultMismatch(
-        f"{kernel} on {where} computes something else than its reference: first at index [{index}]",
-        expected=f"{facts['expected']!r}, to {tolerance[0]:g} relative or {tolerance[1]:g} absolute",
+        f"the result of {kernel} on {where} differs from its reference: first at index [{index}]",
+        expected=f"{facts['expected']!r}, within {tolerance[0]:g} relative or {tolerance[1]:g} absolute",
         found=f"{value!r}; {facts['count']} of {facts['total']} elements differ",
-        fix="correct the kernel, or state its TOLERANCE",
+        fix="correct the kernel, or define its TOLERANCE",
     )
 
 

@@ -1,7 +1,7 @@
-"""A kernel of the QPUs: C++ on libqpu beside the kernel's Python file, compiled to a library that the loader runs.
+"""QPU kernels: a C++ file that uses libqpu, next to the kernel's Python file, compiled to a library for the loader.
 
-The Python file makes the arrays and the reference as for any kernel; the C++ has its name and ends in ``.cpp``. It
-includes ``kernel.hpp``, which turns it into a library of a plain kernel (``loader/kernel.h``).
+The Python file creates the arrays and the reference like for any kernel. The C++ file has the same name with the suffix
+``.cpp``. It includes ``kernel.hpp``, which implements the plain C interface of the loader (``loader/kernel.h``).
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _LIBQPU = ROOT / "libqpu"
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel's library, and the folders that its own libraries are found in on this PC."""
+    """A kernel's library, and the folders of the libraries that it needs on this PC."""
 
     library: Path
     folders: tuple[Path, ...]
 
 
 def on_this_pc(target: Target) -> Target:
-    """The target with this PC's machine: libqpu's emulator runs its kernels here."""
+    """The target with this PC's architecture, because libqpu's emulator runs the kernels natively."""
     return dataclasses.replace(target, architecture=host_architecture())
 
 
 def build(config: Config, target: Target, address: Address, path: Path, library: Path) -> Built:
-    """Compile the kernel beside ``path`` to ``library``, for the machine behind ``address``.
+    """Compile the kernel next to ``path`` to ``library``, for the machine at ``address``.
 
-    Raises UserError with the compiler's words, ArtefactMissing without a libqpu for the board.
+    Raises UserError with the compiler's error, ArtefactMissing without libqpu for the board.
     """
     source = path.with_suffix(".cpp")
     if not source.is_file():
         raise UserError(
-            f"{path.stem} is no kernel of the QPUs",
-            expected=f"{source.name} beside {path.name}",
+            f"{path.stem} is not a QPU kernel",
+            expected=f"{source.name} next to {path.name}",
             found="no such file",
-            fix="docs/remote.md says what it defines",
+            fix="see docs/remote.md for the contents of that file",
         )
     here = address.kind == "local"
     folder = native_libqpu(config) if here else _boards_libqpu(config)
@@ -55,22 +55,22 @@ def build(config: Config, target: Target, address: Address, path: Path, library:
     compiler = process.require_program(wanted.linker(config.remote.linker), f"to compile for {target.title}")
     words = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-psabi"]
     words += [f"-I{_LIBQPU / 'include'}", f"-I{SOURCE}", str(source), "-o", str(library), f"-L{folder}", "-lqpu"]
-    # The board's own libraries satisfy libqpu there; they need not be on this PC.
+    # libqpu's dependencies exist on the board, but not necessarily on this PC.
     words += [] if here else ["-Wl,--allow-shlib-undefined"]
     try:
         process.run([compiler, *words], limit_s=900)
     except CommandFailed as fault:
         raise UserError(
             "the kernel does not compile",
-            expected=f"{source} to be C++ on libqpu",
+            expected=f"{source} to be C++ that uses libqpu",
             found=next((line for line in fault.tail.splitlines() if "error" in line), fault.found),
-            fix="docs/libqpu.md has the language, docs/remote.md what the file defines",
+            fix="see docs/libqpu.md for the language and docs/remote.md for the contents of the file",
         ) from fault
     return Built(library, (folder,) if here else ())
 
 
 def native_libqpu(config: Config) -> Path:
-    """The folder of libqpu for this PC, brought up to date. Raises CommandFailed, ProgramMissing."""
+    """Build libqpu for this PC and return its folder. Raises CommandFailed, ProgramMissing."""
     for program in ("cmake", "ninja"):
         process.require_program(program, "to compile libqpu for this PC")
     folder = config.build_root / "libqpu-native"
@@ -88,7 +88,7 @@ def _boards_libqpu(config: Config) -> Path:
     folder = config.target_root / "libqpu" / prefix / "lib"
     if not (folder / "libqpu.so").exists():
         raise ArtefactMissing(
-            "there is no libqpu for the board",
+            "libqpu for the board is missing",
             expected=f"{folder}/libqpu.so",
             found="no such file",
             fix="./inv build-image --only libqpu",

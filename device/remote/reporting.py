@@ -1,10 +1,10 @@
-"""What a worker tells the task that started it: one JSON object a line, marked, on standard output.
+"""Messages from a worker to the task that started it: one marked JSON object per line, on standard output.
 
-``{"stage": NAME, "limit_s": S}`` begins a stage, ``{"fault": KIND, "found": TEXT}`` ends the run, anything else is a
-result. Lines without the mark are what TVM or a kernel's file printed: they belong to the log.
+``{"stage": NAME, "limit_s": S}`` begins a stage, ``{"fault": KIND, "found": TEXT}`` ends the run, and all other objects
+are results. Lines without the mark are output of TVM or of a kernel's file and belong to the log.
 
-A stage that is still going on after ``limit_s`` seconds ends the worker by SIGALRM. Its default action is left in
-place: calls into TVM hold Python's lock while they wait for a board, so no handler would run.
+If a stage takes longer than ``limit_s`` seconds, SIGALRM ends the worker. The signal keeps its default action, because
+calls into TVM hold Python's global lock while they wait for a board, so a Python handler would not run.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 
 MARK = "\x1epitorch:"
 FAULT_STATUS = 3
-"""Exit status of a worker that has told its fault."""
+"""The exit status of a worker that has reported a fault."""
 
 
 class Fault(Exception):
-    """What ends a worker's run: ``kind`` as ``profiling`` knows it, ``found`` in words."""
+    """An error that ends a worker. ``kind`` is a key of ``faults.TABLE``, ``found`` a description."""
 
     def __init__(self, kind: str, found: str) -> None:
         super().__init__(f"{kind}: {found}")
@@ -32,13 +32,13 @@ class Fault(Exception):
 
 
 def tell(**facts: Any) -> None:
-    """Write one line."""
+    """Write one message."""
     sys.stdout.write(f"{MARK}{json.dumps(facts)}\n")
     sys.stdout.flush()
 
 
 def fail(fault: Fault) -> NoReturn:
-    """Tell a fault and end."""
+    """Report a fault and exit."""
     tell(fault=fault.kind, found=fault.found)
     sys.stderr.flush()
     raise SystemExit(FAULT_STATUS)
@@ -46,7 +46,7 @@ def fail(fault: Fault) -> NoReturn:
 
 @contextlib.contextmanager
 def stage(name: str, limit_s: float) -> Iterator[None]:
-    """Name what is being done, and end the process should it take longer than ``limit_s`` seconds."""
+    """Report the start of a stage, and end the process if it takes longer than ``limit_s`` seconds."""
     tell(stage=name, limit_s=limit_s)
     signal.alarm(max(1, math.ceil(limit_s)))
     try:
@@ -55,7 +55,7 @@ def stage(name: str, limit_s: float) -> Iterator[None]:
         signal.alarm(0)
 
 
-def heard(line: str) -> dict[str, Any] | None:
-    """The object of a marked line; None for others."""
+def parse(line: str) -> dict[str, Any] | None:
+    """The object of a marked line; None for other lines."""
     _, mark, text = line.partition(MARK)
     return dict(json.loads(text)) if mark else None

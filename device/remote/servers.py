@@ -1,6 +1,6 @@
-"""TVM's servers on this PC: a tracker, a proxy, and boards, which stand in for real ones or are played by this PC.
+"""TVM's servers on this PC: a tracker, a proxy, and RPC servers that represent boards.
 
-Each runs beside TVM in a process of its own and ends with the block. ``running`` returns when the server answers.
+Each runs in a separate process and is stopped at the end of its ``with`` block, which starts when the server is ready.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _START_LIMIT_S = 180.0
 
 @dataclass(frozen=True)
 class Running:
-    """A server that answers; ``log`` reads what it has printed so far."""
+    """A running server."""
 
     port: int
     process: subprocess.Popen[bytes]
     output: tempfile._TemporaryFileWrapper[bytes]
 
     def log(self) -> str:
-        """What the server printed."""
+        """The output of the server so far."""
         self.output.seek(0)
         return self.output.read().decode(errors="replace")
 
 
 @contextlib.contextmanager
 def tracker(environment: TvmEnvironment) -> Iterator[Running]:
-    """A tracker: hands out boards by key."""
+    """A tracker, which assigns boards by key."""
     port = ports.free_port(HOST)
     words = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1)]
     with _running(environment, ["-m", "tvm.exec.rpc_tracker"], words, port) as server:
@@ -49,7 +49,7 @@ def tracker(environment: TvmEnvironment) -> Iterator[Running]:
 
 @contextlib.contextmanager
 def proxy(environment: TvmEnvironment, tracker_port: int = 0) -> Iterator[Running]:
-    """A proxy that boards dial out to; with a tracker their keys are known there."""
+    """A proxy that boards connect to. With a tracker, it registers their keys there."""
     port, web = ports.free_port(HOST), ports.free_port(HOST)
     words = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1), "--web-port", str(web)]
     words += ["--tracker", f"{HOST}:{tracker_port}"] if tracker_port else []
@@ -61,7 +61,7 @@ def proxy(environment: TvmEnvironment, tracker_port: int = 0) -> Iterator[Runnin
 def board(
     environment: TvmEnvironment, *, key: str = "", tracker_port: int = 0, proxy_port: int = 0
 ) -> Iterator[Running]:
-    """A board that this PC plays: direct, known to a tracker, or one that dials out to a proxy."""
+    """An RPC server on this PC as a board: direct, registered with a tracker, or connected to a proxy."""
     port = 0 if proxy_port else ports.free_port(HOST)
     words = ["--key", key] if key else []
     words += ["--proxy", f"{HOST}:{proxy_port}"] if proxy_port else ["--port", str(port)]
@@ -98,7 +98,7 @@ def _wait(server: Running, name: str) -> None:
             raise UserError(
                 f"{name} did not start",
                 expected=f"a server on port {server.port}" if server.port else "a server",
-                found=server.log().strip().splitlines()[-1] if server.log().strip() else "no word",
+                found=server.log().strip().splitlines()[-1] if server.log().strip() else "no output",
             )
         time.sleep(0.05)
 

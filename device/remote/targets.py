@@ -1,4 +1,4 @@
-"""What kernels are compiled for: targets.toml, read and checked against the table of architectures."""
+"""The targets of kernels, from targets.toml and the table of architectures."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ _DATA = Path(__file__).with_name("targets.toml")
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A target: its machine, and what TVM compiles with (empty for kernels that are not TVM's)."""
+    """A target: its architecture, and TVM's target options (empty for kernels without TVM)."""
 
     name: str
     title: str
     architecture: Architecture
     tvm: Mapping[str, Any]
-    road: str
+    transport: str
     default_device: str
-    """An address, or empty where the user has to name a board."""
+    """An address, or empty if the user has to select a board."""
 
     def linker(self, configured: str) -> str:
-        """The program that links for it: the configured one, or GNU's of that name."""
+        """The program that links for the target: the configured one, or the GNU compiler."""
         if configured:
             return configured
         return "g++" if self.architecture == host_architecture() else f"{self.architecture.gnu}-g++"
 
 
 def names() -> tuple[str, ...]:
-    """All targets."""
+    """The names of all targets."""
     return tuple(tomllib.loads(_DATA.read_text()))
 
 
 def load(name: str) -> Target:
-    """The target called ``name``. Raises UserError with the nearest name."""
+    """The target with that name. Raises UserError with the closest name."""
     rows = tomllib.loads(_DATA.read_text())
     if name not in rows:
         near = difflib.get_close_matches(name, rows, n=1, cutoff=0.4)
@@ -48,7 +48,7 @@ def load(name: str) -> Target:
             f"there is no target {name!r}",
             expected=f"one of {', '.join(rows)}",
             found=repr(name),
-            fix=f"--target {near[0]}" if near else "docs/remote.md says what each is for",
+            fix=f"--target {near[0]}" if near else "see docs/remote.md for the targets",
         )
     row = rows[name]
     return Target(
@@ -56,6 +56,6 @@ def load(name: str) -> Target:
         title=row["title"],
         architecture=ARCHITECTURES[row["debian"]] if "debian" in row else host_architecture(),
         tvm=row.get("tvm", {}),
-        road=row["road"],
+        transport=row["transport"],
         default_device=row.get("default_device", ""),
     )

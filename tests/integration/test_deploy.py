@@ -1,4 +1,4 @@
-"""Deploying to an exported tree: what is replaced, what is removed, what stays, and what is refused."""
+"""Deployments to an exported tree: replaced, removed and unchanged files, and refused layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SITE = "usr/local/lib/python3.13/dist-packages"
 
 
 def exported_tree(folder: Path, content: Mapping[str, str]) -> Layout:
-    """A small tree, with the marker and the manifest that an export leaves."""
+    """A small tree with the marker and the manifest of an export."""
     layout = Layout(folder / "nfsroot")
     layout.tree.mkdir(parents=True)
     for path, text in content.items():
@@ -48,7 +48,7 @@ def exported_tree(folder: Path, content: Mapping[str, str]) -> Layout:
 
 
 def with_folders(content: Mapping[str, str]) -> Mapping[str, str]:
-    """The same, each file after its folders."""
+    """The content with the parent folders before each file."""
     found: dict[str, str] = {}
     for path, text in content.items():
         for parent in reversed(list(Path(path).parents)[:-1]):
@@ -58,7 +58,7 @@ def with_folders(content: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def layer(path: Path, content: Mapping[str, str]) -> Artefact:
-    """A layer's tar; a text that begins with ``->`` makes a link."""
+    """The tar of a layer. A text that starts with ``->`` creates a link."""
     with tarfile.open(path, "w") as archive:
         for name, text in with_folders(content).items():
             member = tarfile.TarInfo(name)
@@ -83,7 +83,7 @@ LIBRARY = {
 
 
 @root_only
-def test_changed_files_change_places_and_the_others_are_left_alone(tmp_path: Path) -> None:
+def test_only_changed_files_are_replaced(tmp_path: Path) -> None:
     layout = exported_tree(
         tmp_path, {"opt/pitorch/lib/libqpu.so.1.0": "library 1", "opt/pitorch/include/QPULib.h": "header", "etc/x": "y"}
     )
@@ -93,7 +93,7 @@ def test_changed_files_change_places_and_the_others_are_left_alone(tmp_path: Pat
     before = Manifest.read(layout.manifest)
     with (layout.tree / "opt/pitorch/lib/libqpu.so.1.0").open() as in_use:
         done = deploy.put(layout, [layer(tmp_path / "libqpu.tar", LIBRARY)], owned_prefixes=["/opt/pitorch"])
-        assert in_use.read() == "library 1", "a program that runs keeps its library"
+        assert in_use.read() == "library 1", "a running program keeps its library"
     library = layout.tree / "opt/pitorch/lib/libqpu.so.1.0"
     assert library.read_text() == "library 2"
     assert (library.stat().st_mode & 0o7777, library.stat().st_mtime) == (0o644, 1735689600)
@@ -113,7 +113,7 @@ def test_changed_files_change_places_and_the_others_are_left_alone(tmp_path: Pat
 
 
 @root_only
-def test_the_trees_manifest_notes_the_wheel_of_a_layer(tmp_path: Path) -> None:
+def test_manifest_of_the_tree_records_the_wheel_of_a_layer(tmp_path: Path) -> None:
     layout = exported_tree(tmp_path, {"etc/x": "y"})
     wheel = tmp_path / "pitorch_qpu_ops-0.1.0-cp313-cp313-linux_armv7l.whl"
     wheel.write_text("wheel")
@@ -133,7 +133,7 @@ def test_the_trees_manifest_notes_the_wheel_of_a_layer(tmp_path: Path) -> None:
 
 
 @root_only
-def test_the_second_time_nothing_is_touched(tmp_path: Path) -> None:
+def test_second_deployment_changes_nothing(tmp_path: Path) -> None:
     layout = exported_tree(tmp_path, {"etc/x": "y"})
     made = layer(tmp_path / "libqpu.tar", LIBRARY)
     first = deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
@@ -145,21 +145,21 @@ def test_the_second_time_nothing_is_touched(tmp_path: Path) -> None:
 
 
 @root_only
-def test_what_a_layer_no_longer_holds_goes(tmp_path: Path) -> None:
+def test_files_missing_from_the_new_layer_are_removed(tmp_path: Path) -> None:
     old = {
         "opt/pitorch/lib/libqpu.so.1.0": "library 2",
         "opt/pitorch/share/old/notes": "gone upstream",
-        "opt/other/keep": "of somebody else",
+        "opt/other/keep": "another package",
         f"{SITE}/cpu_cpp.py": "old",
         f"{SITE}/oldest_cpp.py": "old",
         f"{SITE}/__pycache__/oldest_cpp.cpython-313.pyc": "old",
-        f"{SITE}/somebody.py": "of somebody else",
+        f"{SITE}/other.py": "another package",
         f"{SITE}/pitorch_qpu_ops-0.0.9.dist-info/RECORD": "cpu_cpp.py,,\noldest_cpp.py,,\n../../../../../etc/x,,\n"
         "../../../../../../../outside,,\npitorch_qpu_ops-0.0.9.dist-info/RECORD,,\n",
-        "etc/x": "listed by a RECORD, so it was brought by the wheel",
+        "etc/x": "listed in RECORD, so the wheel installed it",
     }
     layout = exported_tree(tmp_path, old)
-    (tmp_path / "outside").write_text("of the PC")
+    (tmp_path / "outside").write_text("on the host")
     wheel = {f"{SITE}/cpu_cpp.py": "new", f"{SITE}/pitorch_qpu_ops-0.1.0.dist-info/RECORD": "cpu_cpp.py,,\n"}
     done = deploy.put(
         layout,
@@ -176,14 +176,14 @@ def test_what_a_layer_no_longer_holds_goes(tmp_path: Path) -> None:
     assert not (layout.tree / "opt/pitorch/share").exists()
     assert not (layout.tree / SITE / "pitorch_qpu_ops-0.0.9.dist-info").exists()
     assert (layout.tree / SITE / "cpu_cpp.py").read_text() == "new"
-    assert (layout.tree / SITE / "somebody.py").is_file()
+    assert (layout.tree / SITE / "other.py").is_file()
     assert (layout.tree / "opt/other/keep").is_file()
     assert (tmp_path / "outside").is_file()
 
 
 @root_only
-def test_byte_code_that_the_board_wrote_does_not_outlive_its_source(tmp_path: Path) -> None:
-    """Same size, same time stamp: Python would take the old byte code for that of the new source."""
+def test_byte_code_of_a_replaced_module_is_removed(tmp_path: Path) -> None:
+    """With the same size and time stamp, Python would use the old byte code for the new source."""
     cache = f"{SITE}/__pycache__"
     layout = exported_tree(
         tmp_path,
@@ -195,7 +195,7 @@ def test_byte_code_that_the_board_wrote_does_not_outlive_its_source(tmp_path: Pa
 
 
 @root_only
-def test_links_of_the_board_do_not_lead_out_of_the_tree(tmp_path: Path) -> None:
+def test_links_of_the_board_cannot_escape_the_tree(tmp_path: Path) -> None:
     outside = tmp_path / "pc"
     outside.mkdir()
     layout = exported_tree(tmp_path, {"srv/pitorch/lib/old": "x"})
@@ -210,21 +210,21 @@ def test_links_of_the_board_do_not_lead_out_of_the_tree(tmp_path: Path) -> None:
 
 
 @root_only
-def test_interrupted_before_the_exchange_leaves_the_tree_as_it_was(tmp_path: Path) -> None:
+def test_error_before_the_renames_leaves_the_tree_unchanged(tmp_path: Path) -> None:
     layout = exported_tree(tmp_path, {"opt/pitorch/lib/libqpu.so.1.0": "library 1"})
     before = TreeHash.of(layout.tree).sha256
     manifest = layout.manifest.read_bytes()
-    torn = layer(tmp_path / "b.tar", {"opt/pitorch/lib": "a file where the tree has a folder"})
+    wrong = layer(tmp_path / "b.tar", {"opt/pitorch/lib": "a file where the tree has a folder"})
     with pytest.raises(ArtefactDamaged) as caught:
-        deploy.put(layout, [layer(tmp_path / "a.tar", LIBRARY), torn], owned_prefixes=["/opt/pitorch"])
+        deploy.put(layout, [layer(tmp_path / "a.tar", LIBRARY), wrong], owned_prefixes=["/opt/pitorch"])
     assert caught.value.found == "a folder"
     assert TreeHash.of(layout.tree).sha256 == before
     assert layout.manifest.read_bytes() == manifest
 
 
 @root_only
-def test_a_killed_deployment_can_be_made_good(tmp_path: Path) -> None:
-    """Killed between the exchange and the hash, the manifest states no hash rather than an old one."""
+def test_killed_deployment_can_be_repeated(tmp_path: Path) -> None:
+    """After a kill between the renames and the hash, the manifest contains no hash instead of an old one."""
     layout = exported_tree(tmp_path, {"opt/pitorch/lib/libqpu.so.1.0": "library 1"})
     made = layer(tmp_path / "libqpu.tar", LIBRARY)
     deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
@@ -237,7 +237,7 @@ def test_a_killed_deployment_can_be_made_good(tmp_path: Path) -> None:
 
 
 @root_only
-def test_ctrl_c_while_writing_clears_up(tmp_path: Path) -> None:
+def test_ctrl_c_while_writing_leaves_the_tree_unchanged(tmp_path: Path) -> None:
     layout = exported_tree(tmp_path, {"opt/pitorch/lib/libqpu.so.1.0": "library 1"})
     before = TreeHash.of(layout.tree).sha256
     tar = tmp_path / "big.tar"
@@ -256,12 +256,12 @@ def test_ctrl_c_while_writing_clears_up(tmp_path: Path) -> None:
         time.sleep(0.01)
     os.kill(child, signal.SIGINT)
     _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, "it was interrupted, not finished"
+    assert os.waitstatus_to_exitcode(status) == 0, "the deployment was interrupted before it finished"
     assert TreeHash.of(layout.tree).sha256 == before
 
 
 @root_only
-def test_a_damaged_layer_is_refused(tmp_path: Path) -> None:
+def test_damaged_layer_is_refused(tmp_path: Path) -> None:
     layout = exported_tree(tmp_path, {"etc/x": "y"})
     made = layer(tmp_path / "libqpu.tar", LIBRARY)
     with made.path.open("r+b") as stream:
@@ -273,7 +273,7 @@ def test_a_damaged_layer_is_refused(tmp_path: Path) -> None:
 
 
 @root_only
-def test_a_device_in_a_layer_is_refused(tmp_path: Path) -> None:
+def test_device_node_in_a_layer_is_refused(tmp_path: Path) -> None:
     layout = exported_tree(tmp_path, {"etc/x": "y"})
     with tarfile.open(tmp_path / "odd.tar", "w") as archive:
         member = tarfile.TarInfo("dev-null")
@@ -283,7 +283,7 @@ def test_a_device_in_a_layer_is_refused(tmp_path: Path) -> None:
         deploy.put(layout, [Artefact.of(tmp_path / "odd.tar")], owned_prefixes=[])
 
 
-def test_only_an_exported_tree_is_written_to(tmp_path: Path) -> None:
+def test_folder_without_an_export_is_refused(tmp_path: Path) -> None:
     layout = exported_tree(tmp_path, {"etc/x": "y"})
     made = layer(tmp_path / "libqpu.tar", LIBRARY)
     layout.tree.rename(tmp_path / "other")
@@ -294,7 +294,7 @@ def test_only_an_exported_tree_is_written_to(tmp_path: Path) -> None:
     assert list(layout.tree.iterdir()) == []
 
 
-def test_not_while_an_export_runs(tmp_path: Path) -> None:
+def test_deployment_during_an_export_is_refused(tmp_path: Path) -> None:
     layout = exported_tree(tmp_path, {"etc/x": "y"})
     with layout.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -303,16 +303,16 @@ def test_not_while_an_export_runs(tmp_path: Path) -> None:
 
 
 @root_only
-def test_a_library_that_the_loader_does_not_know_is_told(tmp_path: Path) -> None:
+def test_library_missing_from_the_loader_cache_is_a_warning(tmp_path: Path) -> None:
     layout = exported_tree(tmp_path, {"etc/ld.so.cache": "libqpu.so.1\0/opt/pitorch/lib/libqpu.so.1"})
     known = deploy.put(layout, [layer(tmp_path / "a.tar", LIBRARY)], owned_prefixes=["/opt/pitorch"])
     assert known.warnings == ()
     content = {path.replace("libqpu.so.1", "libqpu.so.2"): text for path, text in LIBRARY.items()}
     new = deploy.put(layout, [layer(tmp_path / "b.tar", content)], owned_prefixes=["/opt/pitorch"])
-    assert new.warnings == ("libqpu.so.2 is new to the board's loader: run ldconfig on the board",)
+    assert new.warnings == ("libqpu.so.2 is not in the board's loader cache: run ldconfig on the board",)
 
 
-def test_an_extension_goes_with_its_own_torch_only(tmp_path: Path) -> None:
+def test_extension_for_another_torch_is_refused(tmp_path: Path) -> None:
     record = f"{SITE}/torch-2.6.0.dist-info/RECORD"
     for name, text in (("tree", "one"), ("same", "one"), ("other", "another")):
         (tmp_path / name / record).parent.mkdir(parents=True)
@@ -338,7 +338,7 @@ OWN = {**UPSTREAM, "opt/pitorch/include/qpu.h": "header", "opt/pitorch/bin/qpu-i
 
 
 @pytest.mark.parametrize(("content", "has"), [(OWN, "local"), (UPSTREAM, "upstream"), ({"etc/x": "y"}, "")])
-def test_a_tree_with_the_other_qpu_library_is_refused(tmp_path: Path, content: Mapping[str, str], has: str) -> None:
+def test_tree_with_the_other_qpu_library_is_refused(tmp_path: Path, content: Mapping[str, str], has: str) -> None:
     tree = exported_tree(tmp_path, content).tree
     assert deploy.library_of(tree) == has
     for chosen in deploy.LIBRARIES:
@@ -356,12 +356,14 @@ def test_a_tree_with_the_other_qpu_library_is_refused(tmp_path: Path, content: M
 
 @root_only
 @pytest.mark.parametrize(("choice", "content"), [([], UPSTREAM), (["--qpulib=upstream"], OWN)])
-def test_it_is_refused_before_anything_is_built(tmp_path: Path, choice: list[str], content: Mapping[str, str]) -> None:
+def test_other_qpu_library_is_refused_before_the_build(
+    tmp_path: Path, choice: list[str], content: Mapping[str, str]
+) -> None:
     layout = exported_tree(tmp_path, content)
     variables = {
         "INVOKE_NFS_FOLDER": str(layout.place),
         "INVOKE_BUILD_FOLDER": str(tmp_path / "build"),
-        "DOCKER_HOST": f"unix://{tmp_path}/none",  # no build starts here, come what may
+        "DOCKER_HOST": f"unix://{tmp_path}/none",  # a build would fail here
     }
     done = subprocess.run(
         [sys.executable, "-m", "invoke", "deploy", *choice],
@@ -372,12 +374,12 @@ def test_it_is_refused_before_anything_is_built(tmp_path: Path, choice: list[str
         check=False,
     )
     assert done.returncode == 18, done.stderr
-    assert "the exported tree has the other QPU library" in done.stderr
+    assert "the exported tree contains the other QPU library" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "build").exists()
 
 
-def test_only_the_steps_that_are_deployed_and_what_they_need(tmp_path: Path) -> None:
+def test_plan_has_only_the_deployed_steps_and_their_needs(tmp_path: Path) -> None:
     config = load_config({"build": {"folder": str(tmp_path)}})
     planned = [item.step.name for item in main_job.plan(config, only=deploy.STEPS)]
     assert planned[-2:] == list(deploy.STEPS)
@@ -390,7 +392,7 @@ def test_only_the_steps_that_are_deployed_and_what_they_need(tmp_path: Path) -> 
 @pytest.mark.machine
 @pytest.mark.timeout(1800)
 @root_only
-def test_a_board_that_is_up_sees_what_was_deployed(exported_config: Config, tmp_path: Path) -> None:
+def test_running_board_uses_the_deployed_files(exported_config: Config, tmp_path: Path) -> None:
     config = bootable(exported_config)
     source = Layout.of(config)
     copy = Layout(tmp_path / "nfsroot")
@@ -410,9 +412,9 @@ def test_a_board_that_is_up_sees_what_was_deployed(exported_config: Config, tmp_
 
     deploy.put(copy, [version(1)], owned_prefixes=[])
     with booted(there, tmp_path) as board:
-        asked = ("sh", "-c", "deployed; python3 -c 'import deployed_here as d; print(d.NUMBER)'")
+        command = ("sh", "-c", "deployed; python3 -c 'import deployed_here as d; print(d.NUMBER)'")
         environment = ("env", f"PYTHONPATH=/{SITE}", "PATH=/opt/pitorch/bin:/usr/bin:/bin")
-        assert board.run(*environment, *asked).split() == ["1", "1"]
+        assert board.run(*environment, *command).split() == ["1", "1"]
         done = deploy.put(copy, [version(2)], owned_prefixes=[])
         assert len(done.changes[0].replaced) == 2
-        assert board.run(*environment, *asked).split() == ["2", "2"]
+        assert board.run(*environment, *command).split() == ["2", "2"]

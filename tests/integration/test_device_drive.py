@@ -1,4 +1,4 @@
-"""How a run of the device suite is taken in: the board is this machine, all else is as in a run on another one."""
+"""Runs of the device suite with this machine as the board. The rest is the same as with a remote board."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import here_board
 import pytest
 from device_parts import write_suite
 
-from device import evidence
+from device import record
 from toolchain import process
 from toolchain.config import ROOT
 from toolchain.errors import CommandFailed
@@ -23,29 +23,29 @@ from toolchain.errors import CommandFailed
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left."""
+    """The result of a run."""
 
     status: int
-    said: str
-    record: evidence.Record
+    output: str
+    record: record.Record
     junit: Path
     log: Path
 
     def outcomes(self) -> dict[str, str]:
-        """How each test ended, as the evidence has it."""
+        """The outcome of each test in the record."""
         return {test.name: test.outcome for test in self.record.tests}
 
     def junit_failures(self) -> set[str | None]:
-        """The tests that did not pass, as the JUnit file has them."""
+        """The tests that did not pass in the JUnit file."""
         return {case.get("name") for case in ElementTree.parse(self.junit).iter("testcase") if len(case)}  # noqa: S314
 
 
 def drive(
     folder: Path, *, user: str = "root", keyword: str = "", served: tuple[Path, int] | None = None, **options: Any
 ) -> Run:
-    """Run the suite in ``folder``/suite by labgrid and ``device.drive``, in a process of its own.
+    """Run the suite in ``folder``/suite with labgrid and ``device.drive`` in a separate process.
 
-    ``served`` is a tree that is offered over NFS meanwhile, and the port.
+    ``served`` is a tree to serve over NFS during the run, and the port.
     """
     options |= {"suite": str(folder / "suite"), "record": str(folder / "record"), "log": str(folder / "log")}
     resources: dict[str, Any] = {"NetworkService": {"address": "here", "username": user}}
@@ -53,7 +53,7 @@ def drive(
     if served is not None:
         resources["ExportedTree"] = {"folder": str(served[0])}
         drivers["TreeServerDriver"] = {"port": served[1]}
-    drivers |= {"HereDriver": {}, "BoardStrategy": {}}  # last: the strategy takes the drivers that are there
+    drivers |= {"HereDriver": {}, "BoardStrategy": {}}  # last: the strategy binds to the drivers before it
     target = {"resources": resources, "drivers": drivers}
     imports = ["device.target", "device.strategy", here_board.__file__]
     environment = folder / "environment.yaml"
@@ -75,22 +75,22 @@ def drive(
     done = process.run(
         [*words, str(ROOT / "tests" / "device")], cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": path}, check=False
     )
-    record = evidence.Record.read(folder / "record")
-    return Run(done.returncode, done.output, record, folder / "junit.xml", folder / "log")
+    found = record.Record.read(folder / "record")
+    return Run(done.returncode, done.output, found, folder / "junit.xml", folder / "log")
 
 
-def test_a_suite_that_ran_to_its_end(tmp_path: Path) -> None:
+def test_complete_suite_reports_each_outcome(tmp_path: Path) -> None:
     write_suite(tmp_path / "suite", a="def test_good(): pass\ndef test_bad(): assert 1 == 2, 'one is not two'")
     run = drive(tmp_path)
     assert run.status == 1
     assert run.outcomes() == {"test_good": "passed", "test_bad": "failed"}
     assert run.junit_failures() == {"test_bad"}
-    assert "1 failed, 1 passed" in run.said
+    assert "1 failed, 1 passed" in run.output
 
 
 @pytest.mark.network_namespaces
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces")
-def test_a_private_network_has_a_loopback_and_no_way_out(tmp_path: Path) -> None:
+def test_private_network_has_only_a_loopback(tmp_path: Path) -> None:
     ours = Path("/proc/self/ns/net").readlink()
     write_suite(
         tmp_path / "suite",
@@ -105,7 +105,7 @@ def test_a_private_network_has_a_loopback_and_no_way_out(tmp_path: Path) -> None
         """,
     )
     run = drive(tmp_path, private_network=True)
-    assert set(run.outcomes().values()) == {"passed"}, run.said
+    assert set(run.outcomes().values()) == {"passed"}, run.output
     assert len(run.outcomes()) == 4
     assert run.status == 0
 
@@ -119,59 +119,59 @@ EARLY_ENDS = {
         "def test_second(): pass",
         "def pytest_runtest_logfinish(nodeid):\n    if 'second' in nodeid: broken_plugin",
         "test_second",
-        "an internal error (status 3)",
+        "internal error (status 3)",
     ),
 }
 
 
 @pytest.mark.parametrize("way", EARLY_ENDS)
-def test_a_suite_that_ends_early_is_no_pass(tmp_path: Path, way: str) -> None:
-    """What had passed stays so; what did not run is an error, in the evidence and in the JUnit file."""
-    second, plugin, named, told = EARLY_ENDS[way]
+def test_suite_that_ends_early_does_not_pass(tmp_path: Path, way: str) -> None:
+    """Tests that did not run are errors in the evidence and in the JUnit file."""
+    second, plugin, named, reason = EARLY_ENDS[way]
     write_suite(tmp_path / "suite", a="def test_first(): pass", b=second, c="def test_third(): pass")
     (tmp_path / "suite" / "conftest.py").write_text(plugin)
     run = drive(tmp_path)
     assert run.status == 1
     assert run.outcomes() == {"test_first": "passed", "test_second": "error", "test_third": "error"}
-    assert evidence.count(run.record.tests) == {"passed": 1, "failed": 0, "errors": 2, "skipped": 0}
+    assert record.count(run.record.tests) == {"passed": 1, "failed": 0, "errors": 2, "skipped": 0}
     assert run.junit_failures() == {"test_second", "test_third"}
     texts = {test.name: test.text for test in run.record.tests}
-    assert texts["test_third"] == "not run: pytest ended before"
+    assert texts["test_third"] == record.PYTEST_ENDED
     if named:
-        assert told in texts[named]
+        assert reason in texts[named]
         assert "last lines of its output" in texts[named]
     if way == "INTERNALERROR":
         assert "broken_plugin" in texts[named]
 
 
-def test_a_suite_that_breaks_between_two_tests_is_no_pass(tmp_path: Path) -> None:
-    """No test is to blame, and none of them is left out."""
+def test_error_outside_the_tests_fails_the_suite(tmp_path: Path) -> None:
+    """All tests have a result, and the error is reported for the suite."""
     write_suite(tmp_path / "suite", a="def test_first(): pass\ndef test_second(): pass")
     (tmp_path / "suite" / "conftest.py").write_text("def pytest_sessionfinish(session): broken_plugin")
     run = drive(tmp_path)
     assert run.status == 1
     assert run.outcomes()["test_second"] == "passed"
-    blamed = [test for test in run.record.tests if test.outcome == "error"]
-    assert [test.nodeid for test in blamed] == ["device::suite"]
-    assert "broken_plugin" in blamed[0].text
+    errors = [test for test in run.record.tests if test.outcome == "error"]
+    assert [test.nodeid for test in errors] == ["device::suite"]
+    assert "broken_plugin" in errors[0].text
 
 
-def test_a_board_that_goes_away_fails_what_was_to_run(tmp_path: Path) -> None:
+def test_lost_board_fails_the_remaining_tests(tmp_path: Path) -> None:
     write_suite(tmp_path / "suite", a="import os\ndef test_dies(): os._exit(9)\ndef test_after(): pass")
     run = drive(tmp_path)
     assert run.status == 1
     texts = {test.name: test.text for test in run.record.tests if test.outcome == "error"}
     assert "ended (status 9) before the suite did" in texts["test_dies"]
-    assert texts["test_after"] == "not run: the board went away before"
+    assert texts["test_after"] == record.BOARD_LOST
     assert run.junit_failures() == {"test_dies", "test_after"}
 
 
-def test_a_selection_that_the_boards_pytest_does_not_take_is_told_in_its_words(tmp_path: Path) -> None:
+def test_selection_rejected_by_pytest_is_reported_with_its_error(tmp_path: Path) -> None:
     write_suite(tmp_path / "suite", a="def test_first(): pass")
     run = drive(tmp_path, keyword="first and")
     assert run.status == CommandFailed.exit_code
     assert run.record.error is not None
-    assert "did not understand what to run" in run.record.error["summary"]
+    assert "rejected the selection of tests" in run.record.error["summary"]
     assert "Wrong expression passed to '-k': first and" in run.record.error["found"]
     assert "--select" in run.record.error["fix"]
 
@@ -179,19 +179,18 @@ def test_a_selection_that_the_boards_pytest_does_not_take_is_told_in_its_words(t
 @pytest.mark.parametrize(
     ("selected", "timed"), [("first", True), ("nothing_like_it", False), ("first or leaves", False)]
 )
-def test_times_are_taken_of_a_suite_that_ran(tmp_path: Path, selected: str, timed: bool) -> None:
+def test_timing_runs_only_after_a_complete_suite(tmp_path: Path, selected: str, timed: bool) -> None:
     tests = "import pytest\ndef test_first(): pass\ndef test_leaves(): pytest.exit('enough')\ndef test_last(): pass"
     write_suite(tmp_path / "suite", a=tests)
     (tmp_path / "suite" / "timing.py").write_text("print('{}')")
     run = drive(tmp_path, keyword=selected, timing_limit_s=60)
-    assert run.record.whole
     reason = "pitorch-qpu-ops is not installed" if timed else "no test ran, or not all"
     assert reason in run.record.timing["reason"]
 
 
 @pytest.mark.parametrize(("user", "privilege"), [("root", []), ("pi", ["sudo", "-n"])])
-def test_the_tree_is_entered_as_root_whoever_logs_in(tmp_path: Path, user: str, privilege: list[str]) -> None:
-    """Without a question: nobody is there to type a password. Nothing serves that tree, so it ends with the helper."""
+def test_tree_is_entered_as_root_for_every_user(tmp_path: Path, user: str, privilege: list[str]) -> None:
+    """The sudo command must not prompt for a password. No server exports that tree, so the helper fails."""
     write_suite(tmp_path / "suite", a="def test_first(): pass")
     run = drive(tmp_path, user=user, chroot="127.0.0.1:/no where", chroot_port=1)
     (started,) = (line for line in run.log.read_text().splitlines() if line.startswith("$ "))
@@ -205,7 +204,7 @@ def test_the_tree_is_entered_as_root_whoever_logs_in(tmp_path: Path, user: str, 
     assert others[:6] == ["-o", "port=1", "127.0.0.1:/no where", "--", "sh", "-c"]
     assert "python3 onboard.py" in others[6]
     assert rest == f"rm -f {helper}; exit $s"
-    assert not Path(helper).exists(), "it is taken away again"
+    assert not Path(helper).exists(), "the helper is removed"
     assert run.status == CommandFailed.exit_code
     assert run.record.error is not None
     assert run.record.error["summary"] == "the suite did not start on the board"

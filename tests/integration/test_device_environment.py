@@ -1,4 +1,4 @@
-"""What labgrid is told about a board, how a board is named and proven, and what its refusals mean."""
+"""The labgrid environment of a board, board addresses, host keys, and login errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from labgrid import Environment
 from labgrid.strategy import StrategyError
 
-from device import suite
+from device import labgrid_environment, suite
 from device.strategy import BoardStrategy, Status, cause_of
+from device.suite_result import Paths
 from nfsroot import access
 from nfsroot.layout import Layout, identity_of, write_marker
 from toolchain.config import Config, load_config
@@ -29,7 +30,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def exported_in(folder: Path) -> Config:
-    """An export, as far as the environment needs one."""
+    """The parts of an export that the environment needs."""
     made = load_config(
         {"nfs": {"folder": str(folder / "nfsroot"), "address": "127.0.0.1"}, "build": {"folder": str(folder / "b")}}
     )
@@ -44,12 +45,12 @@ def exported_in(folder: Path) -> Config:
 
 
 def environment(config: Config, **how: Any) -> Any:
-    paths = suite.Paths(folder=config.target_root / "report")
-    suite.prepare(config, paths, **{"host": None, "chroot": False, "timing": False, **how})
+    paths = Paths(folder=config.target_root / "report")
+    labgrid_environment.prepare(config, paths, **{"host": None, "chroot": False, "timing": False, **how})
     return Environment(str(paths.environment))
 
 
-def test_virtual_board_has_tree_server_machine_and_pinned_ssh(config: Config) -> None:
+def test_virtual_board_has_server_machine_and_pinned_ssh(config: Config) -> None:
     made = environment(config)
     assert made.config.data["options"]["private_network"] is True
     strategy = made.get_target("main").get_driver("Strategy", activate=False)
@@ -64,19 +65,17 @@ def test_virtual_board_has_tree_server_machine_and_pinned_ssh(config: Config) ->
 
 @pytest.mark.engine
 @pytest.mark.skipif(os.geteuid() != 0, reason="exports are made by root")
-def test_where_no_image_is_for_a_system_of_its_own_the_tree_enters_itself(
-    config: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tree_is_entered_from_itself_without_a_bare_system(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     nowhere = replace(config, image=replace(config.image, name="pitorch-nowhere"))
     made = environment(nowhere, chroot=True)
     strategy = made.get_target("main").get_driver("Strategy", activate=False)
-    assert strategy.server.also == ""
+    assert strategy.server.second_folder == ""
     assert strategy.ssh.access.key == Layout.of(config).client_key
     assert made.config.data["options"]["chroot"] == "served"
     assert "no image pitorch-nowhere/rootfs:trixie-armhf" in " ".join(capsys.readouterr().err.split())
 
 
-def test_real_board_is_reached_not_booted(config: Config) -> None:
+def test_real_board_is_not_booted(config: Config) -> None:
     strategy = (
         environment(config, host="pi@192.168.77.50:2222").get_target("main").get_driver("Strategy", activate=False)
     )
@@ -85,11 +84,11 @@ def test_real_board_is_reached_not_booted(config: Config) -> None:
     assert str(strategy.ssh.access) == "pi@192.168.77.50:2222"
     assert strategy.ssh.access.known_hosts is not None
     strategy.transition("booted")
-    assert strategy.status is Status.booted, "states without a driver are passed through"
+    assert strategy.status is Status.booted, "states without a driver need no action"
     strategy.abandon()
 
 
-def test_board_with_a_system_of_its_own_is_proven_by_the_users_known_hosts(config: Config) -> None:
+def test_board_with_its_own_system_uses_the_users_known_hosts(config: Config) -> None:
     made = environment(config, host="pi@127.0.0.1", chroot=True)
     strategy = made.get_target("main").get_driver("Strategy", activate=False)
     assert strategy.ssh.access.known_hosts is None
@@ -100,7 +99,7 @@ def test_board_with_a_system_of_its_own_is_proven_by_the_users_known_hosts(confi
     assert made.config.data["options"]["chroot_address"] == "127.0.0.1"
 
 
-def test_without_an_export_the_task_is_named(config: Config) -> None:
+def test_missing_export_error_names_the_task(config: Config) -> None:
     Layout.of(config).manifest.unlink()
     with pytest.raises(ArtefactMissing, match="export-nfsroot"):
         suite.test_on_pi(config)
@@ -112,8 +111,8 @@ def test_export_without_host_key_is_refused(config: Config) -> None:
         suite.test_on_pi(config)
 
 
-def test_board_and_machine_at_once_are_refused(config: Config) -> None:
-    with pytest.raises(UserError, match="at once"):
+def test_board_and_virtual_machine_exclude_each_other(config: Config) -> None:
+    with pytest.raises(UserError, match="exclude each other"):
         suite.test_on_pi(config, host="pi", qemu=True)
 
 
@@ -126,8 +125,8 @@ def test_board_and_machine_at_once_are_refused(config: Config) -> None:
         ({"host": "pi@127.0.0.1", "chroot": True}, "sudo ./inv test-on-pi --host=pi@127.0.0.1 --chroot"),
     ],
 )
-def test_an_ordinary_user_is_told_to_ask_for_the_same_task_with_sudo(how: dict[str, Any], fix: str) -> None:
-    """Whoever serves the tree needs root."""
+def test_fix_for_an_ordinary_user_is_sudo(how: dict[str, Any], fix: str) -> None:
+    """Serving the tree needs root."""
     with tempfile.TemporaryDirectory() as folder:
         config = exported_in(Path(folder))
         for path in (Path(folder), *Path(folder).rglob("*")):
@@ -155,14 +154,14 @@ def test_unknown_init_is_refused(config: Config) -> None:
         ("a b", "got identifier"),
     ],
 )
-def test_a_selection_that_is_none_is_refused_at_once(config: Config, keyword: str, found: str) -> None:
+def test_invalid_selection_is_refused_before_the_run(config: Config, keyword: str, found: str) -> None:
     with pytest.raises(UserError) as caught:
         suite.test_on_pi(config, keyword=keyword)
     assert repr(keyword) in caught.value.summary
     assert "at column" in caught.value.found
     assert found in caught.value.found
     assert "--select=" in caught.value.fix
-    assert not (config.target_root / "report").exists(), "before anything is begun"
+    assert not (config.target_root / "report").exists()
 
 
 @pytest.mark.parametrize(
@@ -174,17 +173,17 @@ def test_a_selection_that_is_none_is_refused_at_once(config: Config, keyword: st
         ("[fe80::1]:2222", ("root", "fe80::1", 2222)),
     ],
 )
-def test_board_is_named_by_user_host_and_port(text: str, parts: tuple[str, str, int]) -> None:
+def test_board_address_has_user_host_and_port(text: str, parts: tuple[str, str, int]) -> None:
     assert access.parse_host(text) == parts
 
 
 @pytest.mark.parametrize("text", ["", "@pi", "pi:0", "pi:70000", "pi:ssh", "a b", "-oProxyCommand=x", "pi@-oX"])
-def test_name_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="does not name a board"):
+def test_invalid_board_address_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="is not a valid board address"):
         access.parse_host(text)
 
 
-def test_other_key_under_the_same_address_is_an_untrusted_board() -> None:
+def test_changed_host_key_is_an_untrusted_board() -> None:
     pinned = access.SshAccess(host="pi", known_hosts=Path("k"), key=Path("id"))
     own = access.SshAccess(host="pi", user="pi")
     changed = "@@@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @@@\nHost key verification failed."
@@ -198,7 +197,7 @@ def test_other_key_under_the_same_address_is_an_untrusted_board() -> None:
     assert access.diagnose(pinned, "ssh: connect to host pi port 22: Connection refused") is None
 
 
-def test_options_pin_the_key_and_ask_nothing() -> None:
+def test_ssh_options_pin_the_key_and_disable_prompts() -> None:
     words = access.SshAccess(host="pi", known_hosts=Path("/a b/known"), key=Path("/k")).options()
     assert "StrictHostKeyChecking=yes" in words
     assert 'UserKnownHostsFile="/a b/known"' in words
@@ -206,9 +205,9 @@ def test_options_pin_the_key_and_ask_nothing() -> None:
     assert "UserKnownHostsFile" not in " ".join(access.SshAccess(host="pi").options())
 
 
-def test_cause_of_a_broken_strategy_is_the_users_error() -> None:
+def test_cause_of_a_broken_strategy_is_the_user_error() -> None:
     fixed = UserError("the first fault")
     outer = StrategyError("broken")
     outer.__cause__ = fixed
-    fixed.__cause__ = OSError("below it")
+    fixed.__cause__ = OSError("its cause")
     assert cause_of(outer) is fixed

@@ -25,9 +25,11 @@ import pytest
 from device_parts import NAME_SERVER, WITH_NAME_SERVER, Board, bootable, booted, elsewhere, write_suite
 
 from device import suite
+from device.labgrid_environment import prepare
 from device.remote import environment
 from device.remote.loader_session import Timing
 from device.remote.profiling import Profile, profile
+from device.suite_result import Paths
 from flow import main_job
 from flow.serve_wheels import Offer
 from nfsroot import qemu
@@ -188,8 +190,8 @@ def enter(board: Board, config: Config, source: str, tests: Path) -> str:
 
     On this board our key counts, on a real one with a system of its own the user's: hence not through --chroot.
     """
-    paths = suite.Paths(folder=config.target_root / "report")
-    suite.prepare(config, paths, host=board.host, chroot=False, timing=False, suite=tests)
+    paths = Paths(folder=config.target_root / "report")
+    prepare(config, paths, host=board.host, chroot=False, timing=False, suite=tests)
     text = paths.environment.read_text()
     port = f"  chroot_port: {board.server.port}\n"
     paths.environment.write_text(text.replace("options:\n", f"options:\n  chroot: {json.dumps(source)}\n{port}"))

@@ -1,4 +1,4 @@
-"""The loader: kernels by their plain C entry, on this PC's machine and under emulation; sessions and their ends."""
+"""The loader: plain C kernels on this PC and under emulation, and the ends of sessions."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def tvm(product_config: Config) -> None:
 
 
 def config(queue_s: float = 60, session_s: float = 60) -> Config:
-    """The tests' build folder, with limits."""
+    """The tests' build folder with limits."""
     return load_config(
         {"build": {"folder": "build/test"}, "remote": {"queue_limit_s": queue_s, "session_limit_s": session_s}}
     )
 
 
 def needs(target: str) -> None:
-    """Skip where there is no compiler or no emulator for a target."""
+    """Skip the test without a compiler or an emulator for a target."""
     wanted = targets.load(target)
     if shutil.which(wanted.linker("")) is None:
         pytest.skip(f"{wanted.linker('')} is missing; ./inv installs it")
@@ -57,7 +57,7 @@ def run(target: str, kernel: str, *, size: int = 0, **limits: Any) -> Profile:
 
 @pytest.mark.parametrize("target", FOREIGN)
 @pytest.mark.parametrize(("kernel", "size"), [("add_one", 0), ("add_one", 1), ("gemm", 32), ("gemm", 7)])
-def test_a_kernel_of_tvm_runs_on_a_board_without_tvm(target: str, kernel: str, size: int) -> None:
+def test_tvm_kernel_runs_without_tvm(target: str, kernel: str, size: int) -> None:
     needs(target)
     done = run(target, kernel, size=size)
     assert done.checked == (size or 1024) ** (2 if kernel == "gemm" else 1)
@@ -65,14 +65,14 @@ def test_a_kernel_of_tvm_runs_on_a_board_without_tvm(target: str, kernel: str, s
     assert dict(done.rows())["note"] == "timed under emulation; not measured on hardware"
 
 
-def test_a_wrong_result_is_told_with_its_first_index(tmp_path: Path) -> None:
+def test_wrong_result_is_reported_with_its_first_index(tmp_path: Path) -> None:
     needs("armv7")
     wrong = ("return a * numpy.float32(2)", "b = a * numpy.float32(2); b[70] = 1e6; return b")
     with pytest.raises(ResultMismatch, match=r"first at index \[70\]"):
         run("armv7", str(write(tmp_path, RIGHT, wrong)))
 
 
-def test_arrays_that_a_kernel_does_not_take_are_refused_in_its_words(tmp_path: Path) -> None:
+def test_kernel_rejects_other_arrays_with_its_own_error(tmp_path: Path) -> None:
     needs("armv7")
     path = write(tmp_path, RIGHT, ("standard_normal(size,", "standard_normal(size + 1,"))
     with pytest.raises(UserError) as caught:
@@ -80,22 +80,22 @@ def test_arrays_that_a_kernel_does_not_take_are_refused_in_its_words(tmp_path: P
     assert "expected to be" in caught.value.found or "96" in caught.value.found
 
 
-def test_a_kernel_with_parallel_loops_is_refused_and_does_not_crash(tmp_path: Path) -> None:
-    """Its pointer to TVM's thread pool stays empty without TVM's runtime: the call would go to address 0."""
+def test_kernel_with_parallel_loops_is_refused(tmp_path: Path) -> None:
+    """Without TVM's runtime its pointer to the thread pool is null, so the call would crash."""
     needs("armv7")
     with pytest.raises(UserError) as caught:
         run("armv7", str(write(tmp_path, PARALLEL)))
     assert "thread pool" in caught.value.found
 
 
-def test_a_kernel_that_crashes_is_told_as_such(tmp_path: Path) -> None:
+def test_kernel_crash_is_reported(tmp_path: Path) -> None:
     needs("armv7")
     with pytest.raises(UserError) as caught:
         run("armv7", str(write(tmp_path, CRASHING)))
     assert "SIG" in caught.value.found
 
 
-def test_a_session_ends_in_time() -> None:
+def test_session_times_out() -> None:
     needs("armv7")
     endless = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
     with pytest.raises(BoardLost) as caught:
@@ -115,7 +115,7 @@ def board() -> Iterator[LoaderSession]:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain kernel in C: the sum of two arrays of int16, which fails for a first element of -1."""
+    """A plain C kernel that adds two int16 arrays, and fails if the first element is -1."""
     folder = tmp_path_factory.mktemp("plain")
     (folder / "plain.c").write_text(
         """
@@ -132,7 +132,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
           for (int64_t i = 0; i < a[0].shape[0]; i++) z[i] = x[i] + y[i];
           return 0;
         }
-        const char *pitorch_kernel_error(void) { return "I was told\\nto fail"; }
+        const char *pitorch_kernel_error(void) { return "failed on\\nrequest"; }
         const char *pitorch_kernel_backend(void) { return "plain C"; }
         double pitorch_kernel_model_seconds(void) { return 0.25; }
         """
@@ -142,7 +142,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_a_plain_kernel_has_its_own_memory_types_and_model(board: LoaderSession, library: Path) -> None:
+def test_plain_kernel_has_its_own_memory_and_model(board: LoaderSession, library: Path) -> None:
     assert board.load(library, "-") == "plain C"
     x, y = numpy.arange(300, dtype=numpy.int16), numpy.full(300, 7, numpy.int16)
     numbers = [board.array(item) for item in (x, y, numpy.zeros_like(x))]
@@ -153,20 +153,20 @@ def test_a_plain_kernel_has_its_own_memory_types_and_model(board: LoaderSession,
     assert len(seconds) == 4
 
 
-def test_a_kernel_that_fails_is_told_in_a_line_and_the_session_goes_on(board: LoaderSession, library: Path) -> None:
+def test_session_continues_after_a_failed_kernel(board: LoaderSession, library: Path) -> None:
     board.load(library, "-")
     numbers = [board.array(numpy.array([value], numpy.int16)) for value in (-1, 1, 0)]
     requests: tuple[Callable[[], object], ...] = (lambda: board.run(numbers), lambda: board.run(numbers[:2]))
     for request in requests:
         with pytest.raises(UserError) as caught:
             request()
-        assert caught.value.found == "I was told to fail"
+        assert caught.value.found == "failed on request"
     good = [board.array(numpy.array([value], numpy.int16)) for value in (1, 2, 0)]
     assert board.run(good) == 0.25
 
 
 @pytest.mark.parametrize(
-    ("request_", "told"),
+    ("request_", "error"),
     [
         ("dance", "unknown request dance"),
         ("run 5", "no kernel is loaded"),
@@ -177,14 +177,14 @@ def test_a_kernel_that_fails_is_told_in_a_line_and_the_session_goes_on(board: Lo
         ("load e 99999999999", "too many bytes for one request"),
     ],
 )
-def test_requests_that_make_no_sense_are_refused(board: LoaderSession, request_: str, told: str) -> None:
+def test_invalid_requests_are_refused(board: LoaderSession, request_: str, error: str) -> None:
     with pytest.raises((UserError, BoardLost)) as caught:
         board._ask(request_)
-    assert told in caught.value.found
+    assert error in caught.value.found
 
 
 @pytest.mark.parametrize(
-    ("request_", "told"),
+    ("request_", "error"),
     [
         ("array x 4 10", "no such type"),
         ("array f 0 10", "no such type"),
@@ -195,14 +195,14 @@ def test_requests_that_make_no_sense_are_refused(board: LoaderSession, request_:
         ("time 1 1 0 0 7", "there is no array 7"),
     ],
 )
-def test_arrays_that_cannot_be_are_refused(board: LoaderSession, library: Path, request_: str, told: str) -> None:
+def test_invalid_arrays_are_refused(board: LoaderSession, library: Path, request_: str, error: str) -> None:
     board.load(library, "-")
     with pytest.raises(UserError) as caught:
         board._ask(request_)
-    assert told in caught.value.found
+    assert error in caught.value.found
 
 
-def test_what_is_no_library_for_this_machine_is_refused(board: LoaderSession, tmp_path: Path) -> None:
+def test_library_for_another_machine_is_refused(board: LoaderSession, tmp_path: Path) -> None:
     text = tmp_path / "kernel.so"
     text.write_text("text, longer than any header of an ELF file would be, so that it is looked at")
     with pytest.raises(UserError) as caught:
@@ -217,13 +217,13 @@ def test_what_is_no_library_for_this_machine_is_refused(board: LoaderSession, tm
     assert mismatch.value.found == "the board runs x86-64 (64-bit), the kernel is for ARM (32-bit)"
 
 
-def test_a_library_without_a_kernel_is_refused(board: LoaderSession, library: Path) -> None:
+def test_library_without_a_kernel_is_refused(board: LoaderSession, library: Path) -> None:
     with pytest.raises(UserError) as caught:
         board.load(library, "gemm")
     assert "has no __tvm_ffi_gemm" in caught.value.found
 
 
-def test_one_session_at_a_time_and_the_next_waits_its_turn() -> None:
+def test_second_session_waits_for_the_first() -> None:
     target, address = targets.load("local"), parse("emulator")
     order: list[str] = []
 
@@ -246,7 +246,7 @@ def test_one_session_at_a_time_and_the_next_waits_its_turn() -> None:
     assert order == ["first", "second"]
 
 
-def test_a_board_that_goes_away_is_lost(library: Path) -> None:
+def test_killed_loader_is_a_lost_board(library: Path) -> None:
     with loader_session.session(config(), targets.load("local"), parse("emulator")) as board:
         board.load(library, "-")
         numbers = [board.array(numpy.array([value], numpy.int16)) for value in (-2, 1, 0)]
@@ -256,21 +256,21 @@ def test_a_board_that_goes_away_is_lost(library: Path) -> None:
         assert caught.value.found == "ended by SIGKILL"
 
 
-def test_a_board_without_a_key_or_an_address_is_told(tmp_path: Path) -> None:
+def test_missing_key_and_unreachable_board_are_reported(tmp_path: Path) -> None:
     needs("armv7")
     given = load_config({"build": {"folder": str(tmp_path / "build")}, "remote": {"queue_limit_s": 1}})
     with (
         pytest.raises(ArtefactMissing, match="no key"),
         loader_session.session(given, targets.load("armv7"), parse("tree://root@127.0.0.1:9")),
     ):
-        raise AssertionError("a session with nobody")
+        raise AssertionError("a session without a board")
     if shutil.which("ssh") is None:
         pytest.skip("ssh is missing; ./inv installs it")
     with (
         pytest.raises(BoardSilent) as caught,
         loader_session.session(given, targets.load("armv7"), parse("ssh://root@127.0.0.1:9")),
     ):
-        raise AssertionError("a session with nobody")
+        raise AssertionError("a session without a board")
     assert "refused" in caught.value.found
 
 
@@ -279,7 +279,7 @@ def test_a_board_without_a_key_or_an_address_is_told(tmp_path: Path) -> None:
 SOURCES = tuple(loader_session.SOURCE / name for name in ("loader.cpp", "standalone.cpp"))
 
 
-def test_the_loader_compiles_without_a_warning() -> None:
+def test_loader_compiles_without_warnings() -> None:
     warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
     process.run(["g++", "-std=c++17", "-O1", *warnings, "-fsyntax-only", *SOURCES], limit_s=300)
 

@@ -25,7 +25,8 @@ from device_parts import write_suite
 from test_device_drive import drive
 from test_serve import in_foreground, marked
 
-from device import evidence
+from device import chain
+from device.record import Record
 from device.remote import loader_session
 from engine.start import socket_group
 from nfsroot import serve
@@ -165,7 +166,7 @@ def test_other_users_cannot_reach_test_on_pis_server(open_folder: Path, tmp_path
         run = thread.submit(drive, tmp_path, served=(tree, port), private_network=True)
         while not up.exists() and not run.done():
             time.sleep(0.05)
-        assert not run.done(), run.result().said
+        assert not run.done(), run.result().output
         assert intrude(open_folder, port, tree) == NOTHING
         go.touch()
         assert run.result().outcomes() == {"test_reached_from_inside": "passed"}
@@ -296,11 +297,11 @@ def test_a_users_report_names_unreadable_files(exported: Config) -> None:
     layout = Layout.of(exported)
     require_export(layout)
     facts = {"libqpu": {"path": f"/{PROGRAM}", "sha256": "1"}}
-    record = evidence.Record(facts=facts, booted={}, tests=(), timing={}, seconds=0.0, whole=True, error=None)
+    record = Record(facts=facts, booted={}, tests=(), timing={}, seconds=0.0, error=None)
     with as_an_ordinary_user():
-        (link,) = evidence.links(exported, record, None, [], source={})
+        (link,) = chain.check(exported, record, None, [], source={})
     assert link["holds"] is None
-    assert link["expected"] == f"{layout.tree / PROGRAM}, which only root can read"
+    assert link["expected"] == f"{layout.tree / PROGRAM}, which only root may read"
 
 
 @marked()

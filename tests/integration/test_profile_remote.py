@@ -1,4 +1,4 @@
-"""Kernels by TVM on boards that this PC plays: TVM's own tracker, proxy and servers, in processes of their own."""
+"""TVM kernels on RPC servers of this PC, with TVM's own tracker and proxy in separate processes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from toolchain.errors import BoardLost, BoardSilent, InUse, PlatformMismatch, Re
 
 QUICK = Timing(number=3, repeat=2, min_repeat_ms=1, warm_up=1)
 ENDLESS = Timing(number=10**11, repeat=1, min_repeat_ms=0, warm_up=0)
-"""Hours of add_one."""
+"""add_one for hours."""
 
 
 @pytest.fixture(scope="module")
 def tvm(product_config: Config) -> Iterator[TvmEnvironment]:
-    """TVM, installed as the task does."""
+    """TVM, installed like the task does."""
     installed = environment.ready(product_config)
     with out_of_reach():
         yield installed
@@ -45,13 +45,13 @@ def tracker(tvm: TvmEnvironment) -> Iterator[servers.Running]:
 
 @pytest.fixture(scope="module")
 def direct(tvm: TvmEnvironment) -> Iterator[servers.Running]:
-    """A board that listens."""
+    """A board that is reached directly."""
     with servers.board(tvm) as running:
         yield running
 
 
 def run(device: str, *, queue_s: float = 60, session_s: float = 60, timing: Timing = QUICK, **given: Any) -> Profile:
-    """Profile with limits."""
+    """Run profile-remote with limits."""
     config = load_config(
         {"build": {"folder": "build/test"}, "remote": {"queue_limit_s": queue_s, "session_limit_s": session_s}}
     )
@@ -61,7 +61,7 @@ def run(device: str, *, queue_s: float = 60, session_s: float = 60, timing: Timi
 
 
 def holding(device: str, session_s: float) -> tuple[threading.Thread, list[UserError]]:
-    """Start a session that measures until the board ends it; what ended it is put into the list."""
+    """Start a session that measures until it ends. Returns its thread and a list for its error."""
     ended: list[UserError] = []
 
     def hold() -> None:
@@ -83,7 +83,7 @@ def until_in_session(board: servers.Running, sessions: int) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "size"), [("add_one", 0), ("gemm", 64), ("gemm", 33)])
-def test_a_kernel_is_compiled_run_checked_and_timed_here(kernel: str, size: int) -> None:
+def test_kernel_is_compiled_checked_and_timed_locally(kernel: str, size: int) -> None:
     done = run("local", kernel=kernel, size=size)
     assert done.size == (size or 1024)
     assert done.checked == (1024 if kernel == "add_one" else size * size)
@@ -96,8 +96,8 @@ def test_a_kernel_is_compiled_run_checked_and_timed_here(kernel: str, size: int)
     assert facts["mean_s"] == pytest.approx(done.mean_s)
 
 
-def test_a_measurement_is_no_shorter_than_asked() -> None:
-    """The loop runs on the board: one that is timed for 100 ms has many runs of a kernel of 100 ns."""
+def test_measurement_has_the_minimum_length() -> None:
+    """A measurement of 100 ms has many runs of a kernel that takes 100 ns."""
     began = time.monotonic()
     done = run("local", timing=Timing(number=1, repeat=3, min_repeat_ms=100, warm_up=0))
     assert len(done.seconds) == 3
@@ -105,66 +105,66 @@ def test_a_measurement_is_no_shorter_than_asked() -> None:
     assert max(done.seconds) < 0.05
 
 
-def test_a_file_of_the_users_is_a_kernel(tmp_path: Path) -> None:
+def test_user_file_is_a_kernel(tmp_path: Path) -> None:
     done = run("local", kernel=str(write(tmp_path)))
     assert done.kernel == "kernel"
     assert done.gflops is None
-    assert dict(done.rows())["GFLOPS"] == "the kernel does not count its operations"
+    assert dict(done.rows())["GFLOPS"] == "the kernel does not define its operations"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "found"),
     [
-        ("return tvm.IRModule", "return str", "is to return a tvm.IRModule, found str"),
+        ("return tvm.IRModule", "return str", "expected module() to return a tvm.IRModule, found str"),
         ("lambda i: a[i] * 2.0", "lambda i: a[i, i, i] * undefined", "NameError: name 'undefined'"),
         ("def module", "def modul", "does not define module"),
     ],
 )
-def test_a_kernel_that_does_not_compile_is_told_with_its_line(
-    tmp_path: Path, old: str, new: str, told: str, tvm: TvmEnvironment
+def test_compile_error_is_reported_with_its_line(
+    tmp_path: Path, old: str, new: str, found: str, tvm: TvmEnvironment
 ) -> None:
     with pytest.raises(UserError) as caught:
         run("local", kernel=str(write(tmp_path, RIGHT, (old, new))))
-    assert told in caught.value.found
+    assert found in caught.value.found
     assert "kernel.py" in caught.value.found
 
 
-def test_a_kernel_that_takes_other_arrays_is_refused_and_not_run(tmp_path: Path) -> None:
+def test_kernel_for_other_arrays_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, RIGHT, ("standard_normal(size,", "standard_normal(size + 1,"))
     with pytest.raises(UserError) as caught:
         run("local", kernel=str(path))
     assert "96" in caught.value.found
 
 
-def test_a_crash_here_takes_no_task_with_it(tmp_path: Path) -> None:
+def test_local_crash_does_not_crash_the_task(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         run("local", kernel=str(write(tmp_path, CRASHING)))
     assert caught.value.found == "ended by SIGSEGV"
 
 
-def test_a_direct_session(direct: servers.Running) -> None:
+def test_direct_session(direct: servers.Running) -> None:
     done = run(f"127.0.0.1:{direct.port}", kernel="gemm", size=48)
     assert done.checked == 48 * 48
     assert done.device == f"127.0.0.1:{direct.port}"
 
 
-def test_a_session_by_the_tracker(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+def test_session_through_a_tracker(tvm: TvmEnvironment, tracker: servers.Running) -> None:
     with servers.board(tvm, key="one", tracker_port=tracker.port):
         assert run(f"tracker://127.0.0.1:{tracker.port}/one").checked == 1024
 
 
-def test_a_session_with_a_board_that_dialled_out(tvm: TvmEnvironment) -> None:
+def test_session_with_a_board_behind_a_proxy(tvm: TvmEnvironment) -> None:
     with servers.proxy(tvm) as proxy, servers.board(tvm, key="android", proxy_port=proxy.port):
-        for _ in range(2):  # the board dials again after each session
+        for _ in range(2):  # the board reconnects after each session
             assert run(f"proxy://127.0.0.1:{proxy.port}/android").checked == 1024
 
 
-def test_a_session_through_tracker_and_proxy(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+def test_session_through_tracker_and_proxy(tvm: TvmEnvironment, tracker: servers.Running) -> None:
     with servers.proxy(tvm, tracker.port) as proxy, servers.board(tvm, key="far", proxy_port=proxy.port):
         assert run(f"tracker://127.0.0.1:{tracker.port}/far").checked == 1024
 
 
-def test_a_key_that_no_board_has_is_told_at_once(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+def test_unknown_key_is_reported_immediately(tvm: TvmEnvironment, tracker: servers.Running) -> None:
     with pytest.raises(UserError) as caught:
         run(f"tracker://127.0.0.1:{tracker.port}/nobody")
     assert "the tracker offers" in caught.value.found
@@ -173,15 +173,15 @@ def test_a_key_that_no_board_has_is_told_at_once(tvm: TvmEnvironment, tracker: s
     assert caught.value.found == "the server has a key: connect through its tracker or proxy"
 
 
-def test_a_proxy_does_not_say_whether_it_knows_a_key(tvm: TvmEnvironment) -> None:
-    """TVM's lets whoever asks wait for a board to dial out: an unknown key and a busy board look the same."""
+def test_unknown_key_of_a_proxy_is_a_busy_board(tvm: TvmEnvironment) -> None:
+    """TVM's proxy lets clients wait for a board to connect, so an unknown key looks like a busy board."""
     with servers.proxy(tvm) as proxy, pytest.raises(InUse) as caught:
         run(f"proxy://127.0.0.1:{proxy.port}/nobody", queue_s=2)
     assert caught.value.expected == "a session within 2 s"
-    assert caught.value.found.endswith("or no board with that key has dialled out to the proxy")
+    assert caught.value.found.endswith("or no board with that key is connected to the proxy")
 
 
-def test_a_board_behind_a_proxy_is_busy_serves_the_next_and_is_lost(tvm: TvmEnvironment) -> None:
+def test_board_behind_a_proxy_is_busy_then_free_then_lost(tvm: TvmEnvironment) -> None:
     with servers.proxy(tvm) as proxy, servers.board(tvm, key="far", proxy_port=proxy.port) as board:
         device = f"proxy://127.0.0.1:{proxy.port}/far"
         with pytest.raises(BoardLost) as timed_out:
@@ -197,14 +197,14 @@ def test_a_board_behind_a_proxy_is_busy_serves_the_next_and_is_lost(tvm: TvmEnvi
                 run(device, queue_s=6)
             return caught.value.found
 
-        with ThreadPoolExecutor(2) as pool:  # the proxy lets one of them wait, and sends the other away
+        with ThreadPoolExecutor(2) as pool:  # the proxy lets one client wait and rejects the other
             assert all(found.startswith("the board is in another session, or") for found in pool.map(too_many, "ab"))
         process.end_group(board.process, polite_s=0.2)
         thread.join()
     assert [type(item) for item in ended] == [BoardLost]
 
 
-def test_a_board_that_tracker_and_proxy_hand_out_is_busy_or_gone(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+def test_board_of_tracker_and_proxy_is_busy_or_gone(tvm: TvmEnvironment, tracker: servers.Running) -> None:
     with servers.proxy(tvm, tracker.port) as proxy:
         device = f"tracker://127.0.0.1:{tracker.port}/behind"
         with servers.board(tvm, key="behind", proxy_port=proxy.port) as board:
@@ -220,10 +220,10 @@ def test_a_board_that_tracker_and_proxy_hand_out_is_busy_or_gone(tvm: TvmEnviron
         assert [type(item) for item in ended] == [BoardLost]
         with pytest.raises(InUse) as caught:
             run(device, queue_s=3)
-        assert "or gone: a proxy does not tell its tracker" in caught.value.found
+        assert "or gone (a proxy does not inform its tracker)" in caught.value.found
 
 
-def test_a_board_that_is_not_there_is_silent(direct: servers.Running, tvm: TvmEnvironment) -> None:
+def test_unreachable_board_is_silent(direct: servers.Running, tvm: TvmEnvironment) -> None:
     nobody = f"127.0.0.1:{ports.free_port()}"
     for device in (nobody, f"proxy://{nobody}/key", f"tracker://127.0.0.1:{direct.port}/key"):
         with pytest.raises(BoardSilent) as caught:
@@ -231,7 +231,7 @@ def test_a_board_that_is_not_there_is_silent(direct: servers.Running, tvm: TvmEn
         assert caught.value.exit_code == 40
 
 
-def test_a_wrong_result_is_told_with_its_first_index(tmp_path: Path, direct: servers.Running) -> None:
+def test_wrong_result_is_reported_with_its_first_index(tmp_path: Path, direct: servers.Running) -> None:
     wrong = ("return a * numpy.float32(2)", "b = a * numpy.float32(2); b[[70, 90]] = 1e6; return b")
     with pytest.raises(ResultMismatch) as caught:
         run(f"127.0.0.1:{direct.port}", kernel=str(write(tmp_path, RIGHT, wrong)))
@@ -240,22 +240,20 @@ def test_a_wrong_result_is_told_with_its_first_index(tmp_path: Path, direct: ser
     assert "2 of 96 elements differ" in caught.value.found
 
 
-def test_elements_that_a_kernel_leaves_out_are_seen(tmp_path: Path) -> None:
-    """Memory that happened to be right would hide them: the result is filled with what no kernel computes."""
+def test_elements_that_a_kernel_does_not_write_are_found(tmp_path: Path) -> None:
+    """The result array is filled with values that no kernel computes."""
     less = ("te.compute((size,), lambda i: a[i] * 2.0", "te.compute((size - 1,), lambda i: a[i] * 2.0")
     with pytest.raises((ResultMismatch, UserError)):
         run("local", kernel=str(write(tmp_path, RIGHT, less)))
 
 
-def test_a_kernel_for_another_machine_is_refused(direct: servers.Running) -> None:
+def test_kernel_for_another_machine_is_refused(direct: servers.Running) -> None:
     with pytest.raises(PlatformMismatch) as caught:
         run(f"127.0.0.1:{direct.port}", target="armv7")
     assert re.search(r"the board runs x86-64 \(64-bit\), the kernel is for ARM \(32-bit\)", caught.value.found)
 
 
-def test_a_board_in_another_session_is_busy_and_one_that_goes_away_is_lost(
-    tvm: TvmEnvironment, tracker: servers.Running
-) -> None:
+def test_board_in_a_session_is_busy_and_a_killed_one_is_lost(tvm: TvmEnvironment, tracker: servers.Running) -> None:
     with servers.board(tvm) as plain, servers.board(tvm, key="held", tracker_port=tracker.port) as queued:
         devices = {f"127.0.0.1:{plain.port}": plain, f"tracker://127.0.0.1:{tracker.port}/held": queued}
         held = [holding(device, session_s=600) for device in devices]
@@ -271,7 +269,7 @@ def test_a_board_in_another_session_is_busy_and_one_that_goes_away_is_lost(
             assert [type(item) for item in ended] == [BoardLost]
 
 
-def test_a_session_ends_in_time_and_the_board_serves_the_next(tvm: TvmEnvironment) -> None:
+def test_session_times_out_and_the_board_is_free_again(tvm: TvmEnvironment) -> None:
     with servers.board(tvm) as board:
         device = f"127.0.0.1:{board.port}"
         with pytest.raises(BoardLost) as caught:
@@ -280,10 +278,8 @@ def test_a_session_ends_in_time_and_the_board_serves_the_next(tvm: TvmEnvironmen
         assert run(device).checked == 1024
 
 
-def test_a_board_whose_session_ends_in_time_goes_back_to_its_pool(
-    tvm: TvmEnvironment, tracker: servers.Running
-) -> None:
-    """Whoever waits in the tracker's queue gets it then, and the next one after that."""
+def test_board_returns_to_its_pool_after_a_timeout(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+    """The next clients in the tracker's queue get it."""
     with servers.board(tvm, key="short", tracker_port=tracker.port) as board:
         device = f"tracker://127.0.0.1:{tracker.port}/short"
         thread, ended = holding(device, session_s=10)
@@ -295,8 +291,8 @@ def test_a_board_whose_session_ends_in_time_goes_back_to_its_pool(
         assert run(device, queue_s=30).checked == 1024
 
 
-def test_a_board_that_falls_silent_is_lost(tvm: TvmEnvironment) -> None:
-    """As when its power goes: no connection is closed."""
+def test_board_that_stops_responding_is_lost(tvm: TvmEnvironment) -> None:
+    """As after a power failure, no connection is closed."""
     with servers.board(tvm) as board:
         thread, ended = holding(f"127.0.0.1:{board.port}", session_s=8)
         until_in_session(board, 1)
@@ -307,8 +303,8 @@ def test_a_board_that_falls_silent_is_lost(tvm: TvmEnvironment) -> None:
     assert "no answer for 18 s" in ended[0].found
 
 
-def test_a_board_outlives_a_kernel_that_crashes(tmp_path: Path, tvm: TvmEnvironment) -> None:
-    """TVM's server alone would accept the next connection and never answer it."""
+def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment) -> None:
+    """TVM's server without the launcher would accept the next connection but never respond."""
     with servers.board(tvm) as board:
         device = f"127.0.0.1:{board.port}"
         with pytest.raises(BoardLost):
@@ -321,7 +317,7 @@ def test_a_board_outlives_a_kernel_that_crashes(tmp_path: Path, tvm: TvmEnvironm
 
 
 @pytest.mark.timeout(600)
-def test_twenty_clients_share_three_boards_and_none_is_lost(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+def test_twenty_clients_share_three_boards(tvm: TvmEnvironment, tracker: servers.Running) -> None:
     with (
         servers.board(tvm, key="pool", tracker_port=tracker.port) as first,
         servers.board(tvm, key="pool", tracker_port=tracker.port) as second,

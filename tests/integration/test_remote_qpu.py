@@ -1,4 +1,4 @@
-"""Kernels of the QPUs by profile-remote, on this PC's libqpu: its emulator stands in for a board."""
+"""QPU kernels by profile-remote in libqpu's emulator on this PC."""
 
 from __future__ import annotations
 
@@ -49,32 +49,32 @@ def run(config: Config, kernel: str, size: int = 0) -> Profile:
 @pytest.mark.parametrize(
     ("kernel", "size"), [("add_one", 0), ("add_one", 1), ("add_one", 17), ("gemm", 32), ("gemm", 5)]
 )
-def test_a_kernel_of_the_qpus_is_checked_and_timed(product_config: Config, kernel: str, size: int) -> None:
+def test_qpu_kernel_is_checked_and_timed(product_config: Config, kernel: str, size: int) -> None:
     done = run(product_config, kernel, size)
     assert done.checked == (size or 1024) ** (2 if kernel == "gemm" else 1)
     assert "emulator" in done.backend
     rows = dict(done.rows())
     assert rows["note"] == "timed under emulation; not measured on hardware"
     assert done.model_s is not None
-    assert rows["model"].endswith(" GFLOPS: the emulator's model of a board")
+    assert rows["model"].endswith(" GFLOPS: estimate of the emulator's cycle model")
 
 
 @pytest.mark.parametrize(("kernel", "sizes"), [("add_one", (1024, 16384)), ("gemm", (32, 96))])
-def test_more_work_takes_the_model_longer(product_config: Config, kernel: str, sizes: tuple[int, int]) -> None:
+def test_model_time_grows_with_the_work(product_config: Config, kernel: str, sizes: tuple[int, int]) -> None:
     short, long = (run(product_config, kernel, size).model_s for size in sizes)
     assert short is not None
     assert long is not None
     assert long > 2 * short
 
 
-def test_the_clock_of_the_model_counts_what_ran_since_it_was_made(product_config: Config, tmp_path: Path) -> None:
-    """In every run: the session runs the kernel again to time it."""
+def test_model_clock_counts_runs_since_its_creation(product_config: Config, tmp_path: Path) -> None:
+    """In every run; the session runs the kernel again to time it."""
     path = write(tmp_path)
     once = TWICE[TWICE.index("  kernel(") : TWICE.index("  return")]
     counted = f"""  const pitorch::ModelClock clock;
 {once}  const double first = kernel.cycles().seconds();
 {once}  const double both = first + kernel.cycles().seconds();
-  if (std::abs(clock.seconds() - both) > 1e-9) throw std::runtime_error("the clock does not say what the kernel says");
+  if (std::abs(clock.seconds() - both) > 1e-9) throw std::runtime_error("the clock and the kernel disagree");
   return clock.seconds();"""
     text = TWICE.replace(f"{once}  return kernel.cycles().seconds();", counted)
     path.with_suffix(".cpp").write_text(f"#include <cmath>\n{text}")
@@ -82,7 +82,7 @@ def test_the_clock_of_the_model_counts_what_ran_since_it_was_made(product_config
     assert (run(product_config, str(path)).model_s or 0) > 0
 
 
-def test_the_interpreter_has_no_model(product_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreter_has_no_model(product_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QPU_BACKEND", "interpreter")
     done = run(product_config, "gemm", 16)
     assert "interpreter" in done.backend
@@ -90,14 +90,14 @@ def test_the_interpreter_has_no_model(product_config: Config, monkeypatch: pytes
     assert "model" not in dict(done.rows())
 
 
-def test_a_kernel_of_the_users(product_config: Config, tmp_path: Path) -> None:
+def test_user_kernel_on_the_qpus(product_config: Config, tmp_path: Path) -> None:
     path = write(tmp_path)
     path.with_suffix(".cpp").write_text(TWICE)
     assert run(product_config, str(path)).checked == 96
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "found"),
     [
         ("twice(Int", "twice(Intt", "kernel.cpp:5"),
         ("return kernel.cycles", 'throw std::runtime_error("no\\nluck"); return kernel.cycles', "no luck"),
@@ -105,18 +105,18 @@ def test_a_kernel_of_the_users(product_config: Config, tmp_path: Path) -> None:
         ("kernel(arrays.size(0)", "kernel(1 << 20", "outside"),
     ],
 )
-def test_what_is_wrong_with_a_kernel_is_told(
-    product_config: Config, tmp_path: Path, old: str, new: str, told: str
+def test_error_in_a_qpu_kernel_is_reported(
+    product_config: Config, tmp_path: Path, old: str, new: str, found: str
 ) -> None:
     path = write(tmp_path)
     assert old in TWICE
     path.with_suffix(".cpp").write_text(TWICE.replace(old, new, 1))
     with pytest.raises(UserError) as caught:
         run(product_config, str(path))
-    assert told in caught.value.found
+    assert found in caught.value.found
 
 
-def test_arrays_that_a_qpu_cannot_hold_are_refused(product_config: Config, tmp_path: Path) -> None:
+def test_float64_arrays_are_refused(product_config: Config, tmp_path: Path) -> None:
     path = write(tmp_path, RIGHT, ("dtype=numpy.float32)", "dtype=numpy.float64)"))
     path.with_suffix(".cpp").write_text(TWICE)
     with pytest.raises(UserError) as caught:
@@ -124,20 +124,20 @@ def test_arrays_that_a_qpu_cannot_hold_are_refused(product_config: Config, tmp_p
     assert "QPUs compute with float32 only" in caught.value.found
 
 
-def test_a_wrong_result_is_told(product_config: Config, tmp_path: Path) -> None:
+def test_wrong_result_of_a_qpu_kernel_is_reported(product_config: Config, tmp_path: Path) -> None:
     path = write(tmp_path)
     path.with_suffix(".cpp").write_text(TWICE.replace("i < n", "i < n - 16"))
     with pytest.raises(ResultMismatch, match=r"first at index \[80\]"):
         run(product_config, str(path))
 
 
-def test_without_cpp_it_is_no_kernel_of_the_qpus(product_config: Config, tmp_path: Path) -> None:
+def test_qpu_kernel_needs_a_cpp_file(product_config: Config, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         run(product_config, str(write(tmp_path)))
-    assert caught.value.expected == "kernel.cpp beside kernel.py"
+    assert caught.value.expected == "kernel.cpp next to kernel.py"
 
 
-def test_a_board_needs_the_boards_libqpu(product_config: Config, tmp_path: Path) -> None:
+def test_qpu_kernel_for_a_board_needs_libqpu(product_config: Config, tmp_path: Path) -> None:
     from dataclasses import replace
 
     config = replace(product_config, build=replace(product_config.build, folder=tmp_path))

@@ -1,4 +1,4 @@
-"""A board that is this machine, for labgrid: commands run in a shell here. All but SSH is as it ever is."""
+"""A labgrid board that is this machine: commands run in a local shell instead of over SSH."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from device.target import PinnedSSHDriver
 @target_factory.reg_driver
 @attr.s(eq=False)
 class HereDriver(PinnedSSHDriver):
-    """Stands where the login to another machine does."""
+    """Runs commands locally instead of over SSH."""
 
     def on_activate(self) -> None:
-        """There is nobody to log in to."""
+        """No login is needed."""
 
     def on_deactivate(self) -> None:
-        """Nor to log out of."""
+        """No logout is needed."""
 
     def _argv(self, command: str) -> list[str]:
         return ["sh", "-c", command]

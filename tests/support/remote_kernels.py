@@ -1,4 +1,4 @@
-"""Kernels' files that tests write: each right but for one thing."""
+"""Kernel files for tests: a correct one, and others with a single error."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ PARALLEL = """
 
 
 def write(folder: Path, text: str = RIGHT, *replaced: tuple[str, str]) -> Path:
-    """A kernel's file, with each first text of ``replaced`` as its second."""
+    """Write a kernel's file. Each pair in ``replaced`` is a text and its replacement."""
     made = textwrap.dedent(text)
     for old, new in replaced:
         assert old in made
@@ -91,7 +91,7 @@ def write(folder: Path, text: str = RIGHT, *replaced: tuple[str, str]) -> Path:
     return path
 
 
-# Beside TVM: kernels as TVM itself exports them, a plain one and one with a parallel loop.
+# For a process with TVM: export kernels as TVM itself does, a plain one and one with a parallel loop.
 EXPORT = """
 import json, pathlib, sys
 import tvm
@@ -115,13 +115,13 @@ built.export_library(str(folder / "many.so"), fcompile=cc.cross_compiler(linker)
 
 @contextlib.contextmanager
 def out_of_reach() -> Iterator[None]:
-    """Where TVM's servers may run: they execute what anybody sends them, with the rights of whoever runs the tests."""
+    """A private network for TVM's servers, which execute any code that they receive, as the user of the tests."""
     with private_network() if os.geteuid() == 0 else contextlib.nullcontext():
         yield
 
 
-def export(config: Config, folder: Path, target: str) -> None:
-    """Write plain.so (``gemm`` of 32 rows) and many.so to ``folder``, as TVM exports them for a target."""
-    beside, wanted = environment.ready(config), targets.load(target)
-    words: list[str | Path] = [profiling.KERNELS / "gemm.py", folder, json.dumps(dict(wanted.tvm)), wanted.linker("")]
-    run([sys.executable, "-c", EXPORT, *words], env=beside.variables, limit_s=600)
+def export(config: Config, folder: Path, target_name: str) -> None:
+    """Write plain.so (``gemm`` of 32 rows) and many.so to ``folder``, exported by TVM for a target."""
+    tvm, target = environment.ready(config), targets.load(target_name)
+    words: list[str | Path] = [profiling.KERNELS / "gemm.py", folder, json.dumps(dict(target.tvm)), target.linker("")]
+    run([sys.executable, "-c", EXPORT, *words], env=tvm.variables, limit_s=600)

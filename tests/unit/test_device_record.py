@@ -1,4 +1,4 @@
-"""From the board's lines to the evidence: the record, the runner that writes it, and what counts as measured."""
+"""The record of a run, the runner that writes it, and the classification of the machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from device_parts import write_suite
 
-from device import drive, evidence, onboard
+from device import drive, evidence, onboard, record
 from toolchain.config import ROOT
 
 
 def run_onboard(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, object]]]:
-    """The runner as the board starts it: unpacked from the archive, in a process of its own."""
+    """Unpack the archive and start the runner in a separate process, as the board does."""
     unpacked = folder / "unpacked"
     unpacked.mkdir(exist_ok=True)
     subprocess.run(["tar", "-xf", "-"], cwd=unpacked, input=drive.archive(folder / "suite"), check=True)
@@ -39,7 +39,7 @@ def outcomes(events: list[dict[str, object]]) -> dict[object, object]:
     return {event["nodeid"]: event["outcome"] for event in events if event["pitorch"] == "result"}
 
 
-def test_runner_says_everything_in_lines_of_json(tmp_path: Path) -> None:
+def test_runner_reports_each_event_as_a_json_line(tmp_path: Path) -> None:
     write_suite(
         tmp_path / "suite",
         all="""
@@ -73,18 +73,18 @@ def test_runner_says_everything_in_lines_of_json(tmp_path: Path) -> None:
     assert starts == events[1]["nodeids"]
 
 
-def test_file_whose_component_is_absent_is_skipped_and_named(tmp_path: Path) -> None:
+def test_file_with_a_missing_component_is_skipped(tmp_path: Path) -> None:
     write_suite(tmp_path / "suite", nets="import dot_cpp\ndef test_x(): dot_cpp.product", plain="def test_y(): pass")
     _, events = run_onboard(tmp_path)
     assert outcomes(events) == {"test_nets.py::all": "skipped", "test_plain.py::test_y": "passed"}
-    record = tmp_path / "record"
-    record.write_text("".join(json.dumps(event) + "\n" for event in events))
-    assert evidence.without(evidence.Record.read(record).tests) == ["the QPU extension wheel"]
+    path = tmp_path / "record"
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert record.missing_components(record.Record.read(path).tests) == ["the QPU extension wheel"]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "device").glob("test_*.py")), ids=lambda path: path.name)
-def test_what_an_image_may_lack_is_known_of_every_file_of_the_suite(path: Path) -> None:
-    """Else a file fails where the image is built without it: upstream's QPULib has no extension beside it."""
+def test_every_optional_import_of_the_suite_is_a_component(path: Path) -> None:
+    """An image may be built without a component: there is no extension for upstream's QPULib."""
     tree = ast.parse(path.read_text())
     names = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
@@ -92,14 +92,14 @@ def test_what_an_image_may_lack_is_known_of_every_file_of_the_suite(path: Path) 
     assert {name.partition(".")[0] for name in names} - on_every_board <= onboard.COMPONENTS.keys()
 
 
-def test_file_that_cannot_be_imported_is_an_error_and_the_others_run(tmp_path: Path) -> None:
+def test_import_error_does_not_prevent_the_other_files(tmp_path: Path) -> None:
     write_suite(tmp_path / "suite", broken="import no_such_module_at_all", plain="def test_y(): pass")
     done, events = run_onboard(tmp_path)
     assert done.returncode != 0
     assert outcomes(events) == {"test_broken.py::collection": "error", "test_plain.py::test_y": "passed"}
 
 
-def test_selection_by_node_and_keyword(tmp_path: Path) -> None:
+def test_tests_are_selected_by_node_and_keyword(tmp_path: Path) -> None:
     write_suite(tmp_path / "suite", one="def test_a(): pass\ndef test_b(): pass", two="def test_a(): pass")
     _, events = run_onboard(tmp_path, "test_one.py::test_b")
     assert list(outcomes(events)) == ["test_one.py::test_b"]
@@ -107,7 +107,7 @@ def test_selection_by_node_and_keyword(tmp_path: Path) -> None:
     assert list(outcomes(events)) == ["test_one.py::test_a"]
 
 
-def test_timing_is_a_document_or_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timing_is_a_document_or_the_reason_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert onboard.run_timing(tmp_path, [], 5) == {"reason": "timing.py is not part of this suite"}
     script = tmp_path / "timing.py"
     script.write_text("print('{}')")
@@ -122,7 +122,7 @@ def test_timing_is_a_document_or_a_reason(tmp_path: Path, monkeypatch: pytest.Mo
     assert onboard.run_timing(tmp_path, [], 0.5)["reason"] == "timing.py did not finish within 0 s"
 
 
-def test_record_that_breaks_off_keeps_what_was_and_counts_the_rest_as_errors(tmp_path: Path) -> None:
+def test_incomplete_record_counts_missing_results_as_errors(tmp_path: Path) -> None:
     path = tmp_path / "record"
     path.write_text(
         '{"pitorch": "facts", "model": "linux,dummy-virt"}\n'
@@ -130,14 +130,13 @@ def test_record_that_breaks_off_keeps_what_was_and_counts_the_rest_as_errors(tmp
         '{"pitorch": "result", "nodeid": "t.py::a", "outcome": "passed", "seconds": 1.5, "text": ""}\n'
         '{"pitorch": "result", "nodeid": "t.py::b", "outc'
     )
-    record = evidence.Record.read(path)
-    assert not record.whole
-    assert [(test.nodeid, test.outcome) for test in record.tests] == [("t.py::a", "passed"), ("t.py::b", "error")]
-    assert "went away" in record.tests[1].text
-    assert evidence.count(record.tests) == {"passed": 1, "failed": 0, "errors": 1, "skipped": 0}
+    tests = record.Record.read(path).tests
+    assert [(test.nodeid, test.outcome) for test in tests] == [("t.py::a", "passed"), ("t.py::b", "error")]
+    assert tests[1].text == record.BOARD_LOST
+    assert record.count(tests) == {"passed": 1, "failed": 0, "errors": 1, "skipped": 0}
 
 
-def test_a_test_without_a_result_is_an_error_though_the_suite_came_to_an_end(tmp_path: Path) -> None:
+def test_missing_result_is_an_error_after_a_regular_end(tmp_path: Path) -> None:
     write_suite(
         tmp_path / "suite", a="def test_a(): pass\nimport pytest\ndef test_b(): pytest.exit('enough', returncode=0)"
     )
@@ -145,15 +144,14 @@ def test_a_test_without_a_result_is_an_error_though_the_suite_came_to_an_end(tmp
     assert (done.returncode, events[-1]["status"]) == (0, 0)
     path = tmp_path / "record"
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    record = evidence.Record.read(path)
-    assert record.whole
-    assert [(test.name, test.outcome) for test in record.tests] == [("test_a", "passed"), ("test_b", "error")]
-    assert record.tests[1].text == "not run: pytest ended before"
+    tests = record.Record.read(path).tests
+    assert [(test.name, test.outcome) for test in tests] == [("test_a", "passed"), ("test_b", "error")]
+    assert tests[1].text == record.PYTEST_ENDED
 
 
-def test_record_that_is_absent_is_empty(tmp_path: Path) -> None:
-    record = evidence.Record.read(tmp_path / "none")
-    assert (record.tests, record.facts, record.whole, record.error) == ((), {}, False, None)
+def test_missing_record_is_empty(tmp_path: Path) -> None:
+    found = record.Record.read(tmp_path / "none")
+    assert (found.tests, found.facts, found.error) == ((), {}, None)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +166,7 @@ def test_record_that_is_absent_is_empty(tmp_path: Path) -> None:
         ({}, False, "unverified"),
     ],
 )
-def test_only_a_raspberry_pi_counts_as_hardware(facts: dict[str, object], started_by_us: bool, execution: str) -> None:
+def test_model_alone_does_not_prove_hardware(facts: dict[str, object], started_by_us: bool, execution: str) -> None:
     found, reason = evidence.execution_of(facts, started_by_us=started_by_us)
     assert found == execution
     assert reason
@@ -180,17 +178,17 @@ PI = {
     "system/linux,revision": bytes.fromhex("00a02082"),
     "serial-number": b"00000000a1b2c3d4\0",
 }
-"""What a board's device tree holds after its firmware has gone over it."""
+"""The device tree of a board after its firmware has added its data."""
 
 RASPI2B = {"model": b"Raspberry Pi 2 Model B\0", "compatible": b"raspberrypi,2-model-b\0brcm,bcm2836\0"}
-"""What QEMU's raspi2b hands to the kernel with the kernel's own bcm2836-rpi-2-b.dtb."""
+"""The device tree that QEMU's raspi2b passes to the kernel with the kernel's own bcm2836-rpi-2-b.dtb."""
 
 VIRT = {"model": b"linux,dummy-virt\0", "compatible": b"linux,dummy-virt\0"}
 
 
 @pytest.fixture
 def timing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The board's script, without the image's modules: they compute, and the label asks none of them."""
+    """The board's timing script with empty modules of the image, which the machine label does not need."""
     for name in ("cpu_cpp", "matrix_cpp", "qpu_ops", "torch"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     spec = importlib.util.spec_from_file_location("timing_of_the_board", ROOT / "tests" / "device" / "timing.py")
@@ -203,7 +201,7 @@ def timing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("tree", "execution", "said"),
+    ("tree", "execution", "reason_part"),
     [
         (PI, "hardware", ""),
         (RASPI2B, "unverified", "the revision code and the serial number that a Pi's firmware"),
@@ -214,12 +212,12 @@ def timing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ({**PI, "compatible": b"qemu,raspi3b\0"}, "emulation", ""),
         ({}, "unverified", ""),
     ],
-    ids=["Pi", "raspi2b", "raspi2b-u-boot", "no-serial", "no-revision", "virt", "said-qemu", "no-tree"],
+    ids=["Pi", "raspi2b", "raspi2b-u-boot", "no-serial", "no-revision", "virt", "names-qemu", "no-tree"],
 )
-def test_a_pi_is_what_its_firmware_has_written_to(
-    tree: Mapping[str, bytes], execution: str, said: str, tmp_path: Path, timing: ModuleType
+def test_hardware_needs_the_data_of_the_firmware(
+    tree: Mapping[str, bytes], execution: str, reason_part: str, tmp_path: Path, timing: ModuleType
 ) -> None:
-    """The evidence and the script on the board go by the same rule: a Pi's model alone, an emulator has too."""
+    """The evidence and the timing script use the same rule. An emulator can have a Pi's model as well."""
     for name, content in tree.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
@@ -231,14 +229,14 @@ def test_a_pi_is_what_its_firmware_has_written_to(
     }
     found, reason = evidence.execution_of(facts, started_by_us=False)
     assert found == execution
-    assert said in reason
+    assert reason_part in reason
     assert evidence.execution_of(facts, started_by_us=True)[0] == "emulation"
     model, doubt = timing.board_of(tmp_path)
     assert model == facts["model"]
     assert (doubt == "") == (execution == "hardware")
     if execution == "unverified" and model:
         assert doubt.startswith("unverified, not counted as measured")
-        assert said in doubt
+        assert reason_part in doubt
     elif doubt:
         assert doubt.startswith("not measured on a Raspberry Pi, but on: ")
         assert (model or f"{platform.machine()} machine without a device tree") in doubt
@@ -246,14 +244,14 @@ def test_a_pi_is_what_its_firmware_has_written_to(
 
 @pytest.mark.parametrize("backend", ["vc4-registers", "interpreter"])
 @pytest.mark.parametrize(("tree", "hardware"), [(PI, True), (RASPI2B, False)], ids=["Pi", "raspi2b"])
-def test_times_are_measured_on_a_pi_alone(
+def test_only_times_from_a_pi_count_as_measured(
     tree: Mapping[str, bytes], hardware: bool, backend: str, tmp_path: Path, timing: ModuleType
 ) -> None:
     for name, content in tree.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    said = {"backend": lambda: SimpleNamespace(name=backend, reason="asked for"), "settings": lambda: (4,)}
-    vars(timing.qpu_ops).update(said)
+    functions = {"backend": lambda: SimpleNamespace(name=backend, reason="selected"), "settings": lambda: (4,)}
+    vars(timing.qpu_ops).update(functions)
     vars(timing.torch).update(__version__="0", get_num_threads=lambda: 1)
     found = timing.machine(tmp_path)
     on_qpus = hardware and backend == "vc4-registers"
@@ -264,7 +262,7 @@ def test_times_are_measured_on_a_pi_alone(
         assert "not measured on QPUs" in found["qpu_label"] or "not counted as measured" in found["qpu_label"]
 
 
-def test_what_the_firmware_wrote_is_told_as_it_stands(tmp_path: Path) -> None:
+def test_firmware_data_is_reported_unchanged(tmp_path: Path) -> None:
     (tmp_path / "system").mkdir()
     (tmp_path / "system" / "linux,revision").write_bytes(PI["system/linux,revision"])
     (tmp_path / "serial-number").write_bytes(PI["serial-number"])
@@ -272,9 +270,9 @@ def test_what_the_firmware_wrote_is_told_as_it_stands(tmp_path: Path) -> None:
     assert onboard.firmware(tmp_path / "none") == {"revision": "", "serial_number": ""}
 
 
-def test_only_tests_of_the_suite_can_be_named(tmp_path: Path) -> None:
+def test_only_tests_of_the_suite_can_be_selected(tmp_path: Path) -> None:
     suite = tmp_path / "device"
-    named = ["device", "device/test_a.py", "device/test_a.py::test_x[1::2]"]
-    assert list(drive._targets(suite, named, tmp_path)) == ["test_a.py", "test_a.py::test_x[1::2]"]
+    arguments = ["device", "device/test_a.py", "device/test_a.py::test_x[1::2]"]
+    assert list(drive._targets(suite, arguments, tmp_path)) == ["test_a.py", "test_a.py::test_x[1::2]"]
     with pytest.raises(pytest.UsageError, match="only tests below"):
         list(drive._targets(suite, ["elsewhere/test_b.py"], tmp_path))

@@ -223,8 +223,8 @@ def test_plan_output_names_steps_of_the_main_job(steps: tuple[Step, ...]) -> Non
 def test_device_suite_output_hides_passed_tests(capsys: pytest.CaptureFixture[str]) -> None:
     line = "test_ops.py::test_one[product-0] "
     with progress.bar("device suite") as bar:
-        display = suite._Display(bar)
+        display = suite._Progress(bar)
         for outcome in ("PASSED", "FAILED"):
-            display.show(f"{line}{outcome}    [  1%]")
+            display.handle_line(f"{line}{outcome}    [  1%]")
     assert capsys.readouterr().err == f"    {line}FAILED\n"
     assert "PASSED" not in shown("./inv test-on-pi")

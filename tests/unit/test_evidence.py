@@ -1,4 +1,4 @@
-"""The chain from the commit to the board: which link breaks by what, and which breaks are done on purpose."""
+"""The chain from the commit to the board: what breaks each link, and which deviations are legitimate."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from device import evidence
+from device.chain import check
+from device.record import Record
 from flow import layers, roots
 from flow.context import Context
 from images.apt import Source
@@ -34,15 +36,15 @@ CLEAN = {"commit": COMMIT, "dirty": False}
 IMAGE, NEWER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 LIBRARY = "opt/pitorch/lib/libqpu.so.1.0"
 SITE = "usr/local/lib/python3.13/dist-packages"
-BUILT_LAST = "the exported tree is of the image that was built last"
-HOLDS_LIBQPU = "the tree holds the libqpu that was built last"
-HOLDS_WHEEL = "the tree holds the QPU extension that was built last"
+BUILT_LAST = "the exported tree is from the last built image"
+LIBQPU_IN_TREE = "the tree contains the libqpu that was built last"
+EXTENSION_IN_TREE = "the tree contains the QPU extension that was built last"
 IMAGE_COMMIT = "the image was built from the commit of the tests"
 TREE_COMMIT = "the tree was exported from the commit of the tests"
 
 
 def layer(path: Path, content: Mapping[str, str]) -> Artefact:
-    """A layer's tar; a text that begins with ``->`` makes a link."""
+    """The tar of a layer. A text that starts with ``->`` creates a link."""
     with tarfile.open(path, "w") as archive:
         for name, text in content.items():
             member = tarfile.TarInfo(name)
@@ -56,7 +58,7 @@ def layer(path: Path, content: Mapping[str, str]) -> Artefact:
 
 
 class Chain:
-    """What a build and an export leave, whole: tests break it."""
+    """The files of a build and an export that match. Tests change them."""
 
     def __init__(self, folder: Path) -> None:
         self.config = load_config(
@@ -78,36 +80,36 @@ class Chain:
                 place.symlink_to(text[2:])
             else:
                 place.write_text(text)
-        self.made("libqpu", {name: text for name, text in self.content.items() if name.startswith("opt")})
-        self.made("qpu-ops", {name: text for name, text in self.content.items() if name.startswith("usr")})
-        self.system(IMAGE)
-        self.exported()
+        self.add_step("libqpu", {name: text for name, text in self.content.items() if name.startswith("opt")})
+        self.add_step("qpu-ops", {name: text for name, text in self.content.items() if name.startswith("usr")})
+        self.build_image(IMAGE)
+        self.export()
         self.facts: dict[str, Any] = {
             "libqpu": {"path": f"/{LIBRARY}", "sha256": hashlib.sha256(b"library").hexdigest()},
             "root": f"10.0.2.2:{self.layout.tree} / nfs4 rw 0 0",
         }
 
-    def made(self, step: str, content: Mapping[str, str]) -> Artefact:
-        """A step that made a layer."""
+    def add_step(self, step: str, content: Mapping[str, str]) -> Artefact:
+        """Write a layer and its step's manifest."""
         tar = layer(self.root / f"{step}.tar", content)
         Manifest(step=step, key="k", inputs={}, artefacts=(tar,)).write(self.root / f"{step}{MANIFEST_SUFFIX}")
         return tar
 
-    def system(self, image: str, source: Mapping[str, Any] = CLEAN, **facts: Any) -> None:
-        """The image was built."""
+    def build_image(self, image: str, source: Mapping[str, Any] = CLEAN, **facts: Any) -> None:
+        """Write the manifest of a built image."""
         made = Manifest(step="system", key="k", inputs={}, facts={"image": image, **facts}, source=source)
         made.write(self.root / f"system{MANIFEST_SUFFIX}")
 
-    def exported(self, image: str = IMAGE, *, source: Mapping[str, Any] = CLEAN, **facts: Any) -> None:
-        """The tree was exported, as the export notes it."""
+    def export(self, image: str = IMAGE, *, source: Mapping[str, Any] = CLEAN, **facts: Any) -> None:
+        """Write the manifest of an export."""
         found = unpack.SourceImage(reference="r", id=image, digests=(), size=1, layers=(), labels={LEFT_OUT: "[]"})
-        noted = {"image_id": image, **export.origin_of(self.config, found), **facts}
-        Manifest(step="nfsroot", key="k", inputs={}, facts=noted, source=source).write(self.layout.manifest)
+        recorded = {"image_id": image, **export.origin_of(self.config, found), **facts}
+        Manifest(step="nfsroot", key="k", inputs={}, facts=recorded, source=source).write(self.layout.manifest)
 
     def links(self, source: Mapping[str, Any] = CLEAN) -> dict[str, dict[str, Any]]:
         """The links by name."""
-        record = evidence.Record(facts=self.facts, booted={}, tests=(), timing={}, seconds=1.0, whole=True, error=None)
-        found = evidence.links(
+        record = Record(facts=self.facts, booted={}, tests=(), timing={}, seconds=1.0, error=None)
+        found = check(
             self.config,
             record,
             Manifest.read(self.layout.manifest),
@@ -117,12 +119,12 @@ class Chain:
         return {item["name"]: item for item in found}
 
     def document(self) -> dict[str, Any]:
-        """The evidence of a run in which nothing was tested."""
-        record = evidence.Record(facts={}, booted={}, tests=(), timing={}, seconds=1.0, whole=True, error=None)
+        """The evidence of a run without tests."""
+        record = Record(facts={}, booted={}, tests=(), timing={}, seconds=1.0, error=None)
         return evidence.collect(self.config, record, started_by_us=True, access="QEMU", through="boot")
 
     def broken(self, severity: str = "error", source: Mapping[str, Any] = CLEAN) -> list[str]:
-        """Names of the links that do not hold."""
+        """The names of the links that do not hold."""
         return [
             name for name, item in self.links(source).items() if item["holds"] is False and item["severity"] == severity
         ]
@@ -133,100 +135,100 @@ def chain(tmp_path: Path) -> Chain:
     return Chain(tmp_path)
 
 
-def test_a_whole_chain_holds(chain: Chain) -> None:
+def test_all_links_of_a_matching_chain_hold(chain: Chain) -> None:
     links = chain.links()
     assert list(links) == [
         IMAGE_COMMIT,
         TREE_COMMIT,
         BUILT_LAST,
-        HOLDS_LIBQPU,
-        HOLDS_WHEEL,
+        LIBQPU_IN_TREE,
+        EXTENSION_IN_TREE,
         "the board loads the tree's libqpu",
         "the board's root is the exported tree",
     ]
     assert [item for item in links.values() if item["holds"] is not True] == []
 
 
-def test_a_library_that_was_put_into_the_tree_by_hand_breaks_the_chain(chain: Chain) -> None:
-    """The board loads what the tree has, and the tree has not what was built."""
+def test_library_replaced_by_hand_breaks_the_chain(chain: Chain) -> None:
+    """The board loads the library in the tree, but it is not the built one."""
     (chain.layout.tree / LIBRARY).write_text("another")
     chain.facts["libqpu"]["sha256"] = hashlib.sha256(b"another").hexdigest()
-    assert chain.broken() == [HOLDS_LIBQPU]
-    assert chain.links()[HOLDS_LIBQPU]["found"] == f"another /{LIBRARY}"
+    assert chain.broken() == [LIBQPU_IN_TREE]
+    assert chain.links()[LIBQPU_IN_TREE]["found"] == f"a different /{LIBRARY}"
 
 
-@pytest.mark.parametrize("change", ["gone", "a link", "link elsewhere"])
-def test_a_tree_that_lacks_a_part_of_a_layer_breaks_the_chain(chain: Chain, change: str) -> None:
+@pytest.mark.parametrize("change", ["missing", "replaced by a link", "other target"])
+def test_missing_part_of_a_layer_breaks_the_chain(chain: Chain, change: str) -> None:
     module, link = chain.layout.tree / f"{SITE}/dot_cpp.py", chain.layout.tree / "opt/pitorch/lib/libqpu.so.1"
-    if change == "link elsewhere":
+    if change == "other target":
         link.unlink()
         link.symlink_to("/usr/lib/libqpu.so.1")
     else:
-        module.rename(module.with_name("kept.py"))
-        if change == "a link":
-            module.symlink_to("kept.py")
-    assert chain.broken() == [HOLDS_LIBQPU if change == "link elsewhere" else HOLDS_WHEEL]
+        module.rename(module.with_name("renamed.py"))
+        if change == "replaced by a link":
+            module.symlink_to("renamed.py")
+    assert chain.broken() == [LIBQPU_IN_TREE if change == "other target" else EXTENSION_IN_TREE]
 
 
-def test_byte_code_that_a_board_wrote_breaks_nothing(chain: Chain) -> None:
+def test_byte_code_from_the_board_does_not_break_the_chain(chain: Chain) -> None:
     (chain.layout.tree / f"{SITE}/__pycache__/dot_cpp.cpython-313.pyc").write_text("written by the board")
     assert chain.broken() == []
 
 
-def test_a_board_that_loads_another_library_breaks_the_chain(chain: Chain) -> None:
+def test_board_with_another_library_breaks_the_chain(chain: Chain) -> None:
     chain.facts["libqpu"]["sha256"] = "0" * 64
     assert chain.broken() == ["the board loads the tree's libqpu"]
 
 
-def test_an_image_that_was_built_after_the_export_breaks_the_chain(chain: Chain) -> None:
-    chain.system(NEWER)
+def test_image_built_after_the_export_breaks_the_chain(chain: Chain) -> None:
+    chain.build_image(NEWER)
     assert chain.broken() == [BUILT_LAST]
-    chain.exported(NEWER)
+    chain.export(NEWER)
     assert chain.broken() == []
 
 
-def test_a_kernel_that_was_built_and_not_deployed_breaks_the_chain(chain: Chain) -> None:
-    chain.made("libqpu", {LIBRARY: "library 2"})
-    assert chain.broken() == [HOLDS_LIBQPU]
+def test_undeployed_kernel_breaks_the_chain(chain: Chain) -> None:
+    chain.add_step("libqpu", {LIBRARY: "library 2"})
+    assert chain.broken() == [LIBQPU_IN_TREE]
 
 
-def test_deploying_stays_green(chain: Chain) -> None:
-    """The layers are in the tree and noted in its manifest, whatever image it was, and whatever was built since."""
-    tar = chain.made("libqpu", {LIBRARY: "library 2"})
+def test_deployment_does_not_break_the_chain(chain: Chain) -> None:
+    """The layers are in the tree and in its manifest; a newer image is only a warning."""
+    tar = chain.add_step("libqpu", {LIBRARY: "library 2"})
     (chain.layout.tree / LIBRARY).write_text("library 2")
     chain.facts["libqpu"]["sha256"] = hashlib.sha256(b"library 2").hexdigest()
-    chain.exported(deployed=[{"layer": "libqpu.tar", "sha256": tar.sha256, "replaced": 1}])
+    chain.export(deployed=[{"layer": "libqpu.tar", "sha256": tar.sha256, "replaced": 1}])
     assert chain.broken() == []
     assert chain.broken("warning") == []
-    chain.system(NEWER)
+    chain.build_image(NEWER)
     assert chain.broken() == []
     assert chain.broken("warning") == [BUILT_LAST]
 
 
-def test_a_pulled_image_is_not_held_against_what_was_built_here(chain: Chain) -> None:
-    (chain.layout.tree / LIBRARY).write_text("of the registry")
-    chain.facts["libqpu"]["sha256"] = hashlib.sha256(b"of the registry").hexdigest()
-    chain.exported(NEWER)
+def test_pulled_image_does_not_break_the_chain(chain: Chain) -> None:
+    (chain.layout.tree / LIBRARY).write_text("from the registry")
+    chain.facts["libqpu"]["sha256"] = hashlib.sha256(b"from the registry").hexdigest()
+    chain.export(NEWER)
     assert chain.broken() == []
     assert chain.broken("warning") == [BUILT_LAST]
     assert chain.links()[IMAGE_COMMIT]["holds"] is None
     assert chain.links()[IMAGE_COMMIT]["found"] == "unknown"
 
 
-def test_another_path_of_the_root_alone_is_a_warning(chain: Chain) -> None:
+def test_different_root_path_is_only_a_warning(chain: Chain) -> None:
     chain.facts["root"] = "nas:/volume1/pi / nfs4 rw 0 0"
     assert chain.broken() == []
     assert chain.broken("warning") == ["the board's root is the exported tree"]
 
 
-def test_a_layer_that_is_gone_leaves_it_open(chain: Chain) -> None:
+def test_link_of_a_deleted_layer_is_unknown(chain: Chain) -> None:
     (chain.root / "libqpu.tar").unlink()
-    assert chain.links()[HOLDS_LIBQPU]["holds"] is None
-    assert "is missing" in chain.links()[HOLDS_LIBQPU]["found"]
+    assert chain.links()[LIBQPU_IN_TREE]["holds"] is None
+    assert "is gone" in chain.links()[LIBQPU_IN_TREE]["found"]
     assert chain.broken() == []
 
 
-def test_another_commit_alone_is_a_warning(chain: Chain) -> None:
+def test_different_commit_is_only_a_warning(chain: Chain) -> None:
     tests = {"commit": OTHER, "dirty": False}
     assert chain.broken(source=tests) == []
     assert chain.broken("warning", tests) == [IMAGE_COMMIT, TREE_COMMIT]
@@ -239,26 +241,30 @@ def test_another_commit_alone_is_a_warning(chain: Chain) -> None:
     [
         ({**CLEAN, "dirty": True}, CLEAN, COMMIT),
         (CLEAN, {**CLEAN, "dirty": True}, f"{COMMIT} with uncommitted changes"),
-        ({**CLEAN, "dirty": True}, {**CLEAN, "dirty": True}, f"{COMMIT} with uncommitted changes, perhaps others"),
+        (
+            {**CLEAN, "dirty": True},
+            {**CLEAN, "dirty": True},
+            f"{COMMIT} with uncommitted changes, possibly different ones",
+        ),
     ],
 )
-def test_uncommitted_changes_are_not_of_the_commit(
+def test_uncommitted_changes_break_the_commit_links(
     chain: Chain, tests: Mapping[str, Any], build: Mapping[str, Any], found: str
 ) -> None:
-    chain.system(IMAGE, build)
-    chain.exported(source=build)
+    chain.build_image(IMAGE, build)
+    chain.export(source=build)
     assert chain.broken("warning", tests) == [IMAGE_COMMIT, TREE_COMMIT]
     assert chain.links(tests)[TREE_COMMIT]["found"] == found
 
 
-def test_outside_a_checkout_the_commit_is_unknown(chain: Chain) -> None:
+def test_commit_is_unknown_outside_a_checkout(chain: Chain) -> None:
     tests: dict[str, Any] = {"commit": "", "dirty": None, "changes": [], "reason": "no checkout"}
     assert chain.links(tests)[IMAGE_COMMIT]["holds"] is None
     assert chain.links(tests)[IMAGE_COMMIT]["expected"] == "unknown"
     assert chain.broken("warning", tests) == []
 
 
-def test_the_document_tells_the_commit_of_the_build(chain: Chain) -> None:
+def test_document_contains_the_commit_of_the_build(chain: Chain) -> None:
     document = chain.document()
     assert document["image"]["source"] == CLEAN
     assert document["image"]["left_out"] == []
@@ -276,7 +282,7 @@ EXTENSION: dict[str, Any] = {
 
 
 def built_wheel(chain: Chain, content: str) -> Artefact:
-    """The extension was built, and lies in the build folder."""
+    """Write the extension wheel and its manifest to the build folder."""
     path = chain.root / EXTENSION["name"]
     path.write_text(content)
     made = Artefact.of(path)
@@ -287,51 +293,51 @@ def built_wheel(chain: Chain, content: str) -> Artefact:
     return made
 
 
-def test_the_wheels_are_those_of_the_image_that_was_tested(chain: Chain) -> None:
-    """Whatever was built since, and lies in the build folder now."""
-    chain.system(IMAGE, wheels=[EXTENSION, TORCH])
-    chain.exported()
-    chain.system(NEWER, wheels=[])
+def test_wheels_are_those_of_the_tested_image(chain: Chain) -> None:
+    """Newer files in the build folder do not count."""
+    chain.build_image(IMAGE, wheels=[EXTENSION, TORCH])
+    chain.export()
+    chain.build_image(NEWER, wheels=[])
     built_wheel(chain, "newer")
     document = chain.document()
     assert document["wheels"] == [EXTENSION, TORCH]
     assert document["wheels_unknown"] == ""
 
 
-def test_a_wheel_that_was_deployed_takes_the_place_of_the_images(chain: Chain) -> None:
+def test_deployed_wheel_replaces_the_one_of_the_image(chain: Chain) -> None:
     deployed = {**EXTENSION, "sha256": "e" * 64}
-    chain.system(IMAGE, wheels=[EXTENSION, TORCH])
-    chain.exported(deployed=[{"layer": "libqpu.tar"}, {"layer": "qpu-ops-site.tar", "wheel": deployed}])
+    chain.build_image(IMAGE, wheels=[EXTENSION, TORCH])
+    chain.export(deployed=[{"layer": "libqpu.tar"}, {"layer": "qpu-ops-site.tar", "wheel": deployed}])
     assert chain.document()["wheels"] == [deployed, TORCH]
     assert chain.document()["wheels_unknown"] == ""
-    chain.exported(deployed=[{"layer": "qpu-ops-site.tar"}])
+    chain.export(deployed=[{"layer": "qpu-ops-site.tar"}])
     assert chain.document()["wheels"] == [TORCH]
-    assert "was deployed before" in chain.document()["wheels_unknown"]
+    assert "did not record its wheel" in chain.document()["wheels_unknown"]
 
 
-def test_wheels_of_an_image_from_elsewhere_are_unknown(chain: Chain) -> None:
-    """A pulled one, beside an image and a wheel that were built here."""
-    chain.system(IMAGE, wheels=[EXTENSION, TORCH])
-    built_wheel(chain, "of this machine")
-    chain.exported(NEWER)
+def test_wheels_of_a_pulled_image_are_unknown(chain: Chain) -> None:
+    """Even if an image and a wheel were built here as well."""
+    chain.build_image(IMAGE, wheels=[EXTENSION, TORCH])
+    built_wheel(chain, "local")
+    chain.export(NEWER)
     assert chain.document()["wheels"] == []
     assert "was not built here" in chain.document()["wheels_unknown"]
-    chain.exported(NEWER, deployed=[{"layer": "qpu-ops-site.tar", "wheel": EXTENSION}])
+    chain.export(NEWER, deployed=[{"layer": "qpu-ops-site.tar", "wheel": EXTENSION}])
     assert chain.document()["wheels"] == [EXTENSION]
     assert "was not built here" in chain.document()["wheels_unknown"]
-    chain.exported(IMAGE)
+    chain.export(IMAGE)
     assert chain.document()["wheels"] == [EXTENSION, TORCH]
-    chain.system(IMAGE)
-    chain.exported(IMAGE)
-    assert "before wheels were noted" in chain.document()["wheels_unknown"]
+    chain.build_image(IMAGE)
+    chain.export(IMAGE)
+    assert "did not record the wheels" in chain.document()["wheels_unknown"]
     chain.layout.manifest.unlink()
     assert chain.document()["wheels"] == []
-    assert "no image is known" in chain.document()["wheels_unknown"]
+    assert "exported from is unknown" in chain.document()["wheels_unknown"]
 
 
-def test_an_image_notes_the_wheels_that_it_is_made_of(chain: Chain, tmp_path: Path) -> None:
+def test_image_records_its_wheels(chain: Chain, tmp_path: Path) -> None:
     extension = built_wheel(chain, "extension")
-    noted = {"name": extension.path.name, "size": extension.size, "sha256": extension.sha256}
+    recorded = {"name": extension.path.name, "size": extension.size, "sha256": extension.sha256}
     found = Manifest.read(chain.root / f"qpu-ops{MANIFEST_SUFFIX}")
     assert found is not None
     (tmp_path / TORCH["name"]).write_text("torch")
@@ -340,23 +346,25 @@ def test_an_image_notes_the_wheels_that_it_is_made_of(chain: Chain, tmp_path: Pa
     others = {"torch": torch, "tvm-ffi": ffi, "libqpu": {"library": "libqpu"}}
     needs = {name: Manifest(step=name, key="k", inputs={}, facts=facts) for name, facts in others.items()}
     ffi_noted = {"name": ffi["wheel"], "size": 7, "sha256": "f" * 64}
-    assert layers.wheels_in({**needs, "qpu-ops": found}) == [ffi_noted, noted, TORCH]
+    assert layers.wheels_in({**needs, "qpu-ops": found}) == [ffi_noted, recorded, TORCH]
     without = {name: dataclasses.replace(made, facts={"wheel": ""}) for name, made in needs.items()}
     assert layers.wheels_in(without) == []
 
 
 def git(folder: Path, *words: str) -> str:
-    """Git in a folder, whatever the caller's settings are."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    """Run git in a folder, independent of the caller's settings."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     identity = ("-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false")
-    done = subprocess.run(["git", *identity, *words], cwd=folder, env=kept, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", *identity, *words], cwd=folder, env=variables, check=True, capture_output=True, text=True
+    )
     return done.stdout.strip()
 
 
-def test_the_state_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
-    # Folders above are no checkout of ours, wherever the tests keep their files.
+    # The temporary folder may be inside another checkout.
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     folder = tmp_path / "checkout"
     (folder / "below").mkdir(parents=True)
@@ -366,7 +374,7 @@ def test_the_state_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert checkout.origin(folder) == {}
     assert checkout.described(outside) == "unknown"
     git(folder, "init", "--quiet")
-    assert checkout.state(folder)["commit"] == "", "there is no commit yet"
+    assert checkout.state(folder)["commit"] == "", "a checkout without a commit"
     (folder / "file").write_text("1")
     git(folder, "add", "file")
     git(folder, "commit", "--quiet", "--message=m")
@@ -377,12 +385,10 @@ def test_the_state_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert checkout.origin(folder) == {"commit": commit, "dirty": True}
     assert checkout.described(checkout.origin(folder)) == f"{commit} with uncommitted changes"
     assert "file" in checkout.state(folder)["changes"][0]
-    assert checkout.origin(folder / "below") == {}, "unpacked inside somebody else's checkout"
+    assert checkout.origin(folder / "below") == {}, "a folder inside another checkout"
 
 
-def test_every_step_notes_the_commit_and_a_new_one_runs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_record_the_commit_but_do_not_depend_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(needs: Mapping[str, Manifest]) -> Made:
         (tmp_path / "out.txt").write_text("same")
         return Made((tmp_path / "out.txt",))
@@ -398,7 +404,7 @@ def test_every_step_notes_the_commit_and_a_new_one_runs_nothing(
     monkeypatch.setattr(checkout, "origin", lambda: {"commit": OTHER, "dirty": True})
     assert [item.reason for item in pipeline.plan() if item.runs] == []
     again = pipeline.execute(pipeline.plan(force=frozenset({"one"})))
-    assert [item.source["commit"] for item in again] == [OTHER, COMMIT], "the second was not woken"
+    assert [item.source["commit"] for item in again] == [OTHER, COMMIT], "the second step did not run"
     assert again[0].key == first[0].key == key_of("one", {"a": "1"})
 
 
@@ -433,7 +439,7 @@ def needs_of_the_image(**rootfs: Any) -> dict[str, Manifest]:
     return {name: Manifest(step=name, key="k", inputs={}, facts=found) for name, found in facts.items()}
 
 
-def test_the_image_is_labelled_with_what_was_left_out() -> None:
+def test_image_label_lists_the_left_out_pockets() -> None:
     def labels(**rootfs: Any) -> dict[str, str]:
         return layers.labels(load_config({}).image, needs_of_the_image(**rootfs))
 
@@ -441,22 +447,22 @@ def test_the_image_is_labelled_with_what_was_left_out() -> None:
     assert labels(left_out=[])[LEFT_OUT] == "[]"
     text = render(IMAGE, [], labels=labels(left_out=["trixie-security"]), bootable=True)
     assert f"{LEFT_OUT}=" + r'"[\"trixie-security\"]"' in [line.strip(" \\") for line in text.splitlines()]
-    assert text.count("LABEL ") == 1, "the engine makes a container for each"
-    assert LEFT_OUT not in labels(), "of a root from before it was noted nobody knows"
+    assert text.count("LABEL ") == 1, "the engine creates a container for each LABEL"
+    assert LEFT_OUT not in labels(), "an older root did not record it"
 
 
-def test_the_image_is_made_anew_by_another_set_of_pockets_and_by_nothing_else() -> None:
+def test_only_the_set_of_pockets_changes_the_product() -> None:
     one, same = (needs_of_the_image(left_out=["trixie-security"])["rootfs"] for _ in range(2))
-    worded_otherwise = dataclasses.replace(same, warnings=("another sentence about the same pocket",))
-    assert worded_otherwise.product == one.product
+    reworded = dataclasses.replace(same, warnings=("another sentence about the same pocket",))
+    assert reworded.product == one.product
     assert needs_of_the_image(left_out=[])["rootfs"].product != one.product
 
 
 @pytest.mark.parametrize(
     ("label", "left_out"),
-    [('["trixie-security"]', ["trixie-security"]), ("[]", []), ("torn [", None), ('"text"', None), (None, None)],
+    [('["trixie-security"]', ["trixie-security"]), ("[]", []), ("incomplete [", None), ('"text"', None), (None, None)],
 )
-def test_the_export_keeps_what_the_image_says_was_left_out(
+def test_export_records_the_left_out_pockets_of_the_image(
     chain: Chain, label: str | None, left_out: list[str] | None
 ) -> None:
     labels = {} if label is None else {LEFT_OUT: label}

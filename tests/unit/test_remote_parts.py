@@ -1,4 +1,4 @@
-"""Parts of profile-remote that need no board: addresses, targets, comparison, what a kernel's file may get wrong."""
+"""The parts of profile-remote that need no board: addresses, targets, comparison, errors in a kernel's file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REMOTE = Path(faults.__file__).parent
         ("tree://root@192.168.77.50", Address(kind="tree", host="root@192.168.77.50")),
     ],
 )
-def test_an_address_says_how_a_board_is_reached(text: str, expected: Address) -> None:
+def test_address_is_parsed(text: str, expected: Address) -> None:
     assert parse(text) == expected
 
 
@@ -54,13 +54,13 @@ def test_an_address_says_how_a_board_is_reached(text: str, expected: Address) ->
         "a b",
     ],
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(UserError) as caught:
         parse(text)
     assert "tracker://HOST:PORT/KEY" in caught.value.expected
 
 
-def test_an_address_reads_back_as_it_was_written() -> None:
+def test_address_round_trips_through_text() -> None:
     for text in (
         "local",
         "emulator",
@@ -73,7 +73,7 @@ def test_an_address_reads_back_as_it_was_written() -> None:
         assert str(parse(text)) == text
 
 
-def test_boards_have_names() -> None:
+def test_boards_are_resolved_by_name() -> None:
     devices = ("pi3=tracker://lab:9190/pi3", "desk=pi.lan:9090")
     assert resolve("pi3", devices).key == "pi3"
     assert resolve("desk", devices).host == "pi.lan"
@@ -84,7 +84,7 @@ def test_boards_have_names() -> None:
     assert "pi3, desk" in caught.value.expected
 
 
-def test_every_wrong_board_of_the_configuration_is_told() -> None:
+def test_every_invalid_board_of_the_configuration_is_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         resolve("a", ("a=nonsense", "b=pi:9090", "c=pi:99999"))
     assert [fault.split(":")[1].strip() for fault in caught.value.faults] == ["a", "c"]
@@ -92,7 +92,7 @@ def test_every_wrong_board_of_the_configuration_is_told() -> None:
         load_config({"remote": {"devices": ["pi3"]}})
 
 
-def test_targets_stand_on_the_table_of_architectures() -> None:
+def test_targets_use_the_table_of_architectures() -> None:
     assert set(targets.names()) == {"local", "aarch64", "armv7", "qpu"}
     assert targets.load("aarch64").architecture == ARCHITECTURES["arm64"]
     assert targets.load("aarch64").linker("") == "aarch64-linux-gnu-g++"
@@ -105,7 +105,7 @@ def test_targets_stand_on_the_table_of_architectures() -> None:
     assert caught.value.fix == "--target armv7"
 
 
-def test_the_first_difference_is_found_in_the_order_of_memory() -> None:
+def test_first_difference_is_found_in_memory_order() -> None:
     expected = numpy.zeros((4, 5), numpy.float32)
     found = expected.copy()
     found[2, 3], found[3, 0] = 1, 2
@@ -116,7 +116,7 @@ def test_the_first_difference_is_found_in_the_order_of_memory() -> None:
     assert comparing.first_difference(found, expected, relative=0, absolute=2) is None
 
 
-def test_a_missing_value_is_a_difference_and_two_missing_values_are_none() -> None:
+def test_nan_equals_only_nan() -> None:
     expected = numpy.array([1, numpy.nan, 3], numpy.float32)
     assert comparing.first_difference(expected.copy(), expected, relative=0, absolute=0) is None
     found = numpy.array([1, numpy.nan, numpy.nan], numpy.float32)
@@ -125,7 +125,7 @@ def test_a_missing_value_is_a_difference_and_two_missing_values_are_none() -> No
     assert wrong.index == (2,)
 
 
-def test_results_of_another_shape_or_type_are_not_compared() -> None:
+def test_different_shapes_or_types_are_not_compared() -> None:
     ones = numpy.ones(4, numpy.float32)
     for other in (numpy.ones((2, 2), numpy.float32), numpy.ones(4), numpy.ones(1, numpy.float32)):
         with pytest.raises(ValueError, match="expected float32 of shape"):
@@ -138,14 +138,14 @@ def test_empty_results_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "found"),
     [
         ("SIZE = 96", "SIZES = 96", "does not define SIZE"),
         ("def inputs", "def input", "does not define inputs"),
         ("import numpy", "import nump", "kernel.py:2 cannot be read: ModuleNotFoundError: No module named 'nump'"),
         ("SIZE = 96", "SIZE = = 96", "SyntaxError"),
         ("SIZE = 96", "SIZE = 0", "a size of 0"),
-        ("return [random", "return [1 / 0, random", "cannot make its inputs: ZeroDivisionError"),
+        ("return [random", "return [1 / 0, random", "cannot create its inputs: ZeroDivisionError"),
         (
             "return [random.standard_normal(size, dtype=numpy.float32)]",
             "return ['text']",
@@ -154,15 +154,15 @@ def test_empty_results_agree() -> None:
         ("return a * numpy.float32(2)", "return a.no_such_thing", "has a reference that fails: AttributeError"),
     ],
 )
-def test_a_fault_in_a_kernels_file_is_told_with_its_line(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_error_in_a_kernel_file_is_reported_with_its_line(tmp_path: Path, old: str, new: str, found: str) -> None:
     path = write(tmp_path, RIGHT, (old, new))
     with pytest.raises(reporting.Fault) as caught:
         compiling.load(path, 0)
     assert caught.value.kind == "kernel"
-    assert told in caught.value.found
+    assert found in caught.value.found
 
 
-def test_a_kernels_arrays_are_the_same_each_time(tmp_path: Path) -> None:
+def test_arrays_of_a_kernel_are_reproducible(tmp_path: Path) -> None:
     one, two = (compiling.load(write(tmp_path), size) for size in (0, 96))
     assert (one.arrays[0] == two.arrays[0]).all()
     assert one.shape == "float32 96, float32 96"
@@ -172,7 +172,7 @@ def test_a_kernels_arrays_are_the_same_each_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["ad_one", "no/such.py", "pyproject.toml", ""])
-def test_a_kernel_that_is_not_there_is_told(kernel: str) -> None:
+def test_missing_kernel_error_lists_the_known_ones(kernel: str) -> None:
     with pytest.raises(UserError) as caught:
         profiling.kernel_file(kernel)
     assert "add_one, gemm" in caught.value.expected
@@ -181,35 +181,31 @@ def test_a_kernel_that_is_not_there_is_told(kernel: str) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"number": 0}, {"repeat": 0}, {"min_repeat_ms": -1}, {"warm_up": -1}, {"number": -5}]
 )
-def test_a_measurement_of_nothing_is_refused(wrong: dict[str, int]) -> None:
+def test_invalid_timing_options_are_refused(wrong: dict[str, int]) -> None:
     timing = Timing(**{"number": 1, "repeat": 1, "min_repeat_ms": 0, "warm_up": 0, **wrong})
-    with pytest.raises(UserError, match="nothing can be measured"):
+    with pytest.raises(UserError, match="do not allow a measurement"):
         profiling.profile(Config(), kernel="add_one", target="local", timing=timing)
 
 
 @pytest.mark.parametrize(
-    ("target", "device", "told"),
+    ("target", "device", "summary"),
     [
-        ("aarch64", "", "which board?"),
-        ("armv7", "local", "do not reach local"),
-        ("aarch64", "local", "do not reach local"),
-        ("qpu", "tracker://lab:9190/pi", "do not reach tracker"),
-        ("qpu", "emulator", "do not reach emulator"),
-        ("local", "nowhere", "there is no board called 'nowhere'"),
+        ("aarch64", "", "no board selected"),
+        ("armv7", "local", "cannot run on local"),
+        ("aarch64", "local", "cannot run on local"),
+        ("qpu", "tracker://lab:9190/pi", "cannot run on tracker"),
+        ("qpu", "emulator", "cannot run on emulator"),
+        ("local", "nowhere", "there is no board 'nowhere'"),
     ],
 )
-def test_a_board_that_a_target_cannot_reach_is_refused_before_anything_is_done(
-    tmp_path: Path, target: str, device: str, told: str
-) -> None:
+def test_board_of_another_transport_is_refused(tmp_path: Path, target: str, device: str, summary: str) -> None:
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
-    with pytest.raises(UserError, match=re.escape(told)):
+    with pytest.raises(UserError, match=re.escape(summary)):
         profiling.profile(config, kernel="add_one", target=target, device=device)
 
 
-def test_without_a_network_tvm_cannot_be_installed_and_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pip for real, with an index where nobody listens."""
+def test_tvm_installation_without_network_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs pip with an index that is not reachable."""
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -224,7 +220,7 @@ def test_without_a_network_tvm_cannot_be_installed_and_nothing_is_left(
     assert sorted(path.suffix for path in (tmp_path / "build" / "remote").iterdir()) == [".lock", ".log"]
 
 
-def test_the_versions_of_tvm_are_pinned() -> None:
+def test_tvm_versions_are_pinned() -> None:
     assert all("==" in pin for pin in tvm_server.pins())
     assert {pin.split("==")[0] for pin in tvm_server.pins()} >= {"apache-tvm", "apache-tvm-ffi"}
 
@@ -244,27 +240,27 @@ def test_statistics_of_a_profile() -> None:
     assert "note" not in rows
 
 
-def test_every_fault_that_can_be_told_has_its_row() -> None:
-    told = {
+def test_every_reported_fault_is_in_the_table() -> None:
+    reported = {
         kind
         for name in ("rpc_worker.py", "compiling.py", "loader_session.py", "profiling.py")
-        for kind in re.findall(r'(?:Fault|told|_told)\(\s*"([\w-]+)"', (REMOTE / name).read_text())
+        for kind in re.findall(r'(?:Fault|error_of|_error)\(\s*"([\w-]+)"', (REMOTE / name).read_text())
     }
-    assert told >= {"unknown", "silent", "busy", "timed-out", "lost", "linker", "refused", "kernel", "crashed"}
-    assert told <= set(faults.TABLE)
+    assert reported >= {"unknown", "silent", "busy", "timed-out", "lost", "linker", "refused", "kernel", "crashed"}
+    assert reported <= set(faults.TABLE)
     words = {"where": "the board", "limit_s": 7.0, "target": "a machine", "gnu": "its triplet"}
     for kind in faults.TABLE:
-        made = faults.told(kind, "what was seen", **words)
-        assert made.found == "what was seen"
+        made = faults.error_of(kind, "found text", **words)
+        assert made.found == "found text"
         assert "{" not in f"{made.summary}{made.expected}{made.fix}"
     assert {faults.TABLE[kind].error.exit_code for kind in faults.TABLE} == {14, 18, 40, 60, 61, 62, 63, 65}
 
 
-def test_every_answer_of_the_loader_is_an_error_of_its_kind() -> None:
+def test_every_fault_of_the_loader_has_an_error() -> None:
     kinds = set(re.findall(r'Failure\("([\w-]+)"', (REMOTE / "loader" / "loader.cpp").read_text()))
     assert kinds >= {"architecture", "kernel", "load", "memory", "protocol"}
     for kind in kinds | {"busy"}:
-        made = faults.answered(kind, "its words", where="the board", limit_s=1.0)
+        made = faults.loader_error(kind, "its words", where="the board", limit_s=1.0)
         expected = {"busy": InUse, "architecture": PlatformMismatch}.get(kind, UserError)
         assert type(made) is expected
         assert "the board" in made.summary

@@ -1,4 +1,4 @@
-"""The report: everything in one file, nothing claimed that was not measured, text of tests never taken for HTML."""
+"""The report is one file, labels emulation, and escapes the text of the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from device import evidence, report, suite
+from device import report, suite_result
+from device.record import Record
 from toolchain.errors import ChainBroken
 from toolchain.files import sha256_of
 
@@ -88,7 +89,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "without": ["torch"],
         "links": [link("the image was built from the commit of the tests", "a", "b", severity="warning")],
         "results": {"passed": 1, "failed": 0, "errors": 0, "skipped": 1, "seconds": 12.0, "tests": tests},
-        "timing": {"reason": "the timing was not asked for"},
+        "timing": {"reason": "no timing was requested"},
     }
     made.update(changes)
     return made
@@ -112,17 +113,17 @@ class Balance(HTMLParser):
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
-        """Note what was opened."""
+        """Remember the opened element."""
         if tag not in self.VOID:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        """It must be what was opened last."""
+        """Check that the last opened element is closed."""
         if tag not in self.VOID:
             assert self.open.pop() == tag
 
 
-def test_report_is_one_whole_file_without_outside_parts() -> None:
+def test_report_is_one_file_without_external_resources() -> None:
     html = render(document(timing=timing()))
     balance = Balance()
     balance.feed(html)
@@ -133,19 +134,17 @@ def test_report_is_one_whole_file_without_outside_parts() -> None:
     assert "@import" not in html
 
 
-def test_emulation_is_labelled_everywhere() -> None:
+def test_emulation_is_labelled_in_text_and_chart() -> None:
     made = document(timing=timing())
     text = text_of(render(made))
     assert "Emulation: nothing here was measured on hardware" in text
     assert "not measured on hardware" in report.execution_label(made)
-    assert "not measured on hardware" in report.chart(timing(), report.execution_label(made)), (
-        "the picture alone says it"
-    )
+    assert "not measured on hardware" in report.chart(timing(), report.execution_label(made))
     assert "model: the interpreter" in text
     assert "not measured here" in text, "the published times"
 
 
-def test_hardware_and_unverified_are_told_apart() -> None:
+def test_hardware_and_unverified_have_different_labels() -> None:
     device = {**document()["device"], "model": "Raspberry Pi 3 Model B"}
     on_a_pi = document(device={**device, "execution": "hardware", "execution_reason": "the device tree says so"})
     assert "Ran on hardware" in render(on_a_pi)
@@ -154,52 +153,52 @@ def test_hardware_and_unverified_are_told_apart() -> None:
     assert "not counted as measured on hardware" in render(unknown)
 
 
-def test_what_is_missing_is_said_loudly() -> None:
+def test_report_lists_what_is_missing() -> None:
     text = text_of(render(document()))
     assert "Without torch" in text
-    assert "No timing: the timing was not asked for" in text
+    assert "No timing: no timing was requested" in text
     assert "the security pocket was left out" in text
     assert "expected a , found b" in text, "a link of the chain that does not hold"
     assert "Without the updates of trixie-security" in text
     assert "built from fedcba987654 with uncommitted changes" in text
 
 
-def test_a_chain_that_is_broken_is_no_pass() -> None:
-    """All tests passed, on something else than what was built: neither the page nor the summary is green."""
+def test_broken_chain_does_not_pass() -> None:
+    """All tests passed, but the tested files are not the built ones."""
     broken = link("the board loads the tree's libqpu", "cd" * 32, "ef" * 32, severity="error")
     unknown = link("the tree was exported from the commit of the tests", "a", "unknown", severity="warning", holds=None)
     made = document(links=[*document()["links"], broken, unknown])
     html = render(made)
     text = text_of(html)
-    assert "1 tests passed, but not on what was built" in text
-    assert "The chain is broken: what was tested is not what was built" in text
+    assert "1 tests passed, but the tested files are not the built ones" in text
+    assert "The chain is broken: the tested files are not the built ones" in text
     assert f"the board loads the tree's libqpu: expected {'cd' * 6}, found {'ef' * 6}" in text.replace("&#39;", "'")
-    assert "cannot be told" in text
+    assert "commit of the tests: unknown (expected" in text
     assert '<div class="pill bad">not passed</div>' in html
-    assert '<div class="pill good">passed</div>' in render(document()), "a warning alone does not turn it red"
+    assert '<div class="pill good">passed</div>' in render(document()), "a warning does not fail the run"
 
 
-def test_the_summary_warns_of_links_and_fails_by_those_that_count(tmp_path: Path) -> None:
+def test_summary_distinguishes_warnings_and_broken_links(tmp_path: Path) -> None:
     broken = link("the board loads the tree's libqpu", "cd" * 32, "ef" * 32, severity="error")
-    paths = suite.Paths(folder=tmp_path)
-    warned = suite._result(document(), paths, 3.0)
+    paths = suite_result.Paths(folder=tmp_path)
+    warned = suite_result.result_of(document(), paths, 3.0)
     assert warned.ok
     assert "WARNING:  the image was built from the commit of the tests: expected a, found b" in warned.summary()
     assert "WITHOUT:  the updates of trixie-security" in warned.summary()
     assert "BROKEN" not in warned.summary()
-    failed = suite._result(document(links=[broken]), paths, 3.0)
+    failed = suite_result.result_of(document(links=[broken]), paths, 3.0)
     assert not failed.ok
     assert (failed.passed, failed.failed) == (1, 0)
     assert f"BROKEN:   the board loads the tree's libqpu: expected {'cd' * 6}, found {'ef' * 6}" in failed.summary()
-    record = evidence.Record(facts={}, booted={}, tests=(), timing={}, seconds=1.0, whole=True, error=None)
-    fault = suite._failed(failed, record)
+    record = Record(facts={}, booted={}, tests=(), timing={}, seconds=1.0, error=None)
+    fault = suite_result.error_of(failed, record)
     assert isinstance(fault, ChainBroken)
     assert fault.exit_code == 49
     assert "the board loads the tree's libqpu" in fault.found
     assert "./inv export-nfsroot" in fault.fix
 
 
-def test_failures_come_first_with_their_text_escaped() -> None:
+def test_failures_come_first_and_their_text_is_escaped() -> None:
     tests = [
         {"nodeid": "test_a.py::test_good", "outcome": "passed", "seconds": 0.1, "text": ""},
         {"nodeid": "test_z.py::test_bad[<b>]", "outcome": "failed", "seconds": 0.1, "text": "assert '<script>' & 1"},
@@ -212,14 +211,14 @@ def test_failures_come_first_with_their_text_escaped() -> None:
     assert "1 of 2 tests did not pass" in html
 
 
-def test_no_test_at_all_is_no_pass() -> None:
+def test_run_without_tests_does_not_pass() -> None:
     results = {"passed": 0, "failed": 0, "errors": 0, "skipped": 0, "seconds": 0.0, "tests": []}
     html = render(document(results=results))
     assert "No test ran" in html
     assert "not passed" in html
 
 
-def test_wheels_that_are_not_known_are_not_counted() -> None:
+def test_unknown_wheels_are_not_counted() -> None:
     assert "1 wheel in it" in text_of(render(document()))
     text = text_of(render(document(wheels=[], wheels_unknown="it was not built here")))
     assert "wheels in it unknown" in text
@@ -227,18 +226,18 @@ def test_wheels_that_are_not_known_are_not_counted() -> None:
     assert "0 wheels" not in text
 
 
-def test_chart_is_an_image_that_follows_the_readers_colours() -> None:
+def test_chart_uses_the_colours_of_the_page() -> None:
     drawn = report.chart(timing(), "emulation")
     root = ElementTree.fromstring(drawn)  # noqa: S314 - our own
     assert root.tag.endswith("svg")
     for css in ("--ink", "--rule", "--cpu", "--torch", "--qpu"):
         assert f"var({css})" in drawn
-    assert "#0101" not in drawn, "a stand-in colour was not replaced"
-    assert drawn == report.chart(timing(), "emulation"), "the same evidence makes the same file"
+    assert "#0101" not in drawn, "a placeholder colour was not replaced"
+    assert drawn == report.chart(timing(), "emulation"), "the chart is reproducible"
     assert report.chart({"reason": "none"}, "emulation") == ""
 
 
-def test_timing_table_has_a_row_per_width_beside_the_published() -> None:
+def test_timing_table_compares_each_width_with_the_published() -> None:
     rows = report.timing_table(timing())
     assert [row["width"] for row in rows] == list(WIDTHS)
     assert rows[1]["ratio"] == pytest.approx(0.02)
@@ -251,11 +250,11 @@ def test_timing_table_has_a_row_per_width_beside_the_published() -> None:
     ("value", "shown"),
     [(None, "–"), (0.0, "0 µs"), (3e-6, "3 µs"), (0.00123, "1.23 ms"), (0.5, "500 ms"), (1.0, "1 s"), (123.4, "123 s")],
 )
-def test_seconds_get_a_unit_that_suits_them(value: float | None, shown: str) -> None:
+def test_seconds_are_shown_in_a_suitable_unit(value: float | None, shown: str) -> None:
     assert report.seconds(value) == shown
 
 
-def test_qpu_info_is_told_with_reason_and_fixes() -> None:
+def test_qpu_info_is_shown_with_reason_and_fixes() -> None:
     info = {
         "version": "0.1.0",
         "backend": {"name": "interpreter", "reason": "the only one in this build"},
@@ -272,22 +271,22 @@ def test_qpu_info_is_told_with_reason_and_fixes() -> None:
     rows = dict(report.qpu_rows(info))
     assert rows["backend"] == ["interpreter", "the only one in this build"]
     assert rows["device nodes"] == ["/dev/vcio: absent", "/dev/mem: 0640 root, readable"]
-    assert rows["in the way"] == ["KMS drives the GPU → remove dtoverlay=vc4-kms-v3d"]
+    assert rows["obstacles"] == ["KMS drives the GPU → remove dtoverlay=vc4-kms-v3d"]
     html = render(document(device={**document()["device"], "qpu_info": info}))
     assert "no Raspberry Pi" in html
 
 
-def test_report_states_the_hash_of_its_evidence(tmp_path: Path) -> None:
+def test_report_contains_the_hash_of_its_evidence(tmp_path: Path) -> None:
     path = tmp_path / "evidence.json"
     path.write_text(json.dumps(document()))
     report.write(document(), tmp_path / "index.html", evidence_file=path)
     assert sha256_of(path) in (tmp_path / "index.html").read_text()
 
 
-def test_junit_says_what_it_ran_on(tmp_path: Path) -> None:
+def test_junit_properties_name_the_machine(tmp_path: Path) -> None:
     path = tmp_path / "junit.xml"
     path.write_text('<testsuites><testsuite name="device" tests="1"><testcase name="a"/></testsuite></testsuites>')
-    suite.label_junit(path, document())
+    suite_result.label_junit(path, document())
     found = {item.get("name"): item.get("value") for item in ElementTree.parse(path).iter("property")}  # noqa: S314
     assert found["execution"] == "emulation"
     assert found["without"] == "torch"

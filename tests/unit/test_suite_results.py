@@ -1,4 +1,4 @@
-"""The results of the device suite: one run at a time writes them, and they change places together or not at all."""
+"""The results of the device suite: only one run writes them, and they are replaced together or not at all."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from device import suite
+from device.suite_result import Paths
 from nfsroot.layout import Layout, identity_of, write_marker
 from toolchain import files, process
 from toolchain.config import ROOT, Config, load_config
@@ -27,7 +28,7 @@ RUN = """
 import json, signal, sys
 from device import suite
 from toolchain.config import load_config
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the shell put us in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background processes
 suite.test_on_pi(load_config(json.loads(sys.argv[1])), host=sys.argv[2])
 """
 
@@ -38,7 +39,7 @@ def settings(folder: Path) -> dict[str, dict[str, str]]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """An export, as far as a board that is up needs one."""
+    """The parts of an export that a run on a board needs."""
     made = load_config(settings(tmp_path))
     layout = Layout.of(made)
     layout.tree.mkdir(parents=True)
@@ -51,9 +52,9 @@ def config(tmp_path: Path) -> Config:
 
 
 @pytest.fixture
-def paths(config: Config) -> suite.Paths:
-    """The report, with the results of an earlier run."""
-    made = suite.Paths(folder=config.target_root / "report")
+def paths(config: Config) -> Paths:
+    """A report folder with the results of an earlier run."""
+    made = Paths(folder=config.target_root / "report")
     made.folder.mkdir(parents=True)
     for path in made.results:
         path.write_text("earlier")
@@ -61,8 +62,8 @@ def paths(config: Config) -> suite.Paths:
 
 
 @pytest.fixture
-def running(config: Config, paths: suite.Paths, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A run that waits for its board."""
+def running(config: Config, paths: Paths, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run that is waiting for its board."""
     argv = [sys.executable, "-c", RUN, json.dumps(settings(tmp_path)), NOBODY]
     started = subprocess.Popen(argv, cwd=ROOT, start_new_session=True)
     try:
@@ -77,55 +78,55 @@ def running(config: Config, paths: suite.Paths, tmp_path: Path) -> Iterator[subp
         started.wait()
 
 
-def test_a_second_run_is_refused_and_one_that_is_interrupted_leaves_the_results_whole(
-    config: Config, paths: suite.Paths, running: subprocess.Popen[bytes]
+def test_only_one_run_and_an_interrupted_one_keeps_the_results(
+    config: Config, paths: Paths, running: subprocess.Popen[bytes]
 ) -> None:
     environment = paths.environment.stat().st_mtime_ns
     with pytest.raises(InUse) as caught:
         suite.test_on_pi(config, host=NOBODY)
     assert caught.value.exit_code == 29
     assert str(paths.lock) in caught.value.expected
-    assert paths.environment.stat().st_mtime_ns == environment, "nothing of the first run was touched"
+    assert paths.environment.stat().st_mtime_ns == environment, "the second run changed a file of the first"
     assert running.poll() is None
     os.kill(running.pid, signal.SIGINT)
     assert running.wait(60) != 0
     assert [path.read_text() for path in paths.results] == ["earlier"] * 3
-    assert not paths.aside.folder.exists()
+    assert not paths.staging.folder.exists()
 
 
-def test_a_run_without_a_board_leaves_the_results_whole(config: Config, paths: suite.Paths) -> None:
-    paths.aside.folder.mkdir()
-    paths.aside.junit.write_text("left by a run that was killed")
+def test_unreachable_board_keeps_the_earlier_results(config: Config, paths: Paths) -> None:
+    paths.staging.folder.mkdir()
+    paths.staging.junit.write_text("left by a killed run")
     with pytest.raises(BoardSilent):
         suite.test_on_pi(replace(config, device=replace(config.device, boot_timeout_s=2.0)), host=NOBODY)
     assert [path.read_text() for path in paths.results] == ["earlier"] * 3
-    assert not paths.aside.folder.exists()
+    assert not paths.staging.folder.exists()
 
 
 @pytest.mark.parametrize("made", [("junit", "evidence", "report"), ("evidence", "report")])
-def test_the_results_change_places_together(paths: suite.Paths, made: tuple[str, ...]) -> None:
-    """What a run did not make is not left of the one before."""
-    paths.aside.folder.mkdir()
+def test_results_are_replaced_together(paths: Paths, made: tuple[str, ...]) -> None:
+    """A result that the run did not produce is removed."""
+    paths.staging.folder.mkdir()
     for name in made:
-        getattr(paths.aside, name).write_text("new")
-    suite._swap_in(paths)
+        getattr(paths.staging, name).write_text("new")
+    suite._replace_results(paths)
     assert {path.read_text() for path in paths.results if path.exists()} == {"new"}
     assert [path for path in paths.results if path.exists()] == [getattr(paths, name) for name in made]
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_old_and_new_results_are_never_side_by_side(
-    paths: suite.Paths, monkeypatch: pytest.MonkeyPatch, steps: int
+def test_power_failure_never_mixes_old_and_new_results(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    """The power fails after so many steps."""
-    paths.aside.folder.mkdir()
-    for path in paths.aside.results:
+    """The power fails after ``steps`` file operations."""
+    paths.staging.folder.mkdir()
+    for path in paths.staging.results:
         path.write_text("new")
-    left = iter(range(steps))
+    remaining = iter(range(steps))
 
     def stopping(act: object) -> object:
         def step(*places: Path) -> None:
-            if next(left, None) is None:
+            if next(remaining, None) is None:
                 raise SystemExit
             act(*places)  # type: ignore[operator]
 
@@ -135,7 +136,7 @@ def test_old_and_new_results_are_never_side_by_side(
     monkeypatch.setattr(files, "remove", stopping(files.remove))
     if steps < 5:
         with pytest.raises(SystemExit):
-            suite._swap_in(paths)
+            suite._replace_results(paths)
     else:
-        suite._swap_in(paths)
+        suite._replace_results(paths)
     assert len({path.read_text() for path in paths.results if path.exists()}) == 1

@@ -1,1 +1,1 @@
-"""Kernels that come with the project; each file is one, as docs/remote.md describes."""
+"""The kernels of the project, one per file; docs/remote.md describes the format."""

@@ -1,4 +1,4 @@
-// Adds 1 to each of n floats, on all twelve QPUs: each takes 16 floats in turn.
+// Adds 1 to each of n floats on all twelve QPUs. Each QPU processes every twelfth vector of 16 floats.
 #include "kernel.hpp"
 
 #include <QPULib.h>

@@ -8,13 +8,13 @@ import numpy
 
 SIZE = 1024
 TOLERANCE = (0.0, 0.0)
-"""Relative and absolute. The sum is exact to the last bit wherever float32 rounds to nearest."""
+"""Relative and absolute. The sum is exact on every machine that rounds float32 to nearest."""
 QPU_TOLERANCE = (2.0**-22, 0.0)
-"""A QPU rounds towards zero: one unit in the last place."""
+"""One unit in the last place, because a QPU rounds towards zero."""
 
 
 def module(size: int) -> Any:
-    """The kernel: a function (a, b) that writes a + 1 to b."""
+    """A function (a, b) that writes a + 1 to b."""
     import tvm
     from tvm import te
 
@@ -29,7 +29,7 @@ def inputs(size: int, random: numpy.random.Generator) -> list[Any]:
 
 
 def reference(a: Any) -> Any:
-    """What numpy computes."""
+    """The result of numpy."""
     return a + numpy.float32(1)
 
 

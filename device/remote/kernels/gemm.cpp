@@ -1,4 +1,4 @@
-// The product of two matrices, by libqpu's kernel library.
+// The product of two matrices, computed by libqpu's kernel library.
 #include "kernel.hpp"
 
 #include <qpu/kernels.h>

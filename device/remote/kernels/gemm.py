@@ -1,6 +1,6 @@
-"""The product of two square matrices of SIZE rows, by blocks that stay in the caches.
+"""The product of two square matrices of SIZE rows, computed in blocks that fit into the caches.
 
-One thread, so that figures of boards compare by core.
+It uses one thread, so the figures of different boards can be compared per core.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEPTH = 4
 
 
 def module(size: int) -> Any:
-    """The kernel: a function (a, b, c) that writes the product to c."""
+    """A function (a, b, c) that writes the product of a and b to c."""
     import tvm
     from tvm import s_tir, te
 
@@ -31,7 +31,7 @@ def module(size: int) -> Any:
     schedule = s_tir.Schedule(tvm.IRModule({"gemm": plain}))
     block = schedule.get_sblock("c", "gemm")
     i, j, k = schedule.get_loops(block)
-    # A size that BLOCK does not divide gets smaller blocks: a remainder would put a condition into the inner loop.
+    # A size that is not a multiple of BLOCK gets smaller blocks: a remainder would add a condition to the inner loop.
     side, depth = math.gcd(size, BLOCK), math.gcd(size, DEPTH)
     i_outer, i_inner = schedule.split(i, [None, side])
     j_outer, j_inner = schedule.split(j, [None, side])
@@ -48,7 +48,7 @@ def inputs(size: int, random: numpy.random.Generator) -> list[Any]:
 
 
 def reference(a: Any, b: Any) -> Any:
-    """The product in double precision, rounded once."""
+    """The product in double precision, rounded once to float32."""
     return (a.astype(numpy.float64) @ b.astype(numpy.float64)).astype(numpy.float32)
 
 

@@ -1,0 +1,181 @@
+"""The chain from the source code to the board: checks that the board ran the files that were built."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import re
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from device.record import Record
+from nfsroot.layout import Layout
+from nfsroot.tree import inside
+from toolchain import checkout, files
+from toolchain.config import Config
+from toolchain.errors import ArtefactDamaged, ArtefactMissing
+from toolchain.manifest import Artefact, Manifest
+
+LAYERS = {"libqpu": "libqpu", "qpu-ops": "QPU extension"}
+"""The steps whose layers are compared with the tree file by file, and their descriptions."""
+
+
+def check(
+    config: Config,
+    record: Record,
+    export: Manifest | None,
+    steps: Sequence[Manifest],
+    *,
+    source: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Check each link between the built files and the board: commit → image → export → tree → board.
+
+    Three cases are legitimate and do not break the chain: tests from a commit that has not been built, a pulled image
+    on a machine that also built one, and layers that were deployed to the tree of an older image.
+    """
+    tree = Layout.of(config).tree
+    facts: Mapping[str, Any] = export.facts if export is not None else {}
+    checked: list[dict[str, Any]] = []
+
+    def link(name: str, expected: str, found: str, *, holds: bool | None, severity: str = "error") -> None:
+        checked.append({"name": name, "expected": expected, "found": found, "holds": holds, "severity": severity})
+
+    def equal(name: str, expected: str, found: str, *, severity: str = "error") -> None:
+        link(name, expected, found, holds=expected == found, severity=severity)
+
+    if export is not None:
+        for name, origin in (
+            ("the image was built from the commit of the tests", image_source(export, steps)),
+            ("the tree was exported from the commit of the tests", export.source),
+        ):
+            holds = checkout.same(source, origin)
+            expected, found = checkout.described(source), checkout.described(origin)
+            if holds is False and expected == found:
+                found += ", possibly different ones"
+            link(name, expected, found, holds=holds, severity="warning")
+    built, exported = _image_built(steps), str(facts.get("image_id", ""))
+    deployed = {str(item["layer"]) for item in facts.get("deployed", ())}
+    if built and exported:
+        built_since = facts.get("built_image") != built
+        severity = "error" if built_since and not deployed else "warning"
+        equal("the exported tree is from the last built image", built, exported, severity=severity)
+    for step, title in LAYERS.items():
+        layer = _layer(steps, step)
+        ours = exported in (built, facts.get("built_image"))
+        if layer is not None and exported and (ours or layer.path.name in deployed):
+            found, holds = _compare_layer(tree, layer)
+            link(f"the tree contains the {title} that was built last", layer.sha256, found, holds=holds)
+    libqpu = record.facts.get("libqpu", {})
+    if libqpu:
+        in_tree = tree / str(libqpu["path"]).lstrip("/")
+        name = "the board loads the tree's libqpu"
+        try:
+            expected = files.sha256_of(in_tree) if in_tree.is_file() else f"no {in_tree}"
+        except PermissionError:
+            link(name, f"{in_tree}, which only root may read", libqpu["sha256"], holds=None)
+        else:
+            equal(name, expected, libqpu["sha256"])
+    for name, digest in record.facts.get("records", {}).items():
+        if found := _record_in_tree(tree, name):
+            equal(f"the board imports the tree's {name}", found, digest)
+    root = record.facts.get("root", "")
+    if " nfs" in root:
+        # A server may export the tree under a different path. Its contents are compared above.
+        path = root.split()[0].partition(":")[2]
+        equal("the board's root is the exported tree", str(tree), path, severity="warning")
+    return checked
+
+
+def broken_links(document: Mapping[str, Any], severity: str) -> list[str]:
+    """One line for each link of a severity that does not hold."""
+    return [
+        f"{link['name']}: expected {_short(link['expected'])}, found {_short(link['found'])}"
+        for link in document["links"]
+        if link["holds"] is False and link["severity"] == severity
+    ]
+
+
+def _short(text: str) -> str:
+    """Shorten hashes and commits to their first twelve digits."""
+    return re.sub(r"\b(?:sha256:)?([0-9a-f]{12})[0-9a-f]{28,52}\b", r"\1", text)
+
+
+def _last_manifest(steps: Sequence[Manifest], name: str) -> Manifest | None:
+    return next((step for step in reversed(steps) if step.step == name), None)
+
+
+def _image_built(steps: Sequence[Manifest]) -> str:
+    """The id of the last image that was built here; empty if there is none."""
+    system = _last_manifest(steps, "system")
+    return str(system.facts.get("image", "")) if system is not None else ""
+
+
+def image_source(export: Manifest, steps: Sequence[Manifest]) -> Mapping[str, Any]:
+    """The commit that the exported image was built from, from the manifest of the export or of the build."""
+    if recorded := export.facts.get("image_source"):
+        return dict(recorded)
+    system = _last_manifest(steps, "system")
+    return system.source if system is not None and system.facts.get("image") == export.facts.get("image_id") else {}
+
+
+def _layer(steps: Sequence[Manifest], name: str) -> Artefact | None:
+    """The last layer that a step produced; None if there is none."""
+    step = _last_manifest(steps, name)
+    layers = [item for item in step.artefacts if item.path.suffix == ".tar"] if step is not None else []
+    return layers[0] if layers else None
+
+
+def _compare_layer(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
+    """Compare a layer with the tree.
+
+    Returns its SHA-256 and True if the tree contains all of it, else the differing paths and False. If they cannot be
+    compared, it returns the reason and None.
+    """
+    try:
+        layer.verify()
+        different = _different_paths(tree, layer.path)
+    except (ArtefactMissing, ArtefactDamaged) as fault:
+        return f"nothing to compare with: {fault.summary}", None
+    except (OSError, tarfile.TarError) as fault:
+        return f"cannot be compared: {fault}", None
+    if not different:
+        return layer.sha256, True
+    more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+    return f"a different {', '.join(different[:3])}{more}", False
+
+
+def _different_paths(tree: Path, layer: Path) -> list[str]:
+    """The files and links of a layer that are missing from the tree or differ from it.
+
+    Byte code is ignored: Python checks it against its source, and a board that runs from the tree may write it.
+    """
+    different = []
+    with tarfile.open(layer, "r:") as archive:
+        for member in archive:
+            path = posixpath.normpath(member.name).lstrip("/")
+            place = inside(tree, path)
+            if member.issym():
+                same = place.is_symlink() and place.readlink() == Path(member.linkname)
+            elif member.isfile() and not path.endswith(".pyc"):
+                stream = archive.extractfile(member)
+                content = hashlib.sha256(stream.read() if stream else b"").hexdigest()
+                same = place.is_file() and not place.is_symlink() and files.sha256_of(place) == content
+            else:
+                same = True
+            if not same:
+                different.append(f"/{path}")
+    return different
+
+
+def _record_in_tree(tree: Path, name: str) -> str:
+    wanted = name.replace("-", "_").lower()
+    for pattern in ("usr/lib/python3*/dist-packages", "usr/local/lib/python3*/dist-packages", "opt/*/lib/python3*/*"):
+        for folder in tree.glob(pattern):
+            for record in folder.glob("*.dist-info/RECORD"):
+                if record.parent.name.rpartition("-")[0].lower() == wanted or record.parent.name.lower().startswith(
+                    f"{wanted}-"
+                ):
+                    return hashlib.sha256(record.read_text().encode()).hexdigest()
+    return ""

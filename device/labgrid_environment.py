@@ -1,0 +1,140 @@
+"""The labgrid environment of a run: the board, its drivers and the options of the suite, written as YAML."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from device.suite_result import Paths
+from nfsroot import access, bare_system
+from nfsroot.layout import Layout, require_export
+from nfsroot.qemu import HOST_SEEN_FROM_GUEST
+from toolchain import files, process, progress
+from toolchain.addresses import server_address, subnet_of
+from toolchain.config import Config
+from toolchain.errors import ArtefactMissing
+
+SUITE_LIMIT_S = 5400.0
+"""The limit for the tests on the board. Emulation on a busy host can take a hundred times as long as a Pi."""
+
+TIMING_BUDGET_S = 120.0
+"""The time budget of timing.py, which skips the widths that do not fit and lists them."""
+
+LOGIN_LIMIT_S = 300.0
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent / "templates"),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    autoescape=False,  # noqa: S701 - YAML; the values are written as JSON
+)
+
+
+def prepare(
+    config: Config, paths: Paths, *, host: str | None, chroot: bool, timing: bool, suite: Path | None = None
+) -> None:
+    """Write labgrid's environment for this run, and export the bare system if the tree is entered from it.
+
+    Raises ArtefactMissing without an exported tree, RootNeeded if the tree has to be served, and the export's errors.
+    """
+    command = "./inv test-on-pi" + (f" --host={host}" if host else "") + (" --chroot" if chroot else "")
+    served = host is None
+    if served:
+        process.require_root("to serve the exported tree to the virtual machine", command)
+    layout = Layout.of(config)
+    values: dict[str, Any] = {
+        "tree": "",
+        "architecture": config.image.architecture,
+        "machine": None,
+        "server_address": "127.0.0.1",
+        "server_port": 0,
+        "server_clients": ["127.0.0.1"],
+        "server_log": str(paths.folder / "nfs-server.log"),
+        "second_folder": "",
+        "login_timeout_s": min(config.device.boot_timeout_s, LOGIN_LIMIT_S),
+        "key": "",
+        "known_hosts": "",
+    }
+    options: dict[str, Any] = {
+        "record": str(paths.record),
+        "log": str(paths.log),
+        "suite_limit_s": SUITE_LIMIT_S,
+        "timing_limit_s": 5 * TIMING_BUDGET_S if timing else 0.0,
+        "timing": [f"--budget-s={TIMING_BUDGET_S:g}"],
+    }
+    if suite is not None:
+        options["suite"] = str(suite.resolve())
+    require_export(layout)
+    values["tree"] = str(layout.tree)
+    booted = layout
+    if host is None and chroot:
+        booted = _bare_system(config)
+        values["second_folder"] = str(booted.tree) if booted != layout else ""
+    if host is None or not chroot:
+        values["key"] = str(booted.client_key)
+        values["known_hosts"] = str(access.pin(booted.known_hosts, paths.folder / "known_hosts"))
+    if host is None:
+        values["machine"] = {
+            "console": str(paths.console),
+            "init": config.device.init,
+            "memory_mib": config.device.memory_mib,
+            "cpus": config.device.cpus,
+            "boot_timeout_s": config.device.boot_timeout_s,
+            "extra_arguments": "",
+        }
+        options["private_network"] = True
+        user, address, port = "root", "127.0.0.1", 22
+        if chroot:
+            options |= {"chroot": "served", "chroot_address": HOST_SEEN_FROM_GUEST}
+    else:
+        user, address, port = access.parse_host(host)
+        if chroot:
+            this_host = server_address(config)
+            if _accepts_connections(this_host, config.nfs.port):
+                progress.say(f"    using the NFS server that is running on {this_host}:{config.nfs.port}")
+                options["chroot"] = f"{this_host}:{layout.tree}"
+                options["chroot_port"] = config.nfs.port
+            else:
+                process.require_root("to serve the exported tree to the board", command)
+                served = True
+                values |= {
+                    "server_address": this_host,
+                    "server_port": config.nfs.port,
+                    "server_clients": [str(subnet_of(config)), *_addresses(address)],
+                }
+                options |= {"chroot": "served", "chroot_address": this_host}
+    text = _TEMPLATES.get_template("environment.yaml.j2").render(
+        **values, served=served, user=user, address=address, port=port, options=options
+    )
+    files.write_text_atomically(paths.environment, text)
+
+
+def _bare_system(config: Config) -> Layout:
+    """The system that the virtual machine boots to enter the tree. Without its image it is the exported tree itself."""
+    try:
+        return bare_system.ready(config)
+    except ArtefactMissing as fault:
+        progress.warn(
+            f"{fault.summary}: booting the exported tree and entering it from there instead (./inv build-image "
+            "builds the image)"
+        )
+        return Layout.of(config)
+
+
+def _accepts_connections(address: str, port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(2)
+        return client.connect_ex((address, port)) == 0
+
+
+def _addresses(host: str) -> list[str]:
+    """The IPv4 addresses of a host; none if the name cannot be resolved here (ssh may define it)."""
+    try:
+        return sorted({str(item[4][0]) for item in socket.getaddrinfo(host, None, socket.AF_INET)})
+    except OSError:
+        return []

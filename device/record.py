@@ -1,0 +1,106 @@
+"""The record of a run on a board: the lines that the board sent, read from a file, and the results of the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BOARD_LOST = "not run: the connection to the board ended earlier"
+PYTEST_ENDED = "not run: pytest ended earlier"
+"""The reasons why a collected test has no result."""
+
+_ABSENT = re.compile(r"the image is built without (.+)")
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test of the suite.
+
+    ``outcome`` is passed, failed, error or skipped; ``text`` is the reason if it did not pass.
+    """
+
+    nodeid: str
+    outcome: str
+    seconds: float
+    text: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name without the file."""
+        return self.nodeid.partition("::")[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The lines that the board sent during a run. ``error`` is an error of the run itself."""
+
+    facts: Mapping[str, Any]
+    booted: Mapping[str, Any]
+    tests: tuple[Test, ...]
+    timing: Mapping[str, Any]
+    seconds: float
+    error: Mapping[str, Any] | None
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """Read a record. An incomplete last line is ignored."""
+        others: dict[str, dict[str, Any]] = {}
+        tests: dict[str, Test] = {}
+        collected: list[str] = []
+        for event in _events(path):
+            kind = event.pop("pitorch")
+            if kind == "result":
+                tests[event["nodeid"]] = Test(event["nodeid"], event["outcome"], event["seconds"], event["text"])
+            elif kind == "collected":
+                collected = event["nodeids"]
+            else:
+                others[kind] = event
+        not_run = PYTEST_ENDED if "end" in others else BOARD_LOST
+        for nodeid in collected:
+            tests.setdefault(nodeid, Test(nodeid, "error", 0.0, not_run))
+        return cls(
+            facts=others.get("facts", {}),
+            booted=others.get("booted", {}),
+            tests=tuple(tests.values()),
+            timing=others.get("timing", {}).get("document", {"reason": "no timing was requested"}),
+            seconds=others.get("end", {}).get("seconds", 0.0),
+            error=others.get("error"),
+        )
+
+
+def _events(path: Path) -> Iterable[dict[str, Any]]:
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and "pitorch" in event:
+                yield event
+
+
+def count(tests: Sequence[Test]) -> dict[str, int]:
+    """The number of tests by outcome."""
+    ended = [test.outcome for test in tests]
+    return {
+        "passed": ended.count("passed"),
+        "failed": ended.count("failed"),
+        "errors": ended.count("error"),
+        "skipped": ended.count("skipped"),
+    }
+
+
+def missing_components(tests: Sequence[Test]) -> list[str]:
+    """The components that are missing from the image, according to the skipped tests."""
+    absent: dict[str, None] = {}
+    for test in tests:
+        if test.outcome == "skipped" and (found := _ABSENT.search(test.text)):
+            for part in re.split(r" and |, ", found[1].partition(":")[0]):
+                absent[part.strip()] = None
+    return sorted(absent)

@@ -1,0 +1,183 @@
+"""The files and the result of a run of the device suite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from device import chain, report
+from device.record import Record
+from toolchain import files
+from toolchain.errors import ChainBroken, DeviceTestsFailed, UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteResult:
+    """The result of a run. ``seconds`` includes the boot; ``execution`` is defined in ``device.evidence``."""
+
+    passed: int
+    failed: int
+    errors: int
+    skipped: int
+    seconds: float
+    execution: str
+    label: str
+    without: tuple[str, ...]
+    left_out: tuple[str, ...]
+    """Pockets that are missing from the image because their index could not be verified."""
+    broken: tuple[str, ...]
+    """Links of the chain that do not hold: the tested files are not the built ones."""
+    warnings: tuple[str, ...]
+    """Links that do not hold, possibly on purpose."""
+    junit: Path
+    evidence: Path
+    report: Path
+
+    @property
+    def ok(self) -> bool:
+        """Whether a test ran, no test failed, and the tested files are the built ones."""
+        return self.passed > 0 and not self.failed and not self.errors and not self.broken
+
+    def summary(self) -> str:
+        """The text that the task prints."""
+        counts = f"{self.passed} passed, {self.failed} failed, {self.errors} errors, {self.skipped} skipped"
+        lines = [f"device suite: {counts} in {self.seconds:.0f} s", f"    ran on:   {self.label}"]
+        if self.without:
+            lines.append(f"    WITHOUT:  {', '.join(self.without)} (not in the image, so not tested)")
+        if self.left_out:
+            lines.append(f"    WITHOUT:  the updates of {', '.join(self.left_out)} (index not verified at the build)")
+        lines += [f"    BROKEN:   {text}" for text in self.broken]
+        lines += [f"    WARNING:  {text}" for text in self.warnings]
+        lines += [f"    report:   {self.report}", f"    evidence: {self.evidence}", f"    JUnit:    {self.junit}"]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """The files that a run writes."""
+
+    folder: Path
+
+    @property
+    def junit(self) -> Path:
+        """The results as JUnit XML."""
+        return self.folder / "junit.xml"
+
+    @property
+    def evidence(self) -> Path:
+        """The evidence file."""
+        return self.folder / "evidence.json"
+
+    @property
+    def report(self) -> Path:
+        """The HTML report."""
+        return self.folder / "index.html"
+
+    @property
+    def console(self) -> Path:
+        """The serial console of the virtual machine."""
+        return self.folder / "console.log"
+
+    @property
+    def log(self) -> Path:
+        """The output of the suite on the board."""
+        return self.folder / "suite.log"
+
+    @property
+    def record(self) -> Path:
+        """The lines that the board sent."""
+        return self.folder / "record.jsonl"
+
+    @property
+    def environment(self) -> Path:
+        """The labgrid environment that describes the board."""
+        return self.folder / "environment.yaml"
+
+    @property
+    def lock(self) -> Path:
+        """The lock that a run holds."""
+        return self.folder / ".lock"
+
+    @property
+    def staging(self) -> Paths:
+        """The folder for the results of a run in progress."""
+        return Paths(folder=self.folder / ".results")
+
+    @property
+    def results(self) -> tuple[Path, ...]:
+        """The files that are replaced together."""
+        return self.junit, self.evidence, self.report
+
+
+def label_junit(path: Path, document: Mapping[str, Any]) -> None:
+    """Add the machine and the chain to the JUnit file as properties."""
+    if not path.is_file():
+        return
+    tree = ElementTree.parse(path)  # noqa: S314 - written by our own pytest
+    for suite in tree.getroot().iter("testsuite"):
+        properties = suite.find("properties")
+        if properties is None:
+            properties = ElementTree.Element("properties")
+            suite.insert(0, properties)
+        for name, value in (
+            ("execution", document["device"]["execution"]),
+            ("execution_label", report.execution_label(document)),
+            ("through", document["device"]["through"]),
+            ("model", document["device"].get("model", "")),
+            ("kernel", document["device"].get("kernel", "")),
+            ("commit", document["source"]["commit"]),
+            ("image_id", document["image"]["id"]),
+            ("rootfs_sha256", document["rootfs"]["sha256"]),
+            ("without", ", ".join(document["without"])),
+            ("left_out", ", ".join(document["image"]["left_out"])),
+            ("image_commit", document["image"]["source"].get("commit", "")),
+            ("broken", "; ".join(chain.broken_links(document, "error"))),
+        ):
+            ElementTree.SubElement(properties, "property", name=name, value=str(value))
+    with files.replacing(path) as staged:
+        tree.write(staged, encoding="utf-8", xml_declaration=True)
+
+
+def result_of(document: Mapping[str, Any], paths: Paths, seconds: float) -> SuiteResult:
+    """The result of a run from its evidence."""
+    counted = document["results"]
+    return SuiteResult(
+        passed=counted["passed"],
+        failed=counted["failed"],
+        errors=counted["errors"],
+        skipped=counted["skipped"],
+        seconds=seconds,
+        execution=document["device"]["execution"],
+        label=report.execution_label(document),
+        without=tuple(document["without"]),
+        left_out=tuple(document["image"]["left_out"]),
+        broken=tuple(chain.broken_links(document, "error")),
+        warnings=tuple(chain.broken_links(document, "warning")),
+        junit=paths.junit,
+        evidence=paths.evidence,
+        report=paths.report,
+    )
+
+
+def error_of(result: SuiteResult, record: Record) -> UserError:
+    """The error for a run that did not pass."""
+    bad = [test for test in record.tests if test.outcome in ("failed", "error")]
+    if result.broken and result.passed and not bad:
+        return ChainBroken(
+            f"{result.passed} tests passed, but the tested files are not the built ones",
+            expected="a board that runs the exported tree, and a tree with the files that were built last",
+            found="; ".join(result.broken),
+            fix="run ./inv export-nfsroot (after ./inv build-image) or ./inv deploy, restart the board and test "
+            f"again; {result.report} lists every link",
+        )
+    named = ", ".join(test.nodeid for test in bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+    counts = f"{result.passed} passed, {result.failed} failed, {result.errors} errors, {result.skipped} skipped"
+    return DeviceTestsFailed(
+        "the device suite did not pass" if bad else "no test of the device suite ran",
+        expected="every test to pass, or to be skipped for a stated reason",
+        found=f"{counts}" + (f": {named}" if named else ""),
+        fix=f"open {result.report}, which contains the text of each failure",
+    )
