@@ -223,9 +223,9 @@ def test_processes_killed_by_the_kernel_are_reported(
 ) -> None:
     """A process of another container with little memory represents a compiler that prints nothing."""
     builder.home.mkdir(parents=True)
-    with pytest.raises(CommandFailed) as caught:
+    with pytest.raises(CommandFailed) as failed:
         builder.run(["sh", "-c", "exit 1"])
-    assert caught.value.found == "exit status 1"
+    assert failed.value.found == "exit status 1"
     # It waits until the step runs, and the step waits until it has been killed.
     hungry = "until [ -e /at/step ]; do sleep 0.1; done; python3 -c 'bytearray(1 << 30)'; echo $? >/at/end; exit 137"
     binds = [f"{builder.home}:/at:rw"]

@@ -173,7 +173,7 @@ def test_all_faults_are_told_at_once() -> None:
         load_config(tree, environment={"INVOKE_IMAGE_SUIT": "sid"})
     assert len(caught.value.faults) == 6
     text = str(caught.value)
-    assert text.startswith("the configuration has 6 faults:\n")
+    assert text.startswith("the configuration has 6 errors:\n")
     for word in ("image.suite", "did you mean 'flavour'?", "build.jobs", "zoo", "nfs", "INVOKE_IMAGE_SUIT"):
         assert word in text
     assert "fix:" in text
@@ -421,7 +421,7 @@ def test_faults_of_file_and_variables_end_the_task_with_their_own_exit_code_and_
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     for words in (
-        "the configuration has 6 faults",
+        "the configuration has 6 errors",
         "INVOKE_NFS_PROT: no such setting; did you mean 'INVOKE_NFS_PORT'?",
         "registri: no such section; did you mean 'registry'?",
         "image.suite: expected one of trixie, bookworm, found 'sid'",

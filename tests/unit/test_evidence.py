@@ -224,7 +224,7 @@ def test_different_root_path_is_only_a_warning(chain: Chain) -> None:
 def test_link_of_a_deleted_layer_is_unknown(chain: Chain) -> None:
     (chain.root / "libqpu.tar").unlink()
     assert chain.links()[LIBQPU_IN_TREE]["holds"] is None
-    assert "is gone" in chain.links()[LIBQPU_IN_TREE]["found"]
+    assert "is missing" in chain.links()[LIBQPU_IN_TREE]["found"]
     assert chain.broken() == []
 
 
