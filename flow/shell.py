@@ -20,7 +20,7 @@ from engine.proxies import build_environment
 from images.native import Mounts
 from toolchain.architecture import Architecture
 from toolchain.errors import ArtefactMissing
-from toolchain.process import require_program, signals_put_off
+from toolchain.process import deferred_signals, require_program
 
 WORK = "/root/work"
 
@@ -102,12 +102,12 @@ def open_shell(
     )
     started: list[subprocess.Popen[bytes]] = []
     try:
-        with signals_put_off():
+        with deferred_signals():
             stdin = None if interactive or not command else subprocess.DEVNULL
             started.append(subprocess.Popen(argv, stdin=stdin, env={**os.environ, **environment(compiler)}))
         return started[0].wait()
     finally:
-        with signals_put_off():
+        with deferred_signals():
             _end(argv[0], name, started)
 
 

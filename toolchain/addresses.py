@@ -1,4 +1,4 @@
-"""Which address of this PC a board reaches it at."""
+"""The address at which boards reach this PC."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from toolchain.errors import NetworkUnreachable
 
 
 def subnet_of(config: Config) -> ipaddress.IPv4Network:
-    """The board's subnet. Raises NetworkUnreachable when ``nfs.subnet`` is not one."""
+    """The board's subnet. Raises NetworkUnreachable if ``nfs.subnet`` is not valid."""
     try:
         return ipaddress.IPv4Network(config.nfs.subnet, strict=False)
     except ValueError as fault:
         raise NetworkUnreachable(
-            "nfs.subnet is not an IPv4 subnet", expected="such as 192.168.77.0/24", found=str(fault), fix="correct it"
+            "nfs.subnet is not an IPv4 subnet",
+            expected="such as 192.168.77.0/24",
+            found=str(fault),
+            fix="correct it",
         ) from fault
 
 
 def own_addresses() -> dict[ipaddress.IPv4Address, str]:
-    """This machine's IPv4 addresses, each with its interface."""
+    """This machine's IPv4 addresses, with their interfaces."""
     listed = json.loads(process.output_of(["ip", "-j", "-4", "address", "show"]) or "[]")
     return {
         ipaddress.IPv4Address(item["local"]): link["ifname"]
@@ -33,9 +36,9 @@ def own_addresses() -> dict[ipaddress.IPv4Address, str]:
 
 
 def server_address(config: Config) -> str:
-    """``nfs.address``; else this machine's address in the board's subnet, else the one on the way there.
+    """``nfs.address``, else this machine's address in the board's subnet, else the source address of the route there.
 
-    Raises NetworkUnreachable when no route leads to the board's subnet.
+    Raises NetworkUnreachable if there is no route to the board's subnet.
     """
     if config.nfs.address:
         return config.nfs.address
@@ -45,11 +48,11 @@ def server_address(config: Config) -> str:
             return str(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Nothing is sent: connecting a datagram socket only looks up the route.
+            # No packet is sent: connecting a datagram socket only looks up the route.
             probe.connect((str(subnet.network_address + 1), 9))
         except OSError as fault:
             raise NetworkUnreachable(
-                "the address that the board reaches this PC at cannot be found",
+                "cannot determine the address at which boards reach this PC",
                 expected=f"an address in {subnet}, or a route there",
                 found=str(fault.strerror),
                 fix="set nfs.address in invoke.yaml (or INVOKE_NFS_ADDRESS)",

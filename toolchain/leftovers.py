@@ -1,52 +1,53 @@
-"""What tasks that were killed left behind: found by who knows how they name it, removed where nobody uses it."""
+"""Remove files and folders that killed tasks left behind, unless a process still uses them."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
-import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
+
 from toolchain import files, progress
 
-_NAMED = 3
-_ESCAPED = re.compile(rb"\\([0-7]{3})")
+_LISTED = 3
 
 
 def clear(found: Iterable[Path], base: Path) -> None:
-    """Remove these files and folders below ``base``, and say in one line how many bytes that gave back.
+    """Remove these files and folders below ``base``, and print how much space that freed.
 
-    What stays: links, what is another user's to remove, what is mounted or has a mount below, a scratch folder that its
-    maker still holds (toolchain.files), and what any process names: a killed task's programs go on for a while.
+    Not removed are links, entries that this user may not remove, mount points and folders that contain one, scratch
+    folders whose process still locks them (toolchain.files), and entries whose name another process uses: programs of
+    a killed task may run for a while.
     """
     with contextlib.ExitStack() as stack:
-        free = [path for path in map(files.absolute, found) if _may_go(path, stack)]
-        kept = {*_used(free), *_mounted(free)} if free else set()
-        gone: list[Path] = []
+        unlocked = [path for path in map(files.absolute, found) if _removable(path, stack)]
+        used = {*_used(unlocked), *_mounted(unlocked)} if unlocked else set()
+        removed: list[Path] = []
         size = 0
-        for path in free:
-            if path in kept:
+        for path in unlocked:
+            if path in used:
                 continue
-            taken = files.size_of(path) if path.is_dir() else path.lstat().st_blocks * 512
+            path_size = files.size_of(path) if path.is_dir() else path.lstat().st_blocks * 512
             try:
                 files.remove(path)
             except OSError as fault:
-                progress.warn(f"what a killed task left stays: {path} ({progress.human_size(taken)}): {fault}")
+                progress.warn(f"cannot remove {path} ({progress.human_size(path_size)}) of a killed task: {fault}")
                 continue
-            gone.append(path)
-            size += taken
-    if gone:
-        names = [str(path.relative_to(files.absolute(base))) for path in gone]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        told = ", ".join(names[:_NAMED]) + more
-        progress.say(f"    what killed tasks left is removed: {told} ({progress.human_size(size)})")
+            removed.append(path)
+            size += path_size
+    if removed:
+        names = [str(path.relative_to(files.absolute(base))) for path in removed]
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        listed = ", ".join(names[:_LISTED]) + more
+        progress.say(f"    removed files of killed tasks: {listed} ({progress.human_size(size)})")
 
 
-def _may_go(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Whether it is there, ours to remove, and held by nobody; a folder is held from here on."""
+def _removable(path: Path, stack: contextlib.ExitStack) -> bool:
+    """Whether the path exists, this user may remove it, and no process locks it; a folder stays locked in ``stack``."""
     if not os.access(path.parent, os.W_OK, effective_ids=True):
         return False
     try:
@@ -62,14 +63,17 @@ def _may_go(path: Path, stack: contextlib.ExitStack) -> bool:
 
 
 def _used(paths: Sequence[Path]) -> Iterator[Path]:
-    """Those whose names, which are random or of one process, another process has: as a word, a place or a mount."""
+    """The paths whose names another process uses: as an argument, an open file, its folder or program, or a mount.
+
+    The names are random or contain a process number.
+    """
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            seen = b"\n".join(_places(entry))
+            seen = b"\n".join(_uses(entry))
             yield from (path for path in paths if os.fsencode(path.name) in seen)
 
 
-def _places(process: Path) -> Iterator[bytes]:
+def _uses(process: Path) -> Iterator[bytes]:
     for name in ("cmdline", "mountinfo"):
         with contextlib.suppress(OSError):
             yield (process / name).read_bytes()
@@ -82,8 +86,6 @@ def _places(process: Path) -> Iterator[bytes]:
 
 
 def _mounted(paths: Sequence[Path]) -> Iterator[Path]:
-    """Those at which, or below which, something is mounted."""
-    table = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    plain = (_ESCAPED.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4]) for line in table)
-    points = [Path(os.fsdecode(point)) for point in plain]
+    """The paths that are mount points or contain one."""
+    points = [Path(mount.mountpoint) for mount in psutil.disk_partitions(all=True)]
     yield from (path for path in paths if any(point.is_relative_to(path) for point in points))

@@ -13,21 +13,20 @@ from toolchain.errors import InUse, ProgramMissing, UserError
 
 LOOPBACK = "127.0.0.1"
 
-_GIVEN_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 1024
 _PORTS = 16384
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A port of an address of this machine that nothing has.
+    """A free port at an address of this machine.
 
-    It is none of those that the kernel gives out by itself (ip(7): ip_local_port_range), as long as there are others:
-    such a one may belong to any program, or to a connection, before the server listens there. Raises OSError for an
-    address that is not this machine's.
+    If possible it is not an ephemeral port (ip(7): ip_local_port_range): another program or connection could get such
+    a port before the server listens. Raises OSError for an address that is not this machine's.
     """
     end = _LOWEST
-    with contextlib.suppress(OSError):  # no such file: of this kernel's own ports nothing is known
-        end = int(_GIVEN_OUT.read_text().split()[0])
+    with contextlib.suppress(OSError):  # without this file the ephemeral ports are unknown
+        end = int(_EPHEMERAL.read_text().split()[0])
     first = max(_LOWEST, end - _PORTS)
     for _ in range(100 if first < end else 0):
         port = first + secrets.randbelow(end - first)
@@ -37,7 +36,7 @@ def free_port(host: str = LOOPBACK) -> int:
 
 
 class _Taken(Exception):
-    """A port that another program has, or that is kept from this user."""
+    """Another program uses the port, or this user may not use it."""
 
 
 def _bound(host: str, port: int) -> int:

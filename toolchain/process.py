@@ -1,9 +1,8 @@
-"""Subprocesses: argument lists only, echoed so that they can be pasted, with a deadline and a clean end.
+"""Run subprocesses from argument lists, with a time limit; logged command lines can be pasted into a shell.
 
-The child gets a session and a process group of its own. Whatever goes wrong here, Ctrl-C included, ends the whole
-group: politely first, then by SIGKILL. Where this process is killed itself, a reaper does that (toolchain.reaper).
-Exit codes are translated: 127 and ENOENT to the missing program, 137 to the kernel's out-of-memory killer, negative
-ones to the signal's name.
+Each child leads its own session and process group. Any error, and Ctrl-C, ends the whole group: with SIGTERM, then
+SIGKILL. If this process is killed, a reaper ends the groups (toolchain.reaper). Exit codes are explained: 127 and
+ENOENT as the missing program, 137 as the kernel's out-of-memory killer, negative ones as the signal's name.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from toolchain.errors import CommandFailed, CommandTimedOut, ProgramMissing, Roo
 
 DEFAULT_LIMIT_S = 3600.0
 _TAIL_LINES = 25
-_POLITE_S = 5.0
-_SPOKEN = {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
+_TERM_WAIT_S = 5.0
+_ENGLISH = {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
 
 _PACKAGES = {
     "mmdebstrap": "mmdebstrap",
@@ -54,7 +53,7 @@ _PACKAGES = {
 
 @dataclass(frozen=True)
 class Completed:
-    """How a command ended. ``output`` holds stdout, with stderr in it unless that was kept apart."""
+    """The result of a command. ``output`` is stdout and, unless it was separated, stderr."""
 
     argv: tuple[str, ...]
     returncode: int
@@ -63,13 +62,13 @@ class Completed:
 
 
 def pasteable(argv: Sequence[str | os.PathLike[str]], cwd: Path | None = None) -> str:
-    """The command as a line for a shell."""
+    """The command as a shell command line."""
     line = shlex.join(os.fspath(part) for part in argv)
     return f"cd {shlex.quote(str(cwd))} && {line}" if cwd else line
 
 
 def require_program(name: str, why: str) -> Path:
-    """The program's path; ProgramMissing says what it is needed for and which package has it.
+    """The program's path. Raises ProgramMissing with the reason why it is needed, and its package.
 
     The sbin folders are searched too: they are not on an ordinary user's PATH.
     """
@@ -80,13 +79,13 @@ def require_program(name: str, why: str) -> Path:
             f"the program {name} is needed {why}",
             expected=f"{name} on the PATH",
             found="no such program",
-            fix=f"apt-get install {_PACKAGES.get(name, name)} (./inv does that on its first run)",
+            fix=f"apt-get install {_PACKAGES.get(name, name)} (./inv installs it on its first run)",
         )
     return Path(found)
 
 
 def require_root(why: str, again: str) -> None:
-    """Raise RootNeeded unless this is root; the fix repeats what was typed with sudo, ``again`` where nothing was."""
+    """Raise RootNeeded unless the user is root. The fix is the typed command with sudo; ``again`` if it is unknown."""
     if os.geteuid() != 0:
         raise RootNeeded(
             f"root is needed {why}",
@@ -97,7 +96,7 @@ def require_root(why: str, again: str) -> None:
 
 
 def explain_exit(returncode: int) -> str:
-    """An exit status in words."""
+    """A description of an exit status."""
     if returncode < 0:
         known = -returncode in signal.valid_signals() and -returncode < signal.SIGRTMIN
         return f"ended by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
@@ -114,7 +113,7 @@ _registry_lock = threading.Lock()
 
 @contextlib.contextmanager
 def on_interrupt(end: Callable[[], object]) -> Iterator[None]:
-    """While the block runs, ``interrupt_all`` calls ``end``: work in a thread does not see Ctrl-C by itself."""
+    """While the block runs, ``interrupt_all`` calls ``end``. Threads do not receive Ctrl-C themselves."""
     token = id(end)
     with _registry_lock:
         _interruptible[token] = end
@@ -126,7 +125,7 @@ def on_interrupt(end: Callable[[], object]) -> Iterator[None]:
 
 
 def interrupt_all() -> None:
-    """End everything that threads are waiting for."""
+    """End everything that threads wait for."""
     with _registry_lock:
         pending = list(_interruptible.values())
     for end in pending:
@@ -135,18 +134,18 @@ def interrupt_all() -> None:
 
 
 class _Reaper:
-    """The process of toolchain.reaper, started when it is first needed."""
+    """The process of toolchain.reaper, started on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it unless it runs. A program that starts after this is registered at once."""
-        self.tell("")
+        """Start it unless it runs, so that the next program can be registered without delay."""
+        self.send("")
 
-    def tell(self, line: str) -> None:
-        """Write a line to it. One that was killed is replaced, and knows what comes from then on."""
+    def send(self, line: str) -> None:
+        """Write a line to it. If it was killed, a new one is started, which receives only the later lines."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = subprocess.Popen(
@@ -164,7 +163,7 @@ class _Reaper:
                     self._process.stdin.flush()
 
     def close(self) -> None:
-        """Let it end."""
+        """Close its input, so that it ends, and wait for it."""
         with self._lock:
             if self._process is not None and self._process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -179,50 +178,42 @@ atexit.register(_reaper.close)
 
 @contextlib.contextmanager
 def reaped(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """While the block runs: the session that ``process`` leads is ended should this process be killed."""
-    _reaper.tell(f"+{process.pid}\n")
+    """While the block runs, the reaper ends the session that ``process`` leads if this process is killed."""
+    _reaper.send(f"+{process.pid}\n")
     try:
         yield
     finally:
-        _reaper.tell(f"-{process.pid}\n")
+        _reaper.send(f"-{process.pid}\n")
 
 
-def end_group(process: subprocess.Popen[bytes], *, polite_s: float = _POLITE_S) -> None:
-    """End the process group that ``process`` leads: SIGTERM, a wait, then SIGKILL.
+def end_group(process: subprocess.Popen[bytes], *, polite_s: float = _TERM_WAIT_S) -> None:
+    """End the process group that ``process`` leads: SIGTERM, a wait of ``polite_s`` seconds, then SIGKILL.
 
-    The group may outlive its leader (a child that ignores SIGTERM), so its members are waited for as well.
+    This waits for all members of the group: a child that ignores SIGTERM outlives the leader.
     """
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        if not _signal_group(process.pid, sign):
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not _signal_group(process.pid, number):
             break
         deadline = time.monotonic() + polite_s
-        while time.monotonic() < deadline and _group_lives(process):
+        while time.monotonic() < deadline and _group_runs(process):
             time.sleep(0.02)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(polite_s)
 
 
-def _signal_group(group: int, sign: int) -> bool:
+def _signal_group(group: int, number: int) -> bool:
     try:
-        os.killpg(group, sign)
+        os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
         return False
     return True
 
 
-def _group_lives(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the group has a member that runs; one that is dead and only waits for its parent does not count."""
+def _group_runs(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a member of the group runs; zombies do not count."""
     if process.poll() is None:
         return True
-    if not _signal_group(process.pid, 0):
-        return False
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, ValueError):
-                state, _, group = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
-                if int(group) == process.pid and state not in "ZX":
-                    return True
-    return False
+    return _signal_group(process.pid, 0) and any(group == process.pid for _, group, _ in reaper.running())
 
 
 def run(
@@ -238,19 +229,19 @@ def run(
     log: Path | None = None,
     fix: str = "",
 ) -> Completed:
-    """Run a command to its end and return what it printed.
+    """Run a command to its end and return its output.
 
-    ``env`` is laid over this process's environment, in which programs speak English: their words are looked at.
-    ``on_line`` sees each line as it comes; ``log`` receives the command and all of its output. With ``merge_stderr``
-    false only stdout is returned and stderr is kept for errors.
+    ``env`` extends this process's environment. The locale is set to English, because callers search the output.
+    ``on_line`` is called with each line immediately; the command and its whole output are appended to ``log``. If
+    ``merge_stderr`` is false, only stdout is returned, and stderr is used in error messages.
 
-    Raises ProgramMissing, CommandFailed (unless ``check`` is false, with which only a program that cannot be started
-    fails), UserError, or CommandTimedOut after ``limit_s`` seconds.
+    Raises ProgramMissing, UserError if the kernel cannot execute the program's format, CommandFailed (if ``check`` is
+    false, only for a program that cannot be started), or CommandTimedOut after ``limit_s`` seconds.
     """
     words = tuple(os.fspath(part) for part in argv)
     began = time.monotonic()
     lines: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
-    kept: list[bytes] = []
+    output: list[bytes] = []
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(_log_sink(log))
         sink(f"$ {pasteable(words, cwd)}\n".encode())
@@ -272,12 +263,12 @@ def run(
         stack.enter_context(on_interrupt(end_all))
         try:
             _reaper.start()
-            with signals_put_off():
+            with deferred_signals():
                 started.append(
                     subprocess.Popen(
                         words,
                         cwd=cwd,
-                        env={**os.environ, **_SPOKEN, **(env or {})},
+                        env={**os.environ, **_ENGLISH, **(env or {})},
                         stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
                         stdout=subprocess.PIPE,
                         stderr=subprocess.STDOUT if merge_stderr else subprocess.PIPE,
@@ -288,7 +279,7 @@ def run(
         except OSError as fault:
             if cwd is not None and not cwd.is_dir():
                 raise
-            raise _not_started(words, fault) from fault
+            raise _start_error(words, fault) from fault
         (process,) = started
         try:
             for is_stdout, line in _lines(process, stdin, began + limit_s):
@@ -296,16 +287,16 @@ def run(
                 text = line.decode(errors="replace")
                 lines.append(text)
                 if is_stdout:
-                    kept.append(line)
+                    output.append(line)
                 if on_line is not None:
                     on_line(text.rstrip("\n"))
             returncode = process.wait(max(0.0, began + limit_s - time.monotonic()))
         except (TimeoutError, subprocess.TimeoutExpired) as fault:
             raise CommandTimedOut(
-                f"{pasteable(words)} was ended at its deadline",
+                f"{pasteable(words)} timed out",
                 returncode=-signal.SIGTERM,
                 tail="".join(lines),
-                expected=f"an end within {limit_s:g} s",
+                expected=f"completion within {limit_s:g} s",
                 found="still running",
                 fix=fix,
             ) from fault
@@ -318,14 +309,14 @@ def run(
             found=explain_exit(returncode),
             fix=fix,
         )
-    return Completed(words, returncode, b"".join(kept).decode(errors="replace"), seconds)
+    return Completed(words, returncode, b"".join(output).decode(errors="replace"), seconds)
 
 
 @contextlib.contextmanager
-def signals_put_off() -> Iterator[None]:
-    """Have Ctrl-C and what is handled like it wait for the block's end: a child that is just born must not be lost.
+def deferred_signals() -> Iterator[None]:
+    """Handle SIGINT, SIGTERM and SIGHUP at the end of the block, so that a child that was just started is not lost.
 
-    Blocking the signals would not do: the child would inherit that.
+    The signals are not blocked, because the child would inherit the signal mask.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -340,10 +331,10 @@ def signals_put_off() -> Iterator[None]:
     try:
         yield
     finally:
-        for put_off, handler in handlers.items():
-            signal.signal(put_off, handler)
-        for came, frame in arrived[:1]:
-            handlers[came](came, frame)
+        for caught, handler in handlers.items():
+            signal.signal(caught, handler)
+        for caught, frame in arrived[:1]:
+            handlers[caught](caught, frame)
 
 
 def _close_pipes(started: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -354,36 +345,36 @@ def _close_pipes(started: Sequence[subprocess.Popen[bytes]]) -> None:
                     pipe.close()
 
 
-def _not_started(words: Sequence[str], fault: OSError) -> UserError:
+def _start_error(words: Sequence[str], fault: OSError) -> UserError:
     line = pasteable(words)
     if fault.errno == errno.ENOENT:
-        there = Path(words[0]).exists()
+        exists = Path(words[0]).exists()
         return ProgramMissing(
             f"cannot run {line}",
-            expected=f"the program {words[0]}" + (" and the interpreter it names" if there else ""),
-            found="no such interpreter" if there else "no such file",
-            fix=f"look at its first line: file {shlex.quote(words[0])}"
-            if there
+            expected=f"the program {words[0]}" + (" and the interpreter in its first line" if exists else ""),
+            found="no such interpreter" if exists else "no such file",
+            fix=f"check its first line: file {shlex.quote(words[0])}"
+            if exists
             else f"apt-get install {_PACKAGES.get(words[0], words[0])}",
         )
     if fault.errno == errno.ENOEXEC:
         return UserError(
             f"cannot run {line}",
-            expected="a program of this machine, or an emulator registered for it",
-            found="the kernel does not know the program's format",
-            fix="./inv doctor says whether foreign programs run, and what to do",
+            expected="a program for this machine, or a registered emulator for it",
+            found="the kernel does not support the program's format",
+            fix="run ./inv doctor: it checks whether foreign programs run, and prints the fix",
         )
     return CommandFailed(
         f"cannot run {line}",
         returncode=126,
-        expected=f"{words[0]} to be a program that may be executed",
+        expected=f"{words[0]} to be an executable program",
         found=os.strerror(fault.errno or 0),
-        fix=f"look at it: ls -l {shlex.quote(words[0])}",
+        fix=f"check the file: ls -l {shlex.quote(words[0])}",
     )
 
 
 def output_of(argv: Sequence[str | os.PathLike[str]], *, limit_s: float = 60.0, cwd: Path | None = None) -> str:
-    """Standard output of a short command, stripped; raises as ``run`` does."""
+    """Standard output of a short command, stripped. Raises the errors of ``run``."""
     return run(argv, limit_s=limit_s, merge_stderr=False, cwd=cwd).output.strip()
 
 
@@ -398,7 +389,7 @@ def _log_sink(log: Path | None) -> Iterator[Callable[[bytes], object]]:
 
 
 def _lines(process: subprocess.Popen[bytes], stdin: bytes | None, deadline: float) -> Iterator[tuple[bool, bytes]]:
-    """Lines of stdout and stderr as they come, while ``stdin`` is fed; TimeoutError at the deadline."""
+    """Write ``stdin`` and yield the lines of stdout and stderr immediately; raises TimeoutError at the deadline."""
     rest: dict[int, bytes] = {}
     stdout_fd = process.stdout.fileno() if process.stdout else -1
     poller = select.poll()

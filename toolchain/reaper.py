@@ -1,9 +1,9 @@
-"""A process that ends what a task has started, should the task be killed before it can do so itself.
+"""A process that ends the programs of a task that was killed.
 
-The task starts it in a session of its own and writes to its standard input: ``+ID`` when a program has started that
-leads session ID, ``-ID`` when it has ended. The kernel closes that pipe whatever ends the task, SIGKILL included. Who
-is then left in those sessions gets SIGTERM and, after ``POLITE_S`` seconds, SIGKILL. A parent-death signal would reach
-the programs themselves alone, and not what they have started.
+The task starts it in a separate session and writes to its standard input: ``+ID`` when a program has started that
+leads session ID, ``-ID`` when the program has ended. The kernel closes that pipe when the task ends for any reason,
+SIGKILL included. The remaining processes of those sessions then get SIGTERM and, after ``POLITE_S`` seconds, SIGKILL.
+A parent-death signal would reach only the programs themselves, and not their children.
 
 It is run by ``python -I -S``, and imports nothing of this project.
 """
@@ -15,38 +15,38 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 POLITE_S = 5.0
 
 
-def members(sessions: Iterable[int]) -> Iterator[int]:
-    """Processes of these sessions that run: field 6 of /proc/PID/stat (proc(5)); zombies do not count."""
-    wanted = set(sessions)
+def running() -> Iterator[tuple[int, int, int]]:
+    """Number, process group and session of every running process (/proc/PID/stat, proc(5)); zombies are left out."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError):
-                # The command's name, field 2, may itself hold spaces and brackets: split behind its last one.
-                state, _, _, session = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
-                if int(session) in wanted and state not in "ZX":
-                    yield int(entry.name)
+                # The command's name, field 2, may contain spaces and brackets: split after the last bracket.
+                text = (entry / "stat").read_text(errors="replace")
+                state, _, group, session = text.rpartition(")")[2].split()[:4]
+                if state not in "ZX":
+                    yield int(entry.name), int(group), int(session)
 
 
-def end(sessions: Iterable[int]) -> None:
+def end(sessions: Collection[int]) -> None:
     """End all processes of these sessions."""
-    left = set(sessions)
-    for sign in (signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + POLITE_S
-        for pid in members(left):
-            with contextlib.suppress(OSError):
-                os.kill(pid, sign)
-        while any(members(left)) and time.monotonic() < deadline:
+        for pid, _, session in running():
+            if session in sessions:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+        while time.monotonic() < deadline and any(session in sessions for _, _, session in running()):
             time.sleep(0.05)
 
 
 def main() -> None:
-    """Read until the task has ended; then end what it left."""
+    """Read until the task has ended; then end the remaining processes."""
     sessions: set[int] = set()
     for line in sys.stdin:
         session = int(line[1:])

@@ -1,4 +1,4 @@
-"""A port for a server that is told it before it starts."""
+"""Free ports for servers."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from toolchain.config import ROOT
 from toolchain.ports import free_port
 
 
-def test_it_is_none_that_the_kernel_gives_to_others() -> None:
+def test_it_is_not_an_ephemeral_port() -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     if lowest <= 1024:
-        pytest.skip("needs ports besides those that the kernel gives out")
+        pytest.skip("needs ports that are not ephemeral")
     found = {free_port() for _ in range(50)}
-    assert len(found) > 1, "two who ask at once get different ones"
+    assert len(found) > 1, "two simultaneous callers get different ports"
     assert max(found) < lowest
     assert min(found) >= 1024
 
 
-def test_one_can_listen_there() -> None:
+def test_a_server_can_listen_on_it() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port)) as server:
         assert server.getsockname() == ("127.0.0.1", port)
 
 
-def test_an_address_of_another_machine_has_none() -> None:
-    with pytest.raises(OSError) as caught:  # noqa: PT011  (its number is looked at)
+def test_an_address_of_another_machine_is_an_error() -> None:
+    with pytest.raises(OSError) as caught:  # noqa: PT011  (the test checks errno)
         free_port("192.0.2.1")  # documentation network (RFC 5737)
     assert caught.value.errno == errno.EADDRNOTAVAIL
 
 
 @pytest.mark.network_namespaces
-def test_what_is_taken_is_passed_over() -> None:
-    """Two ports are left besides the kernel's: one that is taken, then both."""
+def test_used_ports_are_skipped() -> None:
+    """Only two ports are not ephemeral. At first one of them is used, then both."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("needs root and unshare, to set the kernel's ports")
+        pytest.skip("needs root and unshare, to set the range of ephemeral ports")
     script = (
         "import socket, subprocess\n"
         "from pathlib import Path\n"

@@ -1,4 +1,4 @@
-"""Subprocesses: what is returned, how each fault is told, and that nothing is left running."""
+"""Subprocesses: results, errors, and that no process is left running."""
 
 from __future__ import annotations
 
@@ -18,19 +18,11 @@ import pytest
 from toolchain import process
 from toolchain.config import ROOT
 from toolchain.errors import CommandFailed, CommandTimedOut, ProgramMissing, UserError
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and waits for its parent does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+from toolchain.process_identity import find
 
 
 def wait_for(path: Path, *, limit_s: float = 20.0) -> str:
-    """The text of a file that another process is about to write, its line end included."""
+    """The text of a file that another process writes, once it ends with a newline."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if path.is_file() and (text := path.read_text()).endswith("\n"):
@@ -42,14 +34,14 @@ def wait_for(path: Path, *, limit_s: float = 20.0) -> str:
 def wait_until_gone(pid: int, *, limit_s: float = 20.0) -> bool:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        if not alive(pid):
+        if find(pid) is None:
             return True
         time.sleep(0.01)
     return False
 
 
 @contextlib.contextmanager
-def killed_at_the_end(*pids: int) -> Iterator[None]:
+def killed_afterwards(*pids: int) -> Iterator[None]:
     try:
         yield
     finally:
@@ -58,7 +50,7 @@ def killed_at_the_end(*pids: int) -> Iterator[None]:
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_output_status_and_time_come_back() -> None:
+def test_output_status_and_duration_are_returned() -> None:
     done = process.run(["sh", "-c", "echo one; echo two >&2; sleep 0.05"])
     assert done.output == "one\ntwo\n"
     assert done.returncode == 0
@@ -66,44 +58,44 @@ def test_output_status_and_time_come_back() -> None:
     assert done.argv == ("sh", "-c", "echo one; echo two >&2; sleep 0.05")
 
 
-def test_stderr_can_be_kept_apart_and_is_told_when_it_fails() -> None:
+def test_separated_stderr_is_part_of_the_error() -> None:
     done = process.run(["sh", "-c", "echo out; echo err >&2"], merge_stderr=False)
     assert done.output == "out\n"
     with pytest.raises(CommandFailed, match="only on stderr"):
         process.run(["sh", "-c", "echo only on stderr >&2; exit 3"], merge_stderr=False)
 
 
-def test_output_of_is_stripped() -> None:
+def test_output_of_strips_the_output() -> None:
     assert process.output_of(["printf", " text \n\n"]) == "text"
 
 
-def test_arguments_reach_the_program_as_they_are(tmp_path: Path) -> None:
+def test_arguments_are_passed_unchanged(tmp_path: Path) -> None:
     odd = ["a b", "$HOME", "*", "'", "\n", ""]
     program = [sys.executable, "-c", "import sys; print(sys.argv[1:])", *odd]
     assert process.run(program).output == f"{odd}\n"
     assert shlex.split(process.pasteable(program, tmp_path)) == ["cd", str(tmp_path), "&&", *program]
 
 
-def test_programs_speak_english_whatever_the_users_language(monkeypatch: pytest.MonkeyPatch) -> None:
-    """apt's, mmdebstrap's and the compilers' words are looked at."""
+def test_programs_print_english_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers search the output of apt, mmdebstrap and the compilers."""
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     monkeypatch.setenv("LANGUAGE", "de")
     assert process.output_of(["sh", "-c", 'echo "$LC_ALL<$LANGUAGE>"']) == "C.UTF-8<>"
     assert process.run(["sh", "-c", "echo $LC_ALL"], env={"LC_ALL": "C"}).output == "C\n"
 
 
-def test_folder_and_environment_are_the_given_ones_over_our_own(tmp_path: Path) -> None:
+def test_folder_and_environment_are_passed(tmp_path: Path) -> None:
     done = process.run(["sh", "-c", 'pwd; echo "$MINE $PATH"'], cwd=tmp_path, env={"MINE": "yes"})
     assert done.output == f"{tmp_path}\nyes {os.environ['PATH']}\n"
 
 
-def test_a_folder_that_is_not_there_is_not_taken_for_a_missing_program(tmp_path: Path) -> None:
+def test_a_missing_folder_is_not_a_missing_program(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         process.run(["true"], cwd=tmp_path / "nowhere")
 
 
-def test_lines_are_seen_as_they_come(tmp_path: Path) -> None:
-    """The program goes on when its first line was seen."""
+def test_lines_are_passed_on_immediately(tmp_path: Path) -> None:
+    """The program waits until its first line was read."""
     seen: list[str] = []
 
     def note(line: str) -> None:
@@ -115,11 +107,11 @@ def test_lines_are_seen_as_they_come(tmp_path: Path) -> None:
     assert seen == ["first", "last"]
 
 
-def test_bytes_that_are_no_text_do_not_stop_it() -> None:
+def test_invalid_utf_8_is_replaced() -> None:
     assert process.run(["printf", r"\377ok\n"]).output == "\ufffdok\n"
 
 
-def test_the_log_gets_the_command_and_its_output_run_after_run(tmp_path: Path) -> None:
+def test_commands_and_output_are_appended_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "one.log"
     process.run(["echo", "a b"], log=log, cwd=tmp_path)
     process.run(["sh", "-c", "echo err >&2; exit 1"], log=log, check=False, merge_stderr=False)
@@ -127,17 +119,17 @@ def test_the_log_gets_the_command_and_its_output_run_after_run(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("size", [0, 1, 65536, 65537, 3_000_000])
-def test_stdin_is_fed_whatever_its_size_while_output_is_read(size: int) -> None:
-    fed = b"x" * size
-    assert process.run(["cat"], stdin=fed).output == fed.decode()
+def test_stdin_of_any_size_is_written(size: int) -> None:
+    data = b"x" * size
+    assert process.run(["cat"], stdin=data).output == data.decode()
 
 
-def test_a_program_that_does_not_read_its_stdin_is_no_fault() -> None:
+def test_unread_stdin_is_not_an_error() -> None:
     assert process.run(["true"], stdin=b"y" * 3_000_000).returncode == 0
     assert process.run(["head", "-c", "2"], stdin=b"y" * 3_000_000).output == "yy"
 
 
-def test_without_stdin_there_is_nothing_to_read() -> None:
+def test_stdin_is_empty_by_default() -> None:
     assert process.run(["cat"]).output == ""
 
 
@@ -152,7 +144,7 @@ def test_without_stdin_there_is_nothing_to_read() -> None:
         ("kill -KILL $$", -signal.SIGKILL, "ended by SIGKILL"),
     ],
 )
-def test_an_exit_is_told_in_words(ending: str, returncode: int, words: str) -> None:
+def test_an_exit_status_is_explained(ending: str, returncode: int, words: str) -> None:
     with pytest.raises(CommandFailed) as caught:
         process.run(["sh", "-c", f"echo before; {ending}"], fix="do this")
     assert caught.value.returncode == returncode
@@ -165,18 +157,18 @@ def test_an_exit_is_told_in_words(ending: str, returncode: int, words: str) -> N
 
 
 @pytest.mark.parametrize("number", [int(signal.SIGRTMIN), int(signal.SIGRTMIN) + 1, int(signal.SIGRTMAX)])
-def test_signals_without_a_name_are_told_by_their_number(number: int) -> None:
+def test_signals_without_a_name_are_numbered(number: int) -> None:
     assert process.explain_exit(-number) == f"ended by signal {number}"
 
 
-def test_the_last_lines_are_kept_and_no_more() -> None:
+def test_an_error_has_the_last_25_lines() -> None:
     with pytest.raises(CommandFailed) as caught:
         process.run(["sh", "-c", "seq 1000; exit 1"])
     lines = caught.value.tail.split()
     assert lines == [str(number) for number in range(976, 1001)]
 
 
-def test_a_missing_program_is_named_with_its_package() -> None:
+def test_a_missing_program_is_reported_with_its_package() -> None:
     with pytest.raises(ProgramMissing) as caught:
         process.run(["ganesha.nfsd-that-is-not-there", "x"])
     assert caught.value.exit_code == 13
@@ -187,14 +179,14 @@ def test_a_missing_program_is_named_with_its_package() -> None:
     assert "apt-get install no-such-tool" in needed.value.fix
 
 
-def test_a_program_that_is_there_is_found_also_outside_an_ordinary_users_path(
+def test_programs_in_sbin_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert process.require_program("ldconfig", "to test this").name == "ldconfig"
 
 
-def test_a_script_whose_interpreter_is_missing_is_told_as_such(tmp_path: Path) -> None:
+def test_a_missing_interpreter_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
@@ -202,7 +194,7 @@ def test_a_script_whose_interpreter_is_missing_is_told_as_such(tmp_path: Path) -
         process.run([script])
 
 
-def test_a_file_that_may_not_be_executed_is_told_as_such(tmp_path: Path) -> None:
+def test_a_file_that_is_not_executable_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\n")
     with pytest.raises(CommandFailed, match="Permission denied") as caught:
@@ -210,7 +202,7 @@ def test_a_file_that_may_not_be_executed_is_told_as_such(tmp_path: Path) -> None
     assert caught.value.returncode == 126
 
 
-def test_a_program_of_an_unknown_format_is_refused_with_the_fix(tmp_path: Path) -> None:
+def test_a_program_of_an_unknown_format_is_reported(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_bytes(b"\x7fELF" + bytes(60))
     program.chmod(0o755)
@@ -218,25 +210,25 @@ def test_a_program_of_an_unknown_format_is_refused_with_the_fix(tmp_path: Path) 
         process.run([program])
 
 
-def test_at_its_deadline_it_is_ended_and_its_last_words_are_told(tmp_path: Path) -> None:
+def test_a_timeout_ends_the_program(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     began = time.monotonic()
-    with pytest.raises(CommandTimedOut, match=r"an end within 2\.5 s") as caught:
+    with pytest.raises(CommandTimedOut, match=r"completion within 2\.5 s") as caught:
         process.run(["sh", "-c", f"echo $$ > {pid_file}; echo working; exec sleep 600"], limit_s=2.5)
     assert time.monotonic() - began < 300
     assert caught.value.exit_code == 14
     assert "working" in str(caught.value)
-    assert not alive(int(wait_for(pid_file)))
+    assert not find(int(wait_for(pid_file)))
 
 
-def test_the_deadline_counts_also_when_output_was_closed_or_never_stops() -> None:
+def test_the_time_limit_does_not_depend_on_output() -> None:
     with pytest.raises(CommandTimedOut):
         process.run(["sh", "-c", "exec >/dev/null 2>&1; sleep 600"], limit_s=0.3)
     with pytest.raises(CommandTimedOut):
         process.run(["yes"], limit_s=0.3)
 
 
-def test_what_ignores_the_polite_signal_is_killed() -> None:
+def test_a_program_that_ignores_sigterm_is_killed() -> None:
     child = subprocess.Popen(
         ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"],
         start_new_session=True,
@@ -251,25 +243,25 @@ def test_what_ignores_the_polite_signal_is_killed() -> None:
         assert time.monotonic() - began < 300
 
 
-def test_a_child_that_outlives_its_parent_is_ended_too(tmp_path: Path) -> None:
+def test_a_child_that_outlives_its_parent_is_ended(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     stubborn = f"trap '' TERM; echo $$ > {pid_file}; while :; do sleep 0.1; done"
     leader = subprocess.Popen(["sh", "-c", f"sh -c {shlex.quote(stubborn)} & wait"], start_new_session=True)
     pid = int(wait_for(pid_file))
-    with killed_at_the_end(pid):
+    with killed_afterwards(pid):
         process.end_group(leader, polite_s=1.5)
         assert leader.returncode == -signal.SIGTERM
         assert wait_until_gone(pid)
 
 
-def test_ending_what_has_ended_is_no_fault() -> None:
+def test_ending_an_ended_process_is_not_an_error() -> None:
     child = subprocess.Popen(["true"], start_new_session=True)
     child.wait()
     process.end_group(child)
     assert child.returncode == 0
 
 
-def test_work_in_threads_is_ended_by_interrupt_all(tmp_path: Path) -> None:
+def test_interrupt_all_ends_programs_of_threads(tmp_path: Path) -> None:
     faults: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -288,10 +280,10 @@ def test_work_in_threads_is_ended_by_interrupt_all(tmp_path: Path) -> None:
         time.sleep(0.02)
     assert not any(thread.is_alive() for thread in threads)
     assert [str(fault.found) for fault in faults if isinstance(fault, CommandFailed)] == ["ended by SIGTERM"] * 2
-    assert not any(alive(pid) for pid in pids)
+    assert not any(find(pid) for pid in pids)
 
 
-def test_a_cleanup_that_fails_does_not_keep_the_others_from_being_called() -> None:
+def test_an_error_in_one_callback_does_not_stop_the_others() -> None:
     called: list[str] = []
 
     def bad() -> None:
@@ -326,8 +318,8 @@ def test_ctrl_c_ends_the_whole_group(tmp_path: Path) -> None:
         text=True,
     )
     started = [int(pid) for pid in wait_for(pids).split()]
-    with killed_at_the_end(*started):
-        assert all(alive(pid) for pid in started)
+    with killed_afterwards(*started):
+        assert all(find(pid) for pid in started)
         runner.send_signal(signal.SIGINT)
         out, err = runner.communicate(timeout=20)
         assert runner.returncode == 130
@@ -359,16 +351,16 @@ assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_in_the_moment_of_the_childs_birth_does_not_lose_it(name: str) -> None:
+def test_a_signal_during_the_start_ends_the_child(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", HASTY, name], cwd=ROOT, capture_output=True, text=True, check=False)
-    pid, said = done.stdout.split()
-    with killed_at_the_end(int(pid)):
-        assert said == "interrupted"
+    pid, message = done.stdout.split()
+    with killed_afterwards(int(pid)):
+        assert message == "interrupted"
         assert done.returncode == 0, done.stderr
-        assert not alive(int(pid))
+        assert not find(int(pid))
 
 
-# ------------------------------------------------------------------------------------------ a task that is killed
+# ------------------------------------------------------------------------------------------ a killed task
 
 KILLED = """
 import sys, threading
@@ -376,7 +368,7 @@ from pathlib import Path
 from toolchain import process
 
 folder = Path(sys.argv[1])
-# Of its grandchildren one has a process group of its own, and one ignores SIGTERM.
+# One grandchild has a separate process group, and one ignores SIGTERM.
 script = 'timeout 600 sh -c "echo \\\\$\\\\$ >$0.group; sleep 600" & (trap "" TERM; sh -c "echo \\\\$\\\\$ >$0.deaf; ' \
     'while :; do sleep 1; done") & sleep 600 & echo $! >$0.plain; wait'
 threads = [threading.Thread(target=process.run, args=(["sh", "-c", script, folder / name],)) for name in ("one", "two")]
@@ -389,7 +381,7 @@ for thread in threads:
 
 
 @pytest.mark.parametrize("kill", [os.kill, os.killpg])
-def test_what_a_killed_task_started_ends_with_it(tmp_path: Path, kill: Callable[[int, int], None]) -> None:
+def test_programs_of_a_killed_task_are_ended(tmp_path: Path, kill: Callable[[int, int], None]) -> None:
     task = subprocess.Popen(
         [sys.executable, "-c", KILLED, tmp_path], cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL
     )
@@ -399,12 +391,12 @@ def test_what_a_killed_task_started_ends_with_it(tmp_path: Path, kill: Callable[
     finally:
         kill(task.pid, signal.SIGKILL)
         task.wait()
-    with killed_at_the_end(*started):
+    with killed_afterwards(*started):
         assert all(wait_until_gone(pid, limit_s=60) for pid in started)
 
 
-def test_what_runs_elsewhere_is_left_alone_where_a_task_is_killed(tmp_path: Path) -> None:
-    """A program that has ended is not looked for again: its number may be another's by then."""
+def test_descendants_of_ended_programs_are_left_alone(tmp_path: Path) -> None:
+    """The reaper ignores sessions whose program has ended: another session may have its number."""
     code = (
         "import os, signal, sys; from toolchain import process; "
         'process.run(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $! >" + sys.argv[1]]); '
@@ -413,12 +405,12 @@ def test_what_runs_elsewhere_is_left_alone_where_a_task_is_killed(tmp_path: Path
     argv = [sys.executable, "-c", code, str(tmp_path / "daemon")]
     assert subprocess.run(argv, cwd=ROOT, check=False).returncode == -signal.SIGKILL
     daemon = int((tmp_path / "daemon").read_text())
-    with killed_at_the_end(daemon):
+    with killed_afterwards(daemon):
         time.sleep(1)  # the reaper has ended by then
-        assert alive(daemon)
+        assert find(daemon)
 
 
-def test_the_reaper_ends_with_the_task_and_holds_none_of_its_files(tmp_path: Path) -> None:
+def test_the_reaper_ends_with_the_task(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from toolchain import process; process.run(['true']); "
         "pid = process._reaper._process.pid; print(pid, Path(f'/proc/{pid}/cwd').readlink(), flush=True)"
@@ -426,4 +418,4 @@ def test_the_reaper_ends_with_the_task_and_holds_none_of_its_files(tmp_path: Pat
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     pid, place = done.stdout.split()
     assert (place, done.stderr) == ("/", "")
-    assert not alive(int(pid))
+    assert not find(int(pid))
