@@ -1,8 +1,8 @@
 """Compiling torch: a few objects in three ways, and an estimate of the whole build under emulation.
 
 The objects are from the build tree of ``./inv build-torch`` and are compiled with its command lines, without ccache.
-They are sources of c10, which include no headers of other libraries; those exist only in the builder image. All three ways
-use GCC; the recipe's own compiler is measured as well.
+They are sources of c10, which include no headers of other libraries; those exist only in the builder image. All three
+ways use GCC; the recipe's own compiler is measured as well.
 """
 
 from __future__ import annotations
