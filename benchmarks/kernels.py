@@ -19,7 +19,8 @@ RULE = (
     "MODEL: clocks of the emulator's model of a Raspberry Pi 3; not measured on hardware. The share is the minimum "
     "time that the model's bus, or its pipes, need for the kernel, divided by the kernel's time. Its range covers the "
     "ranges of the model's parameters; the named assumption has the largest effect. Naive kernels are from a course "
-    "project, compiled without optimisation, on 4 QPUs. Compile time and call: on this PC, the minimum of five and the median."
+    "project, compiled without optimisation, on 4 QPUs. Compile time and call: on this PC, the minimum of five "
+    "and the median."
 )
 
 SHARES = {
