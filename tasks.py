@@ -100,7 +100,7 @@ def _config(context: Context, options: Mapping[str, str | Sequence[str]] | None 
 @task(
     help={
         "plan": "say which steps would run and why, and touch nothing",
-        "update": "ask the mirror anew: packages may have changed there",
+        "update": "read the mirror's indices again: packages may have changed",
         "again": "run this step again, whatever its stamp says (may be given several times)",
         "only": "bring only this step up to date, and what it needs (may be given several times)",
         "qpulib": _QPULIB,
@@ -455,7 +455,7 @@ def completion(_: Context, shell: str) -> None:
 )
 @_reported
 def bench(context: Context, name: str = "", times: int = 3, keep: bool = False) -> None:
-    """Measure what is promised in seconds and megabytes, beside the plain way of doing the same."""
+    """Measure what is promised in seconds and megabytes, compared with the conventional approach."""
     _at_least(1, times=times)
     print(benchmarks.bench(_config(context), name, times=times, keep=keep).text())
 
@@ -554,7 +554,7 @@ def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None
         "architecture": "amd64, or arm64 for boards with an NVIDIA GPU (built and audited, not run here)",
         "plan": "say which steps would run and why, and touch nothing",
         "check": "run the operators' tests on this machine: on the CPU, and on a GPU if torch sees one",
-        "torch": "run them beside this release of torch too, which is fetched (may be given several times)",
+        "torch": "also run them with this release of torch, which is downloaded (may be given several times)",
     },
     iterable=["torch"],
 )

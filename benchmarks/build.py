@@ -1,4 +1,4 @@
-"""The image: built clean, built again with nothing changed, and its packages installed by emulated RUN lines."""
+"""Builds of the image: clean, without changes, and with its packages installed by emulated RUN lines."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ EMULATED = "the same packages by emulated RUN lines"
 PEAK = "peak memory of Python, build-image"
 
 _LEAN = rootfs.HERE / "overlay/lean"
-"""Files that tell dpkg, and Debian's byte compiler after it, what both ways leave out of packages."""
+"""Configuration files of dpkg and of Debian's byte compiler that exclude parts of packages."""
 _PLAIN_STEPS = ("mirror", "tools", "rootfs")
-"""What it takes to get the root filesystem from nothing."""
+"""The steps that build the root filesystem from nothing."""
 
 RULE = (
-    "Clean: an empty build folder, no image, no package downloaded; one run, downloads included. Again: one run that "
-    "does not count, then the median. Both by the task, in a process of its own. Root filesystem, RUN lines: one run "
-    "each, alone, downloads included; the minimal root that the RUN lines start from is given to them for free."
+    "Clean: an empty build folder, no image and no downloaded package; one run, downloads included. Again: one warm-up "
+    "run, then the median. Both run the task in a separate process. Root filesystem, RUN lines: one run each, alone, "
+    "downloads included; the minimal root that the RUN lines start from is not counted."
 )
 
 
 def measure(workspace: Workspace) -> Result:
-    """Build clean, again, and the plain way. Raises what the tasks raise."""
+    """Measure a clean build, a build without changes, and emulated RUN lines. Raises the errors of the tasks."""
     workspace.clean()
     with progress.step("clean build-image"):
         clean = workspace.task("build-image")
@@ -50,7 +50,7 @@ def measure(workspace: Workspace) -> Result:
         again = median_of(AGAIN, _again(workspace), goal=Goal(5), note="whole process, no step ran")
     peak = Figure(name=PEAK, value=clean.peak_mb, unit="MB", goal=Goal(200), note="VmHWM of the clean build")
     figures = [built, *spent, again, peak]
-    notes = [] if steps["torch"].facts["wheel"] else ["WITHOUT torch: no wheel was at hand, so the goal is not tried"]
+    notes = [] if steps["torch"].facts["wheel"] else ["WITHOUT torch: there is no wheel, so the goal was not tested"]
     if workspace.config.image.flavour == "debian":
         with progress.step("root filesystem alone"):
             ours = Figure(name=OURS, value=root_alone(workspace), note=f"steps {', '.join(_PLAIN_STEPS)}, alone")
@@ -73,7 +73,7 @@ def measure(workspace: Workspace) -> Result:
 
 def _contents(steps: Mapping[str, Manifest]) -> str:
     version = steps["torch"].facts["version"]
-    return f"with torch {version} from a wheel" if version else "WITHOUT torch: no wheel at hand"
+    return f"with torch {version} from a wheel" if version else "WITHOUT torch: no wheel"
 
 
 def _again(workspace: Workspace) -> tuple[float, ...]:
@@ -84,19 +84,19 @@ def _again(workspace: Workspace) -> tuple[float, ...]:
 
 
 def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Raise CommandFailed when a step ran although nothing had changed: the figure would be of something else."""
+    """Raise CommandFailed if a step ran although nothing changed, because the figure would be wrong."""
     changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     if changed:
         raise CommandFailed(
-            "build-image with nothing changed ran steps",
-            expected="all steps skipped",
+            "build-image ran steps although nothing changed",
+            expected="no step to run",
             found=", ".join(changed),
-            fix="do not change sources while benchmarks run; else ./inv build-image --plan says what changed",
+            fix="do not change sources while benchmarks run; otherwise see ./inv build-image --plan",
         )
 
 
 def root_alone(workspace: Workspace) -> float:
-    """Seconds to make the root filesystem from nothing, with no other step beside it."""
+    """Seconds to build the root filesystem from nothing, without other steps in parallel."""
     config = workspace.config
     for folder in config.build_root.glob("archives/*"):
         files.remove(folder)
@@ -105,7 +105,7 @@ def root_alone(workspace: Workspace) -> float:
 
 
 def dockerfile(base: str, packages: list[str], settings: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The plain way: apt in emulated RUN lines, the packages by name; ``settings`` are files that are there before."""
+    """A Dockerfile that installs packages with emulated apt. ``settings`` are files that are written before."""
     written = "".join(
         f"RUN mkdir -p {shlex.quote(str(PurePosixPath(path).parent))} && "
         f"printf '%s\\n' {shlex.join(text.splitlines())} >{shlex.quote(path)}\n"
@@ -121,13 +121,13 @@ def dockerfile(base: str, packages: list[str], settings: Mapping[str, str] = Map
 
 
 def lean_settings() -> dict[str, str]:
-    """The files of the lean root by their paths in it, and what is in them."""
+    """The contents of the lean root's configuration files by path."""
     found = sorted(path for path in _LEAN.rglob("*") if path.is_file())
     return {f"/{path.relative_to(_LEAN)}": path.read_text() for path in found}
 
 
 def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[float, float]:
-    """Seconds for a minimal root by mmdebstrap, and for installing the packages on top of it in the engine."""
+    """Seconds to create a minimal root with mmdebstrap, and to install the packages on top of it in the engine."""
     config = workspace.config
     target = config.image.target
     tar = workspace.folder / "minimal.tar"
@@ -157,7 +157,7 @@ def _torch_packages(steps: Mapping[str, Manifest]) -> list[str]:
 
 
 def minimal_root(workspace: Workspace, mirror: Mapping[str, Any], tar: Path) -> None:
-    """A minimal root of the target, as anybody would make one, from pockets as the mirror has them whole.
+    """Create a minimal root of the target with plain mmdebstrap, from the complete pockets of the mirror.
 
     Raises CommandFailed.
     """
@@ -171,22 +171,22 @@ def minimal_root(workspace: Workspace, mirror: Mapping[str, Any], tar: Path) -> 
             lines.append(
                 f"deb [{options}] {source['uri']} {mirror['names'].get(name, name)} {' '.join(source['components'])}"
             )
-    # Our lists are taken with what this PC's apt is told of indices that are too old.
-    told = process.run(["apt-config", "dump", "Acquire::Check-Valid-Until"]).output.strip().rstrip(";")
-    with files.replacing(tar) as aside:
-        named = aside.with_suffix(".tar")
+    # This PC's apt configuration decides whether expired indices are accepted.
+    option = process.run(["apt-config", "dump", "Acquire::Check-Valid-Until"]).output.strip().rstrip(";")
+    with files.replacing(tar) as staged:
+        named = staged.with_suffix(".tar")
         try:
             process.run(
                 [
                     *(program, "--mode=root", "--variant=minbase", f"--architectures={image.architecture}"),
                     *("--format=tar", '--aptopt=APT::Sandbox::User "root"', "--include=ca-certificates"),
-                    *([f"--aptopt={told}"] if told else []),
+                    *([f"--aptopt={option}"] if option else []),
                     *(image.suite, named, "-"),
                 ],
                 stdin="".join(f"{line}\n" for line in lines).encode(),
                 env=build_environment(),
                 log=workspace.results / "logs" / "minimal.log",
             )
-            named.rename(aside)
+            named.rename(staged)
         finally:
             files.remove(named)

@@ -1,8 +1,8 @@
-"""From a changed kernel to its result on a device, in QEMU: a machine that is off, and one that is up.
+"""The time from a changed kernel to its result on a device in QEMU, both switched off and running.
 
-Two ways to hold a kernel: a C++ program of the user's own, compiled in ``./inv shell`` and sent to the device; and the
-QPU extension of torch, rebuilt and put into the device's root by ``./inv deploy``. The change is a number that the
-kernel adds, another one in every round. The time ends when that number has been seen in what the device computed.
+The kernel is part of a C++ program of the user, which is compiled in ``./inv shell`` and sent to the device, or of the
+QPU extension of torch, which ``./inv deploy`` rebuilds and installs in the device's root. The change is the number that
+the kernel adds, a different one in each round. The time ends when the device's result contains that number.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ UP_LOADED = "device up, by pitorch.preloaded"
 
 RULE = (
     "MODEL: the device is QEMU's virtual machine with the lean init, booted over NFS; not measured on hardware. The "
-    "image is built and exported before; the time runs from the saved source to the seen result, always of another "
-    "kernel. Device off: one run, its boot included. Device up: that run was the warm-up, then the median. Python is "
-    "started anew each time, or by ``python3 -m pitorch.preloaded``, which forks a process that has imported torch."
+    "image is built and exported in advance. The time runs from the saved source to the result, of a different kernel "
+    "each time. Device off: one run, its boot included. Device up: the median, with that run as the warm-up. Python is "
+    "started each time, or by ``python3 -m pitorch.preloaded``, which forks a process that has imported torch."
 )
 
 KERNELS = Path("recipes/qpu_ops/csrc/kernels.cpp")
@@ -59,13 +59,13 @@ _FIRST = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Seconds of one change from the saved source: until compiled (and deployed), booted, and seen in a result."""
+    """The seconds of one change: to compile (and deploy) the source, to boot, and to get the result."""
 
     made: float
     booted: float = 0.0
     ran: float
     imports: float = 0.0
-    """Part of ``ran``: the imports on the device."""
+    """The part of ``ran`` for the imports on the device."""
 
     @property
     def total(self) -> float:
@@ -74,32 +74,32 @@ class Round:
 
 
 class Subject(Protocol):
-    """What holds the kernel."""
+    """A program or extension that contains the kernel."""
 
     name: str
 
     def make(self, number: int) -> float:
-        """Save a kernel that adds ``number`` and bring it to where the device finds it; the seconds without saving."""
+        """Save a kernel that adds ``number`` and install it for the device. Returns the seconds after saving."""
 
     def run(self, entry: access.SshAccess) -> str:
-        """What a new process on the device prints."""
+        """Run the kernel in a new process on the device and return its output."""
 
 
 def measure(workspace: Workspace) -> Result:
-    """Change the kernel and see its result, in a program and (with torch) in the extension.
+    """Change the kernel and get its result, in a program and (with torch) in the extension.
 
-    Raises RootNeeded, CommandFailed (another result than the changed kernel's), and what building, deploying and
-    booting raise.
+    Raises RootNeeded, CommandFailed (the result is not that of the changed kernel), and the errors of building,
+    deploying and booting.
     """
-    process.require_root("to serve and change a tree of all owners", "./inv bench --name=device")
+    process.require_root("to serve and change a tree with files of several owners", "./inv bench --name=device")
     workspace.ensure_built()
-    with progress.step("export what is booted, make the workbench (not timed)"):
+    with progress.step("export the tree and build the development image (not timed)"):
         workspace.task("export-nfsroot")
         workspace.task("shell", "--command=true", f"--folder={workspace.folder}")
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(files.scratch_folder(workspace.folder, "program"))
         figures = _figures(workspace, Program(workspace, scratch))
-        notes = ["every result was computed by the kernel changed last: its number was in it"]
+        notes = ["every result contains the number of the last changed kernel"]
         if workspace.manifests()["torch"].facts["version"]:
             checkout = stack.enter_context(copied_checkout(workspace.folder))
             extension = Extension(workspace, checkout)
@@ -107,7 +107,7 @@ def measure(workspace: Workspace) -> Result:
                 workspace.task("deploy", cwd=checkout)
             figures += _figures(workspace, extension)
         else:
-            notes.append("WITHOUT torch: no wheel was at hand, so there is no extension to change")
+            notes.append("WITHOUT torch: there is no wheel, so there is no extension to change")
     return Result(
         name="device",
         title="Changed kernel to device result",
@@ -118,7 +118,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def _figures(workspace: Workspace, subject: Subject) -> list[Figure]:
-    """Every round with one subject: on a device that is off, then while it is up."""
+    """The rounds with one subject: on a device that is off, then while it is running."""
     rounds = Rounds(workspace, subject)
     with contextlib.ExitStack() as device:
         with progress.step(f"{subject.name}: {OFF}"):
@@ -154,12 +154,12 @@ def _imports_of(found: Round) -> str:
 
 
 def changed(source: str, pattern: re.Pattern[str], text: str) -> str:
-    """A source with ``text`` between the groups of a pattern. Raises CommandFailed unless that is found once."""
+    """The source with ``text`` between the groups of a pattern. Raises CommandFailed unless it matches once."""
     made, count = pattern.subn(rf"\g<1>{text}\g<2>", source)
     if count != 1:
         raise CommandFailed(
-            "the kernel to change is not as this benchmark knows it",
-            expected=f"one place that matches {pattern.pattern}",
+            "the kernel's source does not match the pattern of this benchmark",
+            expected=f"one match of {pattern.pattern}",
             found=f"{count}",
             fix="adapt the pattern in benchmarks/device.py",
         )
@@ -167,17 +167,17 @@ def changed(source: str, pattern: re.Pattern[str], text: str) -> str:
 
 
 def changed_program(source: str, number: int) -> str:
-    """The program with a kernel that adds ``number``."""
+    """The source of the program with a kernel that adds ``number``."""
     return changed(source, _OF_PROGRAM, f"{number}.0")
 
 
 def changed_kernel(source: str, number: int) -> str:
-    """The extension's kernels with a product kernel that adds ``number``."""
+    """The source of the extension's kernels with a product kernel that adds ``number``."""
     return changed(source, _OF_EXTENSION, f" + {number}.0f")
 
 
 class Program:
-    """A user's own C++ program, compiled in the workbench and sent over SSH."""
+    """A user's C++ program, compiled in the development image and sent over SSH."""
 
     name = "kernel in a C++ program"
 
@@ -199,7 +199,7 @@ class Program:
 
 
 class Extension:
-    """The QPU extension: its product kernel, in a copy of the checkout, deployed from there."""
+    """The product kernel of the QPU extension, deployed from a copy of the checkout."""
 
     name = "kernel in the torch extension"
 
@@ -208,11 +208,11 @@ class Extension:
         self._source = (checkout / KERNELS).read_text()
 
     def preloaded(self) -> Extension:
-        """The same, by a Python that is forked from one that has torch."""
+        """The same extension in a Python process that is forked from one with torch imported."""
         return Extension(self._workspace, self._checkout, _PRELOADED)
 
     def load(self, entry: access.SshAccess) -> None:
-        """Let it have torch."""
+        """Import torch once."""
         process.run(entry.command([*self._python, "-c", "import torch"]), log=self._log)
 
     @property
@@ -220,7 +220,7 @@ class Extension:
         return self._workspace.results / "logs" / "device.log"
 
     def make(self, number: int) -> float:
-        """Rebuild it and put it into the tree: ``./inv deploy``."""
+        """Rebuild it and install it in the tree with ``./inv deploy``."""
         (self._checkout / KERNELS).write_text(changed_kernel(self._source, number))
         return self._workspace.task("deploy", cwd=self._checkout).seconds
 
@@ -230,7 +230,7 @@ class Extension:
 
 
 class Rounds:
-    """Changes a subject's kernel, each time to another, and sees its result on the device."""
+    """Changes a subject's kernel in each round and gets its result from the device."""
 
     def __init__(self, workspace: Workspace, subject: Subject, first: int = _FIRST) -> None:
         self._workspace, self._subject = workspace, subject
@@ -238,7 +238,7 @@ class Rounds:
         self.number = first
 
     def with_boot(self, device: contextlib.ExitStack) -> tuple[Round, access.SshAccess]:
-        """One round with a device that is off; it stays up as long as ``device`` is open."""
+        """One round with a device that is off. It runs until ``device`` is closed."""
         made = self._make()
         began = time.monotonic()
         entry = self._boot(device)
@@ -247,7 +247,7 @@ class Rounds:
         return Round(made=made, booted=booted, ran=ran, imports=imports), entry
 
     def on(self, entry: access.SshAccess) -> Round:
-        """One round with a device that is up, in a new process."""
+        """One round on a running device, in a new process."""
         made = self._make()
         ran, imports = self._ran(entry)
         return Round(made=made, ran=ran, imports=imports)
@@ -275,7 +275,7 @@ class Rounds:
         return access.SshAccess(host="127.0.0.1", port=machine.ssh_port, key=self._layout.client_key, known_hosts=known)
 
     def _ran(self, entry: access.SshAccess) -> tuple[float, float]:
-        """Seconds until the result is here, and of the imports. Raises CommandFailed for another kernel's result."""
+        """The seconds to get the result, and those of the imports. Raises CommandFailed for a wrong result."""
         began = time.monotonic()
         output = self._subject.run(entry)
         seconds = time.monotonic() - began
@@ -283,7 +283,7 @@ class Rounds:
 
 
 def imports_in(output: str, wanted: float) -> float:
-    """Seconds of imports that a program told beside the ``wanted`` result. Raises CommandFailed for another one."""
+    """The seconds of the imports in a program's output. Raises CommandFailed unless its result is ``wanted``."""
     match = _RESULT.search(output)
     if match is None or match["result"] != str(wanted):
         raise CommandFailed(
@@ -297,7 +297,7 @@ def imports_in(output: str, wanted: float) -> float:
 
 @contextlib.contextmanager
 def copied_checkout(parent: Path) -> Iterator[Path]:
-    """A copy of the checkout's files, under version control or about to be."""
+    """A copy of the checkout's files, except those that git ignores."""
     listed = process.output_of(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
     with files.scratch_folder(parent, "checkout") as copy:
         for name in listed.splitlines():

@@ -1,4 +1,4 @@
-"""The export: an exact copy of the image beside ``docker export | tar``, which is not exact."""
+"""The export: an exact copy of the image compared with ``docker export | tar``, which is not exact."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ GOAL_BYTES = 430e6
 GOAL_SECONDS = 2.0
 
 RULE = (
-    "Copies: one that does not count (the image's layers are then in memory), then the median; each into a new folder, "
-    "and all are removed in the end: ext4 without a journal looks at every inode that was freed in the last minutes "
-    "before it takes one. Nothing is forced to the disk. The whole task: one run, in a process of its own."
+    "Copies: one warm-up run, which caches the image's layers, then the median. Each copy goes into a new folder; all "
+    "are removed at the end, because ext4 without a journal checks each recently freed inode before it allocates one. "
+    "Nothing is synced to disk. The whole task: one run in a separate process."
 )
 
 
 def measure(workspace: Workspace) -> Result:
-    """Copy the image both ways, then run the task. Raises RootNeeded and what the copies raise."""
-    process.require_root("to give files to their owners", "./inv bench --name=export")
+    """Copy the image both ways, then run the task. Raises RootNeeded and the errors of the copies."""
+    process.require_root("to set the owners of files", "./inv bench --name=export")
     workspace.ensure_built()
     config = workspace.config
     client = connect()
@@ -40,10 +40,10 @@ def measure(workspace: Workspace) -> Result:
         source = unpack.find_image(client, reference, config.image.target)
         with files.scratch_folder(workspace.folder, "export") as scratch:
             trees = (scratch / f"tree-{number}" for number in itertools.count())
-            roads = []
+            methods = []
 
             def exact() -> None:
-                roads.append(unpack.unpack(client, source, next(trees)))
+                methods.append(unpack.unpack(client, source, next(trees)))
 
             def plain() -> None:
                 (tree := next(trees)).mkdir()
@@ -54,13 +54,13 @@ def measure(workspace: Workspace) -> Result:
                 seconds = timed(exact, times=workspace.times, warm_up=1)
             size = size_of(scratch / "tree-0")
             with progress.step(PLAIN):
-                beside = timed(plain, times=workspace.times, warm_up=1)
+                plain_seconds = timed(plain, times=workspace.times, warm_up=1)
     finally:
         client.close()
     with progress.step("export-nfsroot"):
         task = workspace.task("export-nfsroot")
-    copied = median_of(EXACT, seconds, note=f"{quantity(size / 1e6, 'MB')}, read by {roads[-1]}")
-    tarred = median_of(PLAIN, beside, note="adds, empties and alters files of /etc and /dev")
+    copied = median_of(EXACT, seconds, note=f"{quantity(size / 1e6, 'MB')}, read by {methods[-1]}")
+    tarred = median_of(PLAIN, plain_seconds, note="adds, empties and changes files of /etc and /dev")
     return Result(
         name="export",
         title="Export of the image",
@@ -72,19 +72,19 @@ def measure(workspace: Workspace) -> Result:
                 name=SCALED,
                 value=copied.value * GOAL_BYTES / size,
                 goal=Goal(GOAL_SECONDS),
-                note="by its rate; the image is larger",
+                note="at this rate; the image is larger",
             ),
             tarred,
             ratio("docker export | tar / exact copy", tarred, copied),
-            Figure(name=WHOLE, value=task.seconds, note="copy, hashes, audit, the files beside the tree"),
+            Figure(name=WHOLE, value=task.seconds, note="copy, hashes, audit, files next to the tree"),
             Figure(name=PEAK, value=task.peak_mb, unit="MB", goal=Goal(200), note="VmHWM of the task"),
         ),
-        facts={"bytes": size, "road": roads[-1], "layers": len(source.layers)},
+        facts={"bytes": size, "method": methods[-1], "layers": len(source.layers)},
     )
 
 
 def plain_way(box: str, tree: Path) -> str:
-    """What one would type; with what it takes to keep owners and file capabilities."""
+    """The conventional command, with the options that preserve owners and file capabilities."""
     docker = process.require_program("docker", "to export a container the plain way")
     unpacked = shlex.join(
         ["tar", "--extract", f"--directory={tree}", "--numeric-owner", "-p", "--xattrs", "--xattrs-include=*"]

@@ -1,7 +1,7 @@
-"""An extension wheel three ways: emulated, with the native compiler in the emulated container, plain cross-compiled.
+"""An extension wheel built three ways: emulated, with the native compiler in the emulated container, cross-compiled.
 
-Two comparisons: the whole wheel by ``pip wheel``, both ways inside the container; and the compiler's and linker's work
-alone, all three ways, by the very command lines that the wheel's build uses, in the same folders.
+Two comparisons: the whole wheel by ``pip wheel`` in the container, and only the compiler and linker, in all three ways
+with the command lines of the wheel's build in the same folders.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ COMPILED = {
 }
 
 RULE = (
-    "Emulated: one run. Native and plain cross: the build that finds out the command lines serves as warm-up, then the "
-    "median, taken in turns. Whole wheels are timed with their container, commands inside it. One compiler at a time."
+    "Emulated: one run. Native and plain cross: the median of alternating runs; the build that determines the command "
+    "lines is the warm-up. The time of a whole wheel includes its container; others do not. One compiler at a time."
 )
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is built: its source, and what is mounted into every container."""
+    """The extension to build, and the mounts of every container."""
 
     title: str
     source: Path
@@ -59,7 +59,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds by the clock, and CPU seconds (user and system) of all processes."""
+    """Wall-clock seconds, and CPU seconds (user and system) of all processes."""
 
     seconds: float
     cpu: float
@@ -71,33 +71,35 @@ def cpu_of(samples: Sequence[Spent]) -> float:
 
 
 def spent_in(output: str) -> Spent:
-    """What the script of a replay told at its end. Raises CommandFailed when it told nothing."""
+    """The times that a replay script printed at its end. Raises CommandFailed without them."""
     took = re.search(r"^took (\d+) ns$", output, re.MULTILINE)
-    # times(1p): the shell's own user and system time, then, a line below, that of its children.
+    # times(1p) prints the shell's own user and system time, and on the next line those of its children.
     parts = [int(minutes) * 60 + float(rest) for minutes, rest in re.findall(r"(\d+)m([0-9.]+)s", output)[-4:]]
     if took is None or len(parts) != 4:
-        raise CommandFailed("the compiler's time was not told", tail=output[-2000:])
+        raise CommandFailed("the output has no compiler time", tail=output[-2000:])
     return Spent(int(took[1]) / 1e9, sum(parts))
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compile: an image, mounts over it, and its architecture."""
+    """A way to compile: an image with its architecture and mounts."""
 
     image: str
     architecture: Architecture
     binds: tuple[str, ...]
     environment: dict[str, str]
     wheel: str = "python3 -m pip wheel --no-deps --no-build-isolation --no-cache-dir --wheel-dir /usr/src/out ."
-    """The script that makes a whole wheel."""
+    """The script that builds the whole wheel."""
 
 
 def subject_of(workspace: Workspace) -> Subject:
-    """The QPU extension where torch is in the image, else the stand-in."""
+    """The QPU extension if torch is in the image, otherwise a sample extension."""
     context = Context(workspace.config)
     manifests = workspace.manifests()
     if not manifests["torch-site"].facts["version"]:
-        return Subject("a stand-in (no torch wheel at hand)", Path(__file__).parent / "standin", (), {})
+        return Subject(
+            "a sample extension (there is no torch wheel)", Path(__file__).parent / "sample_extension", (), {}
+        )
     packages = f"usr/local/lib/python{context.suite.python}/dist-packages"
     prefix = str(manifests["libqpu"].facts["prefix"])
     return Subject(
@@ -112,7 +114,7 @@ def subject_of(workspace: Workspace) -> Subject:
 
 
 def measure(workspace: Workspace) -> Result:
-    """Build the wheel and replay its compiler's work. Raises CommandFailed with the compiler's words."""
+    """Build the wheel and replay its compiler calls. Raises CommandFailed with the compiler's error."""
     workspace.ensure_workbench()
     config = workspace.config
     context = Context(config)
@@ -134,7 +136,7 @@ def measure(workspace: Workspace) -> Result:
                 ),
             }
             trial = Trial(workspace, client, subject, scratch)
-            with progress.step("find out the command lines"):
+            with progress.step("determine the command lines"):
                 commands = trial.command_lines(ways["native"])
             samples: dict[str, list[Spent]] = {name: [] for name in ways}
             objects: dict[str, dict[str, str]] = {}
@@ -147,7 +149,7 @@ def measure(workspace: Workspace) -> Result:
                 samples["emulated"].append(trial.replay(ways["emulated"], commands))
                 objects["emulated"] = trial.objects()
             wheels: dict[str, list[float]] = {"native": [], "emulated": [], "cross": []}
-            if subject.binds:  # only the extension's own build knows how
+            if subject.binds:  # only the extension's build supports it
                 ways["cross"] = _of_the_main_job(context, workspace, ways["cross"])
             again = ["native", "cross"] if subject.binds else ["native"]
             for name in [*again * workspace.times, "emulated"]:
@@ -166,9 +168,7 @@ def measure(workspace: Workspace) -> Result:
     }
     if wheels["cross"]:
         wheel["cross"] = median_of(WHEEL_CROSS, wheels["cross"], note="as the main job does it")
-    same = {
-        name: "the same bytes" if found == objects["emulated"] else "OTHER BYTES" for name, found in objects.items()
-    }
+    same = {name: "identical" if found == objects["emulated"] else "DIFFERENT" for name, found in objects.items()}
     return Result(
         name="extension",
         title=f"Extension wheel: {subject.title}",
@@ -183,7 +183,7 @@ def measure(workspace: Workspace) -> Result:
             ratio("whole wheel: emulated / native in the container", wheel["emulated"], wheel["native"]),
         ),
         notes=(
-            f"objects beside the emulated compiler's: native in the container {same['native']}, "
+            f"objects compared with the emulated compiler's: native in the container {same['native']}, "
             f"plain cross {same['cross']}",
         ),
         facts={"commands": commands, "objects": objects},
@@ -205,7 +205,7 @@ def _with(way: Way, compiler: Mounts) -> Way:
 
 
 class Trial:
-    """Builds one subject in one scratch folder, each time from the same clean source."""
+    """Builds a subject in a scratch folder, each time from the same clean source."""
 
     def __init__(self, workspace: Workspace, client: docker.DockerClient, subject: Subject, scratch: Path) -> None:
         self._workspace, self._client, self._subject = workspace, client, subject
@@ -214,7 +214,7 @@ class Trial:
         self._log = workspace.results / "logs" / "extension.log"
 
     def command_lines(self, way: Way) -> list[list[str]]:
-        """Build by setup.py, and return the command lines that it ran. Raises CommandFailed when it ran none."""
+        """Build with setup.py and return its compiler command lines. Raises CommandFailed if there are none."""
         self._fresh()
         output = self._run(way, "python3 setup.py build_ext --build-lib build/lib --build-temp build/temp")
         commands = compiler_commands(output)
@@ -228,7 +228,7 @@ class Trial:
         return commands
 
     def replay(self, way: Way, commands: Sequence[Sequence[str]]) -> Spent:
-        """Run the command lines one after the other; the time is taken inside the container."""
+        """Run the command lines one after the other and measure the time inside the container."""
         self._fresh()
         for words in commands:
             product = self._source / words[words.index("-o") + 1]
@@ -246,7 +246,7 @@ class Trial:
         }
 
     def whole_wheel(self, way: Way) -> float:
-        """Seconds that the way's own script takes for a wheel, its container included."""
+        """Seconds that the way's script takes to build a wheel, including its container."""
         self._fresh()
         (seconds,) = timed(lambda: self._run(way, way.wheel), times=1)
         if not list(self._out.glob("*.whl")):

@@ -1,4 +1,4 @@
-"""libqpu's kernel library on the emulator: clocks of its model of a Raspberry Pi 3, and what compiling takes here."""
+"""libqpu's kernel library in the emulator: clocks of its model of a Raspberry Pi 3, and compile times on this PC."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from toolchain.errors import CommandFailed
 from toolchain.jobs import compile_jobs
 
 RULE = (
-    "MODEL: clocks of the emulator's model of a Raspberry Pi 3; not measured on hardware. The share is that of the "
-    "least time that the model's bus, or its pipes, need for the kernel. Its range is over the ranges of the model's "
-    "parameters; the assumption named moves it most. Naive kernels are those of a course project, compiled without "
-    "optimisation, on 4 QPUs. Compile time and call: of this PC, the least of five and the median."
+    "MODEL: clocks of the emulator's model of a Raspberry Pi 3; not measured on hardware. The share is the minimum "
+    "time that the model's bus, or its pipes, need for the kernel, divided by the kernel's time. Its range covers the "
+    "ranges of the model's parameters; the named assumption has the largest effect. Naive kernels are from a course "
+    "project, compiled without optimisation, on 4 QPUs. Compile time and call: on this PC, the minimum of five "
+    "and the median."
 )
 
 SHARES = {
@@ -27,7 +28,7 @@ SHARES = {
     "matvec 100 x 100000, 12 QPUs": ("matrix-vector 100 x 10^5, share of the bus", 80.0),
     "matmul 512^3, 12 QPUs": ("matrix-matrix 512^3, share of the pipes", 50.0),
 }
-"""Of the program's lines: what they are called here, and the least share, per cent."""
+"""The name of the figure and the minimum share in per cent, by the program's name of the kernel."""
 
 NAIVE_ADD = "naive add / add"
 QPULIB_ADD = "naive add with QPULib's stores / add"
@@ -49,7 +50,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
-    """The promised figures, then every share, from what the program printed."""
+    """The figures with goals, then all other shares, from the program's output."""
     shares = {item["kernel"]: item for item in lines if "share" in item}
     promised = [
         Figure(
@@ -84,7 +85,7 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
 
 
 def _range(item: Mapping[str, Any]) -> str:
-    """What the model says of a share and a time: ranges, and the assumption that moves the share most."""
+    """The model's ranges of a share and a time, and the assumption with the largest effect."""
     return (
         f"model: {100 * item['shareLow']:.1f} to {100 * item['shareHigh']:.1f} %, most by {item['movedBy']}; "
         f"{1e3 * item['seconds']:.2f} ms, {1e3 * item['secondsLow']:.2f} to {1e3 * item['secondsHigh']:.2f} ms"

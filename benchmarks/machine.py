@@ -1,4 +1,4 @@
-"""The machine that figures were taken on: without it they mean nothing."""
+"""A description of the machine on which the figures were measured."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Machine:
     storage: str
 
     def as_json(self) -> dict[str, Any]:
-        """For the result file."""
+        """The fields as JSON values."""
         return asdict(self) | {"load": list(self.load)}
 
     def lines(self) -> list[str]:
-        """For readers."""
+        """The description as text."""
         return [
             f"{self.cores} cores ({self.processor}), {self.memory_mib / 1024:.1f} GiB memory, "
             f"load {', '.join(f'{item:.2f}' for item in self.load)}",
@@ -47,7 +47,7 @@ class Machine:
 
 
 def describe(target: Architecture) -> Machine:
-    """This machine now. What cannot be learnt is empty."""
+    """Describe this machine. Values that cannot be determined are empty."""
     release = dict(
         line.split("=", 1) for line in _text(Path("/etc/os-release")).splitlines() if re.match(r"[A-Z_]+=", line)
     )
@@ -78,18 +78,18 @@ def describe(target: Architecture) -> Machine:
 
 
 def processor(cpuinfo: str) -> str:
-    """The processor's name in /proc/cpuinfo, where it has one."""
+    """The processor's name in /proc/cpuinfo, or the machine name without one."""
     found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return found[1].strip() if found else platform.machine()
 
 
 def _interpreter(suffix: str) -> str:
-    """The emulator that the kernel runs for this architecture (binfmt_misc)."""
+    """The emulator that the kernel uses for this architecture (binfmt_misc)."""
     entry = _text(Path(f"/proc/sys/fs/binfmt_misc/qemu-{suffix}"))
     found = re.search(r"^interpreter (\S+)$", entry, re.MULTILINE)
     if found is None:
         return ""
-    # Debian registers a link whose name carries flags; the program behind it tells its version.
+    # Debian registers a link whose name carries flags; only its target supports --version.
     return os.path.realpath(found[1])
 
 

@@ -1,4 +1,4 @@
-"""Figures: how they are taken, what they are compared with, and how they are shown."""
+"""Figures: their measurement, goals and presentation."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _WIDTH = 118
 
 @dataclass(frozen=True)
 class Goal:
-    """A promise about a figure. ``at_most`` false means at least."""
+    """A limit for a figure: a maximum, or a minimum if ``at_most`` is false."""
 
     limit: float
     at_most: bool = True
 
     def met(self, value: float) -> bool:
-        """Whether the figure keeps it."""
+        """Whether a value meets the goal."""
         return value <= self.limit if self.at_most else value >= self.limit
 
     def text(self, unit: str) -> str:
-        """As ``≤ 5 s``."""
+        """The goal as text, such as ``≤ 5 s``."""
         return f"{'≤' if self.at_most else '≥'} {quantity(self.limit, unit)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One measured value. ``unit`` is s, ms, µs, MB, MB/s, % or ×; ``samples`` are what the value is the median of."""
+    """A measured value, the median of the ``samples`` if there are any. ``unit`` is s, ms, µs, MB, MB/s, % or ×."""
 
     name: str
     value: float
@@ -63,13 +63,13 @@ class Figure:
 
     @property
     def spread(self) -> str:
-        """Smallest and largest sample, and how many there are; empty for a single one."""
+        """The smallest and largest sample and their number; empty for a single one."""
         if len(self.samples) < 2:
             return ""
         return f"{min(self.samples):.2f}–{max(self.samples):.2f} ({len(self.samples)})"
 
     def as_json(self) -> dict[str, Any]:
-        """For the result file."""
+        """The figure as JSON values."""
         document: dict[str, Any] = {"name": self.name, "value": round(self.value, 4), "unit": self.unit}
         if self.samples:
             document["samples"] = [round(item, 4) for item in self.samples]
@@ -79,7 +79,7 @@ class Figure:
 
 
 def quantity(value: float, unit: str) -> str:
-    """A value with its unit and three digits that count."""
+    """A value with three significant digits and its unit."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     shown = f"{value:.{digits}f}"
     return f"{shown.rstrip('0').rstrip('.') if '.' in shown else shown} {unit}"
@@ -91,13 +91,13 @@ def median_of(name: str, samples: Sequence[float], *, goal: Goal | None = None, 
 
 
 def ratio(name: str, longer: Figure, shorter: Figure, *, goal: Goal | None = None) -> Figure:
-    """How many times ``longer`` takes as long as ``shorter``."""
+    """The ratio of ``longer`` to ``shorter``."""
     note = f"{quantity(longer.value, longer.unit)} / {quantity(shorter.value, shorter.unit)}"
     return Figure(name=name, value=longer.value / shorter.value, unit="×", goal=goal, note=note)
 
 
 def timed(action: Callable[[], object], *, times: int, warm_up: int = 0) -> tuple[float, ...]:
-    """Seconds of each of ``times`` calls, after ``warm_up`` calls that do not count."""
+    """The seconds of each of ``times`` calls, after ``warm_up`` calls that are not measured."""
     samples = []
     for number in range(warm_up + times):
         began = time.monotonic()
@@ -109,7 +109,7 @@ def timed(action: Callable[[], object], *, times: int, warm_up: int = 0) -> tupl
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """A task that ran in a process of its own. ``peak_mb`` is the most memory its Python process had resident, MB."""
+    """A task that ran in a separate process. ``peak_mb`` is the peak resident memory of its Python process in MB."""
 
     seconds: float
     peak_mb: float
@@ -125,9 +125,9 @@ def observe(
     limit_s: float = 3600.0,
     program: str = "benchmarks.observed",
 ) -> Observed:
-    """Run a task as the user would and return what it took. Raises CommandFailed with the task's last lines.
+    """Run a task like a user would and measure it. Raises CommandFailed with the last lines of its output.
 
-    The peak is VmHWM of proc(5), of the Python process alone: programs that it starts have their own.
+    The peak is VmHWM of proc(5) for the Python process only, without the programs that it starts.
     """
     report = log.with_suffix(".observed.json")
     report.unlink(missing_ok=True)
@@ -138,14 +138,14 @@ def observe(
         peak_kib = int(json.loads(report.read_text())["peak_kib"])
     except (FileNotFoundError, ValueError, KeyError) as fault:
         raise CommandFailed(
-            f"{' '.join(words)} left no record of its memory", found=str(fault), tail=done.output[-2000:]
+            f"{' '.join(words)} wrote no record of its memory", found=str(fault), tail=done.output[-2000:]
         ) from fault
     return Observed(seconds=done.seconds, peak_mb=peak_kib * 1024 / 1e6, output=done.output)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one benchmark found. ``rule`` says what was warmed up, repeated and left out of the times."""
+    """The result of a benchmark. ``rule`` describes warm-up, repetitions and excluded times."""
 
     name: str
     title: str
@@ -161,7 +161,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A benchmark's result with the machine that it was found on."""
+    """A benchmark's result with a description of the machine."""
 
     result: Result
     machine: Machine
@@ -172,13 +172,13 @@ class Report:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Why these figures are not those of an idle machine."""
+        """A warning if the machine was not idle."""
         load = self.machine.load[0] / self.machine.cores
         if load <= IDLE_LOAD:
             return ()
         return (
             f"the machine was BUSY before this began (load {self.machine.load[0]:.1f} on {self.machine.cores} cores): "
-            "times are those of a busy machine, ratios hold within this run only",
+            "times are too long, and ratios are valid only within this run",
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class Report:
         }
 
     def write(self, folder: Path) -> Path:
-        """Write the result file, atomically; its path."""
+        """Write the result file atomically and return its path."""
         path = folder / f"{self.result.name}.json"
         write_text_atomically(path, json.dumps(self.as_json(), indent=2, ensure_ascii=False) + "\n")
         return path

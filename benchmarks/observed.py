@@ -1,9 +1,9 @@
-"""Runs a task as ``./inv TASK…`` does and, however it ends, writes how much memory this process had at most.
+"""Run a task like ``./inv TASK…``, then write the peak memory of this process, even after an error.
 
     python -m benchmarks.observed REPORT.json TASK [OPTIONS]
 
-VmHWM (proc(5)) is of this program alone: getrusage's maximum would include the image that this process was forked
-from, and wait4's the programs that it started.
+VmHWM (proc(5)) covers only this program. getrusage's maximum would include the image that this process was forked from,
+and wait4's maximum the programs that it started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toolchain import cli
 
 
 def peak_kib() -> int:
-    """The most memory that this process had resident, KiB."""
+    """The peak resident memory of this process in KiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1])

@@ -1,4 +1,4 @@
-// A kernel in a program of its own, as QPULib's users write them. The benchmark changes the number it adds.
+// A program with one kernel, written for QPULib. The benchmark changes the number that the kernel adds.
 #include <QPULib.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: what ``./inv bench`` does."""
+"""Run the benchmarks one after the other (``./inv bench``)."""
 
 from __future__ import annotations
 
@@ -28,45 +28,45 @@ BENCHMARKS: Mapping[str, Callable[[Workspace], Result]] = {
     "kernels": kernels.measure,
     "torch": torch_wheel.measure,
 }
-"""In the order in which they are run: the first makes the image that the others use."""
+"""The benchmarks in their order. The first builds the image that the others use."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run found; ``folder`` holds a JSON file for each benchmark."""
+    """The result of a run. ``folder`` contains a JSON file for each benchmark."""
 
     reports: tuple[Report, ...]
     folder: Path
 
     def text(self) -> str:
-        """The machine, then every table."""
+        """The machine and the tables."""
         machine = self.reports[0].machine.lines() if self.reports else []
         results = [f"results: {self.folder / f'{item.result.name}.json'}" for item in self.reports]
         return "\n".join([*machine, "", *(item.text() for item in self.reports), *results])
 
     @property
     def goals(self) -> tuple[int, int]:
-        """How many goals were met, and how many there are."""
+        """The number of goals that were met, and the number of goals."""
         tried = [figure.met for item in self.reports for figure in item.result.figures if figure.met is not None]
         return sum(tried), len(tried)
 
 
 def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False) -> Run:
-    """Run one benchmark, or all of them; short measurements are repeated ``times`` times.
+    """Run one benchmark, or all of them. Short measurements are repeated ``times`` times.
 
-    Each result is written as soon as it is there. What was built for the benchmarks is removed at the end, unless
-    ``keep`` is set: then the next run of a single one starts sooner. Raises UserError for an unknown name.
+    Each result is written immediately. The files built for the benchmarks are removed at the end unless ``keep`` is
+    set, which makes the next run of a single benchmark faster. Raises UserError for an unknown name.
     """
     chosen = _chosen(name)
     if not name and not torch_wheel.has_tree(config):
-        progress.say("    torch is left out: no build has left a tree of it (./inv build-torch --again does)")
+        progress.say("    skipping torch: there is no build tree of it (./inv build-torch --again creates one)")
         chosen = {item: measure for item, measure in chosen.items() if item != "torch"}
     if times < 1:
-        raise UserError("nothing can be measured in no run", expected="--times of 1 or more", found=str(times))
+        raise UserError("at least one run is needed", expected="--times of 1 or more", found=str(times))
     ensure_running(config)
     workspace = Workspace.of(config, times=times)
     reports = []
-    with workspace.alone(), _dropped(workspace, keep=keep):
+    with workspace.exclusive(), _cleaned_up(workspace, keep=keep):
         for item, measure in chosen.items():
             report = run_one(workspace, item, measure)
             report.write(workspace.results)
@@ -75,7 +75,7 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False)
 
 
 def run_one(workspace: Workspace, name: str, measure: Callable[[Workspace], Result]) -> Report:
-    """Run one benchmark, and say on what machine and at what load."""
+    """Run one benchmark and record the machine and its load."""
     machine = describe(workspace.config.image.target)
     started = datetime.datetime.now(datetime.UTC)
     began = time.monotonic()
@@ -106,7 +106,7 @@ def _chosen(name: str) -> Mapping[str, Callable[[Workspace], Result]]:
 
 
 @contextlib.contextmanager
-def _dropped(workspace: Workspace, *, keep: bool) -> Iterator[None]:
+def _cleaned_up(workspace: Workspace, *, keep: bool) -> Iterator[None]:
     try:
         yield
     finally:
@@ -115,7 +115,7 @@ def _dropped(workspace: Workspace, *, keep: bool) -> Iterator[None]:
 
 
 def _commit() -> str:
-    """The commit that was measured, with ``+`` where the checkout has changes; empty outside a checkout."""
+    """The measured commit, with ``+`` if the checkout has changes; empty outside a checkout."""
     with contextlib.suppress(CommandFailed, ProgramMissing):
         commit = process.output_of(["git", "rev-parse", "HEAD"], cwd=ROOT)
         changes = process.output_of(["git", "status", "--porcelain"], cwd=ROOT)

@@ -1,8 +1,8 @@
-"""torch's compile: the same few objects three ways, and what the whole would cost emulated.
+"""Compiling torch: a few objects in three ways, and an estimate of the whole build under emulation.
 
-The objects come from the build tree that ``./inv build-torch`` left, by the command lines of its build, without ccache.
-They are sources of c10, which read no library's headers but their own: those of the others are in the builder image
-only. One compiler is compared with itself, GCC; what the recipe's own takes for them is told beside it.
+The objects are from the build tree of ``./inv build-torch`` and are compiled with its command lines, without ccache.
+They are sources of c10, which include no headers of other libraries; those exist only in the builder image. All three
+ways use GCC; the recipe's own compiler is measured as well.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ TITLES = {
     "recipe": "three objects, the recipe's compiler",
 }
 GOAL = Goal(2700)
-"""Of a build without ccache: 45 minutes."""
+"""For a build without ccache: 45 minutes."""
 RULE = (
     "One compiler at a time, no ccache, timed inside the container. The first three are GCC by one command line, "
-    "without warnings; the recipe's is the build's own. Emulated: one run; the others: the median, taken in turns. "
-    "The whole emulated is the build's own seconds times what GCC emulated takes beside the recipe's: an estimate. "
-    "What the build took is what it noted itself, with whatever else the machine did then."
+    "without warnings; the recipe's is that of the build. Emulated: one run; others: the median of alternating runs. "
+    "The emulated whole is an estimate: the seconds of the build times the ratio of emulated GCC to the recipe's. "
+    "The seconds of the build are from its own record, under the load at that time."
 )
 
 
 def measure(workspace: Workspace) -> Result:
-    """Compile the objects three ways. Raises ArtefactMissing without a build tree of torch in the user's folder."""
+    """Compile the objects in three ways. Raises ArtefactMissing without a build tree of torch in the user's folder."""
     user = workspace.user
     workspace.ensure_workbench()
     with Context(user) as context:
@@ -102,38 +102,37 @@ def measure(workspace: Workspace) -> Result:
 
 
 def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
-    """What the tree's build took, and why a figure is missing; ``slower`` is how many times slower emulation is.
+    """The figures of the tree's build, and the reasons for missing ones. ``slower`` is the slowdown by emulation.
 
-    An object that the compiler's cache answered took no time to compile: where there is one, nothing is said of all,
-    and the whole has no goal.
+    With objects from the compiler's cache, the total of all objects is left out and the whole build has no goal.
     """
     hits, calls = builder.cache_use()
-    answered = f"ccache answered {hits} of {calls} compiler calls"
+    cached = f"{hits} of {calls} compiler calls were ccache hits"
     figures: list[Figure] = []
     notes = []
     runs = builder.runs()
     ended = next((number for number, run in enumerate(runs, 1) if run.finished), 0)
     if not ended or not all(run.seconds for run in runs[:ended]):
-        notes.append("what the whole build took is left out: not every run at that tree was noted to its end")
+        notes.append("the time of the whole build is left out: the record of its runs is incomplete")
     else:
         phases: dict[str, float] = {}
         for run in runs[:ended]:
             for name, seconds in run.seconds.items():
                 phases[name] = phases.get(name, 0.0) + seconds
-        told = ", ".join(f"{name} {quantity(seconds, 's')}" for name, seconds in phases.items())
-        goes = f"; in {ended} runs" if ended > 1 else ""
+        times = ", ".join(f"{name} {quantity(seconds, 's')}" for name, seconds in phases.items())
+        runs_note = f"; in {ended} runs" if ended > 1 else ""
         figures.append(
             Figure(
                 name="the whole build, all phases",
                 value=sum(phases.values()),
                 goal=GOAL if calls and not hits else None,
-                note=f"{told}{goes}; {answered}",
+                note=f"{times}{runs_note}; {cached}",
             )
         )
     if not calls:
-        notes.append("what all objects took is left out: it is not known what ccache answered in that build")
+        notes.append("the time of all objects is left out: the number of ccache hits in that build is unknown")
     elif hits:
-        notes.append(f"what all objects took is left out: {answered} in that build")
+        notes.append(f"the time of all objects is left out: {cached} in that build")
     else:
         whole = sum(seconds_of_objects(builder.home))
         figures += [
@@ -144,19 +143,19 @@ def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tupl
 
 
 def has_tree(user: Config) -> bool:
-    """Whether a build from source has left its tree."""
+    """Whether the build tree of a build from source exists."""
     return any(user.target_root.glob("work/torch-*/pytorch/build/compile_commands.json"))
 
 
 def command_lines(builder: building.Builder) -> list[list[str]]:
-    """The build's own command lines for the sources, without launcher. Raises ArtefactMissing."""
+    """The build's command lines for the sources, without ccache. Raises ArtefactMissing."""
     listed = builder.home / "pytorch" / "build" / "compile_commands.json"
     if not listed.is_file():
         raise ArtefactMissing(
-            "there is no build tree of torch to take command lines from",
+            "there is no build tree of torch",
             expected=str(listed),
             found="no such file",
-            fix="run ./inv build-torch --again first (a kept or fetched wheel has no tree)",
+            fix="run ./inv build-torch --again first (a cached or downloaded wheel has no tree)",
         )
     found = []
     for item in json.loads(listed.read_text()):
@@ -167,26 +166,26 @@ def command_lines(builder: building.Builder) -> list[list[str]]:
 
 
 def seconds_of_objects(home: Path) -> list[float]:
-    """What each object of the tree took, by ninja's log: seconds by the clock, with others beside it."""
+    """The wall-clock seconds of each object in ninja's log, compiled in parallel with others."""
     rows = (home / "pytorch" / "build" / ".ninja_log").read_text().splitlines()[1:]
     parts = [row.split("\t") for row in rows]
     return [(int(item[1]) - int(item[0])) / 1000 for item in parts if item[3].endswith((".o", ".gch"))]
 
 
 def for_gcc(words: list[str], program: str) -> list[str]:
-    """A command line of the build for GCC: without warnings, and without what Clang alone knows."""
-    kept = [program]
+    """A command line of the build for GCC, without warnings and Clang's own options."""
+    made = [program]
     rest = iter(words[1:])
     for word in rest:
         if word in ("-Xclang", "-target"):
             next(rest)
         elif not word.startswith(("-W", "--target=", "-Qunused-", "-fclang-", "-fcolor-")):
-            kept.append(word)
-    return kept
+            made.append(word)
+    return made
 
 
 def script_of(commands: list[list[str]]) -> str:
-    """Compile all of them to /tmp, and tell the seconds."""
+    """A script that compiles all sources to /tmp and prints the seconds."""
     lines = ["cd /usr/src/torch/pytorch/build || exit 1", "began=$(date +%s%N)"]
     for words in commands:
         out = words.index("-o")

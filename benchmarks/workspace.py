@@ -1,7 +1,7 @@
-"""Where benchmarks build: a folder and image names of their own.
+"""The separate build folder and image names of the benchmarks.
 
-The workspace's ``image.source_date_epoch`` is one second off the configured one: a root filesystem that is the same,
-byte for byte, as one that the engine has already would be loaded in no time, and a clean build would not be one.
+The workspace's ``image.source_date_epoch`` differs from the configured one by one second. Otherwise the engine could
+already have an identical root filesystem, and a clean build would not have to load it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from wheels.wheelhouse import wheelhouses
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """``config`` is the user's, with the build folder and the image name of the benchmarks; ``results`` keeps JSON.
+    """The user's configuration with the build folder and image name of the benchmarks, and the folder for results.
 
-    ``times`` is how often short measurements are repeated.
+    Short measurements are repeated ``times`` times.
     """
 
     config: Config
@@ -58,14 +58,14 @@ class Workspace:
 
     @property
     def folder(self) -> Path:
-        """Products and logs; removed by ``clean``."""
+        """The folder of the products and logs, which ``clean`` removes."""
         return self.config.build_root
 
     def environment(self) -> dict[str, str]:
-        """What makes a task work in here."""
+        """The environment variables with which a task uses the workspace."""
         config = self.config
         return {
-            "INVOKE_RUNTIME_CONFIG": "",  # a file of the user's would win over what follows
+            "INVOKE_RUNTIME_CONFIG": "",  # a configuration file of the user would override the variables below
             "INVOKE_BUILD_FOLDER": str(config.build_root),
             "INVOKE_IMAGE_NAME": config.image.name,
             "INVOKE_IMAGE_SOURCE_DATE_EPOCH": str(config.image.source_date_epoch),
@@ -74,60 +74,60 @@ class Workspace:
         }
 
     def task(self, *words: str, cwd: Path = ROOT) -> Observed:
-        """Run a task in here, in a process of its own. Raises CommandFailed."""
+        """Run a task in the workspace in a separate process. Raises CommandFailed."""
         log = self.results / "logs" / f"{words[0]}.log"
         return observe(words, environment=self.environment(), log=log, cwd=cwd)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """One run of the benchmarks at a time, in a folder that is theirs. Raises InUse, or UserError."""
+    def exclusive(self) -> Iterator[None]:
+        """Lock the workspace and create its folder. Raises InUse, or UserError."""
         self.results.mkdir(parents=True, exist_ok=True)
         taken = InUse(
             f"other benchmarks run in {self.results}",
-            expected="one run at a time: they would measure each other",
-            found="its lock is held",
-            fix="wait for the other run, or end it",
+            expected="one run at a time, because parallel runs disturb each other",
+            found="a lock",
+            fix="wait for the other run, or stop it",
         )
         with files.held(self.results / "lock", taken):
-            self._own()
+            self._create_folder()
             yield
 
     def ensure_built(self) -> main_job.Built:
-        """Bring the workspace's image up to date; not measured."""
-        self._own()
-        with progress.step("build what is measured (not timed)"):
+        """Bring the workspace's image up to date without measuring it."""
+        self._create_folder()
+        with progress.step("build the image (not timed)"):
             return main_job.build_image(self.config)
 
     def ensure_workbench(self) -> None:
-        """As ``ensure_built``, and the development root and the image that shells are opened in."""
+        """Bring the image, the development root and the development image up to date."""
         self.ensure_built()
-        with progress.step("make the workbench (not timed)"):
+        with progress.step("build the development image (not timed)"):
             main_job.ready_workbench(self.config)
 
     def clean(self) -> None:
-        """Remove everything that was built in here, images and their layers included. Raises UserError."""
+        """Remove everything that was built in the workspace, including images. Raises UserError."""
         if self.folder.exists():
             files.require_owned(self.folder)
             files.remove(self.folder)
         self._remove_images()
-        self._own()
+        self._create_folder()
 
     def drop(self) -> None:
-        """As ``clean``, and leave no folder."""
+        """Clean the workspace and remove its folder."""
         self.clean()
         files.remove(self.folder)
 
     def manifests(self) -> dict[str, Manifest]:
-        """The steps that were made, by name."""
+        """The manifests of the steps by name."""
         paths = sorted(self.config.target_root.glob(f"*{MANIFEST_SUFFIX}"))
         return {found.step: found for path in paths if (found := Manifest.read(path)) is not None}
 
     def stamps(self) -> dict[str, int]:
-        """When each step's manifest was written: a step that ran has a new one."""
+        """The modification time of each step's manifest. A step that ran has a new one."""
         paths = self.config.target_root.glob(f"*{MANIFEST_SUFFIX}")
         return {path.name: path.stat().st_mtime_ns for path in paths}
 
-    def _own(self) -> None:
+    def _create_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         files.require_owned(self.folder)
         (self.folder / files.MARKER).touch()
@@ -148,7 +148,7 @@ class Workspace:
 
 
 def size_of(tree: Path) -> int:
-    """Bytes of content in a tree's files; a file with several names counts once."""
+    """The bytes of content in a tree's files. A file with several hard links counts once."""
     seen: set[int] = set()
     total = 0
     for folder, _, names in os.walk(tree):

@@ -72,7 +72,7 @@ def test_tree_is_entered_from_itself_without_a_bare_system(config: Config, capsy
     assert strategy.server.second_folder == ""
     assert strategy.ssh.access.key == Layout.of(config).client_key
     assert made.config.data["options"]["chroot"] == "served"
-    assert "no image pitorch-nowhere/rootfs:trixie-armhf" in " ".join(capsys.readouterr().err.split())
+    assert "image pitorch-nowhere/rootfs:trixie-armhf not found" in " ".join(capsys.readouterr().err.split())
 
 
 def test_real_board_is_not_booted(config: Config) -> None:

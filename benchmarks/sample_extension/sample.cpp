@@ -1,5 +1,4 @@
-// Stands in for the QPU extension where no torch wheel is at hand: a pybind11 module whose templates keep a compiler
-// busy for some seconds.
+// Replaces the QPU extension without a torch wheel: a pybind11 module whose templates take a compiler some seconds.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -35,7 +34,7 @@ std::vector<std::vector<double>> sorted_rows(std::vector<std::vector<double>> ro
 
 }  // namespace
 
-PYBIND11_MODULE(standin, module) {
+PYBIND11_MODULE(sample, module) {
   module.def("words", &words);
   module.def("dot", &dot);
   module.def("sorted_rows", &sorted_rows);
