@@ -1,4 +1,4 @@
-"""The tasks. Each parses its options, calls one function of the packages and prints what that returns."""
+"""The tasks. Each parses its options, calls one function of the packages and prints the result."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ credentials.take_password()
 
 
 def _reported(body: Callable[..., None]) -> Callable[..., None]:
-    """A fault that the user can fix ends the task with its text and its exit code; a bug is left to raise.
+    """End the task with the message and exit code of a user error; other exceptions are bugs and propagate.
 
     SIGTERM and a dropped terminal end a task as Ctrl-C does: everything is cleaned up. Before it begins, so are the
     containers of tasks that were killed.
@@ -71,7 +71,7 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
 
 
 def _path(option: str, given: str) -> Path:
-    """A path of the command line, from the caller's folder. Raises ConfigError for one that cannot be used."""
+    """Resolve a path against the caller's folder. Raises ConfigError for an unusable one."""
     path = caller.path(given)
     if fault := path_fault(path):
         raise ConfigError([f"--{option}: {fault}, found {given!r}"])
@@ -79,7 +79,7 @@ def _path(option: str, given: str) -> Path:
 
 
 def _at_least(low: float, **options: float) -> None:
-    """Raise ConfigError for options whose numbers are below a limit."""
+    """Raise ConfigError for options below a limit."""
     faults = [
         f"--{name}: expected at least {low}, found {given}" for name, given in options.items() if not given >= low
     ]
@@ -99,12 +99,12 @@ def _config(context: Context, options: Mapping[str, str | Sequence[str]] | None 
 
 @task(
     help={
-        "plan": "say which steps would run and why, and touch nothing",
+        "plan": "print which steps would run and why, without running them",
         "update": "read the mirror's indices again: packages may have changed",
-        "again": "run this step again, whatever its stamp says (may be given several times)",
-        "only": "bring only this step up to date, and what it needs (may be given several times)",
+        "again": "run this step again even if it is up to date (may be repeated)",
+        "only": "run only this step and the steps it needs (may be repeated)",
         "qpulib": _QPULIB,
-        "from-source": "build torch from source first, instead of taking the wheel that is at hand",
+        "from-source": "build torch from source first instead of using the existing wheel",
     },
     iterable=["again", "only"],
 )
@@ -132,9 +132,9 @@ def build_image(
     help={
         "source": "archive (the distribution's source package) or git (upstream's tag); default: torch.source",
         "variant": "CPU of the wheel: neon or baseline (default: torch.variant)",
-        "option": "a CMake option over the recipe's, NAME=VALUE (may be given several times)",
-        "again": "build from source although a wheel is at hand; ccache answers what it knows",
-        "plan": "say which steps would run and why, and touch nothing",
+        "option": "a CMake option NAME=VALUE that overrides the recipe's (may be repeated)",
+        "again": "build from source even if a wheel exists; ccache is used",
+        "plan": "print which steps would run and why, without running them",
     },
     iterable=["option"],
 )
@@ -142,7 +142,7 @@ def build_image(
 def build_torch(
     context: Context, option: list[str], source: str = "", variant: str = "", again: bool = False, plan: bool = False
 ) -> None:
-    """Build the torch wheel for the target from source. It takes long, and goes on where it was interrupted."""
+    """Build the torch wheel for the target from source. It takes long; an interrupted build is continued."""
     settings = {"torch.source": source, "torch.variant": variant, "torch.options": option}
     config = _config(context, settings)
     if plan:
@@ -152,10 +152,10 @@ def build_torch(
     progress.summary(f"torch built in {done.seconds:.1f} s", done.rows, warnings=done.warnings)
 
 
-@task(name="build-tvm-ffi", help={"plan": "say which steps would run and why, and touch nothing"})
+@task(name="build-tvm-ffi", help={"plan": "print which steps would run and why, without running them"})
 @_reported
 def build_tvm_ffi(context: Context, plan: bool = False) -> None:
-    """Build the wheel of apache-tvm-ffi for 32-bit ARM, into the wheelhouse: boards load kernels of TVM with it."""
+    """Build the wheel of apache-tvm-ffi for 32-bit ARM, with which boards load TVM kernels."""
     config = _config(context)
     if plan:
         print(plan_table(tvm_ffi_job.plan(config)))
@@ -167,14 +167,14 @@ def build_tvm_ffi(context: Context, plan: bool = False) -> None:
 @task(
     help={
         "artefact": "torch",
-        "sample": "how many objects are compiled again (default: 20)",
-        "full": "build the whole wheel again, without the compiler's cache",
-        "seed": "draw the same objects as an earlier run",
+        "sample": "number of objects to compile again (default: 20)",
+        "full": "build the whole wheel again without ccache",
+        "seed": "select the same objects as an earlier run",
     }
 )
 @_reported
 def verify(context: Context, artefact: str, sample: int = 20, full: bool = False, seed: int = -1) -> None:
-    """Build an artefact again and compare, bit for bit."""
+    """Build an artefact again and compare it bit for bit."""
     if artefact != "torch":
         raise Exit(f"verify: expected torch, found {artefact!r}", code=2)
     _at_least(1, sample=sample)
@@ -184,14 +184,14 @@ def verify(context: Context, artefact: str, sample: int = 20, full: bool = False
 
 @task(
     help={
-        "file": "a test file, such as test_complex.py, or a part of one: 'test_nn.py 2/4'; may be given more than once",
+        "file": "a test file, such as test_complex.py, or a part of one: 'test_nn.py 2/4' (may be repeated)",
         "limit": "minutes after which a file, or a part, is cut off (default: 20)",
     },
     iterable=["file"],
 )
 @_reported
 def upstream_tests(context: Context, file: list[str], limit: float = 20.0) -> None:
-    """Run upstream's own test files on the image's torch, emulated, and count."""
+    """Run PyTorch's own test files on the image's torch, emulated, and count the results."""
     _at_least(1, limit=limit)
     done = upstream.run_tests(_config(context), file, limit_s=limit * 60)
     print(done.table())
@@ -200,10 +200,10 @@ def upstream_tests(context: Context, file: list[str], limit: float = 20.0) -> No
 
 @task(
     help={
-        "command": "run this line and leave, instead of opening an interactive shell",
-        "folder": "what is mounted at /root/work (default: the folder you are in)",
-        "emulated-compiler": "leave the image's own, emulated compiler in place",
-        "root": "be root inside, to try apt packages; files you make are then root's",
+        "command": "run this command instead of an interactive shell",
+        "folder": "folder to mount at /root/work (default: the current folder)",
+        "emulated-compiler": "use the emulated compiler of the image",
+        "root": "run as root, for example to install packages; new files belong to root",
         "qpulib": _QPULIB,
     }
 )
@@ -216,7 +216,7 @@ def shell(
     root: bool = False,
     qpulib: str = "",
 ) -> None:
-    """Open a shell in the image, with compilers, torch and libqpu, your folder at /root/work."""
+    """Open a shell in the image with compilers, torch and libqpu; your folder is at /root/work."""
     config = _config(context, {"qpu.library": qpulib})
     status = main_job.open_shell(
         config,
@@ -231,14 +231,14 @@ def shell(
 
 @task(
     help={
-        "folder": "where the tree goes (default: nfs.folder, or nfsroot in the build folder)",
-        "tarball": "write the tree as a tar (alone, unless --folder is given too)",
+        "folder": "destination of the tree (default: nfs.folder, or nfsroot in the build folder)",
+        "tarball": "write the tree as a tar archive (and as a folder only with --folder)",
         "untouched": "export the image exactly, without the audit's fixes (it will not boot over NFS)",
     }
 )
 @_reported
 def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouched: bool = False) -> None:
-    """Export the image as a root filesystem for NFS boot, audit it, write what accompanies it."""
+    """Export the image as a root filesystem for NFS boot, audit it, and write the boot files."""
     config = _config(context)
     done = export.export(
         config,
@@ -258,7 +258,7 @@ def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouc
 )
 @_reported
 def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: int = 0) -> None:
-    """Serve the exported tree by the user-space NFS server until Ctrl-C; says what to type on the Pi."""
+    """Serve the exported tree by NFS until Ctrl-C; prints the commands for the Pi."""
     config = _config(context, {"nfs.port": str(port) if port else ""})
     serve.serve(config, nfsv3=v3, address=address or None)
 
@@ -266,7 +266,7 @@ def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: i
 @task(help={"state": "on, off or status"})
 @_reported
 def share_internet(context: Context, state: str) -> None:
-    """Share this PC's internet with the board's subnet (NAT by nftables), or take that back."""
+    """Share this PC's internet connection with the board's subnet (NAT by nftables), or stop sharing it."""
     actions = {"on": sharing.on, "off": sharing.off, "status": sharing.status}
     if state not in actions:
         raise Exit(f"share-internet: expected on, off or status, found {state!r}", code=2)
@@ -277,9 +277,9 @@ def share_internet(context: Context, state: str) -> None:
     name="test-on-pi",
     help={
         "host": "[USER@]HOST[:PORT] of a board that is up and booted from the exported tree",
-        "qemu": "a virtual machine that boots the exported tree over NFS (default without device.host)",
-        "chroot": "through enter-nfsroot, from the board's own system; in QEMU from a root without torch and libqpu",
-        "init": "of the virtual machine: lean or systemd (default: device.init)",
+        "qemu": "use a virtual machine that boots the exported tree over NFS (default without device.host)",
+        "chroot": "run through enter-nfsroot from the board's system; in QEMU from a root without torch and libqpu",
+        "init": "init of the virtual machine: lean or systemd (default: device.init)",
         "select": "only tests whose names match this expression (pytest -k)",
         "no-timing": "leave out the timing table",
     },
@@ -312,13 +312,13 @@ def run_on_pi(
         "kernel": "add_one, gemm, or a Python file (docs/remote.md)",
         "target": "aarch64, armv7, local or qpu",
         "device": "a board of remote.devices, or an address: HOST:PORT, tracker://HOST:PORT/KEY, emulator …",
-        "size": "what the kernel computes on (default: its own)",
-        "number": "runs of one measurement",
-        "repeat": "measurements",
-        "min-repeat-ms": "least length of a measurement: more runs are made where it would be shorter",
+        "size": "problem size (default: the kernel's)",
+        "number": "runs per measurement",
+        "repeat": "number of measurements",
+        "min-repeat-ms": "minimum duration of a measurement; runs are added if it would be shorter",
         "warm-up": "runs before the first measurement",
-        "keep": "write the kernel's library there, if its result is right",
-        "json": "for another program",
+        "keep": "write the kernel's library to this file if its result is correct",
+        "json": "print JSON",
     },
 )
 @_reported
@@ -355,7 +355,7 @@ def profile_remote(
 @task(help={"qpulib": _QPULIB})
 @_reported
 def deploy(context: Context, qpulib: str = "") -> None:
-    """Rebuild libqpu and the QPU extension and put them into the exported tree, for a board that runs from it."""
+    """Rebuild libqpu and the QPU extension and install them in the exported tree of a running board."""
     done = deployment.deploy(_config(context, {"qpu.library": qpulib}))
     state = "deployed to" if done.changed else "nothing changed in"
     progress.summary(f"{state} {done.layout.tree} in {done.seconds:.1f} s", done.rows, warnings=done.warnings)
@@ -371,7 +371,7 @@ _REGISTRY_HELP = {
 @task(help=_REGISTRY_HELP)
 @_reported
 def push(context: Context, registry: str = "", tag: str = "", user: str = "") -> None:
-    """Push the system image and ask the registry itself whether it has it."""
+    """Push the system image and verify that the registry has it."""
     done = registry_client.push(_config(context), registry=registry or None, tag=tag or None, user=user or None)
     note = f"{done.sent} of {done.layers} layers sent"
     progress.summary("pushed", [progress.Row(str(done.reference), done.size, done.digest, done.seconds, note)])
@@ -380,7 +380,7 @@ def push(context: Context, registry: str = "", tag: str = "", user: str = "") ->
 @task(help=_REGISTRY_HELP)
 @_reported
 def pull(context: Context, registry: str = "", tag: str = "", user: str = "") -> None:
-    """Pull the system image, verify its digest and platform, give it its local name."""
+    """Pull the system image, verify its digest and platform, and tag it with its local name."""
     done = registry_client.pull(_config(context), registry=registry or None, tag=tag or None, user=user or None)
     note = f"{done.received} of {done.layers} layers received, {done.platform}, now {done.name}"
     progress.summary("pulled", [progress.Row(str(done.reference), done.size, done.digest, done.seconds, note)])
@@ -389,13 +389,13 @@ def pull(context: Context, registry: str = "", tag: str = "", user: str = "") ->
 @task(
     iterable=["url"],
     help={
-        "url": "mirror to add (or: mirror URL URL…); none: show them",
-        "remove": "take them out; all, without URLs",
+        "url": "mirror to add (or: mirror URL URL…); without one, show the mirrors",
+        "remove": "remove these mirrors, or all without URLs",
     },
 )
 @_reported
 def mirror(context: Context, url: list[str], remove: bool = False) -> None:
-    """Merge registry mirrors into the engine's daemon.json, show them, or take them out."""
+    """Add registry mirrors to the engine's daemon.json, show them, or remove them."""
     daemon = Daemon.of(_config(context))
     if remove:
         state = mirrors.remove(url, daemon=daemon)
@@ -407,7 +407,7 @@ def mirror(context: Context, url: list[str], remove: bool = False) -> None:
 @task(help={"action": "up, down or status", "purge": "with down: delete its images as well"})
 @_reported
 def registry(context: Context, action: str, purge: bool = False) -> None:
-    """Run a registry on this machine, for trying out and for tests."""
+    """Run a registry on this machine, for trials and tests."""
     config = _config(context)
     if action == "up":
         state = local_registry.up(config)
@@ -420,10 +420,10 @@ def registry(context: Context, action: str, purge: bool = False) -> None:
     print(f"registry answers at {state.url}" if state.running else "registry: not running")
 
 
-@task(help={"json": "for another program"})
+@task(help={"json": "print JSON"})
 @_reported
 def doctor(context: Context, json: bool = False) -> None:
-    """Examine this machine by doing what a build does; each finding has its fix."""
+    """Check this machine by performing the operations of a build; each finding has a fix."""
     findings = examination.examine(_config(context))
     if json:
         sys.stdout.write(report.as_json(findings))
@@ -435,14 +435,14 @@ def doctor(context: Context, json: bool = False) -> None:
 @task
 @_reported
 def down(context: Context) -> None:
-    """Stop the engine that was started here; one that was found running stays."""
+    """Stop the engine that ./inv started; another running engine is not stopped."""
     print(stop_engine(_config(context)))
 
 
 @task(help={"shell": "bash, zsh or fish"}, positional=["shell"])
 @_reported
 def completion(_: Context, shell: str) -> None:
-    """Print what makes a shell complete ./inv: eval "$(./inv completion bash)"."""
+    """Print a shell's completion script for ./inv: eval "$(./inv completion bash)"."""
     sys.stdout.write(shells.script(shell))
 
 
@@ -450,12 +450,12 @@ def completion(_: Context, shell: str) -> None:
     help={
         "name": "build, extension, export, device, kernels or torch (default: all)",
         "times": "how often short measurements are repeated",
-        "keep": "keep what was built for it: the next run of a single benchmark starts sooner",
+        "keep": "keep the built files, so that the next run of a single benchmark starts sooner",
     },
 )
 @_reported
 def bench(context: Context, name: str = "", times: int = 3, keep: bool = False) -> None:
-    """Measure what is promised in seconds and megabytes, compared with the conventional approach."""
+    """Run the benchmarks and compare each result with the conventional approach."""
     _at_least(1, times=times)
     print(benchmarks.bench(_config(context), name, times=times, keep=keep).text())
 
@@ -490,7 +490,7 @@ _ARTEFACTS_HELP = {name: text for name, text in _REGISTRY_HELP.items() if name !
 @task(help=_ARTEFACTS_HELP)
 @_reported
 def push_artefacts(context: Context, registry: str = "", user: str = "") -> None:
-    """Push the finished wheels that are kept here, so that a team builds each once."""
+    """Push the wheels in the artefact cache, so that a team builds each only once."""
     done = share.push_artefacts(_config(context), registry=registry or None, user=user or None)
     progress.summary("pushed", [item.row for item in done])
 
@@ -498,7 +498,7 @@ def push_artefacts(context: Context, registry: str = "", user: str = "") -> None
 @task(help=_ARTEFACTS_HELP)
 @_reported
 def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None:
-    """Pull the finished wheels that this checkout would build, and check every byte."""
+    """Pull the wheels that this checkout would build, and verify them."""
     done = share.pull_artefacts(_config(context), registry=registry or None, user=user or None)
     progress.summary("pulled", [item.row for item in done])
 
@@ -507,11 +507,11 @@ def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None
     name="build-wheel",
     help={
         "what": "NAME==VERSION, or the path of a project's folder or source archive",
-        "from-source": "take no ready wheel of the index, build the package itself",
-        "package": "a package of the distribution that its build wants, as libxml2-dev (may be given several times)",
-        "constraint": "a file of pip's constraints, for what its build requires too (may be given several times)",
-        "env": "NAME, to hand that variable on to its build, or NAME=VALUE (may be given several times)",
-        "no-build-isolation": "build with what the container has, as pip's option of that name does",
+        "from-source": "build the package even if the index has a wheel",
+        "package": "a package of the distribution that the build needs, such as libxml2-dev (may be repeated)",
+        "constraint": "a pip constraints file, also for build requirements (may be repeated)",
+        "env": "NAME to pass a variable to the build, or NAME=VALUE (may be repeated)",
+        "no-build-isolation": "build with the packages in the container, like pip's option",
     },
     iterable=["package", "constraint", "env"],
 )
@@ -525,7 +525,7 @@ def build_wheel(
     from_source: bool = False,
     no_build_isolation: bool = False,
 ) -> None:
-    """Build any Python package's wheel for the target, in its container, and put it into the wheelhouse."""
+    """Build the wheel of any Python package for the target and put it into the wheelhouse."""
     options = Options.parse(
         folder=caller.folder(),
         from_source=from_source,
@@ -544,7 +544,7 @@ def build_wheel(
 )
 @_reported
 def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None:
-    """Serve the wheels as a package index to the Pi's pip until Ctrl-C; says what to type there."""
+    """Serve the wheels as a package index until Ctrl-C; prints the pip commands for the Pi."""
     config = _config(context, {"wheels.port": str(port) if port else ""})
     serve_wheels.serve_wheels(config, address=address or None)
 
@@ -552,9 +552,9 @@ def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None
 @task(
     help={
         "architecture": "amd64, or arm64 for boards with an NVIDIA GPU (built and audited, not run here)",
-        "plan": "say which steps would run and why, and touch nothing",
-        "check": "run the operators' tests on this machine: on the CPU, and on a GPU if torch sees one",
-        "torch": "also run them with this release of torch, which is downloaded (may be given several times)",
+        "plan": "print which steps would run and why, without running them",
+        "check": "run the operators' tests on this machine: on the CPU, and on a GPU if torch finds one",
+        "torch": "also run them with this release of torch, which is downloaded (may be repeated)",
     },
     iterable=["torch"],
 )
@@ -562,7 +562,7 @@ def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None
 def build_cuda_wheel(
     context: Context, torch: list[str], architecture: str = "amd64", plan: bool = False, check: bool = False
 ) -> None:
-    """Build the wheel of CUDA operators for the GPUs of cuda.architectures; no GPU is needed."""
+    """Build the wheel of CUDA operators for the GPUs in cuda.architectures; no GPU is needed."""
     config = _config(context)
     if plan:
         print(plan_table(cuda_job.plan(config, architecture)))
@@ -578,9 +578,9 @@ def build_cuda_wheel(
     name="cuda-timing",
     help={
         "op": "an operation of cuda_ops, or a dotted name such as torch.add",
-        "input": "TYPE[SIZE,…] or a number, once an input, such as f32[1024,16] (default: the operation's own)",
-        "runs": "timed calls in each way",
-        "timeline": "write a trace for https://ui.perfetto.dev as well, and nsys' report where that is installed",
+        "input": "TYPE[SIZE,…] or a number per input, such as f32[1024,16] (default: the operation's)",
+        "runs": "timed calls per way",
+        "timeline": "also write a trace for https://ui.perfetto.dev, and an nsys report if nsys is installed",
     },
     iterable=["input"],
 )
@@ -592,7 +592,7 @@ def cuda_timing(
     runs: int = 10,
     timeline: bool = False,
 ) -> None:
-    """Time a GPU operation in four ways, with and without waiting, and say which number is the kernel's."""
+    """Time a GPU operation in four ways, with and without synchronisation, and mark the kernel's time."""
     _at_least(1, runs=runs)
     done = cuda_timing_tool.measure(_config(context), op=op, inputs=input, runs=runs, timeline=timeline)
     print(f"{done.text}\nfiles: {done.folder}")

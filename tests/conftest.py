@@ -1,4 +1,4 @@
-"""What the tests of the whole flow share: one real build, made once and kept apart from the user's own."""
+"""Fixtures for tests that share one real build, which is separate from the user's build."""
 
 from __future__ import annotations
 
@@ -29,27 +29,26 @@ from toolchain.errors import InUse
 from toolchain.manifest import Manifest
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # Of this checkout: two of them on one machine share an engine.
+    # Unique per checkout, because checkouts on one machine share an engine.
     "image": {"name": f"pitorch-test-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"},
     "build": {"folder": "build/test"},
-    # The wheel that is tested is the one that the repository keeps, whatever the caller's wheelhouse holds.
+    # Test the wheel in the repository, not one in the caller's wheelhouse.
     "torch": {"wheelhouse": []},
 }
 __all__ = ["open_checkout"]
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
-# A shell starts its background jobs deaf to Ctrl-C, and their children inherit that: tests of it need it back.
+# A shell starts background jobs with SIGINT ignored, which children inherit; some tests need the signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Tests that change what the build left, or share a port that is fixed: one process runs them, before any others.
+# Tests that change the shared build or use a fixed port: one process runs them, before all others.
 _OF_THE_BUILD = (
     *("test_any_wheel.py", "test_build_tools.py", "test_deploy.py", "test_device_on_board.py", "test_main_job.py"),
     *("test_qemu.py", "test_qpu_ops_incremental.py", "test_serve.py", "test_whole_images.py"),
 )
-# The long ones of the others come first, so that no process waits for one of them at the end; then those that want the
-# build, which is there by then.
+# Long tests run first, so that no process waits for one at the end; then tests that use the finished build.
 _FIRST = (
     *("test_libqpu_native.py", "test_qpu_ops_native.py", "test_cuda_ops.py"),
     *("test_torch_wheel.py", "test_rootfs.py", "test_torch_prepare.py", "test_wheels.py"),
@@ -59,7 +58,7 @@ _SHARED = frozenset({"built", "exported_config", "workbench"})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Whoever asks for what all share is named above: it has its place in the order."""
+    """Require that files with tests of the shared build are listed above, and sort the tests."""
     for item in items:
         if _SHARED & set(getattr(item, "fixturenames", ())) and item.path.name not in (*_OF_THE_BUILD, *_FIRST):
             raise pytest.UsageError(f"{item.path.name} shares the build: name it in {Path(__file__).name}")
@@ -69,7 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """For ``./inv test --lanes=2``: a file's tests stay together, and those of all files that share the build."""
+    """For ``./inv test --lanes=2``: keep tests of one file together, and those of all files that share the build."""
 
     class Lanes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -80,15 +79,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 @pytest.fixture(autouse=True)
-def engine_for_those_who_ask(request: pytest.FixtureRequest) -> None:
-    """Tests that are marked with ``engine`` find one, whichever of them comes first."""
+def engine_for_marked_tests(request: pytest.FixtureRequest) -> None:
+    """Start the engine for tests that are marked with ``engine``."""
     if request.node.get_closest_marker("engine") and os.geteuid() == 0 and shutil.which("dockerd", path=_PATH):
         request.getfixturevalue("engine_runs")
 
 
 @pytest.fixture(scope="session")
 def engine_runs() -> None:
-    """The engine that answers, or one of the tests' own."""
+    """A running engine, started by the tests if necessary."""
     ensure_running(load_config(SETTINGS))
 
 
@@ -96,21 +95,21 @@ _SESSION = contextlib.ExitStack()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Others see that this one runs; whoever cannot write there starts no engine either."""
+    """Hold a shared lock while the session runs. A user without write access does not start an engine either."""
     if not hasattr(session.config, "workerinput"):
         folder = ROOT / SETTINGS["build"]["folder"]
         with contextlib.suppress(PermissionError):
             folder.mkdir(parents=True, exist_ok=True)
             lock = _SESSION.enter_context((folder / "sessions.lock").open("a"))
-            fcntl.flock(lock, fcntl.LOCK_SH)  # one that ends the engine just now is waited for
+            fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a session that is stopping the engine
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The engine that a test started ends with the last session; ./inv down does not look in the tests' folder."""
+    """Stop the engine started by tests at the end of the last session."""
     if not hasattr(session.config, "workerinput"):
         _SESSION.close()
         lock = ROOT / SETTINGS["build"]["folder"] / "sessions.lock"
-        others = InUse("other tests of this checkout run", expected="none", found="a lock", fix="wait for them")
+        others = InUse("other tests of this checkout are running", expected="none", found="a lock", fix="wait for them")
         with contextlib.ExitStack() as alone:
             try:
                 alone.enter_context(files.held(lock, others))
@@ -121,13 +120,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def product_config() -> Config:
-    """The configuration of the build that the tests share."""
+    """The configuration of the shared build."""
     return load_config(SETTINGS)
 
 
 @pytest.fixture
 def client(built: main_job.Built) -> Iterator[docker.DockerClient]:
-    """The engine that built."""
+    """The engine of the shared build."""
     assert built.manifests
     with contextlib.closing(connect()) as made:
         yield made
@@ -135,7 +134,7 @@ def client(built: main_job.Built) -> Iterator[docker.DockerClient]:
 
 @pytest.fixture(scope="session")
 def workbench(built: main_job.Built, product_config: Config) -> Mapping[str, Manifest]:
-    """The development root and the image that shells are opened in, beside what was built: all manifests by step."""
+    """The shared build with the development root and the workbench image: all manifests by step."""
     with files.locked(product_config.build_root / "for-the-tests"):
         main_job.ready_workbench(product_config)
     with Context(product_config) as context:
@@ -147,9 +146,9 @@ def workbench(built: main_job.Built, product_config: Config) -> Mapping[str, Man
 
 @pytest.fixture(scope="session")
 def built(product_config: Config) -> main_job.Built:
-    """The system image, built for real: from the mirror to the image that was seen working.
+    """The system image, built from the mirror to the checked image.
 
-    Whichever process asks first builds it; the other waits, and takes it as it stands: two builds refuse each other.
+    The first process builds it; the other one waits and reuses it, because a second build would be refused.
     """
     needs_the_machine()
     ensure_running(product_config)
@@ -164,7 +163,7 @@ def built(product_config: Config) -> main_job.Built:
 
 @pytest.fixture
 def no_other_build(product_config: Config, built: main_job.Built) -> Iterator[None]:
-    """For tests that build where all do: another process waits, whose build would be refused, or refuse this one."""
+    """For tests that build in the shared folder: the other process waits."""
     assert built.manifests
     with files.locked(product_config.build_root / "for-the-tests"):
         yield
@@ -172,7 +171,7 @@ def no_other_build(product_config: Config, built: main_job.Built) -> Iterator[No
 
 @pytest.fixture(scope="session")
 def exported_config(product_config: Config, built: main_job.Built) -> Config:
-    """The configuration, with its root filesystem exported."""
+    """The configuration with an exported root filesystem."""
     from nfsroot.export import export
 
     assert built.manifest("system").facts["image"]
@@ -181,7 +180,7 @@ def exported_config(product_config: Config, built: main_job.Built) -> Config:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_settings_of_the_caller() -> None:
-    """INVOKE_* variables of whoever runs the tests do not reach them."""
+def without_the_callers_settings() -> None:
+    """Remove INVOKE_* variables of the caller."""
     for name in [name for name in os.environ if name.startswith("INVOKE_")]:
         del os.environ[name]
