@@ -373,7 +373,7 @@ def test_other_qpu_library_is_refused_before_the_build(
         text=True,
         check=False,
     )
-    assert done.returncode == 18, done.stderr
+    assert done.returncode == 26, done.stderr
     assert "the exported tree contains the other QPU library" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "build").exists()
