@@ -473,4 +473,4 @@ def test_an_option_is_accepted_completely_or_rejected(tmp_path: Path, wrong: str
     assert done.returncode == 11, done.stdout + done.stderr
     listed = [whole, wrong]
     assert f"- torch.options: {wrong!r}: expected NAME=VALUE, such as USE_OPENMP=OFF, found {listed}" in done.stderr
-    assert "task's option" in done.stderr
+    assert "or option named above" in done.stderr

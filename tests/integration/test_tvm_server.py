@@ -83,7 +83,7 @@ def test_64_bit_arm_programs_run_here_or_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--tracker", "lab:9190"], "need a --key"),
+        (["--tracker", "lab:9190"], "require --key"),
         (["--proxy", "lab"], "expected HOST:PORT"),
         (["--tracker", "lab:x", "--key", "k"], "expected HOST:PORT"),
         (["--port", "many"], "invalid int"),
