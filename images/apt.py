@@ -8,7 +8,7 @@ still be, or already, what ``trixie`` is not), or else left out; either with a w
 manifest, and under ``image.strict`` neither. The main pocket cannot be left out.
 
 The verified package lists are kept. Later steps install from them, so all roots of one build see one state of the
-mirror, until ``build-image --update`` asks it anew.
+mirror, until ``build-image --update`` reads the indices again.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ UNREACHABLE = re.compile(
     r"^[EW]: .*(?:Could not (?:resolve|connect)|Temporary failure resolving|Failed to fetch|Unable to connect)",
     re.MULTILINE,
 )
-"""What apt says of a mirror that does not answer, or that has not what its verified lists name.
+"""apt's errors for a mirror that does not answer, or that lacks files of its verified lists.
 
-What it tried again with success is told too, but not as an error; and so may packages' scripts speak of what is theirs.
+Downloads that succeeded on a retry, and messages of package scripts, are not matched: apt does not mark them as errors.
 """
 
 UNKNOWN = re.compile(
@@ -184,7 +184,7 @@ def _mirrors(config: Config) -> dict[str, str]:
     image = config.image
     host = host_mirrors()
     debian_target = image.flavour == "debian"
-    # A slash at its end would come between the name and what is beside it.
+    # A trailing slash would precede the suffix of the security mirror.
     main = (image.mirror.rstrip("/") if debian_target else "") or host.get("main", "")
     if not main:
         fix = (
@@ -195,9 +195,9 @@ def _mirrors(config: Config) -> dict[str, str]:
         raise ConfigError(
             [f"image.mirror: no Debian mirror is set, and this host's apt uses none that could be taken over; {fix}"]
         )
-    beside = main + "-security" if main.endswith("/debian") else ""
+    derived = main + "-security" if main.endswith("/debian") else ""
     of_host = "" if debian_target and image.mirror else host.get("security", "")
-    return {"main": main, "security": image.security_mirror.rstrip("/") or of_host or beside or main}
+    return {"main": main, "security": image.security_mirror.rstrip("/") or of_host or derived or main}
 
 
 def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
@@ -392,12 +392,12 @@ def _said(scratch: Path) -> dict[str, str]:
 
 
 def _with_origin(source: Source, scratch: Path) -> Source:
-    """The source, with the origin that its index in ``scratch`` names where packages are told apart by that."""
+    """Add the origin from the index in ``scratch``, if packages are distinguished by origin."""
     if not source.only:
         return source
     if not (origin := _said(scratch).get("Origin", "")):
         raise MirrorPocketUnusable(
-            f"what comes from {source.uri} could not be told from other archives' packages",
+            f"packages from {source.uri} cannot be distinguished from those of other archives",
             expected=f"an index of {source.pocket.suite} that names its origin, as the archive's own does",
             found="none that does",
             fix="take the archive itself, or a mirror that copies it as it is",

@@ -81,8 +81,8 @@ def load(
 ) -> LoadedImage:
     """Load layers, the lowest first, as ``reference`` and verify the platform that the engine then reports.
 
-    All but the last are layers of an image that the engine has: they are sent again only where it must be told whole
-    images. ``epoch`` is the creation time in Unix seconds. Raises CommandFailed or PlatformMismatch.
+    All but the last are layers of an image that the engine has: they are sent again only if the engine requires
+    complete images. ``epoch`` is the creation time in Unix seconds. Raises CommandFailed or PlatformMismatch.
     """
     config = image_config(layers, architecture, epoch=epoch, environment=environment or {})
     image_id = "sha256:" + hashlib.sha256(config).hexdigest()
@@ -95,14 +95,14 @@ def load(
         try:
             # All is read, errors too: the connection is left open otherwise. "message" is of a refused request.
             events: list[dict[str, Any]] = list(client.api.load_image(stream))  # type: ignore[no-untyped-call]
-            told = [str(event[key]) for event in events for key in ("error", "message") if key in event]
+            errors = [str(event[key]) for event in events for key in ("error", "message") if key in event]
         except ENGINE_ERRORS as fault:
-            told = [str(fault)]
-    if told:
+            errors = [str(fault)]
+    if errors:
         raise CommandFailed(
             f"the engine does not load {reference}",
             expected="a loaded image",
-            found=" ".join(told),
+            found=" ".join(errors),
             fix="check the engine's free disk space and log: ./inv doctor",
         )
     return verify(client, reference, architecture, image_id=image_id)
@@ -114,10 +114,10 @@ def takes_whole_images(client: docker.DockerClient) -> bool:
     The engine's own storage drivers know by the configuration which layers they have, and do not look for them.
     """
     try:
-        told = client.info().get("DriverStatus") or []
+        status = client.info().get("DriverStatus") or []
     except ENGINE_ERRORS as fault:
         raise engine_lost("was asked for its storage driver", fault) from fault
-    return any("io.containerd.snapshotter" in str(value) for _, value in told)
+    return any("io.containerd.snapshotter" in str(value) for _, value in status)
 
 
 def verify(

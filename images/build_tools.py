@@ -1,4 +1,4 @@
-"""Native build tools inside an emulated container, beside the native compiler (images.native).
+"""Native build tools in an emulated container, in addition to the native compiler (images.native).
 
 A build spends much of its time in programs that only read and write text and start the compiler: the shell, CMake,
 pkg-config, pip, Meson, Cython. Native ones of the same version write the same text, seven to fifteen times faster. They

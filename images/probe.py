@@ -1,6 +1,6 @@
 """ARM programs of a few bytes, so that a machine without a compiler can be asked whether it runs such.
 
-The source of the 32-bit one is probe.S beside this file; a test assembles it and compares.
+The source of the 32-bit one is probe.S next to this file; a test assembles it and compares.
 """
 
 from __future__ import annotations

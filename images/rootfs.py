@@ -36,7 +36,7 @@ from toolchain.process import require_program, require_root, run
 
 HERE = Path(__file__).resolve().parent
 STANDING_IN = "standing-in"
-"""File in a tools folder: names of the programs that stand in for emulated ones, a line each."""
+"""File in a tools folder: names of the programs that replace emulated ones, one per line."""
 
 _LIMIT_S = 3600.0
 _PROBE_LIMIT_S = 60.0
@@ -61,7 +61,7 @@ LEFT_OUT = (
     # What the tools' Python leaves there when it is called for, also while the image is made (wheels.byte_code).
     *("mnt", "**/__pycache__"),
     *(f"usr/share/{name}" for name in ("doc", "info", "lintian", "locale", "man", "zoneinfo", "cmake-*/Help")),
-    # Programs beside the compiler's and CMake's own, and what link-time optimisation and sanitizers would take.
+    # Programs that builds do not use, and the files for link-time optimisation and sanitizers.
     *(f"usr/bin/{name}" for name in ("cpack", "ctest", "*-lto-dump*", "*-gcov*")),
     "usr/libexec/gcc*/*/*/lto1",
     *(
@@ -217,7 +217,7 @@ def build_native_tar(spec: RootSpec, tar: Path, log: Path) -> None:
 def build_tools(
     spec: RootSpec, folder: Path, log: Path, *, standing_in: tuple[str, ...], without: tuple[str, ...] = ()
 ) -> None:
-    """Extract native programs into ``folder`` (replaced) and list those that may stand in for emulated ones.
+    """Extract native programs into ``folder`` (replaced) and list those that may replace emulated ones.
 
     ``standing_in`` names the packages that such programs come from, ``without`` those that are left out. Raises as
     ``build_tar``.
@@ -261,28 +261,28 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
             "the native tools cannot be unpacked",
             expected="dpkg-deb and tar to end with status 0 for every package",
             found=f"{fault.tail.strip()[-500:] or fault.found} (whole log: {log})",
-            fix=f"if a package is damaged, remove {packages[0].parent} and it is fetched anew",
+            fix=f"if a package is damaged, remove {packages[0].parent}; it is downloaded again",
         ) from fault
 
 
 def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
-    """Pack extracted native programs as a root that a container can be made of; reproducible, as ``files.pack`` is.
+    """Pack extracted native programs as the root filesystem of a container, reproducibly (``files.pack``).
 
-    What their packages would do when configured is left undone but for the links that programs are looked for by. What
-    no build reads is left out: the engine reads and writes every byte of an image several times. Raises DiskFull.
+    The packages are not configured; only the links through which programs are found are created. Files that no build
+    reads are left out, because the engine reads and writes every byte of an image several times. Raises DiskFull.
     """
-    with files.room_for("the native builder image", tar.parent), files.scratch_folder(tar.parent, tar.name) as beside:
+    with files.room_for("the native builder image", tar.parent), files.scratch_folder(tar.parent, tar.name) as overlay:
         for name in ("bin", "sbin", "lib", "lib64"):
             if not (folder / name).is_symlink() and not (folder / name).exists() and (folder / "usr" / name).is_dir():
-                (beside / name).symlink_to(f"usr/{name}")
+                (overlay / name).symlink_to(f"usr/{name}")
         for name, mode in (*_MOUNT_POINTS.items(), ("etc", 0o755), ("var", 0o755), ("var/tmp", 0o1777)):
-            (beside / name).mkdir()
-            (beside / name).chmod(mode)
-        (beside / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
-        (beside / "etc/group").write_text("root:x:0:\n")
-        for path in (beside / "etc/passwd", beside / "etc/group"):
+            (overlay / name).mkdir()
+            (overlay / name).chmod(mode)
+        (overlay / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+        (overlay / "etc/group").write_text("root:x:0:\n")
+        for path in (overlay / "etc/passwd", overlay / "etc/group"):
             path.chmod(0o644)
-        files.pack(folder, tar, epoch=epoch, overlay=beside, leave_out=_matcher(LEFT_OUT))
+        files.pack(folder, tar, epoch=epoch, overlay=overlay, leave_out=_matcher(LEFT_OUT))
 
 
 def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:

@@ -1,1 +1,1 @@
-"""Leaves: configuration, errors, subprocesses, steps and progress. They import nothing of ours."""
+"""Leaves: configuration, errors, subprocesses, steps and progress. They import no other package of this project."""

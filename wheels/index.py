@@ -3,7 +3,7 @@
 The index is read-only. A request names one of the wheels, or gets 404: no path leads to another file. Wheels are
 listed with their SHA-256, which pip verifies, and support byte ranges, so pip can resume an interrupted download.
 
-The server speaks plain HTTP on one address. Use it on trusted networks only.
+The server uses plain HTTP on one address. Use it on trusted networks only.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ TVM's server (0.27) does not survive a kernel that crashes: the thread that acce
 and its port remain, and the next client waits forever. The same happens if the tracker cannot be reached at the start.
 This script therefore ends the server's process on an exception in any of its threads, and restarts it on the same port.
 
-There is no authentication: anybody who can reach the port can run code on the board. Listen on the loopback address
+There is no authentication: anyone who can reach the port can run code on the board. Listen on the loopback address
 (the default) and connect through SSH, or use a private network.
 """
 

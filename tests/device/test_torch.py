@@ -419,13 +419,13 @@ def test_transformer_encoder_ignores_padded_positions() -> None:
 
 
 def test_build_options_match_the_recipe() -> None:
-    told = torch.__config__.show()
+    message = torch.__config__.show()
     asked = ["USE_OPENMP=ON"]  # required of any torch: our extension and our tests rely on it
     if has_our_torch():
         asked += ["BLAS_INFO=open,", "LAPACK_INFO=open,", "USE_CUDA=OFF", "USE_MKLDNN=OFF", "USE_NNPACK=OFF"]
         assert not torch.distributed.is_available()
         assert not torch.cuda.is_available()
-    assert [words for words in asked if words not in told] == []
+    assert [words for words in asked if words not in message] == []
     assert torch.backends.openmp.is_available()
     assert torch._C.has_lapack
     assert torch.compiled_with_cxx11_abi(), (

@@ -208,8 +208,8 @@ def test_another_key_does_not_verify(archive: Archive, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     with (
-        contextlib.closing(Archive(other)) as stranger,
-        served(stranger.folder) as uri,
+        contextlib.closing(Archive(other)) as other_user,
+        served(other_user.folder) as uri,
         pytest.raises(MirrorPocketUnusable),
     ):
         apt.verify((archive.source("stone", uri, "main"),), tmp_path / "out", strict=False)

@@ -91,17 +91,17 @@ def test_layers_that_the_engine_lacks_are_told(engine: docker.DockerClient, tmp_
 
 
 @pytest.mark.parametrize(
-    ("told", "whole"),
+    ("errors", "whole"),
     [
         ([["Backing Filesystem", "extfs"], ["Supports d_type", "true"]], False),
         ([["driver-type", "io.containerd.snapshotter.v1"]], True),
         (None, False),
     ],
 )
-def test_containerds_image_store_is_known_by_what_the_engine_tells(told: list[list[str]] | None, whole: bool) -> None:
+def test_containerds_image_store_is_known_by_what_the_engine_tells(errors: list[list[str]] | None, whole: bool) -> None:
     class Client:
         def info(self) -> dict[str, object]:
-            return json.loads(json.dumps({"Driver": "overlay2", "DriverStatus": told}))  # type: ignore[no-any-return]
+            return json.loads(json.dumps({"Driver": "overlay2", "DriverStatus": errors}))  # type: ignore[no-any-return]
 
     assert archive.takes_whole_images(Client()) is whole  # type: ignore[arg-type]
 

@@ -40,7 +40,7 @@ def for_64_bit(product_config: Config) -> Config:
 
 @pytest.fixture(scope="module")
 def tvm(for_64_bit: Config) -> TvmEnvironment:
-    """TVM beside this process."""
+    """TVM in a separate process."""
     return environment.ready(for_64_bit)
 
 

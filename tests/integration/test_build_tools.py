@@ -46,8 +46,8 @@ py.extension_module('_small', '_small.pyx', made, words, include_directories: in
 # A script of the project's own asks the target's Python.
 WORDS = """\
 import platform, struct, sys, sysconfig
-told = f"{8 * struct.calcsize('P')} {sysconfig.get_platform()} {platform.machine()} {sys.executable}"
-open(sys.argv[1], "w").write(f'#define WORDS "{told}"\\n')
+printed = f"{8 * struct.calcsize('P')} {sysconfig.get_platform()} {platform.machine()} {sys.executable}"
+open(sys.argv[1], "w").write(f'#define WORDS "{printed}"\\n')
 """
 
 CYTHON = """\
@@ -126,8 +126,8 @@ def test_a_wheel_by_cython_and_meson_has_the_same_bytes(
         binds=[f"{made['native'][1].parent}:/house:ro"],
     )  # fmt: skip
     gnu, python = product_config.image.target.gnu, Context(product_config).suite.python_tag.replace("cp", "cpython-")
-    told = f"arm armv7l .{python}-{gnu}.so /usr/lib/{gnu} 4 32 linux-armv7l armv7l /usr/bin/python3 "
-    assert seen.output.splitlines()[-1].startswith(told + "3298534883328.000"), seen.output
+    printed = f"arm armv7l .{python}-{gnu}.so /usr/lib/{gnu} 4 32 linux-armv7l armv7l /usr/bin/python3 "
+    assert seen.output.splitlines()[-1].startswith(printed + "3298534883328.000"), seen.output
 
 
 ANSWERS = """
@@ -148,7 +148,7 @@ def test_native_tools_answer_as_the_emulated_ones(
 ) -> None:
     assert built.manifests
     main_job.ready_workbench(product_config)
-    told = []
+    printed = []
     for mounts in (stand_ins(product_config), native.Mounts()):
         seen = run_in(
             client,
@@ -158,6 +158,6 @@ def test_native_tools_answer_as_the_emulated_ones(
             binds=mounts.binds(),
             environment={**mounts.environment, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
         )
-        told.append(seen.output)
-    assert told[0].splitlines() == told[1].splitlines()
-    assert "-manylinux_2_31_armv7l" in told[0], "pip sees that this is a Python for armhf"
+        printed.append(seen.output)
+    assert printed[0].splitlines() == printed[1].splitlines()
+    assert "-manylinux_2_31_armv7l" in printed[0], "pip sees that this is a Python for armhf"

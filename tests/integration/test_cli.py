@@ -62,11 +62,11 @@ def test_every_task_has_help_with_its_options() -> None:
     names = [name for name in names if name.replace("-", "").isalpha() and name.islower()]
     assert {"build-image", "export-nfsroot", "test-on-pi", "push", "shell", "doctor", "test"} <= set(names)
     for name in ("build-image", "export-nfsroot", "test-on-pi", "push", "shell", "verify", "build-wheel"):
-        told = run(name, "--help")
-        assert told.returncode == 0
-        assert told.stdout == run("--help", name).stdout
-        assert "Docstring:\n" in told.stdout
-        assert "Docstring:\n  none" not in told.stdout
+        printed = run(name, "--help")
+        assert printed.returncode == 0
+        assert printed.stdout == run("--help", name).stdout
+        assert "Docstring:\n" in printed.stdout
+        assert "Docstring:\n  none" not in printed.stdout
 
 
 @pytest.mark.parametrize("words", [["registry", "sideways"], ["share-internet", "maybe"]])

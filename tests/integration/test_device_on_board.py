@@ -188,7 +188,7 @@ def test_nobody_there_is_silence(board: Board, config: Config) -> None:
 def enter(board: Board, config: Config, source: str, tests: Path) -> str:
     """Run a suite through enter-nfsroot on the board, as --chroot does, and return what pytest printed.
 
-    On this board our key counts, on a real one with a system of its own the user's: hence not through --chroot.
+    On this board our key counts, on a real one with a system of its own the user's: so not through --chroot.
     """
     paths = Paths(folder=config.target_root / "report")
     prepare(config, paths, host=board.host, chroot=False, timing=False, suite=tests)
@@ -383,8 +383,8 @@ def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
         "hashlib.sha256((home / 'lib/libtorch_cpu.so').read_bytes()).hexdigest())"
     )
     with running_index(offer) as url:
-        told = instructions(url.replace("127.0.0.1", qemu.HOST_SEEN_FROM_GUEST), sorted(offer()))
-        typed = [line.strip() for line in told if "~/venv" in line][:2]
+        printed = instructions(url.replace("127.0.0.1", qemu.HOST_SEEN_FROM_GUEST), sorted(offer()))
+        typed = [line.strip() for line in printed if "~/venv" in line][:2]
         assert len(typed) == 2
         try:
             done = on_board(board, " && ".join(typed), limit_s=1800)

@@ -75,7 +75,7 @@ def test_clang_tidy_finds_nothing(tree: Path, product_config: Config) -> None:
         words = ["--checks=-bugprone-suspicious-include"]
         # Ours have their configuration above them; what CMake writes has not.
         words += [f"--config-file={SOURCE / '.clang-tidy'}"] if "/Unity/" in source else []
-        # The analyzer takes what is included for a header, and looks into headers only when told to.
+        # The analyzer takes what is included for a header, and looks into headers only when printed to.
         words += ["--extra-arg=-Xclang", "--extra-arg=-analyzer-opt-analyze-headers"]
         done = run([clang_tidy, "-p", tree, "--quiet", *words, source], check=False, limit_s=900)
         return "" if done.returncode == 0 else f"{source} ended with {done.returncode}\n{done.output}"

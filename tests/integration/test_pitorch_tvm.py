@@ -185,8 +185,8 @@ for name in ("plain.so", "gemm.so") if with_ffi else ("gemm.so",):
         numpy.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-4)
     for kernel in (gemm, early):
         for _ in range(2):
-            told = refusal(lambda: kernel(a, b.astype("float64"), c))
-            assert told.startswith("TypeError: Mismatched b.dtype"), told
+            printed = refusal(lambda: kernel(a, b.astype("float64"), c))
+            assert printed.startswith("TypeError: Mismatched b.dtype"), printed
 if not with_ffi:
     for name in ("plain.so", "many.so"):
         assert "install apache-tvm-ffi" in refusal(lambda: tvm.Library(name))

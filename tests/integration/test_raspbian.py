@@ -81,7 +81,7 @@ def kernel_of(board: str, architecture: str) -> list[Package]:
 
 
 def kernel_of_debian() -> list[Package]:
-    """Debian's kernel, in the version that it has beside what stands in for Debian's other packages."""
+    """Version of Debian's kernel in the test archive."""
     release = "linux-image-6.12.107+deb13-armmp"
     return [
         Package(name="linux-image-armmp", version=DEBIANS, depends=release),
@@ -227,7 +227,7 @@ def test_an_index_without_an_origin_is_refused_where_packages_are_told_apart_by_
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world.raspberrypi, "origin", "")
-    with world.serving(), pytest.raises(MirrorPocketUnusable, match="told from other archives") as caught:
+    with world.serving(), pytest.raises(MirrorPocketUnusable, match="printed from other archives") as caught:
         ran(config_for(tmp_path, flavour="debian", kernel="raspberrypi"), "mirror")
     assert "names its origin" in caught.value.expected
 

@@ -101,7 +101,7 @@ def test_documentation_comes_where_it_is_asked_for(
 
 
 def test_tests_of_what_torch_imports_stay_out_and_all_else_is_compiled(built: Built) -> None:
-    """Sources that a package names and that are not there would be faults for py3compile, were it not told."""
+    """Sources that a package names and that are not there would be faults for py3compile, were it not printed."""
     with tarfile.open(built.manifest("rootfs").artefact(".tar").path, "r:") as archive:
         modules = {item.name for item in archive if item.isreg() and item.name.endswith((".py", ".pyc"))}
     packages = "./usr/lib/python3/dist-packages"
@@ -133,7 +133,7 @@ def checked_by_hash(archive: tarfile.TarFile) -> list[str]:
 
 
 def test_byte_code_is_dated_where_it_is_of_the_source_beside_it(tmp_path: Path) -> None:
-    """By a time that no file is newer than; byte code of another source is left for Python to make anew."""
+    """No file is newer than the time stamp; Python recompiles byte code of other sources."""
     for name, seconds in (("old", 1000), ("new", 9000), ("other", 1000)):
         source = tmp_path / f"{name}.py"
         source.write_text(f"NAME = {name!r}\n")
@@ -223,15 +223,15 @@ def test_a_root_that_does_not_fit_into_memory_is_built_on_the_disk(
     built: Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With many image.extra_packages, say. The memory that is set apart is made small here."""
-    told: list[str] = []
-    monkeypatch.setattr(progress, "warn", told.append)
+    printed: list[str] = []
+    monkeypatch.setattr(progress, "warn", printed.append)
     monkeypatch.setattr(rootfs, "_MEMORY_FOR_TREE_MIB", 8)
     with Context(product_config) as context:
         spec = roots.root_spec(context, "small", ("bash",), built.manifest("mirror"), (context.native,))
     rootfs.build_native_tar(dataclasses.replace(spec, keyring_package=""), tmp_path / "small.tar", tmp_path / "log")
     with tarfile.open(tmp_path / "small.tar") as archive:
         assert "./usr/bin/dpkg" in archive.getnames()
-    assert told == ["the small root does not fit into 8 MiB of memory: built on the disk"]
+    assert printed == ["the small root does not fit into 8 MiB of memory: built on the disk"]
     assert {path.name for path in tmp_path.iterdir()} == {"small.tar", "log"}
 
 

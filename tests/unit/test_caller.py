@@ -21,10 +21,10 @@ TELL = """
 import json, sys
 from invoke.context import Context
 import tasks
-told = []
+printed = []
 def tell(*given, **named):
-    told.extend(str(item) for item in (*given[1:], *named.values()))
-    raise tasks.UserError("told")
+    printed.extend(str(item) for item in (*given[1:], *named.values()))
+    raise tasks.UserError("printed")
 for place in ("main_job.open_shell", "export.export", "profiling.profile", "any_wheel.build_wheel"):
     module, name = place.split(".")
     setattr(getattr(tasks, module), name, tell)
@@ -32,8 +32,8 @@ task, options = getattr(tasks, sys.argv[1]), json.loads(sys.argv[2])
 try:
     task.body(Context(tasks.namespace.configuration()), **options)
 except tasks.Exit as ended:
-    assert str(ended) == "told", ended
-print(json.dumps(told))
+    assert str(ended) == "printed", ended
+print(json.dumps(printed))
 """
 
 
@@ -63,9 +63,9 @@ def test_paths_are_from_the_callers_folder(
 
 def test_an_absolute_path_stays_and_a_kernel_of_ours_is_no_path(tmp_path: Path) -> None:
     assert "/srv/pi" in paths(tmp_path, "export_nfsroot", folder="/srv/pi")
-    told = paths(tmp_path, "profile_remote", kernel="gemm", target="armv7")
-    assert "gemm" in told
-    assert not [text for text in told if text.startswith(str(tmp_path))]
+    printed = paths(tmp_path, "profile_remote", kernel="gemm", target="armv7")
+    assert "gemm" in printed
+    assert not [text for text in printed if text.startswith(str(tmp_path))]
 
 
 def test_no_task_takes_a_path_past_that() -> None:

@@ -487,7 +487,7 @@ def test_what_is_no_folder_is_refused_where_one_is_wanted(tmp_path: Path, name: 
 
 @pytest.mark.parametrize("name", PATHS)
 def test_paths_of_the_greatest_length_and_new_ones_are_taken(tmp_path: Path, name: str) -> None:
-    for path in ("n" * 255, str(tmp_path / "new" / "folder"), "", str(tmp_path), "../beside"):
+    for path in ("n" * 255, str(tmp_path / "new" / "folder"), "", str(tmp_path), "../other"):
         assert path_fault_of(name, path) == "" or (name, path) == ("build.folder", "")
 
 

@@ -93,7 +93,7 @@ def test_one_import_serves_many_runs_each_with_its_callers_world(board: Board) -
     script = board.script(
         "import heavy, os, sys\n"
         "print(sys.argv, __name__, os.path.basename(__file__), os.getcwd(), os.environ['MINE'], sys.stdin.read())\n"
-        "print('beside', file=sys.stderr)\n"
+        "print('neighbour', file=sys.stderr)\n"
         "sys.exit(int(sys.argv[1]))\n"
     )
     elsewhere = board.folder / "else where"
@@ -103,7 +103,7 @@ def test_one_import_serves_many_runs_each_with_its_callers_world(board: Board) -
     assert first.stdout == f"['{script}', '3', 'b c'] __main__ script.py {board.folder} one in\n"
     assert "loaded in" in first.stderr
     second = board.run("--import=heavy", script, "0", stdin="", folder=elsewhere, MINE="two")
-    assert (second.returncode, second.stderr) == (0, "beside\n")
+    assert (second.returncode, second.stderr) == (0, "neighbour\n")
     assert second.stdout == f"['{script}', '0'] __main__ script.py {elsewhere} two \n"
     third = board.run("--import=heavy", "-c", "import sys; print(sys.argv, sys.path[0] == '')", "x")
     assert third.stdout == "['-c', 'x'] True\n"
@@ -228,7 +228,7 @@ def test_a_process_that_was_killed_runs_no_script_twice(board: Board) -> None:
         assert caller.stderr is not None
         assert "was terminated while the script ran" in caller.stderr.read()
     assert noted.read_text() == "x\n", "and its end is here: the script that held our pipe has ended too"
-    assert board.run("--import=heavy", "-c", "print('anew')").stdout == "anew\n"
+    assert board.run("--import=heavy", "-c", "print('restarted')").stdout == "restarted\n"
 
 
 def test_two_callers_at_once_start_one(board: Board) -> None:

@@ -46,7 +46,7 @@ def test_reference_comes_from_the_configuration() -> None:
         ("localhost/a", None, "localhost/a/system:trixie-armhf"),
         ("127.0.0.1:5000", "T", "127.0.0.1:5000/pitorch/system:T"),
         ("[::1]:5000/a", None, "[::1]:5000/a/system:trixie-armhf"),
-        ("docker.io/somebody", None, "docker.io/somebody/system:trixie-armhf"),
+        ("docker.io/someone", None, "docker.io/someone/system:trixie-armhf"),
         ("r.example:65535/a__b/c--d/e.f", "_" + 127 * "x", "r.example:65535/a__b/c--d/e.f/system:_" + 127 * "x"),
     ],
 )
@@ -61,7 +61,7 @@ def test_another_repository_can_be_configured() -> None:
 
 
 def test_docker_hub_has_another_api_host() -> None:
-    assert resolve(Config(), registry="docker.io/somebody").api_host == "registry-1.docker.io"
+    assert resolve(Config(), registry="docker.io/someone").api_host == "registry-1.docker.io"
     assert HERE.api_host == "r.example:5000"
 
 
@@ -84,7 +84,7 @@ def test_docker_hub_has_another_api_host() -> None:
         ("r.example:port/a", None, "is not the address of a registry"),
         ("-r.example/a", None, "is not the address of a registry"),
         ("r_x.example/a", None, "is not the address of a registry"),
-        ("somebody/a", None, "Docker Hub"),
+        ("someone/a", None, "Docker Hub"),
         ("r.example/" + 250 * "a", None, "too long"),
         ("r.example/a", "", "is not a valid tag"),
         ("r.example/a", "a b", "is not a valid tag"),

@@ -176,9 +176,9 @@ void require_same_shape(const char* op, const Operand& a, const Operand& b) {
 // A tensor created here, whose properties are not needed.
 class Result {
  public:
-  Result(int64_t dim, const int64_t* sizes, const int64_t* strides, const Operand& beside, int32_t type) {
+  Result(int64_t dim, const int64_t* sizes, const int64_t* strides, const Operand& like, int32_t type) {
     TORCH_ERROR_CODE_CHECK(
-        aoti_torch_empty_strided(dim, sizes, strides, type, beside.device_type(), beside.device(), &handle_));
+        aoti_torch_empty_strided(dim, sizes, strides, type, like.device_type(), like.device(), &handle_));
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(handle_, &data_));
   }
   Result(const Result&) = delete;

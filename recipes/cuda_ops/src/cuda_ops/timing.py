@@ -31,7 +31,7 @@ from typing import Any
 
 REGIMES = (("sync", "sync"), ("sync", "none"), ("none", "sync"), ("none", "none"))
 NO_GPU = 3
-"""Exit status where there is no GPU to time."""
+"""Exit status without a GPU."""
 
 _CYCLES_PER_CALL = 60_000
 """Clocks of the GPU for which it is kept waiting, for each call to be queued: some 30 µs."""
@@ -46,7 +46,7 @@ _INPUTS = {
     "softmax": ("f32[4096,1024]",),
     "matvec": ("f32[4096,4096]", "f32[4096]"),
 }
-"""What an operation of ours is given where no input is named; all others get two vectors."""
+"""Default inputs of our operations; other operations get two vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +179,7 @@ def find_operation(name: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as fault:
         raise ValueError(f"there is no operation {name!r}: {fault}") from fault
     if not callable(found):
-        raise ValueError(f"{name!r} is no operation: it cannot be called")
+        raise ValueError(f"{name!r} is not an operation: it cannot be called")
     operation: Callable[..., Any] = found
     return operation
 
@@ -289,7 +289,7 @@ def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 
 def kernels_of(path: Path) -> dict[str, tuple[float, ...]]:
     """What ran on the GPU by a trace: for each kernel's name how long each run took, in microseconds.
 
-    Raises ValueError for a file that is no trace as Chrome's format has them (a list of events, of which the complete
+    Raises ValueError for a file that is not a trace in Chrome's format (a list of events, of which the complete
     ones have a begin and a length), in which a viewer would show nothing.
     """
     try:
@@ -304,12 +304,12 @@ def kernels_of(path: Path) -> dict[str, tuple[float, ...]]:
             if event.get("cat") == "kernel":
                 found.setdefault(event["name"], []).append(length)
     except (KeyError, TypeError, json.JSONDecodeError) as fault:
-        raise ValueError(f"{path} is no trace: {fault!r}") from fault
+        raise ValueError(f"{path} is not a trace: {fault!r}") from fault
     return {name: tuple(lengths) for name, lengths in found.items()}
 
 
 def plot(timing: Timing, path: Path) -> None:
-    """Draw every timed call of every way, on a logarithmic scale, beside the kernel's time. Needs matplotlib."""
+    """Draw every timed call of every way, on a logarithmic scale, next to the kernel's time. Needs matplotlib."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -375,7 +375,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         built = f"torch {torch.__version__}"
         print(
-            "cuda-timing: there is no CUDA GPU to time\n"
+            "cuda-timing: no CUDA GPU found\n"
             "  expected: torch.cuda.is_available()\n"
             f"  found:    {built}, which sees none\n"
             "  fix:      run it on a machine with a GPU, its driver, and a torch built for CUDA",
