@@ -1,4 +1,4 @@
-"""The functions that time, compare and show, tried on small cases. The figures themselves are no tests."""
+"""The functions that time, compare and print results, on small cases. The benchmarks themselves are not run."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_report_says_what_was_met_and_what_was_not(tmp_path: Path) -> None:
     assert "trial.json" in run.text()
 
 
-def test_a_busy_machine_is_told() -> None:
+def test_a_busy_machine_is_reported() -> None:
     assert a_report(Figure(name="f", value=1.0), load=0.5).warnings == ()
     (warning,) = a_report(Figure(name="f", value=1.0), load=3.0).warnings
     assert "BUSY" in warning
@@ -279,7 +279,7 @@ def test_sizes_count_a_file_with_two_names_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "near"), [("biuld", "./inv bench --name=build"), ("qqq", "./inv bench")])
-def test_an_unknown_benchmark_is_told_with_the_nearest(name: str, near: str) -> None:
+def test_an_unknown_benchmark_gets_a_suggestion(name: str, near: str) -> None:
     with pytest.raises(UserError) as caught:
         suite.bench(load_config({}), name)
     assert caught.value.fix == near
@@ -334,7 +334,7 @@ arm-linux-gnueabihf-g++ -shared build/temp/a.o -o build/lib/x.so
     assert found[2][1] == "-shared"
 
 
-def test_a_compilers_time_is_told_by_the_shell() -> None:
+def test_compiler_time_is_read_from_the_shell() -> None:
     script = "began=$(date +%s%N); sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; "
     script += "echo took $(( $(date +%s%N) - began )) ns; times"
     said = subprocess.run(["sh", "-euc", script], check=True, capture_output=True, text=True).stdout
@@ -352,11 +352,11 @@ def test_a_compilers_time_is_told_by_the_shell() -> None:
         (device.PROGRAM.relative_to(ROOT), device.changed_program, "*p = x + 101.0f;"),
     ],
 )
-def test_the_kernel_is_changed_and_nothing_else(path: Path, change: Callable[[str, int], str], line: str) -> None:
+def test_only_the_kernel_is_changed(path: Path, change: Callable[[str, int], str], line: str) -> None:
     source = (ROOT / path).read_text()
     first = change(source, 101)
     assert line in first
-    assert change(first, 102) == change(source, 102), "a changed one can be changed again"
+    assert change(first, 102) == change(source, 102), "a changed source can be changed again"
     different = [pair for pair in zip(source.splitlines(), first.splitlines(), strict=True) if pair[0] != pair[1]]
     assert len(different) == 1
     with pytest.raises(CommandFailed, match="does not match the pattern"):
@@ -372,7 +372,7 @@ def test_only_the_changed_kernels_result_counts() -> None:
         assert caught.value.found == found
 
 
-def test_a_copied_checkout_is_whole_and_goes_again(tmp_path: Path) -> None:
+def test_a_copied_checkout_is_complete_and_temporary(tmp_path: Path) -> None:
     with device.copied_checkout(tmp_path) as copy:
         assert (copy / "tasks.py").read_bytes() == (ROOT / "tasks.py").read_bytes()
         assert (copy / "inv").stat().st_mode & 0o111
@@ -391,7 +391,7 @@ def test_the_plain_export_keeps_owners_and_capabilities() -> None:
     assert "--numeric-owner -p --xattrs '--xattrs-include=*'" in line
 
 
-def test_the_kernels_promises_are_read_from_what_the_program_prints() -> None:
+def test_kernel_goals_are_read_from_the_output() -> None:
     ends = {"shareLow": 0.25, "shareHigh": 0.985, "secondsLow": 0.004, "secondsHigh": 0.05, "movedBy": "stores"}
     lines: list[dict[str, Any]] = [
         {"kernel": "add", "compileMs": 1.0},
