@@ -1,4 +1,4 @@
-"""The command line: what users type becomes what Invoke understands."""
+"""The command line: translation of arguments for Invoke, and error cases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from toolchain.config import ROOT
         (["chroot", "--command", "-h"], ["chroot", "--command", "-h"]),
     ],
 )
-def test_what_is_typed_is_spelt_out_for_invoke(typed: list[str], understood: list[str]) -> None:
+def test_arguments_are_translated_for_invoke(typed: list[str], understood: list[str]) -> None:
     assert spelt_out(typed) == understood
 
 

@@ -330,7 +330,7 @@ def test_a_toolkit_of_another_release_is_refused(tmp_path: Path) -> None:
     assert toolkit.release_of(tmp_path) == "11.8"
 
 
-# What was measured on a GPU.
+# Recorded measurements of a GPU.
 
 
 @pytest.fixture(scope="module")
@@ -350,13 +350,13 @@ def measured() -> dict[str, object]:
     return document
 
 
-def test_a_timing_is_the_same_when_it_is_read_again(tool: ModuleType) -> None:
+def test_a_timing_survives_a_json_round_trip(tool: ModuleType) -> None:
     timed = tool.Timing.from_json(measured())
     assert json.loads(json.dumps(timed.as_json())) == measured()
     assert [(item.before, item.after) for item in timed.regimes] == list(tool.REGIMES)
 
 
-def test_the_sentence_says_what_the_figures_say(tool: ModuleType) -> None:
+def test_the_sentence_matches_the_figures(tool: ModuleType) -> None:
     timed = tool.Timing.from_json(measured())
     short = timed.sentence()
     assert f"The kernel takes {timed.kernel_us:.1f} µs" in short
@@ -375,14 +375,14 @@ def test_the_plot_is_drawn(tool: ModuleType, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_task_draws_what_was_measured_without_the_python_that_measured(tmp_path: Path) -> None:
-    kept, picture = tmp_path / "timing.json", tmp_path / "timing.png"
-    kept.write_text(json.dumps(measured()))
-    timing.draw(kept, picture)
+def test_the_task_plots_a_saved_timing(tmp_path: Path) -> None:
+    saved, picture = tmp_path / "timing.json", tmp_path / "timing.png"
+    saved.write_text(json.dumps(measured()))
+    timing.draw(saved, picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_all_but_the_picture_is_made(
+def test_without_matplotlib_only_the_plot_is_missing(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     timed = tool.Timing.from_json(measured())
@@ -409,7 +409,7 @@ def test_without_matplotlib_all_but_the_picture_is_made(
         ("torch.add", [1, 1]),
     ],
 )
-def test_every_operation_has_inputs_of_its_own(tool: ModuleType, op: str, dimensions: list[int | None]) -> None:
+def test_every_operation_has_default_inputs(tool: ModuleType, op: str, dimensions: list[int | None]) -> None:
     inputs = tool.inputs_of(op)
     assert [len(tool.parse_input(text)[1]) if "[" in text else None for text in inputs] == dimensions
     assert tool.inputs_of(f"cuda_ops.{op}") == inputs
@@ -425,14 +425,14 @@ def test_every_operation_has_inputs_of_its_own(tool: ModuleType, op: str, dimens
         ("amd64", True, ["nightly"], WheelUnusable),
     ],
 )
-def test_a_check_that_cannot_be_made_is_refused_before_the_build(
+def test_an_impossible_check_is_refused_before_the_build(
     architecture: str, check: bool, torch: list[str], fault: type[UserError]
 ) -> None:
     with pytest.raises(fault):
         native.require_checkable(architecture, check=check, torch=torch)
 
 
-def test_the_kept_timeline_is_a_trace_with_each_of_the_twenty_calls_kernels(tool: ModuleType) -> None:
+def test_the_recorded_trace_has_all_twenty_kernels(tool: ModuleType) -> None:
     kernels = tool.kernels_of(figures.TRACE)
     (name,) = kernels
     assert "cuda_ops::cuda::(anonymous namespace)::dense_kernel<float, 2" in name
@@ -456,7 +456,7 @@ def test_the_kept_timeline_is_a_trace_with_each_of_the_twenty_calls_kernels(tool
         '{"traceEvents": [{"ph": "X", "name": "n", "ts": 1, "dur": 1}]}',
     ],
 )
-def test_a_file_that_no_viewer_would_show_is_no_timeline(tool: ModuleType, text: str, tmp_path: Path) -> None:
+def test_an_invalid_timeline_is_refused(tool: ModuleType, text: str, tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"timeline\.json (is no trace|has an event that is nowhere)"):
@@ -476,10 +476,10 @@ def test_a_file_that_no_viewer_would_show_is_no_timeline(tool: ModuleType, text:
     ],
     ids=["absent", "works", "fails", "hangs"],
 )
-def test_what_came_of_nsys_is_said(
+def test_the_result_of_nsys_is_reported(
     tool: ModuleType, script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program of that name stands in for it; an old report is not taken for a new one."""
+    """Uses a script as nsys. A report of an earlier run must not be mistaken for a new one."""
     report = tmp_path / "cuda-timing.nsys-rep"
     if script:
         program = tmp_path / "bin" / "nsys"
@@ -495,19 +495,19 @@ def test_what_came_of_nsys_is_said(
 
 
 @pytest.mark.parametrize(("text", "meaning"), [("f32[7]", ("float32", (7,))), ("bf16[2,3]", ("bfloat16", (2, 3)))])
-def test_inputs_are_spelt_as_types_with_sizes(
+def test_inputs_are_parsed_as_types_with_sizes(
     tool: ModuleType, text: str, meaning: tuple[str, tuple[int, ...]]
 ) -> None:
     assert tool.parse_input(text) == meaning
 
 
 @pytest.mark.parametrize("text", ["", "f32", "f32[]", "f32[-1]", "f64[3]", "f32[3] "])
-def test_other_inputs_are_refused(tool: ModuleType, text: str) -> None:
+def test_invalid_inputs_are_refused(tool: ModuleType, text: str) -> None:
     with pytest.raises(ValueError, match="expected TYPE"):
         tool.parse_input(text)
 
 
-def test_the_page_shows_what_was_measured() -> None:
+def test_the_page_shows_the_recorded_figures() -> None:
     document = json.loads(figures.DATA.read_text())
     page = figures.PAGE.read_text()
     assert figures.page_with(page, document) == page, "run: python -m recipes.cuda_ops.figures"
@@ -515,7 +515,7 @@ def test_the_page_shows_what_was_measured() -> None:
     assert all(item["status"] == 0 for item in document["sanitizer"].values())
 
 
-def test_the_figures_say_what_was_skipped_and_how_many_tests_were_watched() -> None:
+def test_the_figures_list_skipped_and_sanitized_tests() -> None:
     document = json.loads(figures.DATA.read_text())
     skips = [f"SKIPPED [{count}] tests/a.py:1{count}: no {what}" for count, what in ((2, "GPU: none"), (3, "toolkit"))]
     watched = {"memcheck": {"summary": "ERROR SUMMARY: 0 errors", "tests": "1 failed, 7 passed, 12 deselected in 2s"}}

@@ -326,7 +326,7 @@ def test_a_session_with_the_board_ends_in_time(board: Board) -> None:
         profile(config, kernel="add_one", target="armv7", device=f"tree://{board.host}", timing=endless)
 
 
-# Clock ticks that the loader which has the board has computed for; end the login that it came with.
+# COMPUTED prints the CPU time, in clock ticks, of the loader that holds the board. CUT kills its SSH login.
 COMPUTED = """
 p=$(cat /tmp/pitorch-loader.lock 2>/dev/null)
 cut -d' ' -f14 "/proc/${p:-none}/stat" 2>/dev/null || echo 0
@@ -341,8 +341,8 @@ kill -KILL "$p"
 """
 
 
-def test_a_board_in_a_session_is_busy_and_a_connection_that_breaks_is_a_lost_board(board: Board) -> None:
-    """Over SSH as by RPC. The session that was cut off keeps the board until its time is up; then the next has it."""
+def test_a_board_is_busy_until_a_lost_session_ends(board: Board) -> None:
+    """As with RPC: after a lost connection, the session holds the board until its time limit; then the next one starts."""
     device, quick = f"tree://{board.host}", Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
     endless = replace(quick, number=10**9)
 
@@ -368,7 +368,7 @@ def test_a_board_in_a_session_is_busy_and_a_connection_that_breaks_is_a_lost_boa
 
 @pytest.mark.expensive
 def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
-    """By the lines that serve-wheels prints. What is imported then is what was fetched, and not the image's torch."""
+    """Runs the commands that serve-wheels prints. Python then imports the downloaded torch, not that of the image."""
     offer = Offer(board.config)
     wheel = offer.torch.wheel
     assert wheel is not None, offer.torch.reason
@@ -381,8 +381,8 @@ def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
         "hashlib.sha256((home / 'lib/libtorch_cpu.so').read_bytes()).hexdigest())"
     )
     with running_index(offer) as url:
-        told = instructions(url.replace("127.0.0.1", qemu.HOST_SEEN_FROM_GUEST), sorted(offer()))
-        typed = [line.strip() for line in told if "~/venv" in line][:2]
+        lines = instructions(url.replace("127.0.0.1", qemu.HOST_SEEN_FROM_GUEST), sorted(offer()))
+        typed = [line.strip() for line in lines if "~/venv" in line][:2]
         assert len(typed) == 2
         try:
             done = on_board(board, " && ".join(typed), limit_s=1800)
@@ -394,7 +394,7 @@ def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
     assert done.stdout.split() == ["venv/lib/python3.13/site-packages/torch", "2.6.0", "3.0", library], done.stderr
 
 
-# enter-nfsroot over NFS, by hand; what else it does is in test_enter_nfsroot.py
+# enter-nfsroot over NFS, run directly. Its other features are tested in test_enter_nfsroot.py.
 
 
 def on_board(board: Board, script: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
@@ -433,7 +433,7 @@ REFUSALS = {
 
 @pytest.fixture(scope="module")
 def refusals(board: Board) -> dict[str, str]:
-    """What each of the commands above says and returns; over one connection, for each costs seconds."""
+    """The output and exit code of each command above. They share one connection, because each takes seconds."""
     script = ""
     for name, (words, _) in REFUSALS.items():
         command = words.replace("PORT", str(board.server.port)).replace("TREE", str(Layout.of(board.config).tree))
@@ -443,7 +443,7 @@ def refusals(board: Board) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_why_a_root_cannot_be_entered(refusals: dict[str, str], name: str) -> None:
+def test_a_root_that_cannot_be_entered_is_explained(refusals: dict[str, str], name: str) -> None:
     assert REFUSALS[name][1] in refusals[name]
     assert "fix:" in refusals[name]
     assert refusals[name].endswith("rc=125\n")
@@ -451,8 +451,8 @@ def test_why_a_root_cannot_be_entered(refusals: dict[str, str], name: str) -> No
 
 
 @pytest.mark.parametrize("way", ["the connection drops", "Ctrl-C"])
-def test_an_end_from_outside_leaves_no_mount(board: Board, way: str) -> None:
-    # Without exec a shell is between, which Ctrl-C ends as well: ssh would tell that.
+def test_an_interrupted_command_leaves_no_mount(board: Board, way: str) -> None:
+    # Without exec, Ctrl-C also ends the shell in between, and ssh would return the shell's exit code.
     entering = f"exec enter-nfsroot -o port={board.server.port} 10.0.2.2:{Layout.of(board.config).tree}"
     words = board.access.command(["sh", "-c", f"{entering} sh -c 'echo up; sleep 4718'"])
     words.insert(1, "-tt")
@@ -462,7 +462,7 @@ def test_an_end_from_outside_leaves_no_mount(board: Board, way: str) -> None:
         try:
             while b"up" not in child.stdout.readline():
                 assert child.poll() is None
-            # A shell that is about to start a program may lose the signal.
+            # Wait for sleep: a shell that is just starting a program can lose the signal.
             while on_board(board, "pgrep -fxc 'sleep 4718'").stdout.split() != ["1"]:
                 assert child.poll() is None
             if way == "Ctrl-C":

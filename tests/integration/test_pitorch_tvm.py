@@ -1,4 +1,4 @@
-"""pitorch.tvm: a kernel's library, called on arrays by a process that knows no TVM."""
+"""pitorch.tvm: kernels of a library, called on arrays in a process without TVM."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tvm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def gemm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The product of two matrices of 32 rows, for this PC's machine."""
+    """A kernel for this PC that multiplies two matrices of 32 rows."""
     path = tmp_path_factory.mktemp("kept") / "gemm.so"
     profiling.profile(product_config, kernel="gemm", target="local", device="emulator", size=32, keep=path, timing=ONCE)
     return path
