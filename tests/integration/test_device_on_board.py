@@ -342,7 +342,7 @@ kill -KILL "$p"
 
 
 def test_a_board_is_busy_until_a_lost_session_ends(board: Board) -> None:
-    """As with RPC: a session whose connection is lost holds the board until its time limit; then the next one starts."""
+    """A session that lost its connection holds the board until its time limit; then the next one starts."""
     device, quick = f"tree://{board.host}", Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
     endless = replace(quick, number=10**9)
 
