@@ -1,4 +1,4 @@
-"""The image for 64-bit boards with TVM's server in it, as a whole; the build takes minutes, so it is run by name."""
+"""The complete image for 64-bit boards with TVM's server. The build takes minutes, so these tests are expensive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _START_LIMIT_S = 180.0
 
 @pytest.fixture(scope="module")
 def for_64_bit(product_config: Config) -> Config:
-    """The tests' configuration, with the board's architecture and the server asked for; built."""
+    """The tests' configuration for arm64 with the server in the image, after the image is built."""
     image = dataclasses.replace(product_config.image, architecture="arm64")
     remote = dataclasses.replace(product_config.remote, server_in_image=True, session_limit_s=300)
     config = dataclasses.replace(product_config, image=image, remote=remote)
@@ -40,13 +40,13 @@ def for_64_bit(product_config: Config) -> Config:
 
 @pytest.fixture(scope="module")
 def tvm(for_64_bit: Config) -> TvmEnvironment:
-    """TVM in a separate process."""
+    """TVM, installed on this PC."""
     return environment.ready(for_64_bit)
 
 
 @contextlib.contextmanager
 def board(config: Config, words: list[str]) -> Iterator[None]:
-    """The image's server, emulated, in a container that shares this PC's network."""
+    """Runs the image's server under emulation, in a container on this PC's network."""
     with contextlib.closing(connect()) as client:
         started = client.containers.run(
             config.image_reference("system"),
@@ -68,7 +68,7 @@ def board(config: Config, words: list[str]) -> Iterator[None]:
                 started.remove(force=True)
 
 
-def test_the_image_is_for_that_machine(for_64_bit: Config) -> None:
+def test_the_image_is_for_arm64(for_64_bit: Config) -> None:
     with contextlib.closing(connect()) as client:
         image = client.images.get(for_64_bit.image_reference("system"))
         assert (image.attrs["Os"], image.attrs["Architecture"]) == ("linux", "arm64")
@@ -82,7 +82,7 @@ def test_the_image_is_for_that_machine(for_64_bit: Config) -> None:
     assert said.decode().split() == ["aarch64", "arm64"]
 
 
-def test_its_server_runs_kernels_and_refuses_those_for_32_bits(for_64_bit: Config, tvm: TvmEnvironment) -> None:
+def test_the_server_runs_only_64_bit_kernels(for_64_bit: Config, tvm: TvmEnvironment) -> None:
     port = ports.free_port()
     device = f"127.0.0.1:{port}"
     with board(for_64_bit, ["--host", "127.0.0.1", "--port", str(port)]):
@@ -96,7 +96,7 @@ def test_its_server_runs_kernels_and_refuses_those_for_32_bits(for_64_bit: Confi
             profiling.profile(for_64_bit, kernel="add_one", target="armv7", device=device, timing=TIMING)
 
 
-def test_a_tracker_hands_it_out_by_its_key(for_64_bit: Config, tvm: TvmEnvironment) -> None:
+def test_the_server_is_requested_from_a_tracker(for_64_bit: Config, tvm: TvmEnvironment) -> None:
     port = ports.free_port()
     with servers.tracker(tvm) as tracker:
         words = ["--host", "127.0.0.1", "--port", str(port), "--custom-addr", "127.0.0.1"]
@@ -106,7 +106,7 @@ def test_a_tracker_hands_it_out_by_its_key(for_64_bit: Config, tvm: TvmEnvironme
     assert done.checked == 1024
 
 
-def test_it_dials_out_to_a_proxy(for_64_bit: Config, tvm: TvmEnvironment) -> None:
+def test_the_server_connects_to_a_proxy(for_64_bit: Config, tvm: TvmEnvironment) -> None:
     with servers.proxy(tvm) as proxy, board(for_64_bit, ["--proxy", f"127.0.0.1:{proxy.port}", "--key", "far"]):
         device = f"proxy://127.0.0.1:{proxy.port}/far"
         done = profiling.profile(for_64_bit, kernel="add_one", target="aarch64", device=device, timing=TIMING)

@@ -1,4 +1,4 @@
-"""The command line: what users type becomes what Invoke understands."""
+"""The command line: translation of arguments for Invoke, and error cases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from toolchain.config import ROOT
         (["chroot", "--command", "-h"], ["chroot", "--command", "-h"]),
     ],
 )
-def test_what_is_typed_is_spelt_out_for_invoke(typed: list[str], understood: list[str]) -> None:
+def test_arguments_are_translated_for_invoke(typed: list[str], understood: list[str]) -> None:
     assert spelt_out(typed) == understood
 
 
@@ -70,7 +70,7 @@ def test_every_task_has_help_with_its_options() -> None:
 
 
 @pytest.mark.parametrize("words", [["registry", "sideways"], ["share-internet", "maybe"]])
-def test_a_wrong_word_is_refused_with_the_right_ones(words: list[str]) -> None:
+def test_an_invalid_argument_lists_the_valid_ones(words: list[str]) -> None:
     done = run(*words)
     assert done.returncode == 2
     assert "expected" in done.stderr
@@ -78,7 +78,7 @@ def test_a_wrong_word_is_refused_with_the_right_ones(words: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_broken_configuration_is_reported_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_configuration_errors_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INVOKE_IMAGE_SUITE", "trixi")
     monkeypatch.setenv("INVOKE_NFS_PORT", "0")
     done = run("build-image", "--plan")
@@ -111,7 +111,7 @@ def test_a_broken_configuration_is_reported_whole(monkeypatch: pytest.MonkeyPatc
         ("nfs: {port: " + "9" * 5000 + "}\n", "not YAML: "),
     ],
 )
-def test_a_settings_file_of_another_form_is_refused_without_a_traceback(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_settings_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "invoke.yaml"
     path.write_text(text)
     done = run(f"--config={path}", "completion", "bash")
@@ -121,7 +121,7 @@ def test_a_settings_file_of_another_form_is_refused_without_a_traceback(tmp_path
     assert done.returncode == 11
 
 
-def test_a_settings_file_of_another_encoding_is_refused_too(tmp_path: Path) -> None:
+def test_a_settings_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "invoke.yaml"
     path.write_bytes("image:\n  suite: trixié\n".encode("latin-1"))
     done = run(f"--config={path}", "completion", "bash")
@@ -130,7 +130,7 @@ def test_a_settings_file_of_another_encoding_is_refused_too(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "image:\n  # suite: bookworm\n"])
-def test_an_empty_section_is_none(tmp_path: Path, text: str) -> None:
+def test_an_empty_section_is_accepted(tmp_path: Path, text: str) -> None:
     path = tmp_path / "invoke.yaml"
     path.write_text(text)
     done = run(f"--config={path}", "completion", "bash")
@@ -140,22 +140,22 @@ def test_an_empty_section_is_none(tmp_path: Path, text: str) -> None:
 # ------------------------------------------------------------------------------------------------ --config
 
 
-def test_the_file_wins_over_variables_and_they_over_all_else(tmp_path: Path) -> None:
+def test_the_file_overrides_environment_variables(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("image:\n  suite: trixie\n  flavour: ubuntu\n")
     variables = {"INVOKE_IMAGE_SUITE": "sid", "INVOKE_IMAGE_FLAVOUR": "debian", "INVOKE_NFS_PORT": "0"}
     done = run(f"--config={path}", "build-image", "--plan", **variables)
     assert done.returncode == 11
     assert "2 errors" in done.stderr
-    assert "image.flavour: expected one of debian, raspbian, found 'ubuntu'" in done.stderr, "of the file"
-    assert "nfs.port: expected 1 to 65535, found '0'" in done.stderr, "of a variable of which the file says nothing"
+    assert "image.flavour: expected one of debian, raspbian, found 'ubuntu'" in done.stderr, "from the file"
+    assert "nfs.port: expected 1 to 65535, found '0'" in done.stderr, "from a variable that the file does not override"
     path.write_text("qpu:\n  library: local\n")
     done = run(f"--config={path}", "build-image", "--plan", "--qpulib=nobodys", INVOKE_QPU_LIBRARY="upstream")
     assert "qpu.library: expected one of local, upstream, found 'nobodys'" in done.stderr, "a task's option wins"
 
 
 @pytest.mark.parametrize("form", ["yaml", "yml", "json"])
-def test_the_file_is_from_the_callers_folder(tmp_path: Path, form: str) -> None:
+def test_the_file_is_relative_to_the_callers_folder(tmp_path: Path, form: str) -> None:
     (tmp_path / f"mine.{form}").write_text('{"image": {"suite": "sid"}}')
     for path in (f"mine.{form}", str(tmp_path / f"mine.{form}"), f"~/mine.{form}"):
         words = ("--config", path, "build-image", "--plan")
@@ -176,7 +176,7 @@ def test_the_file_is_from_the_callers_folder(tmp_path: Path, form: str) -> None:
         ("x.yml", "not YAML: "),
     ],
 )
-def test_a_file_that_cannot_be_taken_is_refused_with_its_name(tmp_path: Path, name: str, said: str) -> None:
+def test_an_unusable_config_file_is_named(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "folder.yaml").mkdir()
     for torn in ("x.conf", "x", "x.json", "x.yml"):
         (tmp_path / torn).write_text("{")
@@ -190,7 +190,7 @@ def test_without_a_file_nothing_is_read() -> None:
     assert run("completion", "bash", INVOKE_RUNTIME_CONFIG="").returncode == 0
 
 
-# ------------------------------------------------------------------------------- what is no number, and no path
+# ------------------------------------------------------------------------------- invalid numbers and paths
 
 
 @pytest.mark.parametrize(
@@ -211,17 +211,17 @@ def test_without_a_file_nothing_is_read() -> None:
         (("test", "--lanes=0"), "--lanes: expected at least 1, found 0"),
     ],
 )
-def test_an_option_that_is_no_usable_number_is_refused(words: tuple[str, ...], said: str) -> None:
+def test_an_invalid_number_is_refused(words: tuple[str, ...], said: str) -> None:
     done = run(*words)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    assert done.returncode in (1, 11), "as Invoke ends at a command line that it does not understand, or as ours"
+    assert done.returncode in (1, 11), "Invoke's exit code for an invalid command line, or ours"
 
 
 LONG = "n" * 256
 
 
-def test_settings_that_can_be_no_path_are_refused_together(tmp_path: Path) -> None:
+def test_all_invalid_paths_are_reported_together(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     given = {
@@ -248,13 +248,13 @@ def test_a_path_with_a_nul_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--folder", "--tarball"])
-def test_a_path_of_the_command_line_is_checked_too(option: str) -> None:
+def test_paths_on_the_command_line_are_checked(option: str) -> None:
     done = run("export-nfsroot", f"{option}=/tmp/{LONG}")
     assert f"{option}: expected a path whose parts have at most 255 bytes each" in done.stderr
     assert (done.returncode, "Traceback" in done.stderr) == (11, False)
 
 
-def test_a_shell_in_what_is_no_folder_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+def test_shell_in_a_file_is_refused_before_any_build(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = run("shell", f"--folder={tmp_path}/file", INVOKE_BUILD_FOLDER=str(tmp_path / "build"))
     assert f"{tmp_path}/file is not a folder" in done.stderr
@@ -264,13 +264,13 @@ def test_a_shell_in_what_is_no_folder_is_refused_before_anything_is_built(tmp_pa
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an export needs root")
 @pytest.mark.parametrize("option", ["--folder=/", "--folder=/usr/..", "--tarball=/"])
-def test_an_export_over_the_root_of_this_machine_is_refused(option: str) -> None:
+def test_an_export_to_the_root_directory_is_refused(option: str) -> None:
     done = run("export-nfsroot", option)
     assert "an export cannot replace the root of this machine" in done.stderr
     assert (done.returncode, "Traceback" in done.stderr) == (10, False)
 
 
-# ---------------------------------------------------------------------- what the operating system refuses
+# ---------------------------------------------------------------------- errors of the operating system
 
 
 @pytest.mark.parametrize("words", [("--list",), ("build-image", "--plan")])
@@ -283,12 +283,12 @@ def test_standard_output_on_a_full_disk_is_reported(tmp_path: Path, words: tuple
     assert done.returncode == 21
 
 
-def test_both_standard_streams_on_a_full_disk_end_with_its_code() -> None:
+def test_both_streams_on_a_full_disk_exit_with_21() -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123
         assert run_with(("--list",), {}, stdout=full, stderr=full).returncode == 21
 
 
-def test_a_reader_that_has_gone_ends_the_program_silently() -> None:
+def test_a_closed_pipe_ends_the_program_silently() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -298,7 +298,7 @@ def test_a_reader_that_has_gone_ends_the_program_silently() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_limit_of_file_sizes_is_reported_with_the_file(tmp_path: Path) -> None:
+def test_a_file_size_limit_is_reported(tmp_path: Path) -> None:
     keep = tmp_path / "plan"
     limited = f'ulimit -f 0; exec "$0" -m toolchain.cli completion bash >{keep}'
     done = subprocess.run(
@@ -309,22 +309,22 @@ def test_a_limit_of_file_sizes_is_reported_with_the_file(tmp_path: Path) -> None
     assert (done.returncode, "Traceback" in done.stderr) == (10, False)
 
 
-def test_a_file_that_the_system_refuses_is_named(tmp_path: Path) -> None:
-    """A folder stands where the task keeps a file of its own."""
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """There is a folder at the path of a file of the task."""
     (tmp_path / "trixie-armhf" / "mirror.manifest.json").mkdir(parents=True)
     done = run("build-image", "--plan", INVOKE_BUILD_FOLDER=str(tmp_path))
     assert f"{tmp_path}/trixie-armhf/mirror.manifest.json: Is a directory" in done.stderr
     assert (done.returncode, "Traceback" in done.stderr) == (10, False)
 
 
-def test_a_home_that_is_a_file_has_no_settings(tmp_path: Path) -> None:
+def test_a_home_that_is_a_file_is_ignored(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.touch()
     done = run("build-image", "--plan", HOME=str(home), SUDO_UID="", INVOKE_BUILD_FOLDER=str(tmp_path / "build"))
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_settings_of_the_user_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
+def test_unreadable_user_settings_are_reported(tmp_path: Path) -> None:
     (tmp_path / ".invoke.yaml").mkdir()
     done = run("--list", HOME=str(tmp_path))
     assert f"{tmp_path}/.invoke.yaml: Is a directory" in done.stderr
@@ -334,7 +334,7 @@ def test_settings_of_the_user_that_cannot_be_read_are_reported(tmp_path: Path) -
 # ------------------------------------------------------------------------------------------ passwords
 
 
-def test_no_program_of_a_task_has_the_registry_password(tmp_path: Path) -> None:
+def test_child_processes_do_not_get_the_password(tmp_path: Path) -> None:
     real = shutil.which("apt-get")
     if real is None:
         pytest.skip("apt-get is not installed")

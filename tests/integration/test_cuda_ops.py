@@ -1,4 +1,4 @@
-"""The wheel of CUDA operators: built in its container, looked into, and run on this machine; and what refuses it."""
+"""The wheel of CUDA operators: build in a container, audit, run on this machine, and error cases."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ RECIPE = ROOT / "recipes" / "cuda_ops"
 AMD64 = ARCHITECTURES["amd64"]
 
 
-# The wheel, for real.
+# Tests that build the wheel.
 
 
 @pytest.fixture(scope="session")
 def config(product_config: Config) -> Config:
-    # One architecture: the others take as long again, each, and are no different.
+    # One architecture: each further one takes as long again and tests nothing new.
     return dataclasses.replace(product_config, cuda=dataclasses.replace(product_config.cuda, architectures=("90+PTX",)))
 
 
@@ -66,14 +66,14 @@ def wheel(config: Config) -> cuda_job.Wheel:
     return cuda_job.build_wheel(config)
 
 
-def test_the_wheel_is_for_any_python_and_has_the_code_that_was_asked_for(wheel: cuda_job.Wheel, config: Config) -> None:
+def test_the_wheel_has_the_configured_gpu_code(wheel: cuda_job.Wheel, config: Config) -> None:
     assert wheel.path.name == "pitorch_cuda_ops-0.1.0-py3-none-linux_x86_64.whl"
     found = audit.audit(wheel.path, AMD64, ("90+PTX",))
     assert (found.machine_code, found.ptx) == (("90",), ("90",))
     assert "libtorch.so" in found.needs
     assert not [name for name in found.needs if name.startswith(("libcuda", "libpython", "libc10"))]
     assert found.text() == wheel.contents
-    # What Debian 12 has: newer systems have it too.
+    # The versions of Debian 12, which newer systems also provide.
     assert Version(found.glibc) <= Version("2.36")
     assert Version(found.libstdcxx) <= Version("3.4.30")
     with zipfile.ZipFile(wheel.path) as archive:
@@ -83,7 +83,7 @@ def test_the_wheel_is_for_any_python_and_has_the_code_that_was_asked_for(wheel: 
     assert not [name for name in names if name.startswith(("csrc", "recipes", "build"))]
 
 
-def test_the_same_for_arm64_by_the_cross_compiler(wheel: cuda_job.Wheel, config: Config) -> None:
+def test_the_wheel_is_cross_built_for_arm64(wheel: cuda_job.Wheel, config: Config) -> None:
     assert wheel.path.is_file()
     foreign = dataclasses.replace(config, cuda=dataclasses.replace(config.cuda, architectures=("87",)))
     try:
@@ -97,7 +97,7 @@ def test_the_same_for_arm64_by_the_cross_compiler(wheel: cuda_job.Wheel, config:
         assert ELFFile(io.BytesIO(archive.read(audit.LIBRARY)))["e_machine"] == "EM_AARCH64"
 
 
-def test_another_list_of_gpus_is_noticed(wheel: cuda_job.Wheel) -> None:
+def test_a_different_list_of_gpus_fails_the_audit(wheel: cuda_job.Wheel) -> None:
     with pytest.raises(WheelUnusable, match="not the wheel it should be") as caught:
         audit.audit(wheel.path, AMD64, ("80", "90"))
     assert "['80', '90']" in caught.value.expected
@@ -133,9 +133,7 @@ def run(config: Config, environment: Mapping[str, str], *words: str) -> subproce
     )
 
 
-def test_array_exp_compares_what_there_is_and_says_what_is_not_timed(
-    config: Config, environment: Mapping[str, str]
-) -> None:
+def test_array_exp_compares_installed_libraries(config: Config, environment: Mapping[str, str]) -> None:
     done = run(config, environment, "-m", "cuda_ops.array_exp", "-l", "10000", "--runs", "3")
     assert done.returncode == 0, done.stderr
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
@@ -147,15 +145,13 @@ def test_array_exp_compares_what_there_is_and_says_what_is_not_timed(
 
 
 @pytest.mark.parametrize("words", [["-l", "0"], ["-l", "many"], []])
-def test_array_exp_refuses_what_is_no_length(config: Config, environment: Mapping[str, str], words: list[str]) -> None:
+def test_array_exp_refuses_an_invalid_length(config: Config, environment: Mapping[str, str], words: list[str]) -> None:
     done = run(config, environment, "-m", "cuda_ops.array_exp", *words)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
 
-def test_cuda_timing_says_that_there_is_no_gpu_or_which_number_is_the_kernels(
-    config: Config, environment: Mapping[str, str]
-) -> None:
+def test_cuda_timing_reports_time_or_missing_gpu(config: Config, environment: Mapping[str, str]) -> None:
     assert environment["PYTHONPATH"]
     missing: UserError | None = None
     try:
@@ -180,7 +176,7 @@ def test_cuda_timing_says_that_there_is_no_gpu_or_which_number_is_the_kernels(
         ("axpy", ("two", "f32[4]", "f32[4]"), "or a number, found 'two'"),
     ],
 )
-def test_cuda_timing_refuses_names_that_are_none(
+def test_cuda_timing_refuses_invalid_names(
     config: Config, environment: Mapping[str, str], op: str, inputs: tuple[str, ...], said: str
 ) -> None:
     assert environment["PYTHONPATH"]
@@ -191,10 +187,10 @@ def test_cuda_timing_refuses_names_that_are_none(
 
 @pytest.mark.parametrize("source", ["ops.cpp", "reference.cpp"])
 def test_clang_tidy_finds_nothing(config: Config, wheel: cuda_job.Wheel, source: str) -> None:
-    """Over what is compiled for the host; the kernels are nvcc's, with all its warnings as errors."""
+    """Checks the host sources; nvcc compiles the kernels with all warnings as errors."""
     if shutil.which("clang-tidy") is None:
         pytest.skip("the program clang-tidy is missing; ./inv installs it")
-    assert wheel.path.is_file(), "its build has made the environment with torch's headers"
+    assert wheel.path.is_file(), "the build creates the environment with torch's headers"
     options = [
         "-std=c++17",
         "-DTORCH_TARGET_VERSION=0x020a000000000000",
@@ -215,7 +211,7 @@ def test_clang_tidy_finds_nothing(config: Config, wheel: cuda_job.Wheel, source:
     ],
     ids=["toolkit", "headers", "unknown GPU", "no GPU"],
 )
-def test_setup_tells_what_is_missing(
+def test_setup_reports_missing_requirements(
     config: Config, environment: Mapping[str, str], tmp_path: Path, variables: dict[str, str], found: str
 ) -> None:
     home = tmp_path / "cuda"
@@ -242,17 +238,17 @@ def test_setup_tells_what_is_missing(
     assert "Traceback" not in done.stderr
 
 
-# Without a build.
+# Tests without a build.
 
 
-def test_cuda_timing_without_the_wheel_names_the_task_that_makes_it(tmp_path: Path) -> None:
+def test_cuda_timing_requires_the_wheel(tmp_path: Path) -> None:
     bare = load_config({"build": {"folder": str(tmp_path)}, "cuda": {"python": sys.executable}})
     with pytest.raises(ArtefactMissing, match="cannot import"):
         timing.measure(bare, op="add2")
 
 
 @pytest.mark.parametrize("version", ["2.9.1", "newest", "2.10", "2.10.0; x"])
-def test_a_torch_that_the_wheel_is_not_for_is_refused(tmp_path: Path, version: str) -> None:
+def test_an_unsupported_torch_version_is_refused(tmp_path: Path, version: str) -> None:
     with pytest.raises(WheelUnusable, match="does not support torch"):
         native.other_torch(load_config({"build": {"folder": str(tmp_path / "b")}}), version)
     assert not (tmp_path / "b").exists()
@@ -278,7 +274,7 @@ def test_the_list_of_gpus_is_checked(given: list[str], said: str) -> None:
 
 
 def fatbin(*entries: tuple[int, int]) -> bytes:
-    """A container as nvcc writes it, of entries that are little more than their headers."""
+    """A fat binary in nvcc's format, whose entries consist of a header and eight zero bytes."""
     body = b"".join(struct.pack("<HHIQQII", kind, 0x101, 32, 8, 0, 0, arch) + bytes(8) for kind, arch in entries)
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
 
@@ -317,7 +313,7 @@ def test_a_library_for_another_machine_is_refused(tmp_path: Path) -> None:
         audit.audit(made, AMD64, ("90",))
 
 
-def test_a_folder_that_is_no_toolkit_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
+def test_an_incomplete_toolkit_is_refused(tmp_path: Path) -> None:
     named = load_config({"cuda": {"toolkit": str(tmp_path)}})
     with pytest.raises(UserError) as caught:
         toolkit.obtain(recipe.load("cuda_ops"), named, AMD64)
@@ -334,7 +330,7 @@ def test_a_toolkit_of_another_release_is_refused(tmp_path: Path) -> None:
     assert toolkit.release_of(tmp_path) == "11.8"
 
 
-# What was measured on a GPU.
+# Recorded measurements of a GPU.
 
 
 @pytest.fixture(scope="module")
@@ -354,13 +350,13 @@ def measured() -> dict[str, object]:
     return document
 
 
-def test_a_timing_is_the_same_when_it_is_read_again(tool: ModuleType) -> None:
+def test_a_timing_survives_a_json_round_trip(tool: ModuleType) -> None:
     timed = tool.Timing.from_json(measured())
     assert json.loads(json.dumps(timed.as_json())) == measured()
     assert [(item.before, item.after) for item in timed.regimes] == list(tool.REGIMES)
 
 
-def test_the_sentence_says_what_the_figures_say(tool: ModuleType) -> None:
+def test_the_sentence_matches_the_figures(tool: ModuleType) -> None:
     timed = tool.Timing.from_json(measured())
     short = timed.sentence()
     assert f"The kernel takes {timed.kernel_us:.1f} µs" in short
@@ -379,14 +375,14 @@ def test_the_plot_is_drawn(tool: ModuleType, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_task_draws_what_was_measured_without_the_python_that_measured(tmp_path: Path) -> None:
-    kept, picture = tmp_path / "timing.json", tmp_path / "timing.png"
-    kept.write_text(json.dumps(measured()))
-    timing.draw(kept, picture)
+def test_the_task_plots_a_saved_timing(tmp_path: Path) -> None:
+    saved, picture = tmp_path / "timing.json", tmp_path / "timing.png"
+    saved.write_text(json.dumps(measured()))
+    timing.draw(saved, picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_all_but_the_picture_is_made(
+def test_without_matplotlib_only_the_plot_is_missing(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     timed = tool.Timing.from_json(measured())
@@ -413,7 +409,7 @@ def test_without_matplotlib_all_but_the_picture_is_made(
         ("torch.add", [1, 1]),
     ],
 )
-def test_every_operation_has_inputs_of_its_own(tool: ModuleType, op: str, dimensions: list[int | None]) -> None:
+def test_every_operation_has_default_inputs(tool: ModuleType, op: str, dimensions: list[int | None]) -> None:
     inputs = tool.inputs_of(op)
     assert [len(tool.parse_input(text)[1]) if "[" in text else None for text in inputs] == dimensions
     assert tool.inputs_of(f"cuda_ops.{op}") == inputs
@@ -429,14 +425,14 @@ def test_every_operation_has_inputs_of_its_own(tool: ModuleType, op: str, dimens
         ("amd64", True, ["nightly"], WheelUnusable),
     ],
 )
-def test_a_check_that_cannot_be_made_is_refused_before_the_build(
+def test_an_impossible_check_is_refused_before_the_build(
     architecture: str, check: bool, torch: list[str], fault: type[UserError]
 ) -> None:
     with pytest.raises(fault):
         native.require_checkable(architecture, check=check, torch=torch)
 
 
-def test_the_kept_timeline_is_a_trace_with_each_of_the_twenty_calls_kernels(tool: ModuleType) -> None:
+def test_the_recorded_trace_has_all_twenty_kernels(tool: ModuleType) -> None:
     kernels = tool.kernels_of(figures.TRACE)
     (name,) = kernels
     assert "cuda_ops::cuda::(anonymous namespace)::dense_kernel<float, 2" in name
@@ -460,7 +456,7 @@ def test_the_kept_timeline_is_a_trace_with_each_of_the_twenty_calls_kernels(tool
         '{"traceEvents": [{"ph": "X", "name": "n", "ts": 1, "dur": 1}]}',
     ],
 )
-def test_a_file_that_no_viewer_would_show_is_no_timeline(tool: ModuleType, text: str, tmp_path: Path) -> None:
+def test_an_invalid_timeline_is_refused(tool: ModuleType, text: str, tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"timeline\.json (is no trace|has an event that is nowhere)"):
@@ -480,10 +476,10 @@ def test_a_file_that_no_viewer_would_show_is_no_timeline(tool: ModuleType, text:
     ],
     ids=["absent", "works", "fails", "hangs"],
 )
-def test_what_came_of_nsys_is_said(
+def test_the_result_of_nsys_is_reported(
     tool: ModuleType, script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program of that name stands in for it; an old report is not taken for a new one."""
+    """Uses a script as nsys. A report of an earlier run must not be mistaken for a new one."""
     report = tmp_path / "cuda-timing.nsys-rep"
     if script:
         program = tmp_path / "bin" / "nsys"
@@ -499,19 +495,19 @@ def test_what_came_of_nsys_is_said(
 
 
 @pytest.mark.parametrize(("text", "meaning"), [("f32[7]", ("float32", (7,))), ("bf16[2,3]", ("bfloat16", (2, 3)))])
-def test_inputs_are_spelt_as_types_with_sizes(
+def test_inputs_are_parsed_as_types_with_sizes(
     tool: ModuleType, text: str, meaning: tuple[str, tuple[int, ...]]
 ) -> None:
     assert tool.parse_input(text) == meaning
 
 
 @pytest.mark.parametrize("text", ["", "f32", "f32[]", "f32[-1]", "f64[3]", "f32[3] "])
-def test_other_inputs_are_refused(tool: ModuleType, text: str) -> None:
+def test_invalid_inputs_are_refused(tool: ModuleType, text: str) -> None:
     with pytest.raises(ValueError, match="expected TYPE"):
         tool.parse_input(text)
 
 
-def test_the_page_shows_what_was_measured() -> None:
+def test_the_page_shows_the_recorded_figures() -> None:
     document = json.loads(figures.DATA.read_text())
     page = figures.PAGE.read_text()
     assert figures.page_with(page, document) == page, "run: python -m recipes.cuda_ops.figures"
@@ -519,7 +515,7 @@ def test_the_page_shows_what_was_measured() -> None:
     assert all(item["status"] == 0 for item in document["sanitizer"].values())
 
 
-def test_the_figures_say_what_was_skipped_and_how_many_tests_were_watched() -> None:
+def test_the_figures_list_skipped_and_sanitized_tests() -> None:
     document = json.loads(figures.DATA.read_text())
     skips = [f"SKIPPED [{count}] tests/a.py:1{count}: no {what}" for count, what in ((2, "GPU: none"), (3, "toolkit"))]
     watched = {"memcheck": {"summary": "ERROR SUMMARY: 0 errors", "tests": "1 failed, 7 passed, 12 deselected in 2s"}}

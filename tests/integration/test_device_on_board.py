@@ -1,7 +1,7 @@
-"""The suite on a board that is up, reached over SSH as a real Pi is: results, faults, and enter-nfsroot.
+"""Runs the device suite over SSH on a booted board: results, errors and enter-nfsroot.
 
-The board is a virtual machine that booted the exported tree; one serves all tests of this file. Nothing is put in
-place of SSH, NFS, labgrid or pytest.
+The board is a virtual machine that booted the exported tree. All tests of this file share it, and SSH, NFS, labgrid
+and pytest are the real programs.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def board(exported_config: Config, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def config(board: Board, tmp_path: Path) -> Config:
-    """The board's tree, with the report of each test apart."""
+    """The board's tree, with a separate report folder for each test."""
     return elsewhere(board.config, tmp_path / "build")
 
 
 def impostor(config: Config, folder: Path) -> Config:
-    """An export of the same tree whose host key and login key are others."""
+    """An export of the same tree with a different host key and login key."""
     real, false = Layout.of(config), Layout(folder / "nfsroot")
     folder.mkdir()
     false.place.mkdir()
@@ -126,7 +126,7 @@ def test_failed_tests_raise_after_the_report_is_written(board: Board, config: Co
     assert failures == ["test_wrong"]
 
 
-def test_board_that_goes_away_fails_the_test_it_was_in(board: Board, config: Config, tmp_path: Path) -> None:
+def test_a_lost_board_fails_the_running_test(board: Board, config: Config, tmp_path: Path) -> None:
     tests = write_suite(
         tmp_path / "suite",
         gone="""
@@ -145,27 +145,27 @@ def test_board_that_goes_away_fails_the_test_it_was_in(board: Board, config: Con
     assert "not run" in texts["test_after"]
 
 
-def test_keyword_that_selects_nothing_is_no_pass(board: Board, config: Config, tmp_path: Path) -> None:
+def test_a_keyword_that_selects_no_test_fails(board: Board, config: Config, tmp_path: Path) -> None:
     tests = write_suite(tmp_path / "suite", one="def test_one(): pass")
     with pytest.raises(DeviceTestsFailed) as caught:
         suite.test_on_pi(config, host=board.host, suite=tests, keyword="nothing_like_it", timing=False)
     assert "no test of the device suite ran" in caught.value.summary
 
 
-def test_other_host_key_is_refused_at_once(board: Board, config: Config, tmp_path: Path) -> None:
+def test_a_different_host_key_is_refused_at_once(board: Board, config: Config, tmp_path: Path) -> None:
     wrong = impostor(config, tmp_path / "impostor")
     key = new_key(tmp_path / "other")
     Layout.of(wrong).known_hosts.write_text(f"* {key.with_suffix('.pub').read_text()}")
     began = time.monotonic()
     with pytest.raises(AccessDenied) as caught:
         suite.test_on_pi(wrong, host=board.host, timing=False)
-    assert time.monotonic() - began < 120, "an untrusted board is not tried again and again"
+    assert time.monotonic() - began < 120, "the connection to an untrusted board is not retried"
     assert caught.value.exit_code == 30
     assert "exported again while the board was up" in caught.value.fix
     assert not (wrong.target_root / "report" / "index.html").exists()
 
 
-def test_refused_login_is_told_apart(board: Board, config: Config, tmp_path: Path) -> None:
+def test_a_refused_login_raises_access_denied(board: Board, config: Config, tmp_path: Path) -> None:
     wrong = impostor(config, tmp_path / "impostor")
     key = Layout.of(wrong).client_key
     key.unlink()
@@ -176,7 +176,7 @@ def test_refused_login_is_told_apart(board: Board, config: Config, tmp_path: Pat
     assert "authorized_keys" in caught.value.fix
 
 
-def test_nobody_there_is_silence(board: Board, config: Config) -> None:
+def test_an_unreachable_board_raises_board_silent(board: Board, config: Config) -> None:
     quick = replace(config, device=replace(config.device, boot_timeout_s=10.0))
     with pytest.raises(BoardSilent) as caught:
         suite.test_on_pi(quick, host="root@127.0.0.1:1", timing=False)
@@ -188,7 +188,7 @@ def test_nobody_there_is_silence(board: Board, config: Config) -> None:
 def enter(board: Board, config: Config, source: str, tests: Path) -> str:
     """Run a suite through enter-nfsroot on the board, as --chroot does, and return what pytest printed.
 
-    On this board our key counts, on a real one with a system of its own the user's: so not through --chroot.
+    Not through --chroot: it uses the user's SSH key, and this board accepts only the key of the export.
     """
     paths = Paths(folder=config.target_root / "report")
     prepare(config, paths, host=board.host, chroot=False, timing=False, suite=tests)
@@ -201,8 +201,8 @@ def enter(board: Board, config: Config, source: str, tests: Path) -> str:
     return done.output
 
 
-def test_suite_runs_through_enter_nfsroot_and_leaves_nothing(board: Board, config: Config, tmp_path: Path) -> None:
-    """The tree is mounted a second time, by the helper, on the system that runs."""
+def test_enter_nfsroot_runs_the_suite_and_cleans_up(board: Board, config: Config, tmp_path: Path) -> None:
+    """The helper mounts the tree a second time on the running system."""
     tests = write_suite(
         tmp_path / "suite",
         inside="""
@@ -223,7 +223,7 @@ def test_suite_runs_through_enter_nfsroot_and_leaves_nothing(board: Board, confi
     assert board.run("sh", "-c", "ls /tmp/enter-nfsroot.* 2>/dev/null || echo none") == "none"
 
 
-def test_path_that_is_not_exported_is_told(board: Board, config: Config, tmp_path: Path) -> None:
+def test_a_path_that_is_not_exported_is_reported(board: Board, config: Config, tmp_path: Path) -> None:
     tests = write_suite(tmp_path / "suite", one="def test_one(): pass")
     said = enter(board, config, "10.0.2.2:/no/such/tree", tests)
     assert "Traceback" not in said
@@ -232,11 +232,11 @@ def test_path_that_is_not_exported_is_told(board: Board, config: Config, tmp_pat
 
 
 def test_ctrl_c_leaves_no_machine_and_no_server(board: Board, config: Config, tmp_path: Path) -> None:
-    """While a second machine boots: Ctrl-C in the terminal that runs the task."""
+    """Ctrl-C in the terminal of the task, while a second machine boots."""
     settings = {"nfs": {"folder": str(config.nfsroot)}, "build": {"folder": str(config.build.folder)}}
     program = (
         "import json, signal, sys; from toolchain.config import load_config; from device import suite\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the shell put us in the background\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores SIGINT for background processes\n"
         "suite.test_on_pi(load_config(json.loads(sys.argv[1])), qemu=True)"
     )
     running = subprocess.Popen([sys.executable, "-c", program, json.dumps(settings)], cwd=ROOT, start_new_session=True)
@@ -262,7 +262,7 @@ def test_ctrl_c_leaves_no_machine_and_no_server(board: Board, config: Config, tm
 
 
 def owned_by(folder: str) -> dict[int, str]:
-    """Processes whose command line names a folder, this one left out."""
+    """Other processes whose command line contains the folder."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -276,7 +276,7 @@ def owned_by(folder: str) -> dict[int, str]:
 
 @pytest.mark.parametrize("kernel", ["add_one", "gemm"])
 def test_kernels_of_tvm_are_profiled_on_the_board(board: Board, kernel: str) -> None:
-    """No TVM is there: the loader goes with the session, and leaves nothing behind."""
+    """The board has no TVM: the session copies the loader there and removes it at the end."""
     timing = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
     done = profile(board.config, kernel=kernel, target="armv7", device=f"tree://{board.host}", size=32, timing=timing)
     assert done.checked == (32 if kernel == "add_one" else 32 * 32)
@@ -285,10 +285,8 @@ def test_kernels_of_tvm_are_profiled_on_the_board(board: Board, kernel: str) -> 
     assert board.run("sh", "-c", "ls -d /tmp/pitorch-loader.*/ 2>/dev/null || echo none") == "none"
 
 
-def test_a_kernel_of_tvm_computes_on_tensors_of_torch_on_the_board(
-    board: Board, built: main_job.Built, tmp_path: Path
-) -> None:
-    """Without torch in the image, on arrays of numpy, which do not begin where TVM's code wants them."""
+def test_a_tvm_kernel_accepts_torch_tensors_on_the_board(board: Board, built: main_job.Built, tmp_path: Path) -> None:
+    """Without torch in the image, it uses numpy arrays, which lack the alignment that TVM's code requires."""
     library, there = tmp_path / "gemm.so", "/tmp/gemm.so"
     timing = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
     device = f"tree://{board.host}"
@@ -313,7 +311,7 @@ print("torch" if with_torch else "numpy")
 
 
 def test_kernels_of_the_qpus_are_profiled_on_the_board(board: Board) -> None:
-    """It has no QPUs: its own libqpu's emulator runs them."""
+    """The board has no QPUs: the emulator of its libqpu runs the kernels."""
     timing = Timing(number=1, repeat=2, min_repeat_ms=0, warm_up=0)
     device = f"tree://{board.host}"
     done = profile(board.config, kernel="add_one", target="qpu", device=device, size=32, timing=timing)
@@ -328,7 +326,7 @@ def test_a_session_with_the_board_ends_in_time(board: Board) -> None:
         profile(config, kernel="add_one", target="armv7", device=f"tree://{board.host}", timing=endless)
 
 
-# Clock ticks that the loader which has the board has computed for; end the login that it came with.
+# COMPUTED prints the CPU time, in clock ticks, of the loader that holds the board. CUT kills its SSH login.
 COMPUTED = """
 p=$(cat /tmp/pitorch-loader.lock 2>/dev/null)
 cut -d' ' -f14 "/proc/${p:-none}/stat" 2>/dev/null || echo 0
@@ -343,8 +341,8 @@ kill -KILL "$p"
 """
 
 
-def test_a_board_in_a_session_is_busy_and_a_connection_that_breaks_is_a_lost_board(board: Board) -> None:
-    """Over SSH as by RPC. The session that was cut off keeps the board until its time is up; then the next has it."""
+def test_a_board_is_busy_until_a_lost_session_ends(board: Board) -> None:
+    """A session that lost its connection holds the board until its time limit; then the next one starts."""
     device, quick = f"tree://{board.host}", Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
     endless = replace(quick, number=10**9)
 
@@ -370,7 +368,7 @@ def test_a_board_in_a_session_is_busy_and_a_connection_that_breaks_is_a_lost_boa
 
 @pytest.mark.expensive
 def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
-    """By the lines that serve-wheels prints. What is imported then is what was fetched, and not the image's torch."""
+    """Runs the commands that serve-wheels prints. Python then imports the downloaded torch, not that of the image."""
     offer = Offer(board.config)
     wheel = offer.torch.wheel
     assert wheel is not None, offer.torch.reason
@@ -383,8 +381,8 @@ def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
         "hashlib.sha256((home / 'lib/libtorch_cpu.so').read_bytes()).hexdigest())"
     )
     with running_index(offer) as url:
-        printed = instructions(url.replace("127.0.0.1", qemu.HOST_SEEN_FROM_GUEST), sorted(offer()))
-        typed = [line.strip() for line in printed if "~/venv" in line][:2]
+        lines = instructions(url.replace("127.0.0.1", qemu.HOST_SEEN_FROM_GUEST), sorted(offer()))
+        typed = [line.strip() for line in lines if "~/venv" in line][:2]
         assert len(typed) == 2
         try:
             done = on_board(board, " && ".join(typed), limit_s=1800)
@@ -396,7 +394,7 @@ def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
     assert done.stdout.split() == ["venv/lib/python3.13/site-packages/torch", "2.6.0", "3.0", library], done.stderr
 
 
-# enter-nfsroot over NFS, by hand; what else it does is in test_enter_nfsroot.py
+# enter-nfsroot over NFS, run directly. Its other features are tested in test_enter_nfsroot.py.
 
 
 def on_board(board: Board, script: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
@@ -435,7 +433,7 @@ REFUSALS = {
 
 @pytest.fixture(scope="module")
 def refusals(board: Board) -> dict[str, str]:
-    """What each of the commands above says and returns; over one connection, for each costs seconds."""
+    """The output and exit code of each command above. They share one connection, because each takes seconds."""
     script = ""
     for name, (words, _) in REFUSALS.items():
         command = words.replace("PORT", str(board.server.port)).replace("TREE", str(Layout.of(board.config).tree))
@@ -445,7 +443,7 @@ def refusals(board: Board) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_why_a_root_cannot_be_entered(refusals: dict[str, str], name: str) -> None:
+def test_a_root_that_cannot_be_entered_is_explained(refusals: dict[str, str], name: str) -> None:
     assert REFUSALS[name][1] in refusals[name]
     assert "fix:" in refusals[name]
     assert refusals[name].endswith("rc=125\n")
@@ -453,8 +451,8 @@ def test_why_a_root_cannot_be_entered(refusals: dict[str, str], name: str) -> No
 
 
 @pytest.mark.parametrize("way", ["the connection drops", "Ctrl-C"])
-def test_an_end_from_outside_leaves_no_mount(board: Board, way: str) -> None:
-    # Without exec a shell is between, which Ctrl-C ends as well: ssh would tell that.
+def test_an_interrupted_command_leaves_no_mount(board: Board, way: str) -> None:
+    # Without exec, Ctrl-C also ends the shell in between, and ssh would return the shell's exit code.
     entering = f"exec enter-nfsroot -o port={board.server.port} 10.0.2.2:{Layout.of(board.config).tree}"
     words = board.access.command(["sh", "-c", f"{entering} sh -c 'echo up; sleep 4718'"])
     words.insert(1, "-tt")
@@ -464,7 +462,7 @@ def test_an_end_from_outside_leaves_no_mount(board: Board, way: str) -> None:
         try:
             while b"up" not in child.stdout.readline():
                 assert child.poll() is None
-            # A shell that is about to start a program may lose the signal.
+            # Wait for sleep: a shell that is just starting a program can lose the signal.
             while on_board(board, "pgrep -fxc 'sleep 4718'").stdout.split() != ["1"]:
                 assert child.poll() is None
             if way == "Ctrl-C":

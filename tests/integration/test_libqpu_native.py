@@ -1,4 +1,4 @@
-"""libqpu on this PC: its C++ tests, and clang-tidy over its sources."""
+"""libqpu on this PC: its C++ tests, and clang-tidy on its sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCE = ROOT / "libqpu"
 
 @pytest.fixture(scope="module")
 def tree(product_config: Config) -> Path:
-    """Libqpu and its tests, compiled; kept between runs, so only what changed is compiled again."""
+    """The build folder of libqpu and its tests. It is reused between runs, so only changes are compiled."""
     for program in ("cmake", "ninja", "g++"):
         if shutil.which(program) is None:
             pytest.skip(f"the program {program} is missing; ./inv installs it")
@@ -31,7 +31,7 @@ def tree(product_config: Config) -> Path:
 
 
 @pytest.mark.timeout(1200)
-def test_the_tests_in_cpp_pass(tree: Path) -> None:
+def test_the_cpp_tests_pass(tree: Path) -> None:
     done = run(["ctest", "--test-dir", tree, "--output-on-failure", "--no-tests=error"], limit_s=1000)
     assert "100% tests passed" in done.output
     assert "0 tests failed" in done.output
@@ -58,24 +58,24 @@ def test_clang_tidy_finds_nothing(tree: Path, product_config: Config) -> None:
     if clang_tidy is None:
         pytest.skip("the program clang-tidy is missing; ./inv installs it")
     commands = json.loads((tree / "compile_commands.json").read_text())
-    # A room's sources are looked at together, as they are compiled: the standard library's headers once for all.
-    # The tests' own sources would take minutes.
+    # Checks the sources of a folder together, as in the unity build, to parse the standard headers only once.
+    # The sources of the tests are left out, because they would take minutes.
     shipped = ("/libqpu/src/", "/libqpu/tools/", "/Unity/")
     sources = sorted({item["file"] for item in commands if any(part in item["file"] for part in shipped)})
     texts = "".join(Path(source).read_text() for source in sources if "/Unity/" in source)
     left_out = [
         str(path)
-        for room in ("src", "tools")
-        for path in (SOURCE / room).rglob("*.cpp")
+        for part in ("src", "tools")
+        for path in (SOURCE / part).rglob("*.cpp")
         if str(path) not in sources and f'#include "{path}"' not in texts
     ]
     assert left_out == []
 
     def check(source: str) -> str:
         words = ["--checks=-bugprone-suspicious-include"]
-        # Ours have their configuration above them; what CMake writes has not.
+        # Our sources have a .clang-tidy file in a parent folder; the files that CMake generates do not.
         words += [f"--config-file={SOURCE / '.clang-tidy'}"] if "/Unity/" in source else []
-        # The analyzer takes what is included for a header, and looks into headers only when printed to.
+        # The analyzer treats included sources as headers, which it skips by default.
         words += ["--extra-arg=-Xclang", "--extra-arg=-analyzer-opt-analyze-headers"]
         done = run([clang_tidy, "-p", tree, "--quiet", *words, source], check=False, limit_s=900)
         return "" if done.returncode == 0 else f"{source} ended with {done.returncode}\n{done.output}"

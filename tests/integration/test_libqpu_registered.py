@@ -1,4 +1,4 @@
-"""Where the target's loader, shell and pkg-config find libqpu."""
+"""Registration of libqpu with the target's loader, shell and pkg-config."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = "/opt/pitorch"
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Path:
-    """A staged root with a library that is registered."""
+    """A staged root with a registered library."""
     installed = tmp_path / PREFIX.strip("/")
     for name, text in {
         "bin/qpu-info": "#!/bin/sh\n",
@@ -30,27 +30,27 @@ def stage(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_pkg_config_tells_the_prefix_and_not_the_place_of_its_file(stage: Path) -> None:
+def test_pkg_config_prints_paths_below_the_prefix(stage: Path) -> None:
     program = shutil.which("pkg-config")
     if program is None:
         pytest.skip("the program pkg-config is missing (package pkgconf)")
     environment = {**os.environ, "PKG_CONFIG_LIBDIR": str(stage / "usr/local/lib/pkgconfig")}
-    asked = [program, "--cflags", "--libs", "qpu"]
-    said = subprocess.run(asked, env=environment, check=True, capture_output=True, text=True).stdout
+    command = [program, "--cflags", "--libs", "qpu"]
+    said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     assert said.split() == ["-I/opt/pitorch/include", "-L/opt/pitorch/lib", "-lqpu"]
 
 
-def test_programs_are_linked_and_the_loader_knows_the_folder(stage: Path) -> None:
+def test_programs_and_the_library_folder_are_registered(stage: Path) -> None:
     assert (stage / "usr/local/bin/qpu-info").readlink() == Path("/opt/pitorch/bin/qpu-info")
     assert (stage / LOADER_CONFIG).read_text() == "/opt/pitorch/lib\n"
 
 
-def test_python_finds_the_module_and_processes_their_folder(stage: Path) -> None:
+def test_the_python_and_state_folders_are_registered(stage: Path) -> None:
     assert (stage / PYTHON_PATH).read_text() == "/opt/pitorch/lib/python\n"
     assert (stage / STATE_CONFIG).read_text() == "d /run/qpu 2770 root video -\n"
 
 
-def test_a_library_without_a_module_puts_nothing_on_pythons_path(tmp_path: Path) -> None:
+def test_without_a_module_no_python_path_is_registered(tmp_path: Path) -> None:
     installed = tmp_path / PREFIX.strip("/")
     (installed / "lib/pkgconfig").mkdir(parents=True)
     (installed / "lib/pkgconfig/qpu.pc").write_text("prefix=x\n")

@@ -1,4 +1,4 @@
-"""pitorch.tvm: a kernel's library, called on arrays by a process that knows no TVM."""
+"""pitorch.tvm: kernels of a library, called on arrays in a process without TVM."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def tvm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def gemm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The product of two matrices of 32 rows, for this PC's machine."""
+    """A kernel for this PC that multiplies two matrices of 32 rows."""
     path = tmp_path_factory.mktemp("kept") / "gemm.so"
     profiling.profile(product_config, kernel="gemm", target="local", device="emulator", size=32, keep=path, timing=ONCE)
     return path
 
 
 def aligned(shape: tuple[int, ...], offset: int = 0) -> numpy.typing.NDArray[numpy.float32]:
-    """An array of ones that begins ``offset`` bytes behind a multiple of 64."""
+    """An array of ones that begins ``offset`` bytes after a multiple of 64."""
     size = 4 * int(numpy.prod(shape))
     memory = numpy.zeros(size + 128, numpy.uint8)
     begin = -memory.ctypes.data % 64 + offset
@@ -71,7 +71,7 @@ def aligned(shape: tuple[int, ...], offset: int = 0) -> numpy.typing.NDArray[num
 
 
 @pytest.mark.parametrize("offsets", [(0, 0, 0), (4, 0, 0), (0, 8, 60), (16, 16, 16)])
-def test_arrays_at_any_place_are_computed_on(tvm: ModuleType, gemm: Path, offsets: tuple[int, int, int]) -> None:
+def test_arrays_may_have_any_alignment(tvm: ModuleType, gemm: Path, offsets: tuple[int, int, int]) -> None:
     a, b, c = (aligned((32, 32), offset) for offset in offsets)
     random = numpy.random.default_rng(1)
     a[...], b[...] = random.standard_normal((2, 32, 32))
@@ -83,9 +83,7 @@ def test_arrays_at_any_place_are_computed_on(tvm: ModuleType, gemm: Path, offset
 
 
 @pytest.mark.parametrize("shape", [(32, 31), (16, 64), (1024,), (0, 32), (32, 32, 1)])
-def test_arrays_of_another_shape_are_refused_in_the_kernels_words(
-    tvm: ModuleType, gemm: Path, shape: tuple[int, ...]
-) -> None:
+def test_arrays_of_another_shape_are_refused(tvm: ModuleType, gemm: Path, shape: tuple[int, ...]) -> None:
     good = aligned((32, 32))
     with pytest.raises(tvm.KernelError) as caught:
         tvm.Library(gemm)["gemm"](good, aligned(shape), good.copy())
@@ -102,7 +100,7 @@ def test_arrays_of_another_type_or_number_are_refused(tvm: ModuleType, gemm: Pat
         assert "gemm(a: Tensor([32, 32], float32)" in str(caught.value)
 
 
-def test_what_is_no_writable_array_is_refused(tvm: ModuleType, gemm: Path) -> None:
+def test_arguments_must_be_writable_arrays(tvm: ModuleType, gemm: Path) -> None:
     kernel = tvm.Library(gemm)["gemm"]
     good, fixed = aligned((32, 32)), aligned((32, 32))
     fixed.flags.writeable = False
@@ -111,7 +109,7 @@ def test_what_is_no_writable_array_is_refused(tvm: ModuleType, gemm: Path) -> No
             kernel(good, wrong, good)
 
 
-def test_strided_arrays_are_refused_and_not_misread(tvm: ModuleType, gemm: Path) -> None:
+def test_strided_arrays_are_refused(tvm: ModuleType, gemm: Path) -> None:
     kernel = tvm.Library(gemm)["gemm"]
     good = aligned((32, 32))
     for wrong in (aligned((32, 32)).T, aligned((32, 64))[:, ::2], aligned((32, 64), 4)[:, ::2]):
@@ -119,7 +117,7 @@ def test_strided_arrays_are_refused_and_not_misread(tvm: ModuleType, gemm: Path)
             kernel(good, wrong, good)
 
 
-def test_a_kernel_that_needs_temporary_memory_has_it(tvm: ModuleType, product_config: Config, tmp_path: Path) -> None:
+def test_a_kernel_can_allocate_temporary_memory(tvm: ModuleType, product_config: Config, tmp_path: Path) -> None:
     path = tmp_path / "kept.so"
     file = write(tmp_path, TEMPORARY)
     profiling.profile(product_config, kernel=str(file), target="local", device="emulator", keep=path, timing=ONCE)
@@ -129,7 +127,7 @@ def test_a_kernel_that_needs_temporary_memory_has_it(tvm: ModuleType, product_co
     assert (b == (a * 3)[::-1] + 1).all()
 
 
-def test_a_library_that_cannot_serve_is_refused(tvm: ModuleType, gemm: Path, tmp_path: Path) -> None:
+def test_an_unusable_library_is_refused(tvm: ModuleType, gemm: Path, tmp_path: Path) -> None:
     with pytest.raises(tvm.KernelError, match="has no kernel 'add'"):
         tvm.Library(gemm)["add"]
     with pytest.raises(tvm.KernelError, match="cannot load"):
@@ -140,7 +138,7 @@ def test_a_library_that_cannot_serve_is_refused(tvm: ModuleType, gemm: Path, tmp
         tvm.Library(other)
 
 
-def test_a_library_is_kept_only_if_it_is_right(product_config: Config, tmp_path: Path) -> None:
+def test_a_library_with_a_failed_kernel_is_not_saved(product_config: Config, tmp_path: Path) -> None:
     path = tmp_path / "kept.so"
     with pytest.raises(UserError):
         profiling.profile(
@@ -154,7 +152,7 @@ def test_a_library_is_kept_only_if_it_is_right(product_config: Config, tmp_path:
     assert not path.exists()
 
 
-# In a process of its own: with TVM's FFI in it, kernels leave their words there.
+# Runs in a separate process: if TVM's FFI is loaded, kernels store their error messages in it.
 CALL = """
 import os, sys
 import numpy
@@ -185,37 +183,35 @@ for name in ("plain.so", "gemm.so") if with_ffi else ("gemm.so",):
         numpy.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-4)
     for kernel in (gemm, early):
         for _ in range(2):
-            printed = refusal(lambda: kernel(a, b.astype("float64"), c))
-            assert printed.startswith("TypeError: Mismatched b.dtype"), printed
+            message = refusal(lambda: kernel(a, b.astype("float64"), c))
+            assert message.startswith("TypeError: Mismatched b.dtype"), message
 if not with_ffi:
     for name in ("plain.so", "many.so"):
         assert "install apache-tvm-ffi" in refusal(lambda: tvm.Library(name))
 assert ("tvm_ffi" in sys.modules) == with_ffi
-print("all as promised")
+print("all checks passed")
 """
 
 
 @pytest.mark.parametrize("ffi", ["with", "without"])
-def test_kernels_as_tvm_exports_them_need_its_ffi_and_keep_their_words(
-    product_config: Config, gemm: Path, tmp_path: Path, ffi: str
-) -> None:
+def test_kernels_exported_by_tvm_require_its_ffi(product_config: Config, gemm: Path, tmp_path: Path, ffi: str) -> None:
     shutil.copy(gemm, tmp_path / "gemm.so")
     export(product_config, tmp_path, "local")
     site = environment.ready(product_config).site
     own = str(ROOT / "libqpu" / "python")
     paths = f"{own}:{site}" if ffi == "with" else own
     done = run([sys.executable, "-c", CALL, tmp_path, ffi], env={"PYTHONPATH": paths}, limit_s=300)
-    assert "all as promised" in done.output
+    assert "all checks passed" in done.output
 
 
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_in_the_image_kernels_of_tvm_compute_on_tensors_of_torch(
+def test_tvm_kernels_accept_torch_tensors_in_the_image(
     product_config: Config, built: main_job.Built, client: docker.DockerClient, tmp_path: Path
 ) -> None:
     if not built.manifest("torch").facts["wheel"]:
-        pytest.skip("the image is built without torch: no wheel is at hand")
+        pytest.skip("the image is built without torch: there is no wheel")
     kept = tmp_path / "gemm.so"
     profiling.profile(product_config, kernel="gemm", target="armv7", device="emulator", size=32, keep=kept, timing=ONCE)
     shutil.copy(ROOT / "tests" / "device" / "test_tvm.py", tmp_path)

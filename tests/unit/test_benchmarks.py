@@ -1,4 +1,4 @@
-"""The functions that time, compare and show, tried on small cases. The figures themselves are no tests."""
+"""The functions that time, compare and print results, on small cases. The benchmarks themselves are not run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_timing_leaves_out_the_warm_up() -> None:
     assert len(calls) == 4
     assert len(samples) == 3
     assert all(item >= 0.02 for item in samples)
-    assert sum(samples) <= ended - calls[0], "the first call is in none of them"
+    assert sum(samples) <= ended - calls[0], "the samples do not contain the first call"
 
 
 def test_a_failing_action_is_not_a_sample() -> None:
@@ -75,7 +75,7 @@ def test_a_failing_action_is_not_a_sample() -> None:
         timed(action, times=1)
 
 
-def test_the_median_stands_for_the_samples() -> None:
+def test_the_value_is_the_median_of_the_samples() -> None:
     figure = median_of("f", [9.0, 1.0, 2.0])
     assert (figure.value, figure.samples, figure.spread) == (2.0, (9.0, 1.0, 2.0), "1.00–9.00 (3)")
     assert median_of("f", [4.0]).spread == ""
@@ -100,7 +100,7 @@ def test_a_figure_without_a_goal_is_not_judged() -> None:
     assert "goal" not in Figure(name="f", value=1.0).as_json()
 
 
-def test_a_ratio_shows_what_it_was_made_of() -> None:
+def test_a_ratio_shows_its_operands() -> None:
     slow, fast = Figure(name="a", value=12.0), Figure(name="b", value=2.0)
     found = ratio("a / b", slow, fast, goal=Goal(6, at_most=False))
     assert (found.value, found.unit, found.met, found.note) == (6.0, "×", True, "12 s / 2 s")
@@ -110,11 +110,11 @@ def test_a_ratio_shows_what_it_was_made_of() -> None:
     ("value", "unit", "text"),
     [(0.034, "s", "0.03 s"), (2.0, "s", "2 s"), (12.34, "×", "12.3 ×"), (123.4, "MB", "123 MB"), (100.0, "s", "100 s")],
 )
-def test_quantities_have_three_digits_that_count(value: float, unit: str, text: str) -> None:
+def test_quantities_have_three_significant_digits(value: float, unit: str, text: str) -> None:
     assert quantity(value, unit) == text
 
 
-def test_a_report_says_what_was_met_and_what_was_not(tmp_path: Path) -> None:
+def test_a_report_shows_which_goals_are_met(tmp_path: Path) -> None:
     kept = Figure(name="kept", value=1.0, goal=Goal(2))
     missed = Figure(name="missed", value=3.0, samples=(2.0, 3.0, 4.0), goal=Goal(2), note="why")
     report = a_report(kept, missed, Figure(name="plain", value=5.0))
@@ -145,7 +145,7 @@ def test_a_report_says_what_was_met_and_what_was_not(tmp_path: Path) -> None:
     assert "trial.json" in run.text()
 
 
-def test_a_busy_machine_is_told() -> None:
+def test_a_busy_machine_is_reported() -> None:
     assert a_report(Figure(name="f", value=1.0), load=0.5).warnings == ()
     (warning,) = a_report(Figure(name="f", value=1.0), load=3.0).warnings
     assert "BUSY" in warning
@@ -153,7 +153,7 @@ def test_a_busy_machine_is_told() -> None:
     assert "BUSY" in a_report(Figure(name="f", value=1.0), load=3.0).text()
 
 
-def test_the_machine_is_described_by_what_it_says() -> None:
+def test_the_machine_is_described() -> None:
     found = machine.describe(ARCHITECTURES["armhf"])
     assert found.cores == len(os.sched_getaffinity(0))
     assert found.memory_mib > 100
@@ -174,7 +174,7 @@ Path(sys.argv[1]).write_text(json.dumps({"peak_kib": peak_kib()}))
 """
 
 
-def test_peak_memory_is_that_of_the_program_itself(tmp_path: Path) -> None:
+def test_peak_memory_excludes_the_parent_process(tmp_path: Path) -> None:
     (tmp_path / "hungry.py").write_text(PROGRAM)
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
 
@@ -187,11 +187,11 @@ def test_peak_memory_is_that_of_the_program_itself(tmp_path: Path) -> None:
     ballast[::4096] = b"x" * len(ballast[::4096])
     small = peak(1)
     del ballast
-    assert small < 200, "what started the program must not count"
+    assert small < 200, "the memory of the parent process must not count"
     assert 95 < peak(100_000_000) - small < 110
 
 
-def test_a_task_is_observed_as_the_user_runs_it(tmp_path: Path) -> None:
+def test_a_task_is_observed(tmp_path: Path) -> None:
     found = observe(["completion", "bash"], environment={}, log=tmp_path / "log")
     assert "complete" in found.output
     assert 5 < found.peak_mb < 1000
@@ -199,13 +199,13 @@ def test_a_task_is_observed_as_the_user_runs_it(tmp_path: Path) -> None:
     assert "benchmarks.observed" in (tmp_path / "log").read_text()
 
 
-def test_a_task_that_fails_is_no_measurement(tmp_path: Path) -> None:
+def test_a_failed_task_is_not_a_measurement(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed) as caught:
         observe(["no-such-task"], environment={}, log=tmp_path / "log")
     assert "no-such-task" in caught.value.tail
 
 
-def test_a_run_without_a_record_is_no_measurement(tmp_path: Path) -> None:
+def test_a_run_without_a_record_is_not_a_measurement(tmp_path: Path) -> None:
     (tmp_path / "silent.py").write_text("print('done')")
     with pytest.raises(CommandFailed, match="wrote no record"):
         observe([], environment={}, log=tmp_path / "log", cwd=tmp_path, program="silent")
@@ -215,7 +215,7 @@ def workspace_in(folder: Path) -> Workspace:
     return Workspace.of(load_config({"build": {"folder": str(folder)}, "torch": {"wheelhouse": ["wheelhouse"]}}))
 
 
-def test_the_workspace_is_apart_from_the_users_build(tmp_path: Path) -> None:
+def test_the_workspace_is_separate_from_the_users_build(tmp_path: Path) -> None:
     user = load_config({"build": {"folder": str(tmp_path)}, "nfs": {"folder": str(tmp_path / "tree")}})
     found = Workspace.of(user).config
     assert found.build_root == tmp_path / "benchmarks" / "work"
@@ -244,7 +244,7 @@ def test_a_task_gets_the_workspaces_settings(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_that_is_not_the_benchmarks_is_not_deleted(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_deleted(tmp_path: Path) -> None:
     workspace = workspace_in(tmp_path)
     workspace.folder.mkdir(parents=True)
     (workspace.folder / "mine").write_text("x")
@@ -254,14 +254,14 @@ def test_a_folder_that_is_not_the_benchmarks_is_not_deleted(tmp_path: Path) -> N
     assert not (workspace.folder / files.MARKER).exists()
 
 
-def test_what_a_benchmark_leaves_can_be_removed_though_it_built_no_image(tmp_path: Path) -> None:
+def test_the_folder_is_owned_without_an_image_build(tmp_path: Path) -> None:
     made = workspace_in(tmp_path)
     with made.exclusive():
         (made.folder / "libqpu").mkdir()
     files.require_owned(made.folder)
 
 
-def test_one_run_at_a_time(tmp_path: Path) -> None:
+def test_only_one_run_at_a_time(tmp_path: Path) -> None:
     workspace = workspace_in(tmp_path)
     workspace.results.mkdir(parents=True)
     with (workspace.results / "lock").open("w") as lock:
@@ -270,7 +270,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
             pytest.fail("not alone")
 
 
-def test_sizes_count_a_file_with_two_names_once(tmp_path: Path) -> None:
+def test_sizes_count_hard_links_once(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 1000)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b").hardlink_to(tmp_path / "a")
@@ -279,26 +279,26 @@ def test_sizes_count_a_file_with_two_names_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "near"), [("biuld", "./inv bench --name=build"), ("qqq", "./inv bench")])
-def test_an_unknown_benchmark_is_told_with_the_nearest(name: str, near: str) -> None:
+def test_an_unknown_benchmark_gets_a_suggestion(name: str, near: str) -> None:
     with pytest.raises(UserError) as caught:
         suite.bench(load_config({}), name)
     assert caught.value.fix == near
     assert "build, extension, export, device" in caught.value.expected
 
 
-def test_no_repetition_is_no_measurement() -> None:
+def test_zero_repetitions_are_refused() -> None:
     with pytest.raises(UserError, match="at least one run"):
         suite.bench(load_config({}), "export", times=0)
 
 
-def test_a_step_that_ran_spoils_the_unchanged_run() -> None:
+def test_an_unchanged_run_must_not_run_any_step() -> None:
     build.require_same_stamps({"a": 1, "b": 2}, {"a": 1, "b": 2})
     with pytest.raises(CommandFailed) as caught:
         build.require_same_stamps({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4})
     assert caught.value.found == "b, c"
 
 
-def test_the_plain_way_installs_the_same_packages_and_leaves_out_the_same(tmp_path: Path) -> None:
+def test_the_plain_dockerfile_has_the_same_contents(tmp_path: Path) -> None:
     text = build.dockerfile("base:1", ["python3", "udev"])
     assert text.splitlines()[0] == "FROM base:1"
     assert text.splitlines()[-1] == "RUN apt-get install --yes --no-install-recommends python3 udev"
@@ -318,7 +318,7 @@ def test_the_plain_way_installs_the_same_packages_and_leaves_out_the_same(tmp_pa
     assert (tmp_path / "etc/x/quoted").read_text() == "what's left out\n"
 
 
-def test_command_lines_of_the_compiler_are_found_with_their_quotes() -> None:
+def test_quoted_compiler_commands_are_parsed() -> None:
     output = """running build_ext
 building 'x' extension
 arm-linux-gnueabihf-g++ -O2 "-DTYPE=\\"_gcc\\"" -c a.cpp -o build/temp/a.o
@@ -334,7 +334,7 @@ arm-linux-gnueabihf-g++ -shared build/temp/a.o -o build/lib/x.so
     assert found[2][1] == "-shared"
 
 
-def test_a_compilers_time_is_told_by_the_shell() -> None:
+def test_compiler_time_is_read_from_the_shell() -> None:
     script = "began=$(date +%s%N); sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; "
     script += "echo took $(( $(date +%s%N) - began )) ns; times"
     said = subprocess.run(["sh", "-euc", script], check=True, capture_output=True, text=True).stdout
@@ -352,11 +352,11 @@ def test_a_compilers_time_is_told_by_the_shell() -> None:
         (device.PROGRAM.relative_to(ROOT), device.changed_program, "*p = x + 101.0f;"),
     ],
 )
-def test_the_kernel_is_changed_and_nothing_else(path: Path, change: Callable[[str, int], str], line: str) -> None:
+def test_only_the_kernel_is_changed(path: Path, change: Callable[[str, int], str], line: str) -> None:
     source = (ROOT / path).read_text()
     first = change(source, 101)
     assert line in first
-    assert change(first, 102) == change(source, 102), "a changed one can be changed again"
+    assert change(first, 102) == change(source, 102), "a changed source can be changed again"
     different = [pair for pair in zip(source.splitlines(), first.splitlines(), strict=True) if pair[0] != pair[1]]
     assert len(different) == 1
     with pytest.raises(CommandFailed, match="does not match the pattern"):
@@ -372,7 +372,7 @@ def test_only_the_changed_kernels_result_counts() -> None:
         assert caught.value.found == found
 
 
-def test_a_copied_checkout_is_whole_and_goes_again(tmp_path: Path) -> None:
+def test_a_copied_checkout_is_complete_and_temporary(tmp_path: Path) -> None:
     with device.copied_checkout(tmp_path) as copy:
         assert (copy / "tasks.py").read_bytes() == (ROOT / "tasks.py").read_bytes()
         assert (copy / "inv").stat().st_mode & 0o111
@@ -391,7 +391,7 @@ def test_the_plain_export_keeps_owners_and_capabilities() -> None:
     assert "--numeric-owner -p --xattrs '--xattrs-include=*'" in line
 
 
-def test_the_kernels_promises_are_read_from_what_the_program_prints() -> None:
+def test_kernel_goals_are_read_from_the_output() -> None:
     ends = {"shareLow": 0.25, "shareHigh": 0.985, "secondsLow": 0.004, "secondsHigh": 0.05, "movedBy": "stores"}
     lines: list[dict[str, Any]] = [
         {"kernel": "add", "compileMs": 1.0},

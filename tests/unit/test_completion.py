@@ -1,4 +1,4 @@
-"""Shell completion, by asking the shells."""
+"""Shell completion in bash, fish and zsh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolchain.errors import UserError
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """Stands where ./inv stands, and runs Invoke on the real tasks."""
+    """A replacement for ./inv that runs Invoke on the real tasks."""
     path = tmp_path / "inv"
     path.write_text(f'#!/bin/sh\ncd {shlex.quote(str(ROOT))} && exec {shlex.quote(sys.executable)} -m invoke "$@"\n')
     path.chmod(0o755)
@@ -25,7 +25,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def complete_in_bash(program: Path, *words: str) -> list[str]:
-    """What bash offers for the last word."""
+    """The completions that bash offers for the last word."""
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     line = " ".join(shlex.quote(word) for word in (str(program), *words))
@@ -48,11 +48,11 @@ def test_bash_completes_a_tasks_options(program: Path) -> None:
     assert complete_in_bash(program, "doctor", "--j") == ["--json"]
 
 
-def test_bash_offers_nothing_for_nonsense(program: Path) -> None:
+def test_bash_offers_nothing_for_an_unknown_task(program: Path) -> None:
     assert complete_in_bash(program, "no-such-task") == []
 
 
-def test_bash_registers_it_for_the_wrapper() -> None:
+def test_bash_registers_the_completion_for_inv() -> None:
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     script = f"{completion.script('bash')}\ncomplete -p ./inv"
@@ -70,7 +70,7 @@ def test_fish_completes_tasks_and_options(program: Path) -> None:
 
 
 def test_zsh_completes_tasks(program: Path, tmp_path: Path) -> None:
-    """In a terminal, since zsh completes nowhere else."""
+    """Runs in a terminal, because zsh completes only there."""
     if shutil.which("zsh") is None:
         pytest.skip("zsh is not installed")
     pexpect = pytest.importorskip("pexpect")
@@ -89,7 +89,7 @@ def test_zsh_completes_tasks(program: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("shell", "near"), [("bsh", "bash"), ("ksh", "bash"), ("FISH", "bash"), ("fsh", "fish")])
-def test_another_shell_is_refused_with_the_nearest(shell: str, near: str) -> None:
+def test_an_unknown_shell_is_refused_with_a_suggestion(shell: str, near: str) -> None:
     with pytest.raises(UserError) as caught:
         completion.script(shell)
     assert caught.value.found == repr(shell)

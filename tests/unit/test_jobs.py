@@ -1,4 +1,4 @@
-"""How many compiler processes fit."""
+"""The number of parallel compiler processes."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from toolchain.config import ROOT, BuildConfig
 from toolchain.jobs import available_memory_mib, compile_jobs
 
 
-def test_what_is_configured_is_taken() -> None:
+def test_the_configured_number_is_used() -> None:
     assert compile_jobs(BuildConfig(jobs=7)) == 7
     assert compile_jobs(BuildConfig(jobs=1)) == 1
 
 
-def test_memory_is_what_the_kernel_says_is_available() -> None:
+def test_available_memory_is_below_the_total() -> None:
     said = subprocess.run(["free", "--mebi"], check=True, capture_output=True, text=True).stdout.splitlines()
     total = int(said[1].split()[1])
     assert 0 < available_memory_mib() <= total
 
 
-def test_at_least_one_process_runs_however_large_it_is() -> None:
+def test_at_least_one_process_runs() -> None:
     assert compile_jobs(BuildConfig(memory_per_job_mib=65536 * 1024)) == 1
 
 
-def test_cores_are_the_limit_when_memory_is_not() -> None:
+def test_cores_limit_the_number_of_processes() -> None:
     assert compile_jobs(BuildConfig(memory_per_job_mib=1)) == len(os.sched_getaffinity(0))
 
 
-def test_memory_is_the_limit_when_cores_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limits_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(1000)))
     per_job = max(1, available_memory_mib() // 3)
     assert compile_jobs(dataclasses.replace(BuildConfig(), memory_per_job_mib=per_job)) in (2, 3, 4)
 
 
-def test_a_process_that_is_bound_to_one_core_uses_one() -> None:
+def test_cpu_affinity_limits_the_number_of_processes() -> None:
     program = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -52,8 +52,8 @@ print(compile_jobs(BuildConfig(memory_per_job_mib=1)))
 
 
 @pytest.mark.parametrize("below", ["", "child"])
-def test_a_cgroups_limit_counts_also_where_one_above_has_it(below: str) -> None:
-    """As in a container that was given a part of the machine's memory."""
+def test_the_memory_limit_of_a_cgroup_or_parent_counts(below: str) -> None:
+    """As in a container with a memory limit."""
     with limited_group(200) as group:
         program = "from toolchain.jobs import available_memory_mib; print(available_memory_mib())"
         available_mib = int(output_in(group / below, program))

@@ -1,4 +1,4 @@
-"""What the user sees: steps, bars and the final table, on a terminal and in a log."""
+"""Progress output: steps, bars and the final table, on a terminal and in a log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolchain.manifest import Artefact
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What a log would hold."""
+    """The output to a log."""
     stream = io.StringIO()
     monkeypatch.setattr(progress, "console", progress.make_console(file=stream, width=80))
     return stream
@@ -25,14 +25,14 @@ def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What a terminal would be sent."""
+    """The output to a terminal."""
     stream = io.StringIO()
     monkeypatch.setattr(progress, "console", progress.make_console(file=stream, force_terminal=True, width=100))
     yield stream
     assert progress._live is None
 
 
-def test_all_of_it_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.step("a step"):
         progress.say("a line")
         progress.warn("a warning")
@@ -53,7 +53,7 @@ def test_a_step_is_named_at_its_start_and_timed_at_its_end(log: io.StringIO) -> 
 
 
 @pytest.mark.parametrize("fault", [ValueError("no"), KeyboardInterrupt()])
-def test_a_step_that_fails_says_so_and_lets_the_fault_pass(log: io.StringIO, fault: BaseException) -> None:
+def test_a_failed_step_is_reported_and_reraises(log: io.StringIO, fault: BaseException) -> None:
     def fail() -> None:
         with progress.step("root filesystem"):
             raise fault
@@ -73,12 +73,12 @@ def test_brackets_are_shown_as_they_are(log: io.StringIO, text: str) -> None:
     assert log.getvalue().count(text) == 4
 
 
-def test_a_line_that_can_be_pasted_is_not_broken(log: io.StringIO) -> None:
+def test_long_lines_are_not_wrapped(log: io.StringIO) -> None:
     progress.say("x" * 300)
     assert log.getvalue() == "x" * 300 + "\n"
 
 
-def test_a_bar_in_a_log_speaks_up_now_and_then(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_in_a_log_prints_at_intervals(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     with progress.bar("copy [a]", total=200) as bar:
@@ -92,7 +92,7 @@ def test_a_bar_in_a_log_speaks_up_now_and_then(log: io.StringIO, monkeypatch: py
     assert log.getvalue() == "    copy [a]: 25 % etc/passwd\n    copy [a]: 100 %\n"
 
 
-def test_a_bar_without_a_total_tells_the_amount(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_without_a_total_prints_the_amount(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     with progress.bar("copy") as bar:
@@ -103,7 +103,7 @@ def test_a_bar_without_a_total_tells_the_amount(log: io.StringIO, monkeypatch: p
     assert log.getvalue() == "    copy: 7\n    copy: 50 %\n"
 
 
-def test_a_bar_on_a_terminal_shows_how_far_it_is_and_is_gone_afterwards(terminal: io.StringIO) -> None:
+def test_a_bar_on_a_terminal_is_removed_at_the_end(terminal: io.StringIO) -> None:
     with progress.bar("copy", total=100) as bar:
         bar.update(42, note="etc")
         assert progress._live is not None
@@ -122,7 +122,7 @@ def test_brackets_in_a_bar_are_shown_as_they_are(terminal: io.StringIO) -> None:
     assert "[/b]" in terminal.getvalue()
 
 
-def test_a_bar_is_gone_after_a_fault_too(terminal: io.StringIO) -> None:
+def test_a_bar_is_removed_after_an_exception(terminal: io.StringIO) -> None:
     def fail() -> None:
         with progress.bar("copy", in_bytes=True) as bar:
             bar.update(1)
@@ -133,7 +133,7 @@ def test_a_bar_is_gone_after_a_fault_too(terminal: io.StringIO) -> None:
     assert progress._live is None
 
 
-def test_bars_of_several_threads_share_the_display_whichever_ends_first(terminal: io.StringIO) -> None:
+def test_bars_of_several_threads_share_the_display(terminal: io.StringIO) -> None:
     inner_open, outer_may_end, faults = threading.Event(), threading.Event(), []
 
     def inner() -> None:
@@ -159,7 +159,7 @@ def test_bars_of_several_threads_share_the_display_whichever_ends_first(terminal
     assert "second" in terminal.getvalue()
 
 
-def test_every_bar_shows_what_it_was_asked_to_show(terminal: io.StringIO) -> None:
+def test_nested_bars_are_both_shown(terminal: io.StringIO) -> None:
     with progress.bar("steps", total=3), progress.bar("bytes", total=3 << 20, in_bytes=True) as inner:
         inner.update(1 << 20)
         assert progress._live is not None
@@ -184,7 +184,7 @@ def test_sizes(size: int, shown: str) -> None:
     assert progress.human_size(size) == shown
 
 
-def test_the_table_has_a_line_for_each_artefact_and_repeats_the_warnings(
+def test_the_table_lists_artefacts_and_warnings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -205,7 +205,7 @@ def test_the_table_has_a_line_for_each_artefact_and_repeats_the_warnings(
     assert "WARNING WITHOUT torch [really]" in out
 
 
-def test_on_a_narrow_terminal_digests_are_cut_and_names_are_not(
+def test_a_narrow_terminal_cuts_only_digests(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

@@ -175,7 +175,7 @@ def archive(tmp_path: Path) -> Path:
     (root / "test" / "data").mkdir(parents=True)
     (root / "test" / "test_a.py").write_text("def test_a(): pass\n")
     (root / "test" / "data" / "blob").write_bytes(os.urandom(300_000))
-    (root / "setup.py").write_text("no test")
+    (root / "setup.py").write_text("not a test")
     packed = tmp_path / "small_1.0.orig.tar.xz"
     with tarfile.open(packed, "w:xz") as tar:
         tar.add(root, root.name)
