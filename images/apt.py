@@ -1,4 +1,4 @@
-"""The apt mirror: where it is, and which of its pockets can be verified.
+"""The apt mirror: its location and its verifiable pockets.
 
 A mirror may be stale: its signed index then names files that the mirror does not have (yet), and apt rightly
 refuses. Whether a pocket works is found out by doing what every later step does, a native ``apt-get update`` for
@@ -47,11 +47,11 @@ from toolchain.process import output_of, run
 _UPDATE_LIMIT_S = 300.0
 _LISTS = "the mirror's package lists"
 _LEAST_ROOM = 1 << 16
-"""Bytes: where apt failed and less was free meanwhile, that is why, whatever it says of the file that it cut short."""
+"""Bytes: if apt failed and less space was free, the disk was full, whatever apt reports about the truncated file."""
 _FIELD = re.compile(r"^(Codename|Date|Origin): (.+)$", re.MULTILINE)
-"""Of an index, as Release and InRelease have them."""
+"""Fields of Release and InRelease files."""
 _FETCHING = re.compile(r"^[EW]: (?:Failed to fetch \S+ *)?")
-"""What apt puts before why it has not fetched something."""
+"""Prefix of apt's reasons for failed downloads."""
 
 _NEWER_KEY = (
     "; where it is the archive's key that apt refuses, as Debian 13's does one that is signed by SHA-1 alone, put a "
@@ -70,12 +70,12 @@ Downloads that succeeded on a retry, and messages of package scripts, are not ma
 UNKNOWN = re.compile(
     r"^E: (?:Unable to locate package (\S+)|Package '(\S+)' has no installation candidate)", re.MULTILINE
 )
-"""What apt says of a package that no list names."""
+"""apt's errors for an unknown package."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One line of sources.list: a pocket of an archive at a place, and the keyring that verifies it."""
+    """One line of sources.list: a pocket of an archive, its URI, and the keyring that verifies it."""
 
     pocket: Pocket
     uri: str
@@ -85,13 +85,13 @@ class Source:
     archive: str = "debian"
     """The flavour that describes the archive."""
     only: tuple[str, ...] = ()
-    """Patterns of the packages that roots may have from it; none: of all."""
+    """Patterns of the packages that roots may install from it; empty: all."""
     origin: str = ""
-    """Who its index says that it is from; known of one that was verified, where ``only`` hangs on it."""
+    """Origin field of the verified index; set only if ``only`` depends on it."""
     keyring_in_root: str = ""
-    """The path that the keyring has in roots; empty: the same as on this PC."""
+    """Path of the keyring in roots; empty: the same as on this PC."""
     keyring_package: str = ""
-    """What brings it there, of archives that are not the distribution."""
+    """Package of the keyring, for archives other than the distribution's."""
 
     @property
     def line(self) -> str:
@@ -102,13 +102,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Verified:
-    """The sources whose index could be verified, the SHA-256 of each index, and the warnings for the others."""
+    """The verified sources, the SHA-256 of each index, and warnings for the others."""
 
     sources: tuple[Source, ...]
     indices: dict[str, str]
     warnings: tuple[str, ...]
     names: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Release names of pockets that were taken by their other one → that."""
+    """Pockets that were verified under their other name: release name to that name."""
 
 
 def host_mirrors() -> dict[str, str]:
@@ -150,7 +150,7 @@ def _first_mirror(uri: str) -> str:
 
 
 def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
-    """Every pocket that the configuration asks for, verified or not.
+    """All configured pockets, verified or not.
 
     Nothing is fetched: keys that no package brings are in ``keyrings`` after ``fetch_keys``. Raises ConfigError when no
     Debian mirror is known.
@@ -201,7 +201,7 @@ def _mirrors(config: Config) -> dict[str, str]:
 
 
 def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
-    """Archives and their architectures. Debian has part in every image, whatever the flavour is (``for_root``)."""
+    """Archives and their architectures. Every image uses Debian's, with any flavour (``for_root``)."""
     both = tuple(dict.fromkeys((host_architecture().debian, image.architecture)))
     target = target_flavour(image)
     given = target.from_debian if image.kernel == "distribution" else ()
@@ -277,7 +277,7 @@ def fetch_key(key: SigningKey, path: Path) -> None:
 
 
 def _gpg(*words: str, stdin: bytes | None = None) -> str:
-    """Standard output of GnuPG with an empty home of its own: the caller's keys and options play no part."""
+    """Standard output of GnuPG with an empty home, so that the caller's keys and options have no effect."""
     with tempfile.TemporaryDirectory(prefix="pitorch-gpg-") as home:
         argv = ["gpg", "--homedir", home, "--batch", "--no-options", *words]
         return run(argv, stdin=stdin, check=False, merge_stderr=False).output
@@ -377,7 +377,7 @@ def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> tuple[s
     if fault := _update(other, scratch, limit_s):
         return "", _FETCHING.sub("", fault)
     said = _said(scratch)
-    # What plays the part by now may be the next release.
+    # The alias may already point to the next release.
     if (codename := said.get("Codename", "a release without a name")) != source.pocket.suite:
         return "", f"that is {codename} by now"
     for path in [path for path in (scratch / "lists").iterdir() if path.is_file() and path.name != "lock"]:
@@ -386,7 +386,7 @@ def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> tuple[s
 
 
 def _said(scratch: Path) -> dict[str, str]:
-    """What the index in ``scratch`` says of its release."""
+    """Fields of the release index in ``scratch``."""
     release = next((path for path in sorted((scratch / "lists").iterdir()) if path.name.endswith("Release")), None)
     return dict(_FIELD.findall(release.read_text())) if release else {}
 
@@ -465,11 +465,11 @@ def download(
             (scratch / name).mkdir(parents=True)
         (scratch / "etc/preferences.d/pitorch").write_text(preferences_text(sources))
         (scratch / "status").write_text("".join(_installed(name, architectures[0]) for name in without))
-        # Where its configuration lies, apt must know before it reads any: by a file, as mmdebstrap tells it.
+        # apt needs the location of its configuration before it reads any: pass it in a file, as mmdebstrap does.
         config = scratch / "apt.conf"
         config.write_text(f'Dir::Etc::main "/dev/null";\nDir::Etc::parts "{scratch}/etc/apt.conf.d";\n')
         (scratch / "sources.list").write_text(sources_text(sources, tuple(architectures)))
-        # Instead of calling dpkg, apt says how it would have; what it gives to hooks before that are the files' paths.
+        # apt prints dpkg's command line instead of running it; its hooks get the paths of the files.
         named = scratch / "named"
         options = [
             ("Dir::State", scratch),
@@ -498,7 +498,7 @@ def download(
 
 
 def _installed(name: str, architecture: str) -> str:
-    """What apt reads of a package that is installed, in a version that is new enough for whatever depends on it."""
+    """An entry of dpkg's status file for a package whose version satisfies all dependencies."""
     package, _, other = name.partition(":")
     fields = (
         ("Package", package),
@@ -512,7 +512,7 @@ def _installed(name: str, architecture: str) -> str:
 
 
 def _apart(scratch: Path) -> list[str]:
-    """Options that keep apt to directories of its own."""
+    """Options that restrict apt to private directories."""
     options = {
         "Dir::Etc::sourcelist": scratch / "sources.list",
         "Dir::Etc::sourceparts": "-",
@@ -606,6 +606,6 @@ def preferences_text(sources: tuple[Source, ...]) -> str:
 
 
 def fingerprint(verified: Verified) -> str:
-    """SHA-256 over the verified indices: the state of the mirror that a build saw."""
+    """SHA-256 over the verified indices: the state of the mirror during the build."""
     text = "\n".join(f"{name} {digest}" for name, digest in sorted(verified.indices.items()))
     return hashlib.sha256(text.encode()).hexdigest()

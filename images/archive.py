@@ -1,4 +1,4 @@
-"""Load a root filesystem, and layers over it, into the engine as an image of the right platform.
+"""Load a root filesystem and further layers into the engine as an image of the target platform.
 
 The engine's own import stamps the host's architecture on what it imports (dockerd 20.10 does so whatever platform
 is asked for). A *docker-archive* carries the image's configuration with it, so that is what is loaded: a
@@ -43,7 +43,7 @@ class LoadedImage:
 
 @dataclass(frozen=True)
 class Layer:
-    """A tar that is, byte for byte, a layer of an image, and what made it."""
+    """A tar file that is a layer of an image, and a description for the image's history."""
 
     tar: Artefact
     created_by: str = "mmdebstrap"
@@ -52,7 +52,7 @@ class Layer:
 def image_config(
     layers: Sequence[Layer], architecture: Architecture, *, epoch: int, environment: Mapping[str, str]
 ) -> bytes:
-    """The image's configuration as JSON bytes; its SHA-256 is the image id."""
+    """The image configuration as JSON; its SHA-256 is the image ID."""
     created = datetime.datetime.fromtimestamp(epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     document: dict[str, Any] = {
         "architecture": architecture.oci_architecture,
@@ -79,7 +79,7 @@ def load(
     epoch: int,
     environment: Mapping[str, str] | None = None,
 ) -> LoadedImage:
-    """Load layers, the lowest first, as ``reference`` and verify the platform that the engine then reports.
+    """Load layers, bottom layer first, as ``reference`` and verify the platform that the engine reports.
 
     All but the last are layers of an image that the engine has: they are sent again only if the engine requires
     complete images. ``epoch`` is the creation time in Unix seconds. Raises CommandFailed or PlatformMismatch.
@@ -93,7 +93,7 @@ def load(
     with progress.bar(f"load {reference}", total=sum(layer.tar.size for layer in sent), in_bytes=True) as bar:
         stream = _archive([("manifest.json", manifest), (name, config)], [layer.tar for layer in sent], bar)
         try:
-            # All is read, errors too: the connection is left open otherwise. "message" is of a refused request.
+            # Read all events, or the connection stays open. "message" is the key of a refused request.
             events: list[dict[str, Any]] = list(client.api.load_image(stream))  # type: ignore[no-untyped-call]
             errors = [str(event[key]) for event in events for key in ("error", "message") if key in event]
         except ENGINE_ERRORS as fault:
@@ -109,7 +109,7 @@ def load(
 
 
 def takes_whole_images(client: docker.DockerClient) -> bool:
-    """Whether an archive must hold every layer, as for containerd's image store (Docker 29's default).
+    """Whether an archive must contain every layer, as for containerd's image store (the default of Docker 29).
 
     The engine's own storage drivers know by the configuration which layers they have, and do not look for them.
     """
@@ -123,7 +123,7 @@ def takes_whole_images(client: docker.DockerClient) -> bool:
 def verify(
     client: docker.DockerClient, reference: str, architecture: Architecture, *, image_id: str = ""
 ) -> LoadedImage:
-    """Compare what the engine says about an image with what was asked for. Raises PlatformMismatch."""
+    """Compare the platform and ID of an image with the requested ones. Raises PlatformMismatch."""
     try:
         found = client.images.get(reference)
     except docker.errors.ImageNotFound as fault:
@@ -148,7 +148,7 @@ def verify(
 
 
 def _archive(small: Sequence[tuple[str, bytes]], tars: Sequence[Artefact], bar: progress.Bar) -> Iterator[bytes]:
-    """The docker-archive as a stream: nothing but one block of a layer is in memory at a time."""
+    """The docker-archive as a stream with at most one block of a layer in memory."""
     for name, content in small:
         yield _header(name, len(content)) + content + _padding(len(content))
     sent, total = 0, sum(tar.size for tar in tars)

@@ -26,7 +26,7 @@ from toolchain.architecture import Architecture
 HERE = Path(__file__).resolve().parent / "stand_in"
 PLACE = "/usr/libexec/pitorch"
 INSTALL = f"{PLACE}/install"
-"""The program that puts the stand-in for Python into its place; to be run as root in the container."""
+"""Program that installs the replacement of Python; run it as root in the container."""
 
 _PROGRAMS = (
     *("dash", "cmake", "pkgconf"),
@@ -52,7 +52,7 @@ _PROGRAMS = (
 
 
 def tool_mounts(tools: Path, target: Architecture, suite: Suite) -> Mounts:
-    """What to mount into a container made from the dev image, which has the native compiler's mounts already."""
+    """Additional mounts for a container of the dev image that has the native compiler's mounts."""
     gnu = target.gnu
     found = {f"/usr/bin/{name}": tools / "usr/bin" / name for name in _PROGRAMS}
     paths = {place: program for place, program in found.items() if program.is_file() and not program.is_symlink()}
@@ -63,7 +63,7 @@ def tool_mounts(tools: Path, target: Architecture, suite: Suite) -> Mounts:
         f"{PLACE}/as_target.py": HERE / "as_target.py",
         INSTALL: HERE / "install",
     }
-    # pkgconf has the paths of its own machine built in.
+    # pkgconf contains the paths of its own machine.
     folders = [f"/usr/{local}lib/{gnu}" for local in ("local/", "")]
     searched = [f"{folders[0]}/pkgconfig", "/usr/local/lib/pkgconfig", "/usr/local/share/pkgconfig"]
     searched += [f"{folders[1]}/pkgconfig", "/usr/lib/pkgconfig", "/usr/share/pkgconfig"]
@@ -81,5 +81,5 @@ def tool_mounts(tools: Path, target: Architecture, suite: Suite) -> Mounts:
 
 
 def together(first: Mounts, second: Mounts) -> Mounts:
-    """Both."""
+    """Combine two sets of mounts."""
     return Mounts({**first.paths, **second.paths}, {**first.environment, **second.environment})

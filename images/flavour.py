@@ -1,4 +1,4 @@
-"""Distribution flavours, releases and package lists: data files, read once and checked."""
+"""Distribution flavours, releases and package lists, read from data files and validated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, kw_only=True)
 class SigningKey:
-    """A key that no package brings: where it is, and the OpenPGP fingerprint (40 hex digits) it must have."""
+    """A key that is in no package: its URL and its OpenPGP fingerprint (40 hex digits)."""
 
     url: str
     fingerprint: str
@@ -25,18 +25,18 @@ class SigningKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Pocket:
-    """A part of an archive with an index of its own. ``mirror`` is ``main``, ``security`` or a URL."""
+    """A part of an archive with a separate index. ``mirror`` is ``main``, ``security`` or a URL."""
 
     name: str
     suite: str
     mirror: str
     also: str = ""
-    """The name that the archive has for the same suite as long as it plays a part among its releases, as ``stable``."""
+    """Another name of the suite in the archive, such as ``stable``, while it has that status."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flavour:
-    """One archive: what it offers and how its index is verified."""
+    """An archive: its pockets and the verification of its index."""
 
     name: str
     title: str
@@ -45,22 +45,22 @@ class Flavour:
     keyring: Path | None
     keyring_package: str
     keyring_in_root: str
-    """Where that package has the keyring, which need not be where it is on this PC."""
+    """Path of the keyring in that package, which may differ from the path on this PC."""
     key: SigningKey | None
     architectures: tuple[str, ...]
     packages: Mapping[str, tuple[str, ...]]
-    """What a kernel's archive is there for, by architecture."""
+    """Packages that are installed from a kernel archive, by architecture."""
     only: tuple[str, ...]
-    """Patterns of the packages that roots may have from it; none: of all."""
+    """Patterns of the packages that roots may install from it; empty: all."""
     from_debian: tuple[str, ...]
-    """Patterns of the packages that its roots have from Debian's archive: the distribution's kernel."""
+    """Patterns of the packages that its roots install from Debian's archive: the kernel."""
     compiles_for: str
-    """What its compiler makes code for, where Debian's cross compiler makes other code for that architecture."""
+    """Target CPU of its compiler, if Debian's cross compiler generates other code for that architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """A release: versions that package names and paths carry."""
+    """A release: versions that are part of package names and paths."""
 
     name: str
     python: str
@@ -70,15 +70,15 @@ class Suite:
     glibcxx: str
     """Newest symbol version of the C++ library (GLIBCXX_…)."""
     torch_libraries: tuple[str, ...]
-    """Libraries that a torch wheel without libraries of its own needs."""
+    """Libraries for a torch wheel that does not include them."""
     torch_python: tuple[str, ...]
-    """Python packages that torch imports, at once or later."""
+    """Python packages that torch imports, immediately or later."""
     split_usr: bool
-    """Whether packages ship files outside of /usr, so that a root needs the merging links beforehand."""
+    """Whether packages have files outside /usr, so that a root needs the links of a merged /usr beforehand."""
 
     @property
     def python_tag(self) -> str:
-        """CPython's wheel tag, as ``cp313``."""
+        """CPython's wheel tag, such as ``cp313``."""
         return "cp" + self.python.replace(".", "")
 
 
@@ -128,7 +128,7 @@ def load_suite(name: str) -> Suite:
 
 
 def target_flavour(image: ImageConfig) -> Flavour:
-    """The flavour of the target; ConfigError when it does not have the architecture."""
+    """The flavour of the target. Raises ConfigError if it does not support the architecture."""
     flavour = load_flavour(image.flavour, image.suite)
     if flavour.architectures and image.architecture not in flavour.architectures:
         raise ConfigError(
@@ -141,7 +141,7 @@ def target_flavour(image: ImageConfig) -> Flavour:
 
 
 def kernel_archive(image: ImageConfig) -> Flavour | None:
-    """The separate archive that the kernel comes from, or None; ConfigError when it has none for the architecture."""
+    """The separate archive of the kernel, or None. Raises ConfigError if it has no kernel for the architecture."""
     if image.profile != "bootable" or image.kernel != "raspberrypi":
         return None
     archive = load_flavour("raspberrypi-kernel", image.suite)
@@ -156,7 +156,7 @@ def kernel_archive(image: ImageConfig) -> Flavour | None:
 
 
 def packages_for(role: str, image: ImageConfig) -> tuple[str, ...]:
-    """Packages of a role (a table of packages.toml); sorted, each once."""
+    """Packages of a role (a table of packages.toml), sorted and unique."""
     row = _read(HERE / "packages.toml")[role]
     target: Architecture = image.target
     suite = load_suite(image.suite)

@@ -1,4 +1,4 @@
-"""The native compiler inside an emulated container.
+"""The native compiler in an emulated container.
 
 In a container of the target's architecture every program runs under qemu-user, the compiler too, which makes it
 seven to ten times slower. GCC's cross compiler of the same version makes the same bytes, so here it is mounted over
@@ -42,17 +42,17 @@ _STAND_INS = ("make", "ninja")
 
 @dataclass(frozen=True)
 class Mounts:
-    """Read-only bind mounts (container path to host path) and the environment that goes with them."""
+    """Read-only bind mounts (container path to host path) and the environment variables they require."""
 
     paths: dict[str, Path] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
     def volumes(self) -> dict[str, dict[str, str]]:
-        """As docker-py takes them."""
+        """The mounts in docker-py's format."""
         return {str(source): {"bind": target, "mode": "ro"} for target, source in self.paths.items()}
 
     def binds(self) -> list[str]:
-        """As the engine's API takes them: one source may be mounted at several places."""
+        """The mounts in the format of the engine's API, in which one source may have several targets."""
         return [f"{source}:{target}:ro" for target, source in self.paths.items()]
 
 
@@ -88,7 +88,7 @@ def make_farm(folder: Path, dev_tar: Path, target: Architecture, suite: Suite) -
 
 
 def compiler_mounts(tools: Path, farm: Path, target: Architecture, suite: Suite) -> Mounts:
-    """What to mount into a container made from the dev image."""
+    """The mounts for a container of the dev image."""
     host = host_architecture().gnu
     gnu, gcc = target.gnu, suite.gcc
     paths = {

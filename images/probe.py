@@ -1,4 +1,4 @@
-"""ARM programs of a few bytes, so that a machine without a compiler can be asked whether it runs such.
+"""ARM programs of a few bytes, to check without a compiler whether a machine can execute ARM code.
 
 The source of the 32-bit one is probe.S next to this file; a test assembles it and compares.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import struct
 
 MESSAGE = b"32-bit ARM code runs\n"
-"""What the program prints when it is called without arguments."""
+"""Output of the program without arguments."""
 
 LISTED_AT_LEAST = 66
-"""Entries that a directory must have to be listed with status 0: 64 files, and the two links of its own."""
+"""Minimum number of directory entries for status 0: 64 files, and the entries . and .."""
 
 EOVERFLOW = 75
-"""Status when an entry does not fit the 32-bit fields of readdir(3)."""
+"""Exit status if an entry does not fit the 32-bit fields of readdir(3)."""
 
 CODE = bytes.fromhex(
     "00409de5020054e3060000aa0100a0e3b8108fe21520a0e30470a0e3000000ef0000a0e3270000ea08009de50119a0e3"
@@ -48,7 +48,7 @@ _HEADERS_64 = struct.Struct("<16sHHIQQQIHHHHHHIIQQQQQQ")
 
 
 def elf_64() -> bytes:
-    """A program for 64-bit ARM that ends with status 0: a static ELF executable, without sections."""
+    """A program for 64-bit ARM that exits with status 0: a static ELF executable without sections."""
     size = _HEADERS_64.size + len(CODE_64)
     ident = b"\x7fELF\x02\x01\x01" + bytes(9)
     header = (ident, 2, 183, 1, _ADDRESS + _HEADERS_64.size, 64, 0, 0, 64, 56, 1, 64, 0, 0)
@@ -57,4 +57,4 @@ def elf_64() -> bytes:
 
 
 PROGRAMS = {"armhf": elf, "arm64": elf_64}
-"""By Debian's name of the architecture."""
+"""The programs by Debian's name of the architecture."""

@@ -1,17 +1,16 @@
-"""Root filesystems by mmdebstrap, reproducible: the same inputs give the same tar, bit for bit.
+"""Build root filesystems with mmdebstrap, reproducibly: the same inputs give the same tar, bit for bit.
 
-These kinds of roots come from here, all from one state of the mirror (images.apt):
+All roots are built from one state of the mirror (images.apt):
 
-- *tools*: programs of this PC's architecture, extracted side by side and never configured, so without mmdebstrap: the
-  native stand-ins for emulated ones, the cross compiler, and what else the native builder image is made of, which
-  cross-compiles what is big;
-- *builders* of recipes that need more: native roots, fully installed;
+- *tools*: programs of this PC's architecture, extracted in parallel and not configured, so without mmdebstrap: native
+  replacements of emulated programs, the cross compiler, and the rest of the native builder image;
+- *builders* of recipes that need more: native roots with installed packages;
 - *dev*: a target root with compilers and headers, in which wheels are built;
 - *rootfs*: the target root that is exported and booted.
 
-Target roots are extracted and unpacked natively; only configuring runs target code, with native tools standing in
-for whatever needs no target CPU (images/hooks/install-with-native-tools says how). With ``native_tools`` None
-everything but unpacking is emulated: slower by a factor, and the tree is the same.
+Target roots are downloaded and unpacked by native programs. Only the configuration of packages runs target code, and
+native tools replace programs that do not depend on the target CPU (images/hooks/install-with-native-tools). If
+``native_tools`` is None, all but the unpacking is emulated, which is several times slower; the tree is the same.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ _SCRATCH_SCRIPT = """
 """
 _MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777}
 LEFT_OUT = (
-    # Patterns of names in a tools folder that the builder image is made without; "**" is any number of folders too.
+    # Patterns of files in a tools folder that are not in the builder image; "**" matches any number of folders.
     *(*_MOUNT_POINTS, "var", "depmod", STANDING_IN, f"{STANDING_IN}.packages"),
-    # What the tools' Python leaves there when it is called for, also while the image is made (wheels.byte_code).
+    # Files that the tools' Python writes, even while the image is built (wheels.byte_code).
     *("mnt", "**/__pycache__"),
     *(f"usr/share/{name}" for name in ("doc", "info", "lintian", "locale", "man", "zoneinfo", "cmake-*/Help")),
     # Programs that builds do not use, and the files for link-time optimisation and sanitizers.
@@ -69,34 +68,34 @@ LEFT_OUT = (
         for folder in ("lib/*-linux-gnu*", "*-linux-gnu*/lib", "lib/gcc*/*/*")
         for name in ("a", "hwa", "l", "t", "ub")
     ),
-    # Conversions of character sets, and the parts of a Python that embeds it: both for this PC and the target.
+    # Character set conversions and files for embedding Python, for this PC and the target.
     *("usr/lib/*/gconv", "usr/lib/python*/config-*"),
 )
 _STAND_INS = re.compile(
-    # The cross compiler has its own way in (images.native); perlX.Y is perl's other name; dpkg must be the target's.
+    # images.native provides the cross compiler; perlX.Y is another name of perl; dpkg must be the target's.
     r"(?!.*-linux-gnu)(?!dpkg|perl\d|ld\b|make$|ninja$)[a-z0-9_.\[+-]+"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RootSpec:
-    """A root to build: whose packages, from where, and in which way."""
+    """A root filesystem to build."""
 
     role: str
     suite: str
     architectures: tuple[str, ...]
-    """Debian names; the first is the root's own, further ones are multiarch."""
+    """Debian names: the architecture of the root, then foreign architectures (multiarch)."""
     packages: tuple[str, ...]
     sources: tuple[Source, ...]
     lists: Path
     """Verified package lists of the sources (images.apt.verify)."""
     archives: Path
-    """Where downloaded packages are kept between builds."""
+    """Folder of downloaded packages, which is preserved between builds."""
     source_date_epoch: int
     fetched: tuple[str, ...] = ()
-    """What ``download`` returned: the packages, so that apt is not asked again which they are. Empty: it is."""
+    """The result of ``download``, so that apt need not resolve the packages again; if empty, it does."""
     overlays: tuple[Path, ...] = ()
-    """Folders that are laid over the root before packages are unpacked."""
+    """Folders that are copied into the root before packages are unpacked."""
     native_tools: Path | None = None
     keyring_package: str = ""
     split_usr: bool = False
@@ -104,14 +103,14 @@ class RootSpec:
 
     @property
     def architecture(self) -> Architecture:
-        """The root's own architecture."""
+        """The architecture of the root."""
         return ARCHITECTURES[self.architectures[0]]
 
 
 def require_execution(architecture: Architecture, probe: Path) -> None:
-    """Execute a program of another architecture; UserError says how to make that work.
+    """Execute a program of another architecture. Raises UserError if that fails.
 
-    ``probe`` is a static executable of that architecture which ends with status 0.
+    ``probe`` is a static executable of that architecture that exits with status 0.
     """
     try:
         done = subprocess.run([probe], check=False, capture_output=True, timeout=_PROBE_LIMIT_S)
@@ -131,7 +130,7 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
 
 
 def program_fingerprint() -> str:
-    """SHA-256 of mmdebstrap, which is one script; ``absent`` where it is not installed."""
+    """SHA-256 of mmdebstrap, which is a single script; ``absent`` if it is not installed."""
     try:
         return files.sha256_of(require_program("mmdebstrap", "to build root filesystems"))
     except (ProgramMissing, OSError):
@@ -139,9 +138,9 @@ def program_fingerprint() -> str:
 
 
 def download(spec: RootSpec, log: Path) -> tuple[str, ...]:
-    """Fetch the packages of a target root to where ``build_tar`` looks for them; their SHA-256 and file names.
+    """Download the packages of a target root for ``build_tar``; return their SHA-256 and file names.
 
-    These are lines as sha256sum writes them, of what apt has just verified. Raises DiskFull, NetworkUnreachable,
+    The result has lines in sha256sum's format for files that apt has verified. Raises DiskFull, NetworkUnreachable,
     CommandFailed or CommandTimedOut.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +177,7 @@ def _fetch(
 
 
 def _named(spec: RootSpec) -> list[str]:
-    """The packages that a target root has because they are named, and not as others need them."""
+    """The explicitly requested packages of a target root, without their dependencies."""
     merged = "usr-is-merged" if spec.split_usr else ""
     keyrings = [spec.keyring_package, *(item.keyring_package for item in spec.sources)]
     return sorted({*spec.packages, *filter(None, [*keyrings, merged])})
@@ -209,7 +208,7 @@ def build_tar(spec: RootSpec, tar: Path, log: Path) -> None:
 
 
 def build_native_tar(spec: RootSpec, tar: Path, log: Path) -> None:
-    """Build a root of this PC's architecture, fully installed, as an uncompressed tar. Raises as ``build_tar``."""
+    """Build a root of this PC's architecture with installed packages. Raises the errors of ``build_tar``."""
     _require_root(spec)
     _mmdebstrap(spec, tar, log, ["--variant=apt"], spec.packages, {})
 
@@ -219,7 +218,7 @@ def build_tools(
 ) -> None:
     """Extract native programs into ``folder`` (replaced) and list those that may replace emulated ones.
 
-    ``standing_in`` names the packages that such programs come from, ``without`` those that are left out. Raises as
+    ``standing_in`` has the packages of these programs, ``without`` the packages to leave out. Raises the errors of
     ``build_tar``.
     """
     _require_root(spec)
@@ -242,7 +241,7 @@ def build_tools(
 
 
 def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
-    """Unpack packages' files side by side, large ones first; nothing is configured.
+    """Unpack the files of packages in parallel, large packages first, without configuring them.
 
     Raises CommandFailed for a damaged package, DiskFull.
     """

@@ -1,4 +1,4 @@
-"""The system image: the root filesystem and, a layer each, what the recipes made.
+"""The system image: the root filesystem and one layer per recipe.
 
 The Dockerfile is rendered from a template, and rendering is a pure function of its arguments. Layers come as tars
 that ``ADD`` unpacks, the ones that change least first, so that a changed kernel costs one small layer. Only
@@ -35,7 +35,7 @@ LEFT_OUT = "pitorch.left_out"
 _TEMPLATE = Path(__file__).resolve().parent / "templates" / "Dockerfile.j2"
 
 _LINE_MADE = re.compile(r"^ ---> ([0-9a-f]{12})$", re.MULTILINE)
-"""How the engine names what a line of a Dockerfile made, or had made before."""
+"""The engine's output for the image of a Dockerfile line, new or from the cache."""
 
 _INSPECT = """
 import ctypes, importlib, json, platform, subprocess, sys, sysconfig
@@ -70,7 +70,7 @@ def build(
     layers: Sequence[Layer],
     architecture: Architecture,
 ) -> LoadedImage:
-    """Build the image and verify its platform; a build that fails leaves no image without a name.
+    """Build the image and verify its platform; a failed build leaves no untagged image.
 
     Raises CommandFailed with the engine's own words.
     """
@@ -107,12 +107,12 @@ def build(
 
 
 def _images_of(client: docker.DockerClient) -> set[str]:
-    """The engine's images, those between two lines of a Dockerfile too: ids, as short as a build tells them."""
+    """IDs of the engine's images, including intermediate ones, shortened as in the build output."""
     return {str(name).removeprefix("sha256:")[:12] for name in client.api.images(quiet=True, all=True)}
 
 
 def _remove_unfinished(client: docker.DockerClient, said: Sequence[str], before: set[str]) -> None:
-    """Remove what a build that failed has made, each line's image; the others' stay, and what is in use by now."""
+    """Remove the intermediate images of a failed build; images that existed before or are in use are kept."""
     with contextlib.suppress(*ENGINE_ERRORS):
         for name in reversed([found for found in _LINE_MADE.findall("".join(said)) if found not in before]):
             with contextlib.suppress(docker.errors.APIError):
@@ -130,7 +130,7 @@ def _failed(reference: str, found: str, said: Sequence[str]) -> CommandFailed:
 
 
 class _Context:
-    """The build context as a readable stream: a thread writes the tar into a pipe, nothing is held in memory."""
+    """The build context as a stream: a thread writes the tar into a pipe, without buffering it in memory."""
 
     def __init__(self, dockerfile: str, layers: Sequence[Layer], bar: progress.Bar) -> None:
         self._dockerfile, self._layers, self._bar = dockerfile.encode(), layers, bar
@@ -175,7 +175,7 @@ def inspect(
     own_libqpu: bool,
     log: Path,
 ) -> dict[str, Any]:
-    """Start the image, import the modules in it, load libqpu, and return what they say of themselves.
+    """Start the image, import the modules, load libqpu, and return their versions.
 
     ``own_libqpu``: the library is ours, and so has a qpu-info to ask.
     Raises CommandFailed when one does not load: an image that was not seen working is not a product.
