@@ -77,8 +77,8 @@ a dockerd that `./inv` starts on a machine without systemd (docker.service has i
 replaces the first two if they are not set. apt and git support a SOCKS proxy (`socks5h://`); pip and registries need \
 an HTTP proxy, or on this PC PySocks in `.venv` |
 | `SOURCE_DATE_EPOCH` | newest time stamp in images, if `image.source_date_epoch` is not set |
-| `DOCKER_HOST` | the engine to use; unset: that of docker's current context (`DOCKER_CONTEXT`), with its TLS files. \
-Builds need an engine on this machine, because they mount its folders |
+| `DOCKER_HOST` | the engine's Unix socket (`unix://…`); unset: that of docker's current context (`DOCKER_CONTEXT`). \
+Engines on other machines are refused, because builds mount local folders |
 | `PITORCH_SKIP_APT=1` | `./inv` installs no host packages as long as it is set |
 | `PITORCH_PYTHON` | the Python that `./inv` creates `.venv` with, instead of `/usr/bin/python3` |
 | `PITORCH_REGISTRY_PASSWORD` | password for `push`, `pull` and the artefact tasks; never on a command line or in the \
