@@ -189,7 +189,7 @@ def test_scripts_run_in_forks_of_a_preloaded_process(
     assert runs[0].stdout.endswith(" True\n")
     assert "loading sqlite3" in runs[0].stderr
     assert runs[1].stderr == ""
-    assert "ended" in ended
+    assert "server stopped" in ended
 
 
 def test_every_library_of_the_interpreter_is_found() -> None:

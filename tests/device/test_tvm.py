@@ -70,7 +70,7 @@ def test_tensors_and_arrays_can_be_mixed(gemm: tvm.Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "printed"),
+    ("wrong", "message"),
     [
         (torch.zeros(SIZE, SIZE - 1), "argument #1"),
         (torch.zeros(0, SIZE), "argument #1"),

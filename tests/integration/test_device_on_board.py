@@ -195,7 +195,17 @@ def enter(board: Board, config: Config, source: str, tests: Path) -> str:
     text = paths.environment.read_text()
     port = f"  chroot_port: {board.server.port}\n"
     paths.environment.write_text(text.replace("options:\n", f"options:\n  chroot: {json.dumps(source)}\n{port}"))
-    words = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={ROOT}", "-p", "no:cacheprovider", "-v"]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        os.devnull,
+        f"--rootdir={ROOT}",
+        f"--confcutdir={ROOT / 'tests' / 'device'}",
+        "-v",
+    ]
+    words += ["-p", "no:cacheprovider"]
     words += [f"--lg-env={paths.environment}", str(ROOT / "tests" / "device")]
     done = process.run(words, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, check=False, limit_s=1800)
     return done.output
@@ -425,7 +435,7 @@ def test_the_root_is_entered_over_nfs(board: Board) -> None:
 REFUSALS = {
     "path": ("-o port=PORT 10.0.2.2:/nowhere true", "10.0.2.2 does not export /nowhere"),
     "port": ("-o port=1 10.0.2.2:/tree true", "no NFS server listens on"),
-    "name": ("no-such-host.invalid:/tree true", "the host name no-such-host.invalid is unknown"),
+    "name": ("no-such-host.invalid:/tree true", "unknown host name no-such-host.invalid"),
     "address": ("10.0.2.77:/tree true", "10.0.2.77 does not answer"),
     "no root": ("-o port=PORT 10.0.2.2:TREE/etc true", "is not an armhf root filesystem"),
 }

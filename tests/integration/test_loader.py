@@ -186,8 +186,8 @@ def test_invalid_requests_are_refused(board: LoaderSession, request_: str, error
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
-        ("array x 4 10", "no such type"),
-        ("array f 0 10", "no such type"),
+        ("array x 4 10", "unknown element type"),
+        ("array f 0 10", "unknown element type"),
         ("array f 4 -1", "negative size"),
         ("array f 4 99999999 99999999", "larger than 2 GiB"),
         ("write 9 0", "there is no array 9"),

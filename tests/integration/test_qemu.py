@@ -106,7 +106,7 @@ def test_a_machine_without_an_answer_is_reported(tmp_path: Path) -> None:
             machine.wait_until_answers(3)
         assert 3 <= time.monotonic() - began < 20
         assert "within 3 s" in caught.value.expected
-        assert "(nothing at all)" in caught.value.found
+        assert "(no output)" in caught.value.found
         assert "device.boot_timeout_s" in caught.value.fix
     finally:
         machine.end()

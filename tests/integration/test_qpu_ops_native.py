@@ -252,7 +252,7 @@ def test_the_bench_prints_a_model_of_the_qpus_times(checks: NativeChecks, tmp_pa
     for row in steps:
         assert row["fallbacks"] == 0
         assert 0 < row["of_optimizer"] < 10 < row["launches"] < 120
-    assert "launches of a step of training" in done.stdout
+    assert "launches per training step" in done.stdout
     assert ElementTree.fromstring(chart.read_text()).tag.endswith("svg")  # noqa: S314 (written just now)
 
 

@@ -153,7 +153,7 @@ def test_tools_and_the_headers_among_them_are_debian_s_and_roots_are_raspbian_s(
     assert set(tools.values()) == {DEBIANS}
     assert "gcc" not in made["tools"].facts["programs"]
     (warning,) = made["torch"].warnings
-    assert "no ARMv6 code" in warning
+    assert "is not ARMv6 code" in warning
     root = fetched(config, "rootfs")
     assert root["libc6:armhf"] == RASPBIANS
     assert set(root.values()) == {RASPBIANS, TWINS, "1.0"}, "the last is the keyring's"

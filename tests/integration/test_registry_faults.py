@@ -304,7 +304,7 @@ def test_killed_engine_is_reported_during_a_push(tmp_path: Path, monkeypatch: py
                     registry.push(config)
                 except EngineUnavailable as fault:
                     summaries.append(fault.summary)
-            assert summaries == ["the Docker engine went away while it pushed the image"]
+            assert summaries == ["the Docker engine stopped responding while it pushed the image"]
     gc.collect()
 
 

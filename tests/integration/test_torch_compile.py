@@ -49,10 +49,10 @@ exec arm-linux-gnueabihf-g++ -shared $1 $2 -o $3
 """
 GO = """
 import sys
-sys.path[:0] = sys.argv[1:3]
+sys.path[:0] = sys.argv[1:4]
 from pathlib import Path
 from test_torch_compile import a_builder
-a_builder(Path(sys.argv[3]), sys.argv[4]).compile()
+a_builder(Path(sys.argv[4]), sys.argv[5]).compile()
 """
 
 
@@ -116,7 +116,7 @@ def containers_at(client: docker.DockerClient, folder: Path) -> list[str]:
 def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str, *, times: int = 1) -> None:
     """Compile in another process and send it Ctrl-C when the linker has written part of a library."""
     here = Path(__file__).resolve().parent
-    words = [sys.executable, "-c", GO, str(here), str(ROOT), str(tmp_path), image]
+    words = [sys.executable, "-c", GO, str(here), str(here.parent / "support"), str(ROOT), str(tmp_path), image]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             until = time.monotonic() + 60

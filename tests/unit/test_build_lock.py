@@ -114,7 +114,7 @@ def test_the_next_build_removes_what_a_killed_one_left(tmp_path: Path, capsys: p
         assert left == theirs
         assert [*(folder / "mirror").iterdir(), *(tmp_path / "sources").iterdir()] == []
     (said,) = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r" *what killed tasks left is removed: (\S+, ){2}\S+ and 5 more \(5\.0 MiB\)", said), said
+    assert re.fullmatch(r" *removed files of killed tasks: (\S+, ){2}\S+ and 5 more \(5\.0 MiB\)", said), said
     with build_lock(folder):
         assert capsys.readouterr().err == ""
 

@@ -20,7 +20,6 @@ using detail::StatementKind;
 using ir::kNone;
 using ir::Value;
 using isa::AddOp;
-using Pending = MemoryState::Pending;
 
 class Lowering {
  public:
@@ -205,7 +204,7 @@ class Lowering {
       case StatementKind::Assign: set(s.target, expressions_.evaluate(s.value)); return;
       case StatementKind::Store: return store(s);
       case StatementKind::Gather:
-        if (memory_.state.pending == Pending::StoreToWaitFor) memory_.waitForStore();
+        if (memory_.state.pending == MemoryState::Pending::StoreToWaitFor) memory_.waitForStore();
         c_.builder.effect(Op::TmuRequest, expressions_.evaluate(s.address), 0, unitOf(s));
         countGathers(1);
         return;
@@ -256,11 +255,11 @@ class Lowering {
         memory_.waitForStore();
         c_.builder.effect(Op::DmaStoreStart, expressions_.evaluate(s.address));
         memory_.state.stored = true;
-        memory_.state.pending = Pending::Store;
+        memory_.state.pending = MemoryState::Pending::Store;
         return;
       case StatementKind::DmaWriteWait:
         c_.builder.effect(Op::DmaStoreWait);
-        memory_.state.pending = Pending::None;
+        memory_.state.pending = MemoryState::Pending::None;
         return;
       case StatementKind::VpmReadSetup:
         c_.builder.effect(Op::VpmReadSetup, memory_.with(setup::vpmRead(s), expressions_.evaluate(s.address)));
