@@ -117,7 +117,7 @@ def test_a_pocket_is_taken_by_its_other_name(archive: Archive, tmp_path: Path) -
     assert not any("solid" in name for name in lists)
 
 
-def test_packages_come_from_a_pocket_that_was_taken_by_its_other_name(archive: Archive, tmp_path: Path) -> None:
+def test_packages_come_from_a_pocket_under_its_other_name(archive: Archive, tmp_path: Path) -> None:
     (archive.folder / "pool").mkdir(exist_ok=True)
     (archive.folder / "pool" / "hello.deb").write_bytes(b"x")
     archive.publish("solid", codename="stone")
@@ -163,7 +163,7 @@ def test_another_name_that_is_of_no_help(archive: Archive, tmp_path: Path, fault
     assert not (tmp_path / "lists").exists()
 
 
-def test_a_source_package_is_fetched_and_one_that_is_not_there_is_not(archive: Archive, tmp_path: Path) -> None:
+def test_source_packages_are_downloaded_or_reported(archive: Archive, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     with served(archive.folder) as uri:
@@ -385,7 +385,7 @@ def test_sources_of_a_root_name_only_its_architectures() -> None:
     assert apt.sources_text(made, ("riscv64",)) == ""
 
 
-def test_packages_are_fetched_once_and_the_lists_stay_as_they_are(archive: Archive, tmp_path: Path) -> None:
+def test_packages_are_downloaded_once(archive: Archive, tmp_path: Path) -> None:
     (archive.folder / "pool").mkdir(exist_ok=True)
     (archive.folder / "pool" / "hello.deb").write_bytes(b"x")
     archives = tmp_path / "archives" / "rootfs"
@@ -404,7 +404,7 @@ def test_packages_are_fetched_once_and_the_lists_stay_as_they_are(archive: Archi
     apt.download(found.sources, lists, ("armhf",), ["hello"], archives, tmp_path / "log")
 
 
-def test_a_package_that_another_needs_is_left_out_where_it_is_not_wanted(archive: Archive, tmp_path: Path) -> None:
+def test_excluded_dependencies_are_left_out(archive: Archive, tmp_path: Path) -> None:
     (archive.folder / "pool").mkdir(exist_ok=True)
     (archive.folder / "pool" / "hello.deb").write_bytes(b"x")
     with served(archive.folder) as uri:
@@ -444,9 +444,7 @@ def test_what_this_pc_s_apt_is_configured_to_plays_no_part(
             assert [path.name for path in archives.glob("*.deb")] == ["hello_1.0_armhf.deb"]
 
 
-def test_packages_that_cannot_be_had_are_told(
-    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unavailable_packages_are_reported(archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (archive.folder / "pool").mkdir(exist_ok=True)
     (archive.folder / "pool" / "hello.deb").write_bytes(b"x")
     log = tmp_path / "logs" / "archives.log"
@@ -519,7 +517,7 @@ def test_naming_the_sources_fetches_no_key(
     assert set(fetched) == named
 
 
-def test_without_a_debian_mirror_it_is_said_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_debian_mirror_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Ubuntu, whose apt asks no mirror of Debian."""
     monkeypatch.setattr(apt, "host_mirrors", dict)
     with pytest.raises(ConfigError, match="INVOKE_IMAGE_MIRROR="):

@@ -79,7 +79,7 @@ def test_a_layer_is_put_over_those_that_the_engine_has(
     assert again == made
 
 
-def test_layers_that_the_engine_lacks_are_told(engine: docker.DockerClient, tmp_path: Path) -> None:
+def test_layers_missing_in_the_engine_are_reported(engine: docker.DockerClient, tmp_path: Path) -> None:
     if archive.takes_whole_images(engine):
         pytest.skip("this engine is sent every layer")
     lower, upper = layer(tmp_path, "lower", a="first"), layer(tmp_path, "upper", b="second")
@@ -98,7 +98,7 @@ def test_layers_that_the_engine_lacks_are_told(engine: docker.DockerClient, tmp_
         (None, False),
     ],
 )
-def test_containerds_image_store_is_known_by_what_the_engine_tells(errors: list[list[str]] | None, whole: bool) -> None:
+def test_containerds_image_store_is_recognised(errors: list[list[str]] | None, whole: bool) -> None:
     class Client:
         def info(self) -> dict[str, object]:
             return json.loads(json.dumps({"Driver": "overlay2", "DriverStatus": errors}))  # type: ignore[no-any-return]

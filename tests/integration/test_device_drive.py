@@ -166,7 +166,7 @@ def test_lost_board_fails_the_remaining_tests(tmp_path: Path) -> None:
     assert run.junit_failures() == {"test_dies", "test_after"}
 
 
-def test_selection_rejected_by_pytest_is_reported_with_its_error(tmp_path: Path) -> None:
+def test_a_selection_rejected_by_pytest_is_reported(tmp_path: Path) -> None:
     write_suite(tmp_path / "suite", a="def test_first(): pass")
     run = drive(tmp_path, keyword="first and")
     assert run.status == CommandFailed.exit_code

@@ -149,7 +149,7 @@ def test_a_damaged_kernel_is_refused(qpu: ModuleType, axpy: Path) -> None:
     assert "axpy" in qpu.Program.open(axpy).listing()
 
 
-def test_paths_in_another_encoding_are_told(qpu: ModuleType, axpy: Path) -> None:
+def test_paths_in_another_encoding_are_reported(qpu: ModuleType, axpy: Path) -> None:
     words = os.fsencode(axpy.parent) + b"/M\xfcller.bin"
     Path(os.fsdecode(words)).write_bytes(qpu.assemble("nop\n").tobytes())
     assert "\ufffdller.bin: 1 instruction" in qpu.Program.open(os.fsdecode(words)).listing()
@@ -165,7 +165,7 @@ def test_views_outlive_their_buffer(qpu: ModuleType) -> None:
     assert (view == numpy.arange(1000)).all()
 
 
-def test_misuse_is_told(qpu: ModuleType, axpy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misuse_is_reported(qpu: ModuleType, axpy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = qpu.Program.open(axpy)
     x = qpu.Buffer(16)
     with pytest.raises(qpu.QpuError, match="takes 4 arguments, found 2") as fault:
@@ -208,7 +208,7 @@ def test_backend_and_machine(qpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -
         qpu.backend()
 
 
-def test_a_library_that_is_none_is_told(tree: Path) -> None:
+def test_an_invalid_library_is_reported(tree: Path) -> None:
     code = "from pitorch import qpu\ntry:\n    qpu.version()\nexcept qpu.QpuError as fault:\n    print(fault)\n"
     for library, text in (("/no/such/libqpu.so", "QPU_LIBRARY"), ("libm.so.6", "has no qpu_version")):
         environment = {**os.environ, "QPU_LIBRARY": library, "PYTHONPATH": str(SOURCE / "python")}

@@ -142,7 +142,7 @@ def fetched(config: Config, role: str) -> dict[str, str]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files to their owners")
-def test_tools_and_the_headers_among_them_are_debian_s_and_roots_are_raspbian_s(world: World, tmp_path: Path) -> None:
+def test_tools_are_debians_and_roots_are_raspbians(world: World, tmp_path: Path) -> None:
     """Of a package whose files architectures share, apt takes one version alone."""
     config = config_for(tmp_path, profile="container")
     with world.serving():
@@ -160,7 +160,7 @@ def test_tools_and_the_headers_among_them_are_debian_s_and_roots_are_raspbian_s(
 
 
 @pytest.mark.parametrize(("flavour", "of_the_rest"), [("debian", DEBIANS), ("raspbian", RASPBIANS)])
-def test_only_kernel_and_firmware_come_from_the_raspberry_pi_s_archive(
+def test_only_kernel_and_firmware_are_raspberry_pis(
     world: World, tmp_path: Path, flavour: str, of_the_rest: str
 ) -> None:
     config = config_for(tmp_path, flavour=flavour, kernel="raspberrypi")
@@ -188,7 +188,7 @@ def test_only_kernel_and_firmware_come_from_the_raspberry_pi_s_archive(
         assert {item.archive for item in spec.sources} == {"debian"}
 
 
-def test_the_distribution_s_kernel_is_debian_s_where_raspbian_has_none(world: World, tmp_path: Path) -> None:
+def test_raspbian_uses_debians_kernel(world: World, tmp_path: Path) -> None:
     config = config_for(tmp_path)
     with world.serving():
         mirror = ran(config, "archives")["mirror"]
@@ -223,7 +223,7 @@ def test_a_board_of_64_bits_gets_a_kernel_of_64_bits(world: World, tmp_path: Pat
     }.items() <= versions(spec.archives.glob("*.deb")).items()
 
 
-def test_an_index_without_an_origin_is_refused_where_packages_are_told_apart_by_it(
+def test_an_index_without_the_required_origin_is_refused(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world.raspberrypi, "origin", "")
@@ -233,9 +233,7 @@ def test_an_index_without_an_origin_is_refused_where_packages_are_told_apart_by_
 
 
 @pytest.mark.parametrize("archive", ["raspbian", "raspberrypi"])
-def test_where_apt_refuses_an_archive_it_is_said_where_a_newer_key_goes(
-    world: World, tmp_path: Path, archive: str
-) -> None:
+def test_a_rejected_archive_is_reported_with_its_key_path(world: World, tmp_path: Path, archive: str) -> None:
     """The keys that these archives publish are older than what some versions of apt ask of keys."""
     stand_in = {"raspbian": world.raspbian, "raspberrypi": world.raspberrypi}[archive]
     config = config_for(tmp_path, kernel="raspberrypi")
@@ -249,7 +247,7 @@ def test_where_apt_refuses_an_archive_it_is_said_where_a_newer_key_goes(
         assert f"put a newer copy of it at {tmp_path / 'keys' / kept}" in caught.value.fix
 
 
-def test_what_an_archive_may_give_is_an_input_of_the_step_that_asks_for_it(tmp_path: Path) -> None:
+def test_permitted_packages_are_an_input_of_the_step(tmp_path: Path) -> None:
     def inputs(kernel: str) -> Mapping[str, str]:
         with Context(config_for(tmp_path, flavour="debian", kernel=kernel)) as context:
             return pipelines.main_job(context).steps[0].inputs
@@ -313,9 +311,7 @@ def small_root(real: Real, config: Config, folder: Path) -> Path:
 
 
 @pytest.mark.emulation
-def test_a_root_finds_its_keys_where_its_own_apt_looks_whatever_folder_it_was_built_in(
-    real: Real, tmp_path: Path
-) -> None:
+def test_keys_in_a_root_do_not_depend_on_the_build_folder(real: Real, tmp_path: Path) -> None:
     """Of one archive a package brings the keyring, newer than the key that was fetched; of the other none does."""
     place = "usr/share/keyrings/{}-archive-keyring.gpg"
     newer = real.world.raspbian.key.keyring.read_bytes() + real.world.debian.key.keyring.read_bytes()

@@ -100,7 +100,7 @@ def test_documentation_comes_where_it_is_asked_for(
     assert {"copyright", "changelog.Debian.gz", "dash.1.gz", "coreutils.mo"} <= found
 
 
-def test_tests_of_what_torch_imports_stay_out_and_all_else_is_compiled(built: Built) -> None:
+def test_tests_are_left_out_and_modules_are_compiled(built: Built) -> None:
     """Sources that a package names and that are not there would be faults for py3compile, were it not printed."""
     with tarfile.open(built.manifest("rootfs").artefact(".tar").path, "r:") as archive:
         modules = {item.name for item in archive if item.isreg() and item.name.endswith((".py", ".pyc"))}
@@ -169,7 +169,7 @@ def test_byte_code_is_dated_where_it_is_of_the_source_beside_it(tmp_path: Path) 
     assert taken == {"old", "new"}
 
 
-def test_a_damaged_package_is_told_with_its_fix(tmp_path: Path) -> None:
+def test_a_damaged_package_is_reported_with_its_fix(tmp_path: Path) -> None:
     """By either program of the pipe: one that is no package, and one whose end is missing."""
     (tmp_path / "whole/DEBIAN").mkdir(parents=True)
     (tmp_path / "whole/DEBIAN/control").write_text(
@@ -190,7 +190,7 @@ def test_a_damaged_package_is_told_with_its_fix(tmp_path: Path) -> None:
         assert f"remove {tmp_path}" in caught.value.fix
 
 
-def test_a_disk_that_becomes_full_is_told_as_that(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     """And not as a damaged package, which dpkg-deb's and tar's statuses speak of as well."""
     (tmp_path / "large/DEBIAN").mkdir(parents=True)
     (tmp_path / "large/DEBIAN/control").write_text(
@@ -207,7 +207,7 @@ def test_a_disk_that_becomes_full_is_told_as_that(tmp_path: Path) -> None:
     assert str(disk) in caught.value.expected
 
 
-def test_a_disk_that_becomes_full_under_the_builder_image_is_told_too(tmp_path: Path) -> None:
+def test_a_full_disk_under_the_builder_image_is_reported(tmp_path: Path) -> None:
     (tmp_path / "tools/usr/bin").mkdir(parents=True)
     (tmp_path / "tools/usr/bin/large").write_bytes(os.urandom(3 << 20))
     with small_disk(tmp_path / "disk", "2m") as disk:
@@ -219,7 +219,7 @@ def test_a_disk_that_becomes_full_under_the_builder_image_is_told_too(tmp_path: 
 
 
 @pytest.mark.timeout(600)
-def test_a_root_that_does_not_fit_into_memory_is_built_on_the_disk(
+def test_a_root_larger_than_memory_is_built_on_disk(
     built: Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With many image.extra_packages, say. The memory that is set apart is made small here."""
@@ -239,7 +239,7 @@ def test_nothing_of_it_stays_mounted() -> None:
     assert "pitorch" not in {line.split()[0] for line in Path("/proc/mounts").read_text().splitlines()}
 
 
-def test_the_builder_is_packed_without_what_no_build_reads_and_whatever_ran_in_the_tools(tmp_path: Path) -> None:
+def test_the_builder_image_has_no_unused_files(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     wanted = {
         *("usr/bin/cmake", "usr/bin/arm-linux-gnueabihf-g++", "usr/libexec/gcc-cross/arm-linux-gnueabihf/14/cc1plus"),
@@ -292,7 +292,7 @@ def test_an_unknown_package_is_named(spec: rootfs.RootSpec, tmp_path: Path) -> N
     assert not (tmp_path / "root.tar").exists()
 
 
-def test_a_mirror_that_is_gone_is_told(spec: rootfs.RootSpec, tmp_path: Path) -> None:
+def test_an_unreachable_mirror_is_reported(spec: rootfs.RootSpec, tmp_path: Path) -> None:
     """The lists are there, but the mirror no longer answers: packages that are not kept cannot be had."""
     gone = tuple(dataclasses.replace(item, uri="http://127.0.0.1:1/debian") for item in spec.sources)
     lists = tmp_path / "lists"
@@ -322,9 +322,7 @@ def test_foreign_programs_that_do_not_run_are_explained(tmp_path: Path) -> None:
     assert "./inv doctor" in caught.value.fix
 
 
-def test_an_emulator_that_hangs_is_told_as_one_that_does_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_emulator_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "probe"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)

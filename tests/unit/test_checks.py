@@ -217,7 +217,7 @@ def test_expensive_tests_run_after_the_set_up(tmp_path: Path) -> None:
     assert ended == "inv down"
 
 
-def test_the_workflow_completes_in_every_shell_there_is_a_completion_for() -> None:
+def test_the_workflow_tests_every_shells_completion() -> None:
     """Bash is there; the tests of the others are skipped where the shell is not installed."""
     steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["steps"]
     (step,) = [step for step in steps if "test_completion.py" in step.get("run", "")]

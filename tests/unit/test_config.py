@@ -75,11 +75,11 @@ def test_nothing_given_is_all_defaults() -> None:
     assert load_config({}) == Config()
 
 
-def test_the_defaults_given_as_invoke_holds_them_are_the_defaults() -> None:
+def test_invokes_defaults_equal_the_defaults() -> None:
     assert load_config(defaults()) == Config()
 
 
-def test_every_default_is_valid_and_every_setting_has_a_help_text() -> None:
+def test_every_setting_has_a_valid_default_and_help() -> None:
     for section in dataclasses.fields(Config):
         for item in dataclasses.fields(getattr(Config(), section.name)):
             value = getattr(getattr(Config(), section.name), item.name)
@@ -162,12 +162,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_fault_is_refused_with_what_is_expected_and_what_was_found(name: str) -> None:
+def test_errors_state_the_expected_and_the_found_value(name: str) -> None:
     tree, words = BAD[name]
     assert words in fault_of(tree)
 
 
-def test_all_faults_are_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     tree = {"image": {"suite": "sid", "flavor": "debian"}, "build": {"jobs": "x"}, "zoo": {}, "nfs": 3}
     with pytest.raises(ConfigError) as caught:
         load_config(tree, environment={"INVOKE_IMAGE_SUIT": "sid"})
@@ -221,7 +221,7 @@ def test_a_registrys_address_has_a_host_and_maybe_a_port(address: str, parts: tu
     assert split_registry(load_config({"registry": {"address": address}}).registry.address) == parts
 
 
-def test_faults_of_addresses_and_ports_are_told_at_once() -> None:
+def test_invalid_addresses_and_ports_are_reported() -> None:
     tree = {"registry": {"address": "r:0"}, "nfs": {"address": "x", "port": 0}, "wheels": {"port": 70000}}
     with pytest.raises(ConfigError) as caught:
         load_config(tree)
@@ -292,7 +292,7 @@ def test_under_sudo_the_home_is_that_of_who_typed_it(monkeypatch: pytest.MonkeyP
     assert load_config({"build": {"folder": "~no-such-user/x"}}).build_root == ROOT / "~no-such-user/x"
 
 
-def test_an_architecture_that_the_flavour_does_not_have_is_told_with_the_other_faults() -> None:
+def test_an_unsupported_architecture_is_reported() -> None:
     image = {"flavour": "raspbian", "architecture": "arm64"}
     with pytest.raises(ConfigError) as caught:
         load_config({"image": {**image, "suite": "sid"}, "nfs": {"port": 0}})
@@ -339,7 +339,7 @@ def test_variables_that_name_no_setting_are_refused() -> None:
     )
 
 
-def test_variables_are_taken_out_of_the_environment_and_invokes_own_stay() -> None:
+def test_variables_are_removed_except_invokes_own() -> None:
     own = {"INVOKE_RUN_ECHO": "1", "INVOKE_RUNTIME_CONFIG": "x.yaml", "INVOKE_DEBUG": "1", "HOME": "/"}
     ours = {"INVOKE_IMAGE_SUITE": "bookworm", "INVOKE_NONSENSE": "1"}
     environment = own | ours
@@ -347,7 +347,7 @@ def test_variables_are_taken_out_of_the_environment_and_invokes_own_stay() -> No
     assert environment == own
 
 
-def test_a_variable_of_a_section_that_is_none_leaves_the_fault_to_be_told() -> None:
+def test_a_variable_of_an_invalid_section_is_reported() -> None:
     with pytest.raises(ConfigError, match="image: expected a section with keys"):
         load_config({"image": 3}, environment={"INVOKE_IMAGE_SUITE": "trixie"})
 
@@ -366,7 +366,7 @@ def test_invoke_yaml_reaches_the_configuration(tmp_path: Path) -> None:
     assert made["image"]["flavour"] == "debian"
 
 
-def test_variables_win_over_invoke_yaml_and_may_hold_lists_numbers_and_truth_values(tmp_path: Path) -> None:
+def test_variables_override_invoke_yaml(tmp_path: Path) -> None:
     made = shown(
         tmp_path,
         yaml="image:\n  suite: bookworm\n  strict: true\n  extra_packages: [nano]\nbuild:\n  jobs: 3\n",
@@ -406,7 +406,7 @@ def test_the_command_line_wins_over_variables(tmp_path: Path) -> None:
     assert shown(tmp_path, "--qpulib=upstream", INVOKE_QPU_LIBRARY="local")["qpu"]["library"] == "upstream"
 
 
-def test_faults_of_file_and_variables_end_the_task_with_their_own_exit_code_and_no_traceback(tmp_path: Path) -> None:
+def test_configuration_errors_end_without_a_traceback(tmp_path: Path) -> None:
     done = invoke(
         tmp_path,
         yaml="image:\n  suite: sid\n  extra_packages: [vim]\nbuild:\n  jobs: 2\nregistri: {}\n",

@@ -89,7 +89,7 @@ def wait_for(seen: Callable[[], bool], limit_s: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def test_one_import_serves_many_runs_each_with_its_callers_world(board: Board) -> None:
+def test_one_import_serves_runs_of_many_callers(board: Board) -> None:
     script = board.script(
         "import heavy, os, sys\n"
         "print(sys.argv, __name__, os.path.basename(__file__), os.getcwd(), os.environ['MINE'], sys.stdin.read())\n"
@@ -125,7 +125,7 @@ def test_a_fault_is_shown_as_python_shows_it(board: Board) -> None:
     assert "preloaded.py" not in done.stderr
 
 
-def test_a_module_that_was_not_loaded_before_the_fork_is_the_changed_one(board: Board) -> None:
+def test_modules_loaded_after_the_fork_are_current(board: Board) -> None:
     """What ./inv deploy puts into a root."""
     board.module("kernel", "print('old')\n")
     assert board.run("--import=heavy", "-c", "import kernel").stdout == "old\n"
@@ -152,7 +152,7 @@ def test_other_modules_start_it_anew(board: Board) -> None:
     assert "the previous server had imported heavy" in done.stderr
 
 
-def test_torch_that_was_changed_starts_it_anew_and_its_backends_come_after_the_fork(board: Board) -> None:
+def test_a_changed_torch_restarts_the_server(board: Board) -> None:
     """``torch`` here is a module that has what the real one has for this."""
     text = (
         "import os\nBACKENDS = []\n"
@@ -260,7 +260,7 @@ def test_it_ends_by_itself_and_on_request(board: Board) -> None:
     wait_for(none_is_left)
 
 
-def test_modules_that_cannot_be_imported_are_told_in_their_own_words(board: Board) -> None:
+def test_import_errors_are_reported(board: Board) -> None:
     board.module("broken", "raise RuntimeError('no such board')\n")
     done = board.run("--import=broken", "-c", "1")
     assert done.returncode == 125
@@ -280,7 +280,7 @@ def test_modules_that_cannot_be_imported_are_told_in_their_own_words(board: Boar
         (["-m", "x"], "-m is not a script"),
     ],
 )
-def test_a_wrong_command_line_is_told_and_starts_nothing(board: Board, words: list[str], said: str) -> None:
+def test_an_invalid_command_line_starts_nothing(board: Board, words: list[str], said: str) -> None:
     done = board.run(*words)
     assert done.returncode == 2
     assert said in done.stderr
