@@ -424,7 +424,7 @@ def test_a_folder_with_a_reused_inode_is_not_replaced(config: Config, ext4: Path
     assert layout.tree.stat().st_ino == number
     with pytest.raises(UserError, match="no marker identifies"):
         export(config, destination=layout.place)
-    with pytest.raises(ArtefactMissing, match="not the tree that was exported"):
+    with pytest.raises(ArtefactMissing, match="not the exported tree"):
         require_export(layout)
     assert (layout.tree / "thesis.tex").read_text() == "years of work"
 
