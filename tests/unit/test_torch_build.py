@@ -696,17 +696,32 @@ NINJA_LOG = """# ninja log v6
     ("runs", "use", "figures", "notes"),
     [
         ([({"compile": 90.0, "package": 10.0}, True)], (0, 9), [100.0, 22.552, 45.104], []),
-        ([({"compile": 90.0, "package": 10.0}, True)], (4, 9), [100.0], ["ccache answered 4 of 9 compiler calls"]),
-        ([({"compile": 90.0, "package": 10.0}, True)], (0, 0), [100.0], ["not known what ccache answered"]),
+        ([({"compile": 90.0, "package": 10.0}, True)], (4, 9), [100.0], ["4 of 9 compiler calls were ccache hits"]),
+        (
+            [({"compile": 90.0, "package": 10.0}, True)],
+            (0, 0),
+            [100.0],
+            ["the number of ccache hits in that build is unknown"],
+        ),
         (
             [({"compile": 50.0}, False), ({"compile": 40.0}, True), ({"compile": 1.0}, True)],
             (0, 9),
             [90.0, 22.552, 45.104],
             [],
         ),
-        ([({"compile": 50.0}, False)], (9, 9), [], ["not every run", "answered 9 of 9"]),
-        ([({}, False), ({"compile": 50.0}, True)], (9, 9), [], ["not every run", "answered 9 of 9"]),
-        ([], (0, 0), [], ["not every run", "not known"]),
+        (
+            [({"compile": 50.0}, False)],
+            (9, 9),
+            [],
+            ["the record of its runs is incomplete", "9 of 9 compiler calls were ccache hits"],
+        ),
+        (
+            [({}, False), ({"compile": 50.0}, True)],
+            (9, 9),
+            [],
+            ["the record of its runs is incomplete", "9 of 9 compiler calls were ccache hits"],
+        ),
+        ([], (0, 0), [], ["the record of its runs is incomplete", "is unknown"]),
     ],
 )
 def test_the_benchmark_ignores_builds_answered_by_ccache(
@@ -729,7 +744,7 @@ def test_the_benchmark_ignores_builds_answered_by_ccache(
     assert len(printed_line) == len(notes)
     assert all(part in text for part, text in zip(notes, printed_line, strict=True))
     if len(runs) == 3:
-        assert found[0].note.startswith("compile 90 s; in 2 runs; ccache answered 0 of 9")
+        assert found[0].note.startswith("compile 90 s; in 2 runs; 0 of 9 compiler calls were ccache hits")
 
 
 def test_gcc_accepts_the_command_line_of_the_benchmark(tmp_path: Path) -> None:
