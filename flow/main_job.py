@@ -141,7 +141,7 @@ def ready_workbench(config: Config, *, task: str = "./inv shell") -> None:
 
 
 def open_shell(config: Config, folder: Path, *, command: str, native_compiler: bool, as_root: bool) -> int:
-    """Open a shell in the workbench; its exit status."""
+    """Open a shell in the workbench and return its exit status."""
     shell.require_folder(folder)  # first, because making the workbench takes minutes
     ready_workbench(config)
     return shell.open_shell(

@@ -16,7 +16,6 @@ native tools replace programs that do not depend on the target CPU (images/hooks
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import subprocess
@@ -430,13 +429,3 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
         found=f"{found} (whole log: {log})",
         fix="read the log; ./inv doctor checks what this step relies on",
     )
-
-
-def foreign_spec(spec: RootSpec) -> bool:
-    """Whether the root is for another architecture than this PC's."""
-    return spec.architecture != host_architecture()
-
-
-def with_tools(spec: RootSpec, tools: Path | None) -> RootSpec:
-    """The same root, configured with other native tools (None: emulated)."""
-    return dataclasses.replace(spec, native_tools=tools)

@@ -120,7 +120,7 @@ def ganesha_configuration(
         if set(str(folder)) & set('"\\\n\r;?'):
             raise UserError(
                 "the NFS server cannot export this path",
-                expected="a path without quotes, backslashes, semicolons, question marks and line ends",
+                expected="a path without quotes, backslashes, semicolons, question marks or line breaks",
                 found=repr(str(folder)),
                 fix="export the tree to another folder",
             )

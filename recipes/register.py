@@ -1,4 +1,4 @@
-"""Make a library that is installed in a folder of its own known to the target root."""
+"""Register a library that is installed in its own folder with the target root."""
 
 from __future__ import annotations
 

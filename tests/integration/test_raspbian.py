@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -306,7 +306,7 @@ def small_root(real: Real, config: Config, folder: Path) -> Path:
     with Context(config) as context:
         spec = roots.root_spec(context, "small", packages, mirror, (context.target,))
     tar = folder / "root.tar"
-    rootfs.build_tar(rootfs.with_tools(spec, real.tools), tar, folder / "log")
+    rootfs.build_tar(replace(spec, native_tools=real.tools), tar, folder / "log")
     return tar
 
 

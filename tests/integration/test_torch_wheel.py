@@ -843,7 +843,7 @@ def test_torch_imports_with_only_python_and_numpy(
         packages = ("python3", "python3-numpy", "python3-pip")
         spec = roots.root_spec(context, "bare", packages, mirror, (context.target,))
         tar = context.root / "bare.tar"
-        rootfs.build_tar(rootfs.with_tools(spec, context.tools), tar, context.log("bare"))
+        rootfs.build_tar(dataclasses.replace(spec, native_tools=context.tools), tar, context.log("bare"))
         loaded = load_root(context, "bare", tar, context.target)
         done = run_in(
             client,

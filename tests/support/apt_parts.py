@@ -1,4 +1,4 @@
-"""A small archive that is signed and served here, and a proxy that counts, for the tests of apt."""
+"""A small signed archive, served locally, and a proxy that counts requests, for the apt tests."""
 
 from __future__ import annotations
 

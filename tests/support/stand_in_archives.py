@@ -1,4 +1,4 @@
-"""Archives of packages that are made here, signed by keys that are thrown away, in the place of those of the world.
+"""Package archives that are created locally and signed with temporary keys, used instead of the public archives.
 
 A flavour's archives are data, so a test gives the data another address and key, and nothing else: what is run is the
 project's own code, this PC's apt and dpkg.
@@ -176,7 +176,7 @@ def _change(data: Path, **values: str | list[str]) -> None:
 
 
 def versions(packages: Iterable[Path | str]) -> dict[str, str]:
-    """Packages by name and architecture → version, of files named as in an archive."""
+    """Map (name, architecture) to version for package files named as in an archive."""
     found = {}
     for name in packages:
         package, version, architecture = Path(name).name.removesuffix(".deb").split("_")

@@ -8,7 +8,7 @@
 
 namespace qpu::compiler {
 
-// Gives source and target of moves one register if their live ranges do not interfere. Then removes moves, blocks and
+// Assigns source and target of a move to one register if their live ranges do not interfere. Then removes moves, blocks and
 // register numbers that are no longer used.
 //
 // A register that is written in several blocks must be the result of phi elimination: it is live only into blocks that
