@@ -227,7 +227,7 @@ def test_an_index_without_the_required_origin_is_refused(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world.raspberrypi, "origin", "")
-    with world.serving(), pytest.raises(MirrorPocketUnusable, match="printed from other archives") as caught:
+    with world.serving(), pytest.raises(MirrorPocketUnusable, match="cannot be distinguished") as caught:
         ran(config_for(tmp_path, flavour="debian", kernel="raspberrypi"), "mirror")
     assert "names its origin" in caught.value.expected
 
