@@ -30,13 +30,17 @@ def render(document: dict[str, Any]) -> str:
     if "wheel_sha256" in document:
         device += f", the wheel of SHA-256 {document['wheel_sha256'][:16]}"
     lines = [
-        f"Taken {document['date'][:10]} on {device}. The limit is {speed['limit_gb_s']:.0f} GB/s, by the "
-        f"{speed['limit_from']}. Times are medians in µs; the candidates of a row were measured alternately.",
+        _paragraph(
+            f"Taken {document['date'][:10]} on {device}. The limit is {speed['limit_gb_s']:.0f} GB/s, by the "
+            f"{speed['limit_from']}. Times are medians in µs; the candidates of a row were measured alternately."
+        ),
         "",
-        f"Tests: {tests['tests'] - tests['skipped']} passed, {_skipped(tests)}. compute-sanitizer checked a selection "
-        "of them (`SANITIZED` in `on_gpu.py`): "
-        + "; ".join(_watched(tool, item, tests["tests"]) for tool, item in document["sanitizer"].items())
-        + ".",
+        _paragraph(
+            f"Tests: {tests['tests'] - tests['skipped']} passed, {_skipped(tests)}. compute-sanitizer checked a "
+            "selection of them (`SANITIZED` in `on_gpu.py`): "
+            + "; ".join(_watched(tool, item, tests["tests"]) for tool, item in document["sanitizer"].items())
+            + "."
+        ),
         "",
         *_launches(_chosen(speed, "launch")),
         *_table("Elementwise", _chosen(speed, "add2", "axpy", "exp")),
@@ -64,6 +68,11 @@ def render(document: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _paragraph(text: str) -> str:
+    """Markdown prose, broken into lines of less than 100 characters."""
+    return textwrap.fill(text, 99, break_long_words=False, break_on_hyphens=False)
 
 
 def _skipped(tests: dict[str, Any]) -> str:

@@ -459,7 +459,7 @@ def test_the_recorded_trace_has_all_twenty_kernels(tool: ModuleType) -> None:
 def test_an_invalid_timeline_is_refused(tool: ModuleType, text: str, tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"timeline\.json (is no trace|has an event that is nowhere)"):
+    with pytest.raises(ValueError, match=r"timeline\.json (is not a trace|has an event that is nowhere)"):
         tool.kernels_of(path)
 
 
