@@ -59,7 +59,7 @@ def require_checkable(architecture: str, *, check: bool, torch: Sequence[str]) -
             f"a wheel for {architecture} cannot be tested on this machine",
             expected=f"a wheel for {here}, or neither --check nor --torch",
             found=f"--architecture={architecture}",
-            fix="omit these options; recipes/cuda_ops/on_gpu.py runs the tests on a machine with such a GPU",
+            fix="omit these options; benchmarks/cuda/on_gpu.py runs the tests on a machine with such a GPU",
         )
 
 

@@ -1,6 +1,5 @@
 """The wheel of CUDA operators: add2, exp, axpy, softmax, matvec, for every torch from 2.10 on.
 
 ``build.py`` builds it in a container and ``audit.py`` checks it; ``timing.py`` runs its timing tool. ``setup.py``
-builds it anywhere. ``on_gpu.py`` and ``speed.py`` run on a machine with a GPU and import nothing else from this
-repository.
+builds it anywhere.
 """

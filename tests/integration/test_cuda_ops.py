@@ -23,11 +23,12 @@ from machine import needs_the_machine
 from packaging.version import Version
 from wheel_parts import EM_AARCH64, EM_X86_64, elf, make_wheel
 
+from benchmarks.cuda import figures
 from flow import cuda_checks as native
 from flow import cuda_job, native_environment, native_job
 from flow import cuda_timing as timing
 from recipes import recipe
-from recipes.cuda_ops import audit, figures, toolkit
+from recipes.cuda_ops import audit, toolkit
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import (
@@ -510,7 +511,7 @@ def test_invalid_inputs_are_refused(tool: ModuleType, text: str) -> None:
 def test_the_page_shows_the_recorded_figures() -> None:
     document = json.loads(figures.DATA.read_text())
     page = figures.PAGE.read_text()
-    assert figures.page_with(page, document) == page, "run: python -m recipes.cuda_ops.figures"
+    assert figures.page_with(page, document) == page, "run: python -m benchmarks.cuda.figures"
     assert document["tests"]["failures"] == document["tests"]["errors"] == 0
     assert all(item["status"] == 0 for item in document["sanitizer"].values())
 
@@ -520,8 +521,8 @@ def test_the_figures_list_skipped_and_sanitized_tests() -> None:
     skips = [f"SKIPPED [{count}] tests/a.py:1{count}: no {what}" for count, what in ((2, "GPU: none"), (3, "toolkit"))]
     watched = {"memcheck": {"summary": "ERROR SUMMARY: 0 errors", "tests": "1 failed, 7 passed, 12 deselected in 2s"}}
     counts = {"tests": 20, "skipped": 5, "skips": skips}
-    text = figures.render({**document, "tests": counts, "sanitizer": watched})
+    text = " ".join(figures.render({**document, "tests": counts, "sanitizer": watched}).split())
     assert "Tests: 15 passed, 5 skipped (2: no GPU: none; 3: no toolkit). " in text
     assert "a selection of them (`SANITIZED` in `on_gpu.py`): memcheck, 8 of 20: error summary: 0 errors." in text
-    text = figures.render({**document, "tests": {**counts, "skipped": 0, "skips": []}})
+    text = " ".join(figures.render({**document, "tests": {**counts, "skipped": 0, "skips": []}}).split())
     assert "20 passed, 0 skipped. compute" in text

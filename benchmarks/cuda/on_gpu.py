@@ -2,8 +2,8 @@
 
 ::
 
-    python3 recipes/cuda_ops/on_gpu.py --wheel PATH --out FOLDER      # a wheel built by ./inv build-cuda-wheel
-    python3 recipes/cuda_ops/on_gpu.py --build 90+PTX --out FOLDER    # or build it here with the local CUDA toolkit
+    python3 benchmarks/cuda/on_gpu.py --wheel PATH --out FOLDER      # a wheel built by ./inv build-cuda-wheel
+    python3 benchmarks/cuda/on_gpu.py --build 90+PTX --out FOLDER    # or build it here with the local CUDA toolkit
 
 It requires torch with CUDA, numpy and pytest; CuPy, matplotlib and compute-sanitizer are used if they are installed. It
 installs the wheel into a separate folder, runs the tests, the tests again under compute-sanitizer, the speed
@@ -28,8 +28,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-TESTS = HERE.parent.parent / "tests" / "cuda" / "test_cuda_ops.py"
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "cuda_ops"
+TESTS = ROOT / "tests" / "cuda" / "test_cuda_ops.py"
 
 KERNELS = "softmax_in_any_layout or softmax_of_long_rows or matvec_cut"
 SANITIZED = {
@@ -74,9 +75,9 @@ def build(architectures: str, folder: Path, log: Path) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "cuda_ops"
         for name in ("csrc", "src"):
-            shutil.copytree(HERE / name, source / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+            shutil.copytree(RECIPE / name, source / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
         for name in ("setup.py", "pyproject.toml"):
-            shutil.copy2(HERE / name, source / name)
+            shutil.copy2(RECIPE / name, source / name)
         argv: list[str | Path] = [
             sys.executable,
             "-m",
@@ -189,7 +190,7 @@ def failed(part: dict[str, Any]) -> bool:
 def speed(out: Path, environment: dict[str, str]) -> dict[str, Any]:
     """Run speed.py in a separate process."""
     result = out / "speed.json"
-    argv: list[str | Path] = [sys.executable, HERE / "speed.py", result]
+    argv: list[str | Path] = [sys.executable, Path(__file__).with_name("speed.py"), result]
     status, output = run(argv, out / "speed.log", environment=environment, limit_s=400)
     print(output, flush=True)
     return {"status": status, **(json.loads(result.read_text()) if result.is_file() else {})}

@@ -1,6 +1,6 @@
 """Write the figures in docs/cuda.md from the JSON file that on_gpu.py wrote on a machine with a GPU.
 
-``python -m recipes.cuda_ops.figures [gpu.json]`` first copies the new file, if one is given, and then writes the tables
+``python -m benchmarks.cuda.figures [gpu.json]`` first copies the new file, if one is given, and then writes the tables
 of the page. A test checks that the page is up to date.
 """
 
