@@ -17,6 +17,7 @@
 #include "qpu/kernels.h"
 #include "runtime/executable.hpp"
 #include "tests/naive.hpp"
+#include "tests/support.hpp"
 #include "tutorial/add.hpp"
 #include "tutorial/gcd.hpp"
 #include "tutorial/heatmap.hpp"
@@ -222,8 +223,6 @@ Clocks clocksAt(int level, const std::vector<Work>& all) {
   return result;
 }
 
-// Contention for memory and DMA differs between the levels and changes the clocks by a few percent.
-constexpr double kContention = 1.05;
 // Full optimisation may cause contention that lower levels do not have.
 constexpr double kMoreContention = 1.25;
 
@@ -231,17 +230,24 @@ double times(const Clocks& x, const Clocks& y, std::size_t i) {
   return static_cast<double>(x[i]) / static_cast<double>(y[i]);
 }
 
+// With the default parameters of the model and at both ends of their ranges.
+const std::array<std::string, 3> kModels{"", "fast", "slow"};
+
 void compareLevels(const std::vector<Work>& all) {
-  const Clocks none = clocksAt(0, all), some = clocksAt(1, all), full = clocksAt(2, all);
-  double sum = 0;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    INFO(all[i].name << ": " << none[i] << ", " << some[i] << ", " << full[i] << " clocks at levels 0, 1, 2");
-    CHECK(times(some, none, i) <= kContention);
-    CHECK(times(full, none, i) <= kContention);
-    CHECK(times(full, some, i) <= kMoreContention);
-    sum += times(full, some, i);
+  for (const std::string& model : kModels) {
+    const test::Setting setting("QPU_MODEL", model);
+    const Clocks none = clocksAt(0, all), some = clocksAt(1, all), full = clocksAt(2, all);
+    double sum = 0;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      INFO(model << ' ' << all[i].name << ": " << none[i] << ", " << some[i] << ", " << full[i]
+                 << " clocks at levels 0, 1, 2");
+      CHECK(some[i] <= none[i]);
+      CHECK(full[i] <= none[i]);
+      if (model.empty()) CHECK(times(full, some, i) <= kMoreContention);
+      if (model.empty()) sum += times(full, some, i);
+    }
+    CHECK(sum <= static_cast<double>(all.size()) * 1.005);
   }
-  CHECK(sum <= static_cast<double>(all.size()) * 1.005);
 }
 
 }  // namespace
@@ -259,15 +265,21 @@ TEST_CASE("optimisation slows down no library kernel") {
 }
 
 TEST_CASE("optimisation keeps requests in flight") {
-  // Requests two vectors ahead, with almost no computation.
+  // Requests two vectors ahead, with almost no computation. With the slowest memory, 3 and 4 QPUs saturate it, and the
+  // order in which their requests arrive decides about a few percent.
   std::vector<Work> all;
   for (const int qpus : {1, 2, 3, 4})
     all.push_back({"QPUs: " + std::to_string(qpus), [qpus] { matrixVector(96, 10'000, qpus); }});
-  const Clocks none = clocksAt(0, all), some = clocksAt(1, all), full = clocksAt(2, all);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    INFO(all[i].name << ": " << none[i] << ", " << some[i] << ", " << full[i] << " clocks at levels 0, 1, 2");
-    CHECK(some[i] <= none[i]);
-    CHECK(full[i] <= none[i]);
+  for (const std::string& model : kModels) {
+    const test::Setting setting("QPU_MODEL", model);
+    const Clocks none = clocksAt(0, all), some = clocksAt(1, all), full = clocksAt(2, all);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      INFO(model << ' ' << all[i].name << ": " << none[i] << ", " << some[i] << ", " << full[i]
+                 << " clocks at levels 0, 1, 2");
+      const double margin = model == "slow" && i >= 2 ? 1.06 : 1;
+      CHECK(times(some, none, i) <= margin);
+      CHECK(times(full, none, i) <= margin);
+    }
   }
 }
 
