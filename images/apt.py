@@ -1,14 +1,13 @@
 """The apt mirror: its location and its verifiable pockets.
 
-A mirror may be stale: its signed index then names files that the mirror does not have (yet), and apt rightly
-refuses. Whether a pocket works is found out by doing what every later step does, a native ``apt-get update`` for
-the architectures in question, against that pocket alone and with directories of its own. A pocket that fails is
-taken by its other name, where the mirror has that and its index says that it is the same release (``stable`` may
-still be, or already, what ``trixie`` is not), or else left out; either with a warning that stays in the image's
-manifest, and under ``image.strict`` neither. The main pocket cannot be left out.
+A mirror may be out of date: its signed index then names files that the mirror does not have (yet), and apt rejects it.
+Each pocket is checked alone, with the command that every later step runs: a native ``apt-get update`` for the required
+architectures, in private directories. If that fails, the pocket is tried under its other name (``stable`` for
+``trixie``), provided that the index there is of the same release. Otherwise the pocket is left out. Both cases add a
+warning to the image's manifest; with ``image.strict`` both are errors. The main pocket cannot be left out.
 
-The verified package lists are kept. Later steps install from them, so all roots of one build see one state of the
-mirror, until ``build-image --update`` reads the indices again.
+The verified package lists are stored. Later steps install from them, so all roots of one build use the same state of
+the mirror, until ``build-image --update`` reads the indices again.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ _FETCHING = re.compile(r"^[EW]: (?:Failed to fetch \S+ *)?")
 """Prefix of apt's reasons for failed downloads."""
 
 _NEWER_KEY = (
-    "; where it is the archive's key that apt refuses, as Debian 13's does one that is signed by SHA-1 alone, put a "
-    "newer copy of it at {}"
+    "; if apt rejects the archive's key (Debian 13 rejects keys that are signed with SHA-1 only), put a newer copy of "
+    "the key at {}"
 )
 
 UNREACHABLE = re.compile(
@@ -114,7 +113,7 @@ class Verified:
 def host_mirrors() -> dict[str, str]:
     """URIs of the Debian mirrors that this host's own apt uses: keys ``main`` and ``security``, where found.
 
-    Of a list of mirrors, which lies on this host alone, it is the first; one that cannot be read here is none.
+    For a list of mirrors in a local file, this is the first mirror. A list that cannot be read here is ignored.
     """
     listed = output_of(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(LABEL)|$(ORIGIN)", "Created-By: Packages"]
@@ -133,9 +132,9 @@ def host_mirrors() -> dict[str, str]:
 
 
 def _first_mirror(uri: str) -> str:
-    """The mirror that a URI is of: the first in the list that ``mirror+file:/…`` names (apt-transport-mirror(1)).
+    """The mirror of a URI: for ``mirror+file:/…``, the first in that file's list (apt-transport-mirror(1)).
 
-    Nothing where the list is gone, or is fetched from elsewhere and may be another one tomorrow.
+    Empty if the file does not exist, or if the list is fetched over the network, because it may change.
     """
     scheme, _, path = uri.partition(":")
     if scheme.partition("+")[0] != "mirror":
@@ -152,7 +151,7 @@ def _first_mirror(uri: str) -> str:
 def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
     """All configured pockets, verified or not.
 
-    Nothing is fetched: keys that no package brings are in ``keyrings`` after ``fetch_keys``. Raises ConfigError when no
+    Nothing is fetched: ``fetch_keys`` stores keys that are not in a package in ``keyrings``. Raises ConfigError if no
     Debian mirror is known.
     """
     image = config.image
@@ -160,7 +159,7 @@ def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
     mirrors = _mirrors(config)
     made: list[Source] = []
     for flavour, architectures in _wanted(image):
-        keyring = flavour.keyring or _kept_keyring(flavour, keyrings)
+        keyring = flavour.keyring or _fetched_keyring(flavour, keyrings)
         for pocket in flavour.pockets:
             override = image.mirror.rstrip("/") if flavour.name == target.name else ""
             uri = mirrors.get(pocket.mirror) or override or pocket.mirror
@@ -190,18 +189,16 @@ def _mirrors(config: Config) -> dict[str, str]:
         fix = (
             "name one in invoke.yaml, or by INVOKE_IMAGE_MIRROR=http://HOST/debian"
             if debian_target
-            else "programs that run on this PC come from there: name one in /etc/apt/sources.list.d"
+            else "programs that run on this PC are installed from it: name one in /etc/apt/sources.list.d"
         )
-        raise ConfigError(
-            [f"image.mirror: no Debian mirror is set, and this host's apt uses none that could be taken over; {fix}"]
-        )
+        raise ConfigError([f"image.mirror: no Debian mirror is set, and this host's apt does not use one; {fix}"])
     derived = main + "-security" if main.endswith("/debian") else ""
     of_host = "" if debian_target and image.mirror else host.get("security", "")
     return {"main": main, "security": image.security_mirror.rstrip("/") or of_host or derived or main}
 
 
 def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
-    """Archives and their architectures. Every image uses Debian's, with any flavour (``for_root``)."""
+    """Archives and their architectures. Every image uses Debian's archive, whatever its flavour (``for_root``)."""
     both = tuple(dict.fromkeys((host_architecture().debian, image.architecture)))
     target = target_flavour(image)
     given = target.from_debian if image.kernel == "distribution" else ()
@@ -217,11 +214,11 @@ def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
 def for_root(
     sources: tuple[Source, ...], image: ImageConfig, architectures: tuple[str, ...], packages: Sequence[str]
 ) -> tuple[Source, ...]:
-    """Those that a root of these packages has them from; the first of its architectures is its own.
+    """The sources for a root with these packages; the root's own architecture is the first.
 
-    A root of the target's architecture alone is the target's: its distribution's, and another archive's where that has
-    one of the packages to give. All others run on this PC: they are Debian's, and so are the headers and libraries of
-    the target's among them, since apt wants one version of a package that several architectures share files of.
+    A root with only the target's architecture is for the target: it uses the target's distribution, and other archives
+    if they provide one of the packages. All other roots run on this PC and use Debian, also for headers and libraries
+    of the target: apt requires one version of a package if several architectures share its files.
     """
     of_the_target = architectures == (image.architecture,)
     own = image.flavour if of_the_target else "debian"
@@ -232,7 +229,7 @@ def for_root(
     return tuple(item for item in mine if set(item.architectures) & set(architectures))
 
 
-def _kept_keyring(flavour: Flavour, folder: Path) -> Path:
+def _fetched_keyring(flavour: Flavour, folder: Path) -> Path:
     return folder / f"{flavour.name}.gpg"
 
 
@@ -243,15 +240,15 @@ def fetch_keys(config: Config, keyrings: Path) -> None:
             continue
         if flavour.key is None:
             raise ValueError(f"flavour {flavour.name} has neither a keyring nor a key")
-        path = _kept_keyring(flavour, keyrings)
+        path = _fetched_keyring(flavour, keyrings)
         if not path.is_file() or _fingerprints(path) != {flavour.key.fingerprint}:
             fetch_key(flavour.key, path)
 
 
 def fetch_key(key: SigningKey, path: Path) -> None:
-    """Fetch an archive's signing key, check its fingerprint and keep it as a binary keyring.
+    """Fetch an archive's signing key, check its fingerprint and store it as a binary keyring.
 
-    Raises NetworkUnreachable, or SourceUnavailable when the key is not the pinned one.
+    Raises NetworkUnreachable, or SourceUnavailable if it is not the pinned key.
     """
     try:
         answer = requests.get(key.url, timeout=60)
@@ -269,10 +266,10 @@ def fetch_key(key: SigningKey, path: Path) -> None:
         found = _fingerprints(aside)
         if found != {key.fingerprint}:
             raise SourceUnavailable(
-                f"{key.url} does not hold the key that is pinned",
+                f"the key at {key.url} is not the pinned key",
                 expected=f"fingerprint {key.fingerprint}",
                 found=", ".join(sorted(found)) or "no key",
-                fix="do not go on before you know why; if the archive changed its key, update images/flavours/",
+                fix="find out why before you go on; if the archive has changed its key, update images/flavours/",
             )
 
 
@@ -301,8 +298,8 @@ def _fingerprints(keyring: Path) -> set[str]:
 def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: float = _UPDATE_LIMIT_S) -> Verified:
     """Update each pocket on its own; merge the lists of those that verify into ``folder``/lists.
 
-    A pocket that takes longer than ``limit_s`` fails. Raises MirrorPocketUnusable when a main pocket fails, or any
-    pocket under ``strict``; DiskFull where the lists cannot be stored.
+    A pocket that takes longer than ``limit_s`` fails. Raises MirrorPocketUnusable if a main pocket fails (with
+    ``strict``, any pocket), and DiskFull if the lists cannot be stored.
     """
     with files.room_for(_LISTS, folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -326,11 +323,11 @@ def _verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s:
                 good.append(source)
                 names[source.pocket.suite] = source.pocket.also
                 warnings.append(
-                    f"pocket {source.pocket.suite} of {source.uri} cannot be verified: {fault} (the same release's "
-                    f"signed index of {state} is whole, by the name {source.pocket.also}, and is taken)"
+                    f"pocket {source.pocket.suite} of {source.uri} cannot be verified: {fault} (the signed index "
+                    f"of {state} of the same release, under the name {source.pocket.also}, is used instead)"
                 )
                 continue
-            also_not = f"; nor by its other name, {source.pocket.also}: {why_not}" if why_not else ""
+            also_not = f"; nor under its other name, {source.pocket.also}: {why_not}" if why_not else ""
             text = (
                 f"pocket {source.pocket.suite} of {source.uri} cannot be verified and is left out: {fault}{also_not} "
                 f"(its updates are missing from the image)"
@@ -338,9 +335,9 @@ def _verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s:
             if strict or source.pocket.name in ("main", "raspberrypi"):
                 raise MirrorPocketUnusable(
                     f"pocket {source.pocket.suite} of {source.uri} cannot be verified",
-                    expected="a signed index whose files the mirror has",
+                    expected="a signed index, and all of its files on the mirror",
                     found=fault + also_not,
-                    fix="try again when the mirror has settled, or set image.mirror"
+                    fix="try again when the mirror has been updated, or set image.mirror"
                     + (_NEWER_KEY.format(source.keyring) if source.keyring_in_root else "")
                     + (" (image.strict makes this an error)" if strict else ""),
                 )
@@ -365,9 +362,10 @@ def _verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s:
 
 
 def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> tuple[str, str]:
-    """Update a pocket by its other name; the date of what is now in ``scratch``, as of the pocket's own, or why not.
+    """Update a pocket under its other name and store the lists in ``scratch`` under its own name.
 
-    Both are empty where it has none.
+    Returns the date of the index and the reason of a failure, one of them empty; both are empty if there is no other
+    name.
     """
     also = source.pocket.also
     if not also:
@@ -376,16 +374,16 @@ def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> tuple[s
     files.remove(scratch)
     if fault := _update(other, scratch, limit_s):
         return "", _FETCHING.sub("", fault)
-    said = _said(scratch)
+    fields = _release_fields(scratch)
     # The alias may already point to the next release.
-    if (codename := said.get("Codename", "a release without a name")) != source.pocket.suite:
-        return "", f"that is {codename} by now"
+    if (codename := fields.get("Codename", "a release without a name")) != source.pocket.suite:
+        return "", f"that is {codename} now"
     for path in [path for path in (scratch / "lists").iterdir() if path.is_file() and path.name != "lock"]:
         path.rename(path.with_name(path.name.replace(f"_dists_{also}_", f"_dists_{source.pocket.suite}_")))
-    return said.get("Date", "no date"), ""
+    return fields.get("Date", "no date"), ""
 
 
-def _said(scratch: Path) -> dict[str, str]:
+def _release_fields(scratch: Path) -> dict[str, str]:
     """Fields of the release index in ``scratch``."""
     release = next((path for path in sorted((scratch / "lists").iterdir()) if path.name.endswith("Release")), None)
     return dict(_FIELD.findall(release.read_text())) if release else {}
@@ -395,18 +393,18 @@ def _with_origin(source: Source, scratch: Path) -> Source:
     """Add the origin from the index in ``scratch``, if packages are distinguished by origin."""
     if not source.only:
         return source
-    if not (origin := _said(scratch).get("Origin", "")):
+    if not (origin := _release_fields(scratch).get("Origin", "")):
         raise MirrorPocketUnusable(
             f"packages from {source.uri} cannot be distinguished from those of other archives",
             expected=f"an index of {source.pocket.suite} that names its origin, as the archive's own does",
-            found="none that does",
-            fix="take the archive itself, or a mirror that copies it as it is",
+            found="an index without an origin",
+            fix="use the archive itself, or a mirror that is an exact copy",
         )
     return dataclasses.replace(source, origin=origin)
 
 
 def _update(source: Source, scratch: Path, limit_s: float) -> str:
-    """Run ``apt-get update`` for one source in directories of its own; what went wrong, or an empty string.
+    """Run ``apt-get update`` for one source in private directories. Returns the reason of a failure, or "".
 
     Raises DiskFull.
     """
@@ -415,13 +413,13 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
     (scratch / "status").touch()
     (scratch / "sources.list").write_text(source.line + "\n")
     words = [*_apart(scratch), "-o", f"APT::Architecture={source.architectures[0]}"]
-    words += ["-o", "pkgCacheFile::Generate=false"]  # nobody asks these lists for a package: others will, merged
+    words += ["-o", "pkgCacheFile::Generate=false"]  # packages are looked up in the merged lists only
     words += [word for name in source.architectures for word in ("-o", f"APT::Architectures::={name}")]
     try:
         with files.least_room(scratch) as least:
             done = run(["apt-get", "update", *words], limit_s=limit_s, env=build_environment(), check=False)
     except CommandTimedOut as fault:
-        return f"apt-get update is {fault.found} after {limit_s:g} s"
+        return f"apt-get update: {fault.found} after {limit_s:g} s"
     except CommandFailed as fault:
         return fault.found
     complaints = [line for line in done.output.splitlines() if line.startswith(("E:", "W:"))]
@@ -433,7 +431,7 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
             raise DiskFull(
                 f"no room for {_LISTS}",
                 expected=f"free space at {scratch.parent}",
-                found=f"{least[0]} bytes free while apt-get update ran, which then said: {first}",
+                found=f"{least[0]} bytes free while apt-get update ran, which reported: {first}",
                 fix="free some space there, or point build.folder in invoke.yaml at a larger disk",
             )
         return first
@@ -451,12 +449,12 @@ def download(
     essential: bool = True,
     without: Sequence[str] = (),
 ) -> list[Path]:
-    """Fetch packages and what they need into a folder, as the root that they are for is going to; the packages' files.
+    """Fetch the packages of a root, with their dependencies, into a folder. Returns the files.
 
-    The first architecture is the root's own. The ``essential`` ones are fetched too. Those named in ``without``, with
-    or without an architecture, stay where they are although others depend on them, and so does what only they need.
-    What this PC's apt is configured to plays no part, as it plays none in that root. What lies there already is not
-    fetched again. Raises CommandFailed with apt's last words, all of which ``log`` receives, or CommandTimedOut.
+    The first architecture is the root's own. With ``essential``, essential packages are fetched too. Packages named in
+    ``without`` (with or without an architecture) are not fetched although others depend on them, nor are dependencies
+    that only they have. The configuration of this PC's apt has no effect. Files that are in the folder already are not
+    fetched again. Raises CommandTimedOut, or CommandFailed with the end of apt's output, which is written to ``log``.
     """
     archives.mkdir(parents=True, exist_ok=True)
     (archives / "partial").mkdir(exist_ok=True)
@@ -480,11 +478,11 @@ def download(
             *(("APT::Architectures::", name) for name in architectures),
             ("APT::Install-Recommends", "false"),
             ("APT::Default-Release", ""),
-            ("pkgCacheGen::ForceEssential", ","),  # apt would count itself among the essential ones
+            ("pkgCacheGen::ForceEssential", ","),  # otherwise apt counts itself as essential
             ("Dir::Etc::preferences", "/dev/null"),
             ("Dir::Etc::preferencesparts", scratch / "etc/preferences.d"),
             ("Acquire::Retries", "3"),
-            ("Debug::NoLocking", "true"),  # the lists are read by others too
+            ("Debug::NoLocking", "true"),  # other tasks read the lists, too
             ("Debug::pkgDPkgPM", "true"),
             ("APT::Immediate-Configure", "false"),
             ("DPkg::Use-Pty", "false"),
@@ -506,7 +504,7 @@ def _installed(name: str, architecture: str) -> str:
         ("Architecture", other or architecture),
         ("Version", "9999"),
         ("Maintainer", "nobody"),
-        ("Description", "not wanted"),
+        ("Description", "not needed"),
     )
     return "".join(f"{field}: {value}\n" for field, value in fields) + "\n"
 
@@ -529,8 +527,8 @@ def _apart(scratch: Path) -> list[str]:
 def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder: Path, log: Path) -> None:
     """Fetch a source package's files into ``folder``; apt verifies them by the archive's signature.
 
-    Pockets that cannot be read are asked by their other names, as ``verify`` does; which package it is, the caller
-    knows. Raises SourceUnavailable with apt's first complaint.
+    Pockets that cannot be read are tried under their other names, as in ``verify``; the version identifies the package.
+    Raises SourceUnavailable with apt's first error.
     """
     try:
         _fetch_source(sources, package, version, folder, log)
@@ -568,7 +566,7 @@ def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folde
             places = ", ".join(dict.fromkeys(source.uri for source in sources))
             raise SourceUnavailable(
                 f"the source package {package} {version} cannot be fetched",
-                expected=f"it in {places}",
+                expected=f"the package in {places}",
                 found=complaints[0] if complaints else fault.found,
                 fix="check the network and the mirror (image.mirror): it must carry source packages",
             ) from fault
@@ -580,9 +578,9 @@ def _source_line(source: Source) -> str:
 
 
 def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...], *, in_root: bool = False) -> str:
-    """sources.list for a root of these architectures; sources that have none of them are left out.
+    """sources.list for a root of these architectures; sources for other architectures are left out.
 
-    Keyrings are named as this PC's apt finds them or, ``in_root``, as the root's own does.
+    Keyrings have their paths on this PC or, with ``in_root``, their paths in the root.
     """
     lines = []
     for source in sources:
@@ -594,9 +592,9 @@ def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...], *,
 
 
 def preferences_text(sources: tuple[Source, ...]) -> str:
-    """What apt is to prefer in a root of these sources, in the format of its preferences; empty: nothing.
+    """Preferences of apt for a root of these sources; empty if there are none.
 
-    What an archive may give comes from there alone, whatever others have, and nothing else does.
+    The packages that a source may provide (``only``) are installed from that source, and no others are.
     """
     texts = []
     for origin, only in dict.fromkeys((item.origin, item.only) for item in sources if item.only):

@@ -1,10 +1,9 @@
 """Load a root filesystem and further layers into the engine as an image of the target platform.
 
-The engine's own import stamps the host's architecture on what it imports (dockerd 20.10 does so whatever platform
-is asked for). A *docker-archive* carries the image's configuration with it, so that is what is loaded: a
-``manifest.json``, the configuration, and each tar as a layer, byte for byte. With a fixed creation time the image id,
-which is the SHA-256 of the configuration, depends on nothing but the inputs. A large layer is loaded in a third of the
-time that ``ADD`` in a Dockerfile takes for it.
+The engine's import sets the host's architecture, whatever platform is requested (dockerd 20.10). A *docker-archive*
+contains the image's configuration, so that is loaded instead: a ``manifest.json``, the configuration, and each tar as a
+layer, unchanged. With a fixed creation time the image ID, which is the SHA-256 of the configuration, depends on the
+inputs only. Loading a large layer takes a third of the time of ``ADD`` in a Dockerfile.
 
 Format: docker image specification v1.2, "Combined Image JSON + Filesystem Changeset Format".
 """
@@ -100,7 +99,7 @@ def load(
             errors = [str(fault)]
     if errors:
         raise CommandFailed(
-            f"the engine does not load {reference}",
+            f"the engine cannot load {reference}",
             expected="a loaded image",
             found=" ".join(errors),
             fix="check the engine's free disk space and log: ./inv doctor",
@@ -111,7 +110,7 @@ def load(
 def takes_whole_images(client: docker.DockerClient) -> bool:
     """Whether an archive must contain every layer, as for containerd's image store (the default of Docker 29).
 
-    The engine's own storage drivers know by the configuration which layers they have, and do not look for them.
+    The engine's own storage drivers identify existing layers by the configuration and do not require their contents.
     """
     try:
         status = client.info().get("DriverStatus") or []
@@ -128,10 +127,10 @@ def verify(
         found = client.images.get(reference)
     except docker.errors.ImageNotFound as fault:
         raise CommandFailed(
-            f"the engine does not have {reference}, which it has just made",
+            f"{reference} is missing in the engine, which has just made it",
             expected="the image",
             found=str(fault.explanation),
-            fix="does another program remove images meanwhile? Run ./inv build-image again",
+            fix="another program may be removing images; stop it and run ./inv build-image again",
         ) from fault
     except ENGINE_ERRORS as fault:
         raise engine_lost(f"was asked for {reference}", fault) from fault
@@ -139,7 +138,7 @@ def verify(
     wanted = ("linux", architecture.oci_architecture, architecture.oci_variant)
     if seen != wanted or (image_id and found.id != image_id):
         raise PlatformMismatch(
-            f"{reference} is not the image it should be",
+            f"{reference} is not the expected image",
             expected=f"platform {'/'.join(filter(None, wanted))}" + (f", id {image_id}" if image_id else ""),
             found=f"platform {'/'.join(filter(None, seen))}, id {found.id}",
             fix="remove the image (docker rmi) and run ./inv build-image again",

@@ -4,15 +4,15 @@ A build spends much of its time in programs that only read and write text and st
 pkg-config, pip, Meson, Cython. Native ones of the same version write the same text, seven to fifteen times faster. They
 are mounted over the emulated ones, as the compiler is.
 
-Programs whose answers depend on the machine they are compiled for stay emulated: ``uname``, ``arch``, dpkg, perl, bash
-(``MACHTYPE``), and whatever prints words of the machine's width. CMake asks ``uname``, so it sees the target.
+Programs whose output depends on the machine that they are compiled for stay emulated: ``uname``, ``arch``, dpkg, perl,
+bash (``MACHTYPE``), and programs that print words of the machine's width. CMake calls ``uname``, so it sees the target.
 pkg-config gets the target's paths from the environment; only its variable ``pc_path`` still has those of this PC.
 
-pip, Meson and Cython are Python programs, the latter two of the project's own choice. In the place of the target's
-Python lies a small program (``stand_in/python.c``) that runs these three by a native Python which describes itself as
-the target's (``stand_in/as_target.py``), and everything else, the package's own build scripts, by the target's.
-``INSTALL`` puts it there; a container that does not run that command has the target's Python as it was. Cython that a
-``setup.py`` calls inside of its own process stays emulated.
+pip, Meson and Cython are Python programs; the project determines the versions of Meson and Cython. The target's Python
+is replaced by a small program (``stand_in/python.c``). It runs these three with a native Python that describes itself
+as the target's (``stand_in/as_target.py``), and everything else, such as the package's own build scripts, with the
+target's Python. ``INSTALL`` installs the replacement; containers that do not run that command have the target's Python.
+Cython that a ``setup.py`` calls within its own process stays emulated.
 """
 
 from __future__ import annotations

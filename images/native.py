@@ -1,26 +1,25 @@
 """The native compiler in an emulated container.
 
-In a container of the target's architecture every program runs under qemu-user, the compiler too, which makes it
-seven to ten times slower. GCC's cross compiler of the same version makes the same bytes, so here it is mounted over
-the emulated one: over each ``/usr/bin/TRIPLET-gcc-N`` file itself. Whatever calls the compiler, by whatever path,
-gets the native one: ``pip wheel``, make, CMake, a plain ``gcc``. Nothing enters an image; the mounts end with the
-container.
+In a container of the target's architecture every program runs under qemu-user, which makes the compiler seven to ten
+times slower. GCC's cross compiler of the same version writes the same bytes, so it is mounted over the emulated one,
+over each file ``/usr/bin/TRIPLET-gcc-N``. Every program that calls the compiler, by any path, gets the native one:
+``pip wheel``, make, CMake, a plain ``gcc``. Images do not change; the mounts end with the container.
 
-The parts, as a list of read-only mounts:
+The read-only mounts are:
 
-- the PC's dynamic loader and libraries at their multiarch paths, which collide with none of the target's;
-- ``cc1plus`` and the rest of the driver's programs at ``/usr/libexec/gcc-cross``;
-- a *farm* of links at ``/usr/lib/gcc-cross`` and ``/usr/TRIPLET``, where the cross compiler looks for headers and
-  start files: each link leads to the container's own file, so the compiler reads exactly what the emulated one does
-  (Debian's cross compiler has the sysroot ``/``, the C library's headers need no link);
+- the PC's dynamic loader and libraries at their multiarch paths, which differ from those of the target;
+- ``cc1plus`` and the other programs of the driver at ``/usr/libexec/gcc-cross``;
+- a *farm* of links at ``/usr/lib/gcc-cross`` and ``/usr/TRIPLET``, where the cross compiler searches for headers and
+  start files. Each link points to the container's file, so both compilers read the same files (Debian's cross compiler
+  has the sysroot ``/``; the C library's headers need no link);
 - the compiler's and binutils' programs over those of the same name.
 
-Objects and programs are the same, byte for byte. Only the intermediate data in ``-flto`` objects is not: it depends
-on the width of the compiler's own machine; what is linked from it is the same again.
+Objects and programs are the same, byte for byte. Only the intermediate data in ``-flto`` objects differs, because it
+depends on the width of the compiler's own machine; the linked programs are again the same.
 
-A distribution whose own compiler makes other code by default has no part in this (images.flavour, ``compiles_for``).
+This is not used for a distribution whose compiler generates other code by default (images.flavour, ``compiles_for``).
 
-The cross compiler does not search /usr/local/include by itself; the environment says so to it.
+The cross compiler does not search /usr/local/include by default; the environment adds it.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Mounts:
 def make_farm(folder: Path, dev_tar: Path, target: Architecture, suite: Suite) -> None:
     """Make the farm of links for the cross compiler in a dev root (``folder`` is replaced).
 
-    ``dev_tar`` is the root's tar: its member names say which headers there are to link to.
+    ``dev_tar`` is the root's tar; its members are the headers to link to.
     """
     gnu, gcc = target.gnu, suite.gcc
     gcc_folder = f"usr/lib/gcc/{gnu}/{gcc}"

@@ -117,14 +117,14 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
     except OSError as fault:
         seen = os.strerror(fault.errno or 0)
     except subprocess.TimeoutExpired as fault:
-        seen = f"a program of a few bytes that still ran after {fault.timeout:.0f} s"
+        seen = f"a program of a few bytes still ran after {fault.timeout:.0f} s"
     if seen:
         raise UserError(
             f"this host cannot execute {architecture.debian} programs",
             expected=f"qemu-{architecture.qemu} registered in binfmt_misc with flag F",
             found=seen,
             fix="./inv --set-up installs the emulator and registers it (as root, in a container with --privileged); "
-            "./inv doctor shows what is missing then",
+            "./inv doctor shows what is missing",
         )
 
 
@@ -284,7 +284,7 @@ def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
 
 
 def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """What matches any of these patterns: ``*`` is anything without a slash, ``**`` anything."""
+    """A regular expression for any of the patterns: ``*`` matches anything without a slash, ``**`` anything."""
     wild = {"*": "[^/]*", "**": ".*"}
     parts = (re.split(r"(\*+)", pattern) for pattern in patterns)
     return re.compile("|".join("".join(wild.get(part) or re.escape(part) for part in words) for words in parts))
@@ -295,7 +295,7 @@ def _require_root(spec: RootSpec) -> None:
 
 
 def _set_depmod_apart(tree: Path) -> None:
-    """Move kmod and its library to a folder of their own, out of what is bound into target roots."""
+    """Move kmod and its library to a separate folder, which is not bound into target roots."""
     apart = tree / "depmod"
     apart.mkdir()
     for path in [*tree.glob("usr/bin/kmod"), *tree.glob("usr/lib/*/libkmod.so*")]:
@@ -362,8 +362,8 @@ def _mmdebstrap(
             stack.callback(files.remove, named)
 
         def build(memory_mib: int) -> None:
-            # A mount namespace of its own: nothing that is mounted here can be left on the host. The tree is built in
-            # memory where that is plentiful: dpkg syncs a lot, and 32-bit programs cannot list every ext4 folder.
+            # A private mount namespace: no mount remains on the host. The tree is built in memory if there is enough:
+            # dpkg calls fsync often, and 32-bit programs cannot list every folder of ext4.
             apart = ["unshare", "--mount", "--propagation", "private", "--"]
             run(
                 [*apart, "sh", "-euc", _SCRATCH_SCRIPT, str(scratch), str(memory_mib), *words, str(named), "-"],
@@ -403,7 +403,7 @@ def _quoted(path: Path) -> str:
 
 
 def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str, expected: str) -> Exception:
-    """The error for what the log tells; ``summary`` and ``expected`` are those of a fault that is not known."""
+    """The error that the log shows; ``summary`` and ``expected`` are for errors that are not recognized."""
     text = log.read_text(errors="replace")
     if full := files.full_disk(text, f"the {spec.role} root", log.parent):
         return full
@@ -411,14 +411,14 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
     found = complaints[0][3:] if complaints else fault.found
     if apt.UNREACHABLE.search(text):
         return NetworkUnreachable(
-            f"the mirror does not give the packages of the {spec.role} root",
-            expected="every package that the verified lists name",
+            f"the packages of the {spec.role} root cannot be downloaded",
+            expected="all packages in the verified lists on the mirror",
             found=found,
-            fix="check the network; if the mirror has moved on since, run ./inv build-image --update",
+            fix="check the network; if the mirror has changed since, run ./inv build-image --update",
         )
     if missing := apt.UNKNOWN.search(text):
         return CommandFailed(
-            f"the {spec.role} root needs a package that the mirror does not have",
+            f"the mirror does not have a package of the {spec.role} root",
             expected=f"package {missing[1] or missing[2]} in {spec.suite} for {spec.architectures[0]}",
             found="no such package in the verified lists",
             fix="correct image.extra_packages (or image.suite) in invoke.yaml",
@@ -427,5 +427,5 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
         summary,
         expected=expected,
         found=f"{found} (whole log: {log})",
-        fix="read the log; ./inv doctor checks what this step relies on",
+        fix="read the log; ./inv doctor checks the requirements of this step",
     )

@@ -1,8 +1,7 @@
 """The system image: the root filesystem and one layer per recipe.
 
-The Dockerfile is rendered from a template, and rendering is a pure function of its arguments. Layers come as tars
-that ``ADD`` unpacks, the ones that change least first, so that a changed kernel costs one small layer. Only
-``ldconfig`` runs emulated.
+The Dockerfile is rendered from a template; the result depends on the arguments only. ``ADD`` unpacks the layers from
+tars. Layers that change rarely come first, so a changed kernel replaces one small layer. Only ``ldconfig`` is emulated.
 """
 
 from __future__ import annotations

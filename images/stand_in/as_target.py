@@ -1,10 +1,10 @@
 """Run a Python program natively, as the target's Python would run it: ``as_target.py PYTHON (SCRIPT | -m MODULE) …``.
 
-For programs that read and write text and start others. PYTHON is the path of the target's Python as it was called.
-What describes the machine (``os.uname``, ``sys.maxsize``, ``sysconfig``) describes the target; programs that are
-started by ``sys.executable`` get the target's Python. Modules are those of the target's Python, only compiled ones of
-the standard library are native. Compiled modules of other packages, which are the target's, are passed over for their
-source (Cython brings both). Byte code, which is the same for all machines, is kept in a folder of its own.
+For programs that read and write text and start others. PYTHON is the path by which the target's Python was called. The
+description of the machine (``os.uname``, ``sys.maxsize``, ``sysconfig``) is that of the target; programs that are
+started by ``sys.executable`` get the target's Python. Modules are those of the target's Python, except for compiled
+modules of the standard library, which are native. Compiled modules of other packages are for the target; their source
+is imported instead (Cython has both). Byte code, which is the same for all machines, is written to a separate folder.
 """
 
 import os
@@ -28,13 +28,13 @@ def _as_target(python: str) -> None:
     sys.prefix = sys.base_prefix = sys.exec_prefix = sys.base_exec_prefix = "/usr"
     compiled = [path for path in sys.path if path.startswith(_OWN) and path.endswith("/lib-dynload")]
     target = f"/usr/lib/{compiled[0].split('/')[-2]}"
-    # Without this script's own folder, which comes first.
+    # Without the first entry, which is the folder of this script.
     sys.path[:] = [path for path in sys.path[1:] if not path.startswith(_OWN)] + [target, *compiled]
     *others, of_folders = sys.path_hooks
     of_source = FileFinder.path_hook((SourceFileLoader, SOURCE_SUFFIXES))
     sys.path_hooks[:] = [*others, lambda path: (of_folders if path.startswith(_OWN) else of_source)(path)]
     sys.path_importer_cache.clear()
-    import site  # after the prefixes are set, which it reads when it is imported
+    import site  # reads the prefixes when it is imported
 
     site.main()
 

@@ -1,7 +1,7 @@
-/* In the place of the target's Python in a build container (images/build_tools.py): runs pip, Meson and Cython by a native
- * Python, through as_target.py, and everything else by the target's own.
+/* Replaces the target's Python in a build container (images/build_tools.py): runs pip, Meson and Cython with a native
+ * Python, through as_target.py, and everything else with the target's.
  *
- * It is a program of the target's, and no script: pip reads the header of sys.executable to learn which wheels fit.
+ * It is compiled for the target and is not a script: pip reads the header of sys.executable to find out which wheels fit.
  */
 #include <stdio.h>
 #include <stdlib.h>

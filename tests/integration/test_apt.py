@@ -1,4 +1,4 @@
-"""The apt mirror: pockets that verify, and the ways in which one does not. A real archive, signed and served here."""
+"""The apt mirror: valid and invalid pockets, on a real archive that is signed and served here."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_main_pocket_cannot_be_left_out(archive: Archive, tmp_path: Path) ->
 def test_an_index_that_does_not_fit_on_the_disk_is_a_full_disk(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strict: bool
 ) -> None:
-    """For lack of space apt says that the index cannot be fetched or verified."""
+    """If the disk is full, apt reports that the index cannot be fetched or verified."""
     noise = "".join(f" {os.urandom(32).hex()}\n" for _ in range(40_000))
     monkeypatch.setattr(apt_parts, "PACKAGES", apt_parts.PACKAGES.rstrip("\n") + "\n" + noise + "\n")
     archive.publish("large")
@@ -90,12 +90,12 @@ def test_an_index_that_does_not_fit_on_the_disk_is_a_full_disk(
         wanted = (archive.source("stone", uri, "main"), archive.source("large", uri, "updates"))
         with pytest.raises(DiskFull, match="no room for the mirror's package lists") as caught:
             apt.verify(wanted, disk / "mirror", strict=strict)
-        assert [path.name for path in (disk / "mirror").iterdir()] == [], "nothing is left"
+        assert [path.name for path in (disk / "mirror").iterdir()] == []
     assert "build.folder" in caught.value.fix
 
 
 def test_a_pocket_is_taken_by_its_other_name(archive: Archive, tmp_path: Path) -> None:
-    """A mirror that is brought up to date: the new index and the old files by one name, what was by the other."""
+    """During an update of the mirror: new index and old files under one name, the complete old state under the other."""
     archive.publish("solid", codename="stone")
     archive.make_stale("stone")
     try:
@@ -106,10 +106,10 @@ def test_a_pocket_is_taken_by_its_other_name(archive: Archive, tmp_path: Path) -
                 apt.verify(wanted, tmp_path / "strict", strict=True)
     finally:
         archive.publish("stone")
-    assert found.sources == wanted, "the image's own apt asks for the release's name, as ever"
-    assert found.names == {"stone": "solid"}, "for who asks the mirror itself"
+    assert found.sources == wanted, "apt in the image uses the name of the release"
+    assert found.names == {"stone": "solid"}
     (warning,) = found.warnings
-    assert "by the name solid" in warning
+    assert "under the name solid" in warning
     assert "01 Jan 2026" in warning
     lists = {path.name for path in (tmp_path / "lists").iterdir()}
     assert any(name.endswith("_dists_stone_InRelease") for name in lists)
@@ -138,7 +138,7 @@ def test_packages_come_from_a_pocket_under_its_other_name(archive: Archive, tmp_
 @pytest.mark.parametrize("fault", ["another release", "absent", "stale too"])
 def test_another_name_that_is_of_no_help(archive: Archive, tmp_path: Path, fault: str) -> None:
     also, why = {
-        "another release": ("sand", "that is sand by now"),
+        "another release": ("sand", "that is sand now"),
         "absent": ("nowhere", "does not have a Release file"),
         "stale too": ("solid", "File has unexpected size"),
     }[fault]
@@ -155,10 +155,10 @@ def test_another_name_that_is_of_no_help(archive: Archive, tmp_path: Path, fault
     finally:
         archive.publish("stone")
     for said in (str(caught.value.found), warning):
-        of_its_own, _, of_the_other = said.partition(f"; nor by its other name, {also}: ")
+        of_its_own, _, of_the_other = said.partition(f"; nor under its other name, {also}: ")
         assert "/dists/stone/" in of_its_own
         assert why in of_the_other
-        assert "Failed to fetch" not in of_the_other, "shortly"
+        assert "Failed to fetch" not in of_the_other
     assert "left out" in warning
     assert not (tmp_path / "lists").exists()
 
@@ -239,7 +239,7 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_proxy_is_used_however_it_is_named(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, scheme: str
 ) -> None:
-    """The mirror's host does not exist: without the proxy nothing could verify."""
+    """The mirror's host does not exist, so only requests through the proxy succeed."""
     without_proxies(monkeypatch)
     with served(archive.folder) as uri:
         proxy = Proxy(uri)
@@ -267,7 +267,7 @@ def test_hosts_in_no_proxy_are_asked_directly(
 def test_a_socks_proxy_is_taken_as_apt_knows_it(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody listens there; apt says so, and not that it does not know such a proxy."""
+    """Nothing listens on the port. apt reports that, and not an unknown kind of proxy."""
     without_proxies(monkeypatch)
     monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:1")
     with pytest.raises(MirrorPocketUnusable) as caught:
@@ -325,7 +325,7 @@ def test_the_host_s_own_mirror_is_the_default() -> None:
 def test_of_a_list_of_mirrors_the_first_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, text: str | None, found: str | None
 ) -> None:
-    """As Debian's cloud images have it: in an image there is no such list."""
+    """Debian's cloud images have such a list; images built here do not."""
     (tmp_path / "archive").mkdir()
     (tmp_path / "lists" / "partial").mkdir(parents=True)
     listed = tmp_path / "mirrors" / "debian.list"
@@ -363,7 +363,7 @@ def test_a_set_mirror_wins() -> None:
 
 
 def test_a_slash_at_a_mirrors_end_changes_nothing() -> None:
-    """The security pocket was looked for in the main archive, and left out."""
+    """The security pocket had been searched for in the main archive and left out."""
 
     def places(**image: str) -> list[str]:
         return [item.uri for item in apt.sources_for(load_config({"image": image}), Path("/nonexistent"))]
@@ -400,7 +400,7 @@ def test_packages_are_downloaded_once(archive: Archive, tmp_path: Path) -> None:
     assert [path.name for path in archives.glob("*.deb")] == ["hello_1.0_armhf.deb"]
     assert tree_fingerprint(lists) == before
     assert [path.name for path in archives.parent.iterdir()] == ["rootfs"]
-    # The archive is gone, and is not asked.
+    # The archive no longer exists and is not used.
     apt.download(found.sources, lists, ("armhf",), ["hello"], archives, tmp_path / "log")
 
 
@@ -461,9 +461,9 @@ def test_unavailable_packages_are_reported(archive: Archive, tmp_path: Path, mon
             source_date_epoch=0,
         )
         rootfs.download(spec, log)
-        assert "apt-get --yes" in log.read_text(), "the log is written where nothing failed too"
+        assert "apt-get --yes" in log.read_text(), "the log is also written on success"
         assert "hello" in log.read_text().partition("\n")[2]
-        with pytest.raises(CommandFailed, match="a package that the mirror does not have") as caught:
+        with pytest.raises(CommandFailed, match="the mirror does not have a package of the small root") as caught:
             rootfs.download(dataclasses.replace(spec, packages=("hello", "goodbye")), log)
         assert "package goodbye in stone for armhf" in caught.value.expected
         with pytest.raises(CommandFailed, match="fetching the packages of the small root failed") as caught:
@@ -472,7 +472,7 @@ def test_unavailable_packages_are_reported(archive: Archive, tmp_path: Path, mon
         assert "Version '2.0' for 'hello' was not found" in caught.value.found
         assert str(log) in caught.value.found
         assert "Version '2.0'" in log.read_text()
-        assert "goodbye" not in log.read_text(), "a log is of one run"
+        assert "goodbye" not in log.read_text(), "the log contains one run"
         with monkeypatch.context() as changed:
             changed.setattr(apt, "_UPDATE_LIMIT_S", 0.0001)
             with pytest.raises(CommandTimedOut):
@@ -491,7 +491,7 @@ def test_a_key_is_fetched_and_its_fingerprint_checked(archive: Archive, tmp_path
     with served(archive.folder) as uri:
         apt.fetch_key(SigningKey(url=f"{uri}/archive.asc", fingerprint=archive.fingerprint), tmp_path / "key.gpg")
         assert (tmp_path / "key.gpg").stat().st_size > 100
-        with pytest.raises(SourceUnavailable, match="not hold the key") as caught:
+        with pytest.raises(SourceUnavailable, match="is not the pinned key") as caught:
             apt.fetch_key(SigningKey(url=f"{uri}/archive.asc", fingerprint="0" * 40), tmp_path / "bad.gpg")
     assert archive.fingerprint in caught.value.found
     assert not (tmp_path / "bad.gpg").exists()
@@ -518,13 +518,13 @@ def test_naming_the_sources_fetches_no_key(
 
 
 def test_a_missing_debian_mirror_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Ubuntu, whose apt asks no mirror of Debian."""
+    """On Ubuntu, for example, apt uses no Debian mirror."""
     monkeypatch.setattr(apt, "host_mirrors", dict)
     with pytest.raises(ConfigError, match="INVOKE_IMAGE_MIRROR="):
         apt.sources_for(load_config({}), Path("/nonexistent"))
     with pytest.raises(ConfigError, match="/etc/apt/sources") as caught:
         apt.sources_for(load_config({"image": {"flavour": "raspbian"}}), Path("/nonexistent"))
-    assert "INVOKE_IMAGE_MIRROR" not in str(caught.value), "that is Raspbian's"
+    assert "INVOKE_IMAGE_MIRROR" not in str(caught.value), "that setting is for Raspbian's mirror"
 
 
 def test_raspbian_is_data() -> None:

@@ -1,4 +1,4 @@
-"""Raspbian, and the Raspberry Pi's own kernel: which archive gives what. Stand-ins of the archives are served here.
+"""Raspbian and the Raspberry Pi kernel: the archive of each package. Test archives are served here.
 
 The archives themselves are out of these tests' reach: what is run is the project's code, apt and dpkg on packages that
 are made here.
@@ -32,7 +32,7 @@ IMAGE = ImageConfig(flavour="raspbian")
 
 
 def of_the_target(version: str) -> list[Package]:
-    """What a target's root is made of, and what comes with a release: packages of nearly no content."""
+    """The packages of a target root and of a release, with hardly any content."""
     suite = load_suite(SUITE)
     roles = {name for role in ("base", "board", "bootable", "dev") for name in packages_for(role, IMAGE)}
     names = {*roles, *suite.torch_libraries, *suite.torch_python, "libc6", "linux-base", "debian-archive-keyring"}
@@ -45,7 +45,7 @@ def of_the_target(version: str) -> list[Package]:
 
 
 def of_python(version: str, architecture: str) -> list[Package]:
-    """A Python's headers, and the library that they belong to: of one version, whatever the architecture."""
+    """The headers of Python and its library, with the same version for all architectures."""
     python = load_suite(SUITE).python
     library = f"libpython{python}-stdlib"
     needs = {f"libpython{python}-dev": f"{library} (= {version}), libc6", library: "libc6"}
@@ -56,7 +56,7 @@ def of_python(version: str, architecture: str) -> list[Package]:
 
 
 def of_this_pc() -> list[Package]:
-    """Debian's tools for the PC that the tests run on."""
+    """Debian's tools for the PC that runs the tests."""
     roles = ("standing_in", "depmod", "compiler", "builder")
     names = {name for role in roles for name in packages_for(role, IMAGE) if not name.startswith("libpython")}
     return [
@@ -67,7 +67,7 @@ def of_this_pc() -> list[Package]:
 
 
 def kernel_of(board: str, architecture: str) -> list[Package]:
-    """A Raspberry Pi kernel, as their archive has it: a name that stays, and parts that carry a version."""
+    """A Raspberry Pi kernel as in its archive: a metapackage, and packages with the version in their names."""
     release = f"6.18.34+rpt-rpi-{board}"
     needs = {
         f"linux-image-rpi-{board}": f"linux-image-{release}",
@@ -90,7 +90,7 @@ def kernel_of_debian() -> list[Package]:
 
 
 def of_the_raspberry_pi() -> list[Package]:
-    """Its archive: kernels, firmware, and newer versions of packages that are the distribution's."""
+    """Its archive: kernels, firmware, and newer versions of the distribution's packages."""
     return [
         *kernel_of("v7", "armhf"),
         *kernel_of("v8", "arm64"),
@@ -112,20 +112,20 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         made.debian.add(*kernel_of_debian())
         for archive in (made.debian, made.raspbian):
             archive.add(Package(name="raspi-firmware", version="2:1", architecture="all"))
-            # Raspbian rebuilds packages without giving them versions of its own.
+            # Raspbian rebuilds packages without changing their versions.
             twin = {"usr/share/less/origin": f"{archive.origin:>20}".encode()}
             archive.add(Package(name="less", version=TWINS, files=twin))
         yield made
 
 
 def config_for(folder: Path, **image: object) -> Config:
-    """A configuration whose products are in a folder."""
+    """A configuration with its products in a folder."""
     settings = {"flavour": "raspbian", **image}
     return load_config({"image": settings, "build": {"folder": str(folder)}, "torch": {"wheelhouse": []}})
 
 
 def ran(config: Config, *names: str) -> Mapping[str, Manifest]:
-    """Run steps of the main job and what they need; their manifests."""
+    """Run steps of the main job with their prerequisites. Returns their manifests."""
     with Context(config) as context:
         pipeline = pipelines.main_job(context)
         wanted = set(names)
@@ -136,14 +136,14 @@ def ran(config: Config, *names: str) -> Mapping[str, Manifest]:
 
 
 def fetched(config: Config, role: str) -> dict[str, str]:
-    """What a step fetched: versions of packages."""
+    """Versions of the packages that a step has fetched."""
     folder = config.build_root / "archives" / f"{config.image.label}-{role}"
     return versions(folder.glob("*.deb"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files to their owners")
 def test_tools_are_debians_and_roots_are_raspbians(world: World, tmp_path: Path) -> None:
-    """Of a package whose files architectures share, apt takes one version alone."""
+    """Apt allows one version of a package if its architectures share files."""
     config = config_for(tmp_path, profile="container")
     with world.serving():
         made = ran(config, "tools", "archives")
@@ -234,7 +234,7 @@ def test_an_index_without_the_required_origin_is_refused(
 
 @pytest.mark.parametrize("archive", ["raspbian", "raspberrypi"])
 def test_a_rejected_archive_is_reported_with_its_key_path(world: World, tmp_path: Path, archive: str) -> None:
-    """The keys that these archives publish are older than what some versions of apt ask of keys."""
+    """The published keys of these archives do not meet the requirements of some versions of apt."""
     stand_in = {"raspbian": world.raspbian, "raspberrypi": world.raspberrypi}[archive]
     config = config_for(tmp_path, kernel="raspberrypi")
     with world.serving():
@@ -274,7 +274,7 @@ def test_only_pockets_that_the_root_is_made_of_are_missed(tmp_path: Path, monkey
 
 @dataclass(frozen=True)
 class Real:
-    """Archives whose Raspbian holds packages that work, and native tools for their configuring."""
+    """Archives with working packages in Raspbian, and native tools to configure them."""
 
     world: World
     tools: Path
@@ -282,7 +282,7 @@ class Real:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
-    """Debian's own packages of a small root are fetched, and get versions of Raspbian's form."""
+    """Debian's packages of a small root, with versions in Raspbian's format."""
     needs_the_machine()
     folder = tmp_path_factory.mktemp("real")
     config = config_for(folder / "debian", flavour="debian")
@@ -300,7 +300,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
 
 
 def small_root(real: Real, config: Config, folder: Path) -> Path:
-    """A root with the board's kernel, built by the project's code from the archives that are served; its tar."""
+    """The tar of a root with the board's kernel, built by the project's code from the served archives."""
     mirror = ran(config, "mirror")["mirror"]
     packages = ("apt", "linux-image-rpi-v7", "raspi-firmware")
     with Context(config) as context:
@@ -312,7 +312,7 @@ def small_root(real: Real, config: Config, folder: Path) -> Path:
 
 @pytest.mark.emulation
 def test_keys_in_a_root_do_not_depend_on_the_build_folder(real: Real, tmp_path: Path) -> None:
-    """Of one archive a package brings the keyring, newer than the key that was fetched; of the other none does."""
+    """One archive has a package with a keyring that is newer than the fetched key; the other does not."""
     place = "usr/share/keyrings/{}-archive-keyring.gpg"
     newer = real.world.raspbian.key.keyring.read_bytes() + real.world.debian.key.keyring.read_bytes()
     real.world.raspbian.add(

@@ -1,4 +1,4 @@
-"""Root filesystems: reproducible, and the same whether natives stand in for emulated programs or not."""
+"""Root filesystems are reproducible, and the same with and without native programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = ("ca-certificates", "python3", "python3-packaging")
 
 @pytest.fixture(scope="module")
 def spec(built: Built, product_config: Config) -> rootfs.RootSpec:
-    """A small root of the target, from the lists that the shared build verified."""
+    """A small target root, from the verified lists of the shared build."""
     with Context(product_config) as context:
         made = roots.root_spec(context, "small", SMALL, built.manifest("mirror"), (product_config.image.target,))
         return dataclasses.replace(made, overlays=roots.overlays(context))
@@ -46,7 +46,7 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
 ) -> None:
     with Context(product_config) as context:
         natively = dataclasses.replace(spec, native_tools=context.tools)
-    # A package of another list, left in the folder of archives, is not to be installed.
+    # A package in the folder of archives that is not in the list must not be installed.
     stray = next(
         path for path in (spec.archives.parent / spec.archives.name.replace("small", "tools")).glob("make_*.deb")
     )
@@ -55,7 +55,7 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
     fetched = rootfs.download(natively, tmp_path / "first.download.log")
     assert len(fetched) > 50
     assert all(re.fullmatch(r"[0-9a-f]{64}  [a-z0-9][^/ ]+_(armhf|all)\.deb", line) for line in fetched)
-    # What was fetched is installed as it was named; of a list that does not fit the files, apt is asked again.
+    # The recorded packages are installed; if the record does not match the files, apt is called again.
     unfit = (f"{'0' * 64}  {stray.name}",)
     second, other = (dataclasses.replace(natively, fetched=lines) for lines in (fetched, unfit))
     digests = {}
@@ -101,7 +101,7 @@ def test_documentation_comes_where_it_is_asked_for(
 
 
 def test_tests_are_left_out_and_modules_are_compiled(built: Built) -> None:
-    """Sources that a package names and that are not there would be faults for py3compile, were it not printed."""
+    """py3compile would report files that a package lists and that do not exist."""
     with tarfile.open(built.manifest("rootfs").artefact(".tar").path, "r:") as archive:
         modules = {item.name for item in archive if item.isreg() and item.name.endswith((".py", ".pyc"))}
     packages = "./usr/lib/python3/dist-packages"
@@ -115,7 +115,7 @@ def test_tests_are_left_out_and_modules_are_compiled(built: Built) -> None:
 
 
 def checked_by_hash(archive: tarfile.TarFile) -> list[str]:
-    """Byte code whose header does not hold its source's time stamp and size, among some hundred files."""
+    """Byte code files without the time stamp and size of their source; checks that there are some hundred files."""
     members = {item.name: item for item in archive if item.isreg()}
     compiled = [name for name in members if name.endswith(".pyc")]
     assert len(compiled) > 100
@@ -125,7 +125,7 @@ def checked_by_hash(archive: tarfile.TarFile) -> list[str]:
         assert content is not None
         folder, _, file = name.rpartition("/__pycache__/")
         source = members.get(f"{folder}/{file.partition('.')[0]}.py")
-        if source is None:  # a link: what it points at has byte code of its own name
+        if source is None:  # a link; its target has byte code under its own name
             continue
         if struct.unpack("<III", content.read(16)[4:]) != (0, int(source.mtime), source.size):
             found.append(name)
@@ -141,14 +141,14 @@ def test_byte_code_is_dated_where_it_is_of_the_source_beside_it(tmp_path: Path) 
         os.utime(source, (seconds, seconds))
     (tmp_path / "other.py").write_text("NAME = 'else'\n")
     (tmp_path / "__pycache__" / f"gone.{sys.implementation.cache_tag}.pyc").write_bytes(b"short")
-    # Made by another version of Python, which keys the hash by another number.
+    # Written by another version of Python, with another key of the hash.
     source, foreign = tmp_path / "foreign.py", tmp_path / "__pycache__" / "foreign.cpython-999.pyc"
     source.write_text("NAME = 1\n")
     os.utime(source, (1000, 1000))
     foreign.write_bytes(struct.pack("<II", 999, 3) + _imp.source_hash(999, source.read_bytes()))
     script = rootfs.HERE / "hooks" / "date-byte-code"
     done = subprocess.run([script, tmp_path, "5000"], check=True, capture_output=True, text=True)
-    assert done.stdout == "3 files of byte code dated\n"
+    assert done.stdout == "3 byte code files changed\n"
 
     def header(name: str) -> tuple[int, ...]:
         compiled = Path(importlib.util.cache_from_source(str(tmp_path / f"{name}.py")))
@@ -170,7 +170,7 @@ def test_byte_code_is_dated_where_it_is_of_the_source_beside_it(tmp_path: Path) 
 
 
 def test_a_damaged_package_is_reported_with_its_fix(tmp_path: Path) -> None:
-    """By either program of the pipe: one that is no package, and one whose end is missing."""
+    """Both programs of the pipe detect it: a file that is not a package, and a truncated package."""
     (tmp_path / "whole/DEBIAN").mkdir(parents=True)
     (tmp_path / "whole/DEBIAN/control").write_text(
         "Package: whole\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
@@ -191,7 +191,7 @@ def test_a_damaged_package_is_reported_with_its_fix(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:
-    """And not as a damaged package, which dpkg-deb's and tar's statuses speak of as well."""
+    """Not as a damaged package, which leads to the same statuses of dpkg-deb and tar."""
     (tmp_path / "large/DEBIAN").mkdir(parents=True)
     (tmp_path / "large/DEBIAN/control").write_text(
         "Package: large\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
@@ -222,7 +222,7 @@ def test_a_full_disk_under_the_builder_image_is_reported(tmp_path: Path) -> None
 def test_a_root_larger_than_memory_is_built_on_disk(
     built: Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With many image.extra_packages, say. The memory that is set apart is made small here."""
+    """For example with many image.extra_packages. The limit of memory is reduced here."""
     printed: list[str] = []
     monkeypatch.setattr(progress, "warn", printed.append)
     monkeypatch.setattr(rootfs, "_MEMORY_FOR_TREE_MIB", 8)
@@ -245,7 +245,7 @@ def test_the_builder_image_has_no_unused_files(tmp_path: Path) -> None:
         *("usr/bin/cmake", "usr/bin/arm-linux-gnueabihf-g++", "usr/libexec/gcc-cross/arm-linux-gnueabihf/14/cc1plus"),
         *("usr/share/cmake-3.31/Modules/FindThreads.cmake", "usr/lib/python3.13/sysconfig/__init__.py"),
         *("usr/lib/python3.13/_sysconfigdata__arm-linux-gnueabihf.py", "usr/lib/arm-linux-gnueabihf/libc.so.6"),
-        # Names that are like those of what is left out.
+        # Names that resemble those of excluded files.
         *("usr/lib/python3/dist-packages/library/artisan.py", "usr/lib/python3.13/test/libregrtest/tsan.py"),
         *("usr/lib/python3.13/tools/config-x.py", "usr/lib/arm-linux-gnueabihf/libpartisan.so.1"),
     }
@@ -272,7 +272,7 @@ def test_the_builder_image_has_no_unused_files(tmp_path: Path) -> None:
         "lib": "usr/lib",
     }
     assert members["tmp"].mode == members["var/tmp"].mode == 0o1777
-    # The tools' Python was called meanwhile.
+    # The Python of the tools has been called.
     cache = tools / "usr/lib/python3.13/sysconfig/__pycache__"
     cache.mkdir()
     (cache / "__init__.cpython-313.pyc").write_text("x")
@@ -293,7 +293,7 @@ def test_an_unknown_package_is_named(spec: rootfs.RootSpec, tmp_path: Path) -> N
 
 
 def test_an_unreachable_mirror_is_reported(spec: rootfs.RootSpec, tmp_path: Path) -> None:
-    """The lists are there, but the mirror no longer answers: packages that are not kept cannot be had."""
+    """The lists exist, but the mirror no longer responds, so packages that are not stored cannot be fetched."""
     gone = tuple(dataclasses.replace(item, uri="http://127.0.0.1:1/debian") for item in spec.sources)
     lists = tmp_path / "lists"
     lists.mkdir()
@@ -313,7 +313,7 @@ def test_foreign_programs_that_do_not_run_are_explained(tmp_path: Path) -> None:
     program.chmod(0o755)
     rootfs.require_execution(ARCHITECTURES["armhf"], program)
     other = bytearray(probe.elf())
-    other[18:20] = (0xFE, 0xED)  # a machine that no kernel knows
+    other[18:20] = (0xFE, 0xED)  # an unknown machine
     program.write_bytes(other)
     with pytest.raises(UserError, match="cannot execute armhf programs") as caught:
         rootfs.require_execution(ARCHITECTURES["armhf"], program)

@@ -1,6 +1,6 @@
-"""How torch's compile ends when it is broken off, on real parts: the container, ninja, the cross compiler and linker.
+"""Interruptions of torch's compilation, with the real container, ninja, cross compiler and linker.
 
-The sources are small ones; what they lie in, and who drives ninja, is torch's own builder.
+The sources are small; the code under test is torch's builder.
 """
 
 from __future__ import annotations

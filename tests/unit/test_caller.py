@@ -15,9 +15,9 @@ import pytest
 from toolchain import caller
 from toolchain.config import ROOT
 
-# Each task ends where it calls its one function: that tells the paths it was given. In a process of its own, since
-# tasks.py takes the INVOKE_* variables out of the environment.
-TELL = """
+# The function that each task calls is replaced: it prints the paths. A separate process, because tasks.py removes the
+# INVOKE_* variables from the environment.
+PRINT_PATHS = """
 import json, sys
 from invoke.context import Context
 import tasks
@@ -38,9 +38,9 @@ print(json.dumps(printed))
 
 
 def paths(here: Path, task: str, **options: object) -> list[str]:
-    """What a task hands on, called from a folder."""
+    """The arguments that a task passes on when it is called from a folder."""
     env = {**os.environ, "PITORCH_CALLER_CWD": str(here)}
-    argv = [sys.executable, "-c", TELL, task, json.dumps(options)]
+    argv = [sys.executable, "-c", PRINT_PATHS, task, json.dumps(options)]
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=300)
     return list(json.loads(done.stdout))
 
@@ -74,7 +74,7 @@ def test_no_task_takes_a_path_past_that() -> None:
 
 @pytest.fixture
 def typed() -> Iterator[None]:
-    """What a test says was typed is forgotten after it."""
+    """Reset the recorded command line after each test."""
     yield
     caller.remember([], [])
 
@@ -106,7 +106,7 @@ def test_what_was_typed_is_repeated_as_root_with_what_was_set(monkeypatch: pytes
 def test_from_another_folder_the_script_is_named_by_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: None
 ) -> None:
-    """Paths among the words are from there."""
+    """Paths in the words are relative to that folder."""
     monkeypatch.setenv("PITORCH_CALLER_CWD", str(tmp_path))
     caller.remember(["export-nfsroot", "--folder=a"], [])
     assert caller.as_root("./inv TASK") == f"sudo {ROOT / 'inv'} export-nfsroot --folder=a"

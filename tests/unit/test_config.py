@@ -1,4 +1,4 @@
-"""The configuration: what is refused and with which words, and how Invoke's own hierarchy reaches it."""
+"""The configuration: invalid values and their messages, and the hierarchy of Invoke's configuration."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ namespace.configure(defaults(os.environ))
 def invoke(
     folder: Path, *options: str, yaml: str = "", environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Real Invoke in a folder of its own, with a tasks.py that prints the configuration as JSON."""
+    """Real Invoke in a separate folder, with a tasks.py that prints the configuration as JSON."""
     (folder / "tasks.py").write_text(TASKS)
     if yaml:
         (folder / "invoke.yaml").write_text(yaml)
@@ -64,7 +64,7 @@ def shown(folder: Path, *options: str, yaml: str = "", **environment: str) -> di
 
 
 def fault_of(tree: dict[str, Any]) -> str:
-    """The one fault of a tree that has one."""
+    """The error of a tree with exactly one error."""
     with pytest.raises(ConfigError) as caught:
         load_config(tree)
     assert len(caught.value.faults) == 1
@@ -309,7 +309,7 @@ def test_an_unsupported_architecture_is_reported() -> None:
 
 
 def test_a_list_of_options_is_taken_as_it_is() -> None:
-    """Blanks and commas too; the text of a variable is split at commas."""
+    """Also with spaces and commas, although the text of a variable is split at commas."""
     whole = ("A=-O1 -Wl,--as-needed", "B=", "C=x=y ")
     assert load_config({"torch": {"options": ["D=1"]}}, options={"torch.options": [*whole]}).torch.options == whole
     assert load_config({"torch": {"options": ["D=1"]}}, options={"torch.options": []}).torch.options == ("D=1",)
@@ -388,7 +388,7 @@ def test_variables_override_invoke_yaml(tmp_path: Path) -> None:
 
 
 def test_the_time_stamp_of_other_build_tools_is_the_default(tmp_path: Path) -> None:
-    """As reproducible-builds.org has it; a setting of ours is more than that."""
+    """As specified by reproducible-builds.org; the project's setting has priority."""
     variable = {"SOURCE_DATE_EPOCH": "1700000000"}
     assert shown(tmp_path, **variable)["image"]["source_date_epoch"] == 1700000000
     assert shown(tmp_path, SOURCE_DATE_EPOCH="")["image"]["source_date_epoch"] == ImageConfig().source_date_epoch
@@ -432,14 +432,14 @@ def test_configuration_errors_end_without_a_traceback(tmp_path: Path) -> None:
         assert words in done.stderr
 
 
-# ------------------------------------------------------------------------------------------ what can be no path
+# ------------------------------------------------------------------------------------------------ invalid paths
 
 PATHS = ["build.folder", "torch.wheelhouse", "qpu.upstream_source", "nfs.folder", "remote.linker", "cuda.toolkit"]
 FOLDERS = ["build.folder", "torch.wheelhouse", "qpu.upstream_source", "nfs.folder"]
 
 
 def path_fault_of(name: str, path: str) -> str:
-    """What is said of a path that is given to a setting; nothing where it is taken."""
+    """The message about a path as the value of a setting; empty if it is accepted."""
     section, _, key = name.partition(".")
     try:
         load_config({section: {key: [path] if key == "wheelhouse" else path}})

@@ -1,4 +1,4 @@
-"""pitorch.preloaded, the process that has imported torch and forks: on this PC, with small modules in torch's place."""
+"""pitorch.preloaded, the process that imports torch and forks, on this PC with small modules instead of torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGE = ROOT / "libqpu/python"
 
 
 class Board:
-    """A user with a runtime folder of their own, and a module ``heavy`` that notes each of its imports."""
+    """A user with a separate runtime folder, and a module ``heavy`` that records its imports."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,7 +35,7 @@ class Board:
         (self.modules / f"{name}.py").write_text(text)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """The user's environment, and ``more``."""
+        """The environment of the user with additional variables."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         path = f"{PACKAGE}:{self.modules}"
         return {
@@ -47,11 +47,11 @@ class Board:
         }
 
     def command(self, *words: str) -> list[str]:
-        """The command line that is tested."""
+        """The tested command line."""
         return [sys.executable, "-m", "pitorch.preloaded", *words]
 
     def run(self, *words: str, stdin: str = "", folder: Path | None = None, **environment: str) -> Run:
-        """Run it to its end."""
+        """Run it and wait for its end."""
         return subprocess.run(
             self.command(*words),
             input=stdin,
@@ -64,7 +64,7 @@ class Board:
         )
 
     def script(self, text: str) -> str:
-        """Write a script; its path."""
+        """Write a script and return its path."""
         path = self.folder / "script.py"
         path.write_text(text)
         return str(path)
@@ -126,7 +126,7 @@ def test_a_fault_is_shown_as_python_shows_it(board: Board) -> None:
 
 
 def test_modules_loaded_after_the_fork_are_current(board: Board) -> None:
-    """What ./inv deploy puts into a root."""
+    """The files that ./inv deploy installs into a root."""
     board.module("kernel", "print('old')\n")
     assert board.run("--import=heavy", "-c", "import kernel").stdout == "old\n"
     board.module("kernel", "print('changed')\n")
@@ -153,7 +153,7 @@ def test_other_modules_start_it_anew(board: Board) -> None:
 
 
 def test_a_changed_torch_restarts_the_server(board: Board) -> None:
-    """``torch`` here is a module that has what the real one has for this."""
+    """``torch`` is a module with the functions of the real one that are used here."""
     text = (
         "import os\nBACKENDS = []\n"
         "def _import_device_backends(): BACKENDS.append(os.getpid())\n"
@@ -249,7 +249,7 @@ def test_two_callers_at_once_start_one(board: Board) -> None:
 
 def test_it_ends_by_itself_and_on_request(board: Board) -> None:
     def none_is_left() -> bool:
-        """One that ended before its caller was there was started again."""
+        """A process that ended before its caller connected had been started again."""
         return not any(Path(f"/proc/{process}").exists() for process in board.loaded)
 
     assert board.run("--import=heavy", "--idle=0.3", "-c", "1").returncode == 0
@@ -302,9 +302,9 @@ def test_a_folder_that_others_may_enter_is_not_trusted(board: Board) -> None:
 
 
 def test_no_file_of_the_caller_stays_open_in_it(board: Board) -> None:
-    """An SSH session ends when its command does, though a process was started by it."""
+    """An SSH session ends with its command although that has started a process."""
     for _ in range(3):
-        assert board.run("--import=heavy", "-c", "1").returncode == 0  # run() reads both pipes to their ends
+        assert board.run("--import=heavy", "-c", "1").returncode == 0  # run() reads both pipes until they are closed
     found = list(Path(f"/proc/{board.loaded[0]}/fd").iterdir())
     links = [str(item.readlink()) for item in found]
     assert not [link for link in links if link.startswith("pipe:")]
