@@ -95,7 +95,7 @@ def test_an_index_that_does_not_fit_on_the_disk_is_a_full_disk(
 
 
 def test_a_pocket_is_taken_by_its_other_name(archive: Archive, tmp_path: Path) -> None:
-    """During an update of the mirror: new index and old files under one name, the complete old state under the other."""
+    """During an update of the mirror: a new index with old files under one name, the old state under the other."""
     archive.publish("solid", codename="stone")
     archive.make_stale("stone")
     try:
