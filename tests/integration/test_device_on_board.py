@@ -1,4 +1,4 @@
-"""Runs the device suite over SSH on a booted board: results, errors and enter-nfsroot.
+"""A booted board: NFS, SSH, the device suite with its results and errors, enter-nfsroot, power off.
 
 The board is a virtual machine that booted the exported tree. All tests of this file share it, and SSH, NFS, labgrid
 and pytest are the real programs.
@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from device_parts import NAME_SERVER, WITH_NAME_SERVER, Board, bootable, booted, elsewhere, write_suite
+from device_parts import BOOT_LIMIT_S, NAME_SERVER, WITH_NAME_SERVER, Board, bootable, booted, elsewhere, write_suite
 
 from device import suite
 from device.labgrid_environment import prepare
@@ -32,11 +33,11 @@ from device.remote.profiling import Profile, profile
 from device.suite_result import Paths
 from flow import main_job
 from flow.serve_wheels import Offer
-from nfsroot import qemu
+from nfsroot import access, qemu
 from nfsroot.layout import Layout
 from toolchain import process
 from toolchain.config import ROOT, Config
-from toolchain.errors import AccessDenied, BoardLost, BoardSilent, DeviceTestsFailed, InUse
+from toolchain.errors import AccessDenied, BoardLost, BoardSilent, CommandFailed, DeviceTestsFailed, InUse
 from toolchain.manifest import Manifest
 from wheels.index import instructions, running_index
 
@@ -73,6 +74,48 @@ def impostor(config: Config, folder: Path) -> Config:
 def new_key(path: Path) -> Path:
     process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path])
     return path
+
+
+def test_an_exported_tree_boots_and_accepts_ssh(board: Board) -> None:
+    assert board.machine.boot_seconds is not None
+    assert 1 < board.machine.boot_seconds < BOOT_LIMIT_S
+    assert board.run("uname", "-m").startswith("armv")
+    root = board.run("sh", "-c", "grep ' / ' /proc/mounts | tail -n 1").split()
+    assert root[0] == f"10.0.2.2:{Layout.of(board.config).tree}"
+    assert root[2] == "nfs4"
+
+
+def test_files_written_by_the_guest_are_on_the_host(board: Board) -> None:
+    name = f"/root/.from-guest-{socket.gethostname()}-{board.machine.pid}"
+    path = Layout.of(board.config).tree / name.lstrip("/")
+    try:
+        board.run("sh", "-c", f"echo pi > {name}; chown 1000:1001 {name}; sync")
+        assert path.read_text() == "pi\n"
+        assert (path.stat().st_uid, path.stat().st_gid) == (1000, 1001)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_the_kernel_uses_a_reserved_port_for_nfs(board: Board) -> None:
+    """serve-nfsroot requires it. QEMU's user-mode network replaces the port here."""
+    connections = [line.split()[1:3] for line in board.run("cat", "/proc/net/tcp").splitlines()[1:]]
+    ports = [[int(end.rpartition(":")[2], 16) for end in ends] for ends in connections]
+    ours = [local for local, remote in ports if remote == board.server.port]
+    assert ours
+    assert all(port < 1024 for port in ours)
+
+
+def test_another_host_key_is_refused(board: Board, tmp_path: Path) -> None:
+    process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"])
+    wrong = access.SshAccess(
+        host="127.0.0.1",
+        port=board.machine.ssh_port,
+        key=board.access.key,
+        known_hosts=access.pin(tmp_path / "other.pub", tmp_path / "known_hosts"),
+    )
+    done = process.run(wrong.command(["true"]), check=False, limit_s=120)
+    assert done.returncode == 255
+    assert isinstance(access.diagnose(wrong, done.output), AccessDenied)
 
 
 def test_results_come_back_as_junit_evidence_and_report(board: Board, config: Config, tmp_path: Path) -> None:
@@ -486,3 +529,15 @@ def test_an_interrupted_command_leaves_no_mount(board: Board, way: str) -> None:
     while (found := on_board(board, look).stdout.split()) != ["0", "0"]:
         assert time.monotonic() < deadline, found
         time.sleep(1)
+
+
+def test_the_machine_powers_off_on_request(board: Board) -> None:
+    """The last use of the board. The connection may end before the answer."""
+
+    def power_off() -> None:
+        board.run("touch", "/run/poweroff")
+        raise CommandFailed("the connection was lost")
+
+    board.machine.end(power_off, polite_s=300)
+    assert "Power down" in board.machine.console_text()
+    assert board.machine.pid is None

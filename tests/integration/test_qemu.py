@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from device_parts import BOOT_LIMIT_S, Board, bootable, booted
+from device_parts import BOOT_LIMIT_S, bootable
 
-from nfsroot import access, qemu, serve
+from nfsroot import qemu, serve
 from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
 from toolchain import process
 from toolchain.config import ROOT, Config
-from toolchain.errors import AccessDenied, ArtefactMissing, BoardSilent, CommandFailed, UserError
+from toolchain.errors import ArtefactMissing, BoardSilent, UserError
 
 
 def tree_with(folder: Path, *kernels: str, without_initrd: str = "") -> Path:
@@ -157,58 +155,6 @@ def test_qemu_ends_with_its_parent(tmp_path: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-@pytest.fixture(scope="module")
-def board(exported_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
-    with booted(bootable(exported_config), tmp_path_factory.mktemp("board")) as made:
-        yield made
-
-
-@pytest.mark.machine
-def test_an_exported_tree_boots_and_accepts_ssh(board: Board) -> None:
-    assert board.machine.boot_seconds is not None
-    assert 1 < board.machine.boot_seconds < BOOT_LIMIT_S
-    assert board.run("uname", "-m").startswith("armv")
-    root = board.run("sh", "-c", "grep ' / ' /proc/mounts | tail -n 1").split()
-    assert root[0] == f"10.0.2.2:{Layout.of(board.config).tree}"
-    assert root[2] == "nfs4"
-
-
-@pytest.mark.machine
-def test_files_written_by_the_guest_are_on_the_host(board: Board) -> None:
-    name = f"/root/.from-guest-{socket.gethostname()}-{board.machine.pid}"
-    path = Layout.of(board.config).tree / name.lstrip("/")
-    try:
-        board.run("sh", "-c", f"echo pi > {name}; chown 1000:1001 {name}; sync")
-        assert path.read_text() == "pi\n"
-        assert (path.stat().st_uid, path.stat().st_gid) == (1000, 1001)
-    finally:
-        path.unlink(missing_ok=True)
-
-
-@pytest.mark.machine
-def test_the_kernel_uses_a_reserved_port_for_nfs(board: Board) -> None:
-    """serve-nfsroot requires it. QEMU's user-mode network replaces the port here."""
-    connections = [line.split()[1:3] for line in board.run("cat", "/proc/net/tcp").splitlines()[1:]]
-    ports = [[int(end.rpartition(":")[2], 16) for end in ends] for ends in connections]
-    ours = [local for local, remote in ports if remote == board.server.port]
-    assert ours
-    assert all(port < 1024 for port in ours)
-
-
-@pytest.mark.machine
-def test_another_host_key_is_refused(board: Board, tmp_path: Path) -> None:
-    process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"])
-    wrong = access.SshAccess(
-        host="127.0.0.1",
-        port=board.machine.ssh_port,
-        key=board.access.key,
-        known_hosts=access.pin(tmp_path / "other.pub", tmp_path / "known_hosts"),
-    )
-    done = process.run(wrong.command(["true"]), check=False, limit_s=120)
-    assert done.returncode == 255
-    assert isinstance(access.diagnose(wrong, done.output), AccessDenied)
-
-
 @pytest.mark.machine
 @pytest.mark.parametrize(
     ("extra", "path", "found", "fix"),
@@ -242,16 +188,3 @@ def test_a_failed_boot_is_reported_at_once(
     assert found in text
     assert fix in text
     assert re.search(r"\| \S", text), "the error includes the last lines of the console"
-
-
-@pytest.mark.machine
-def test_the_machine_powers_off_on_request(board: Board) -> None:
-    """The last use of the module's board. The connection may end before the answer."""
-
-    def power_off() -> None:
-        board.run("touch", "/run/poweroff")
-        raise CommandFailed("the connection was lost")
-
-    board.machine.end(power_off, polite_s=300)
-    assert "Power down" in board.machine.console_text()
-    assert board.machine.pid is None
