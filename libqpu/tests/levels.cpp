@@ -265,20 +265,26 @@ TEST_CASE("optimisation slows down no library kernel") {
 }
 
 TEST_CASE("optimisation keeps requests in flight") {
-  // Requests two vectors ahead, with almost no computation. With the slowest memory, 3 and 4 QPUs saturate it, and the
-  // order in which their requests arrive decides about a few percent.
+  // Requests two vectors ahead, with almost no computation. At the slow end of the model, 3 QPUs saturate the memory.
+  // From there on, the order in which their requests arrive decides which QPUs wait for the same line and how often a
+  // page of the SDRAM is opened. The compiler knows neither the number of QPUs nor the pitch of the rows.
+  struct Limits {
+    int qpus;
+    double some, full;  // most clocks at levels 1 and 2 with the slow model, relative to level 0
+  };
+  static constexpr std::array<Limits, 7> kLimits = {
+      {{1, 1, 1}, {2, 1, 1}, {3, 1.05, 1.03}, {4, 1.06, 1.02}, {6, 1.03, 1}, {8, 1.06, 1.02}, {12, 1.09, 1.07}}};
   std::vector<Work> all;
-  for (const int qpus : {1, 2, 3, 4})
-    all.push_back({"QPUs: " + std::to_string(qpus), [qpus] { matrixVector(96, 10'000, qpus); }});
+  for (const Limits& limits : kLimits)
+    all.push_back({"QPUs: " + std::to_string(limits.qpus), [&limits] { matrixVector(96, 10'000, limits.qpus); }});
   for (const std::string& model : kModels) {
     const test::Setting setting("QPU_MODEL", model);
     const Clocks none = clocksAt(0, all), some = clocksAt(1, all), full = clocksAt(2, all);
     for (std::size_t i = 0; i < all.size(); ++i) {
       INFO(model << ' ' << all[i].name << ": " << none[i] << ", " << some[i] << ", " << full[i]
                  << " clocks at levels 0, 1, 2");
-      const double margin = model == "slow" && i >= 2 ? 1.06 : 1;
-      CHECK(times(some, none, i) <= margin);
-      CHECK(times(full, none, i) <= margin);
+      CHECK(times(some, none, i) <= (model == "slow" ? kLimits[i].some : 1));
+      CHECK(times(full, none, i) <= (model == "slow" ? kLimits[i].full : 1));
     }
   }
 }

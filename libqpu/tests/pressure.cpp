@@ -1,9 +1,13 @@
-// Random kernels that keep more vectors alive than there are registers. QPU_FUZZ_KERNELS sets their number, and
-// QPU_FUZZ_FIRST the number of the first one.
+// The fuzzer's kernels: those that keep more vectors alive than there are registers, and those of kernel_maker.hpp, of
+// which only the clocks are compared. QPU_FUZZ_KERNELS sets the number of the former, and QPU_FUZZ_FIRST the number of
+// the first one.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
+#include <optional>
+#include <random>
 
+#include "fuzz/kernel_maker.hpp"
 #include "fuzz/pressure.hpp"
 
 namespace {
@@ -13,20 +17,64 @@ std::uint32_t setting(const char* name, std::uint32_t otherwise) {
   return text == nullptr ? otherwise : static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10));
 }
 
+using Clocks = std::array<std::uint64_t, 3>;  // in the emulator's model, by level
+
+// Of the kernel that the fuzzer makes from random bytes. Nothing if it is invalid, fails or runs long.
+std::optional<Clocks> clocksOfRandomKernel(std::uint32_t seed) {
+  using qpu::Float, qpu::Int, qpu::Ptr, qpu::detail::Type;
+  constexpr std::size_t kMostExpressions = 1000;
+  constexpr std::uint64_t kMostInstructions = 20'000;
+  std::mt19937 random(seed);
+  std::vector<std::uint8_t> bytes(40 + random() % 200);
+  for (std::uint8_t& b : bytes) b = static_cast<std::uint8_t>(random() % 256);
+  const int qpus = 1 + static_cast<int>(random() % 4);
+  qpu::SharedArray<int> in(fuzz::kWords), out(fuzz::kWords);
+  fuzz::Facts facts;
+  const auto function = [&](Int n, Float x, Ptr<Int> ints, Ptr<Float> floats, Ptr<Int> results) {
+    facts = fuzz::Maker(bytes.data(), bytes.size()).make(n, x, ints, floats, results);
+  };
+  Clocks clocks{};
+  try {
+    qpu::detail::Recorder recorder("random", {Type::Int, Type::Float, Type::Address, Type::Address, Type::Address});
+    qpu::detail::Call<decltype(function), Int, Float, Ptr<Int>, Ptr<Float>, Ptr<Int>>::run(
+        function, qpu::detail::MakeIndices<5>::type());
+    const qpu::detail::Source source = recorder.finish();
+    qpu::detail::checkGathers(source);
+    if (!facts.ends || source.expressions.size() > kMostExpressions) return std::nullopt;
+    for (int level = 0; level <= 2; ++level) {
+      for (int i = 0; i < fuzz::kWords; ++i) {
+        in[i] = i * 37 % 101 - 50;
+        out[i] = i * 7;
+      }
+      qpu::compiler::Options options;
+      options.level = level;
+      const qpu::code::Object object = qpu::compiler::compile(source, options);
+      clocks[static_cast<std::size_t>(level)] =
+          fuzz::emulate(object, facts.onOneQpu || !facts.ordered ? 1 : qpus,
+                        {5, 0x3fc00000, in.getAddress(), in.getAddress(), out.getAddress()}, kMostInstructions)
+              .clocks;
+    }
+  } catch (const qpu::Error&) {
+    return std::nullopt;
+  }
+  return clocks;
+}
+
 }  // namespace
 
 TEST_CASE("kernels with 30 to 120 live vectors are correct") {
   const std::uint32_t first = setting("QPU_FUZZ_FIRST", 0);
   const std::uint32_t count = setting("QPU_FUZZ_KERNELS", 60);
   std::uint32_t spilled = 0, slower = 0;
-  std::array<std::uint64_t, 3> clocks{};
+  Clocks clocks{};
   for (std::uint32_t number = first; number < first + count; ++number) {
     CAPTURE(number);
     const fuzz::pressure::Outcome outcome = fuzz::pressure::check(number);
     CHECK_MESSAGE(outcome.fault.empty(), outcome.fault);
     spilled += outcome.spillBytes[2] > 0 ? 1 : 0;
     for (std::size_t level = 0; level < 3; ++level) clocks[level] += outcome.clocks[level];
-    // The QPUs compete for DMA: a few kernels are slower at level 2 although they execute fewer instructions.
+    // The QPUs compete for DMA: about 1 % of the kernels are slower at level 2, some of them although they spill fewer
+    // vectors. Of more than 1,800 measured kernels, the slowest takes 1.13 times as long.
     slower += outcome.clocks[2] > outcome.clocks[0] ? 1 : 0;
     CHECK(outcome.clocks[2] * 100 <= outcome.clocks[0] * 120);
   }
@@ -36,4 +84,19 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
   CHECK(clocks[2] <= clocks[1]);
   CHECK(spilled > count / 4);  // otherwise the kernels do not test spilling
   MESSAGE(count, " kernels, ", spilled, " of them with spilled vectors at level 2");
+}
+
+TEST_CASE("random kernels are rarely slower at level 2") {
+  std::uint32_t count = 0, slower = 0;
+  for (std::uint32_t seed = 0; seed < 1500; ++seed) {
+    CAPTURE(seed);
+    const std::optional<Clocks> clocks = clocksOfRandomKernel(seed);
+    if (!clocks) continue;
+    ++count;
+    CHECK((*clocks)[2] * 100 <= (*clocks)[0] * 102);
+    slower += (*clocks)[2] > (*clocks)[0] ? 1 : 0;
+  }
+  CHECK(slower <= 1);  // kernel 507 takes 32 clocks more
+  CHECK(count > 100);  // otherwise too few kernels are valid
+  MESSAGE(count, " kernels");
 }
