@@ -224,6 +224,10 @@ def test_a_rebuild_installs_what_a_full_build_installs(
     copy = tmp_path / "qpu_ops"
     shutil.copytree(data.folder, copy, ignore=shutil.ignore_patterns("__pycache__", "build"))
 
+    def members(wheel: Path) -> dict[str, bytes]:
+        with zipfile.ZipFile(wheel) as archive:
+            return {member: archive.read(member) for member in archive.namelist()}
+
     def wheel(folder: str, *, reuse: bool) -> dict[str, bytes]:
         with Context(product_config) as context:
             made = target.build(
@@ -237,13 +241,12 @@ def test_a_rebuild_installs_what_a_full_build_installs(
                 libqpu_prefix=built.manifest("libqpu").facts["prefix"],
                 folder=tmp_path / folder,
                 log=tmp_path / f"{folder}.log",
-                surroundings=("of the test",),
+                surroundings=(built.manifest("torch-site").product,),
                 reuse=reuse,
             )
-        with zipfile.ZipFile(made) as archive:
-            return {member: archive.read(member) for member in archive.namelist()}
+        return members(made)
 
-    first = wheel("first", reuse=False)
+    first = members(product_config.target_root / "wheels" / built.manifest("qpu-ops").facts["wheel"])
     kernels = copy / "csrc/kernels.cpp"
     changed = kernels.read_text().replace("return x + y;", "return x + y + 7.0f;")
     assert changed != kernels.read_text()
