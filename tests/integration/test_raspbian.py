@@ -244,7 +244,7 @@ def test_a_rejected_archive_is_reported_with_its_key_path(world: World, tmp_path
         with pytest.raises(MirrorPocketUnusable, match=f"/{archive} cannot be verified") as caught:
             ran(config, "mirror")
         kept = {"raspbian": "raspbian.gpg", "raspberrypi": "raspberrypi-kernel.gpg"}[archive]
-        assert f"put a newer copy of it at {tmp_path / 'keys' / kept}" in caught.value.fix
+        assert f"put a newer copy of the key at {tmp_path / 'keys' / kept}" in caught.value.fix
 
 
 def test_permitted_packages_are_an_input_of_the_step(tmp_path: Path) -> None:
