@@ -21,7 +21,7 @@ from toolchain.errors import CommandFailed, CommandTimedOut, ProgramMissing, Use
 from toolchain.process_identity import find
 
 
-def wait_for(path: Path, *, limit_s: float = 20.0) -> str:
+def wait_for(path: Path, *, limit_s: float = 60.0) -> str:
     """The text of a file that another process writes, once it ends with a newline."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -371,10 +371,22 @@ folder = Path(sys.argv[1])
 # One grandchild has a separate process group, and one ignores SIGTERM.
 script = 'timeout 600 sh -c "echo \\\\$\\\\$ >$0.group; sleep 600" & (trap "" TERM; sh -c "echo \\\\$\\\\$ >$0.deaf; ' \
     'while :; do sleep 1; done") & sleep 600 & echo $! >$0.plain; wait'
+registered = threading.Semaphore(0)
+send = process._reaper.send
+
+def send_and_count(line):
+    send(line)
+    if line.startswith("+"):
+        registered.release()
+
+process._reaper.send = send_and_count
 threads = [threading.Thread(target=process.run, args=(["sh", "-c", script, folder / name],)) for name in ("one", "two")]
 for thread in threads:
     thread.start()
 process.run(["true"])
+for _ in range(3):
+    registered.acquire()
+(folder / "registered").write_text("1\\n")
 for thread in threads:
     thread.join()
 """
@@ -388,6 +400,7 @@ def test_programs_of_a_killed_task_are_ended(tmp_path: Path, kill: Callable[[int
     names = [f"{name}.{kind}" for name in ("one", "two") for kind in ("group", "deaf", "plain")]
     try:
         started = [int(wait_for(tmp_path / name)) for name in names]
+        wait_for(tmp_path / "registered")
     finally:
         kill(task.pid, signal.SIGKILL)
         task.wait()
