@@ -405,7 +405,7 @@ def test_a_board_is_busy_until_a_lost_session_ends(board: Board) -> None:
         return profile(limited, kernel="add_one", target="armv7", device=device, size=32, timing=timing)
 
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(session, endless, queue_s=60, session_s=75)
+        held = pool.submit(session, endless, queue_s=60, session_s=120)
         while int(board.run("sh", "-c", COMPUTED)) < 100:
             assert not held.done(), held.exception()
             time.sleep(0.5)
