@@ -59,8 +59,8 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
     unfit = (f"{'0' * 64}  {stray.name}",)
     digests = {}
     for name, wanted in (
-        ("native", dataclasses.replace(natively, fetched=unfit)),
-        ("emulated", dataclasses.replace(spec, fetched=fetched)),
+        ("native", dataclasses.replace(natively, fetched=fetched)),
+        ("emulated", dataclasses.replace(spec, fetched=unfit)),
     ):
         tar = tmp_path / f"{name}.tar"
         rootfs.build_tar(wanted, tar, tmp_path / f"{name}.log")
