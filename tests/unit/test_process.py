@@ -371,6 +371,7 @@ folder = Path(sys.argv[1])
 # One grandchild has a separate process group, and one ignores SIGTERM.
 script = 'timeout 600 sh -c "echo \\\\$\\\\$ >$0.group; sleep 600" & (trap "" TERM; sh -c "echo \\\\$\\\\$ >$0.deaf; ' \
     'while :; do sleep 1; done") & sleep 600 & echo $! >$0.plain; wait'
+# Programs that were started and not yet registered when the task is killed are not ended (toolchain/process.py).
 registered = threading.Semaphore(0)
 send = process._reaper.send
 
