@@ -11,6 +11,8 @@
     mirror ── torch-builder ──┬── torch-wheel
           └── torch-source ───┘
 
+    mirror ── cpu-tools
+
     mirror ── tvm-ffi-builder ── tvm-ffi-wheel
 
     mirror ── cuda-builder ── cuda-wheel
@@ -34,6 +36,7 @@ from flow.steps import (
     archives,
     base,
     builder,
+    cpu_tools,
     cuda_builder,
     cuda_wheel,
     dev,
@@ -86,6 +89,12 @@ def torch_job(context: Context, *, again: bool = False) -> Pipeline:
     """From the mirror to a torch wheel. With ``again`` it is compiled even if the artefact cache has it."""
     before = (mirror.step(context), torch_builder.step(context), torch_source.step(context))
     return Pipeline(context.root, (*before, torch_wheel.step(context, again=again)))
+
+
+def cpu_job(context: Context) -> Pipeline:
+    """What the benchmark ``cpu`` runs: the root filesystem, torch, and the tools that count instructions."""
+    modules = (mirror, tools, torch, archives, torch_site, rootfs, cpu_tools)
+    return Pipeline(context.root, [module.step(context) for module in modules])
 
 
 def tvm_ffi_job(context: Context) -> Pipeline:

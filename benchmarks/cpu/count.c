@@ -1,0 +1,218 @@
+/* A QEMU TCG plugin that counts the executions of each translation block of a 32-bit ARM process.
+ *
+ *     qemu-arm -plugin count.so,out=FILE PROGRAM
+ *
+ * The program marks regions with close(MARK + n): n > 0 starts region n, n = 0 ends it. At the end of a region the plugin
+ * writes
+ *
+ *     region NUMBER RESIDENT_KIB
+ *     BLOCK EXECUTIONS               (one line per executed block)
+ *
+ * and at the end of the process, for each block that was executed in a region,
+ *
+ *     block NUMBER ADDRESS
+ *     BYTES DISASSEMBLY              (one line per instruction)
+ *
+ * RESIDENT_KIB is the resident memory in the program's own address range, without the emulator's.
+ *
+ * A block counts as a whole each time it starts. Counts are exact for a process with one thread.
+ */
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define CLOSE 6
+#define MARK 0x43500000
+#define LAST_REGION 0xffff
+#define BUCKETS 65536
+#define TEXT 65536
+
+/* The functions of QEMU's plugin interface that are used here, from its documentation: Debian's package has no header. */
+EXPORT int qemu_plugin_version = 1;
+
+typedef uint64_t qemu_plugin_id_t;
+struct qemu_plugin_tb;
+struct qemu_plugin_insn;
+enum { NO_REGISTERS = 0 };
+
+size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb);
+struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *tb, size_t index);
+uint64_t qemu_plugin_insn_vaddr(const struct qemu_plugin_insn *insn);
+void *qemu_plugin_insn_haddr(const struct qemu_plugin_insn *insn);
+size_t qemu_plugin_insn_size(const struct qemu_plugin_insn *insn);
+char *qemu_plugin_insn_disas(const struct qemu_plugin_insn *insn);
+const void *qemu_plugin_insn_data(const struct qemu_plugin_insn *insn);
+void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id, void (*call)(qemu_plugin_id_t, struct qemu_plugin_tb *));
+void qemu_plugin_register_vcpu_tb_exec_cb(struct qemu_plugin_tb *tb, void (*call)(unsigned, void *), int flags, void *data);
+void qemu_plugin_register_vcpu_syscall_cb(qemu_plugin_id_t id,
+                                          void (*call)(qemu_plugin_id_t, unsigned, int64_t, uint64_t, uint64_t, uint64_t,
+                                                       uint64_t, uint64_t, uint64_t, uint64_t, uint64_t));
+void qemu_plugin_register_atexit_cb(qemu_plugin_id_t id, void (*call)(qemu_plugin_id_t, void *), void *data);
+
+struct block {
+    struct block *next_in_bucket;
+    struct block *next;
+    uint64_t address;
+    uint64_t executions;
+    unsigned number;
+    bool reported;
+    char text[];
+};
+
+static struct block *buckets[BUCKETS];
+static struct block *first;
+static struct block **last = &first;
+static unsigned blocks;
+static FILE *out;
+static pid_t owner;
+static uint64_t guest_base;
+static bool guest_base_known;
+static unsigned region;
+
+static void *allocate(size_t size) {
+    void *made = calloc(1, size);
+    if (!made) {
+        fprintf(stderr, "count.so: out of memory\n");
+        abort();
+    }
+    return made;
+}
+
+static size_t append_instruction(char *text, size_t room, const struct qemu_plugin_insn *insn) {
+    uint8_t bytes[4] = {0};
+    size_t size = qemu_plugin_insn_size(insn);
+    if (size > sizeof bytes) {
+        size = sizeof bytes;
+    }
+    memcpy(bytes, qemu_plugin_insn_data(insn), size);
+    size_t used = 0;
+    for (size_t at = 0; at < size; at++) {
+        used += (size_t)snprintf(text + used, room - used, "%02x", bytes[at]);
+    }
+    char *shown = qemu_plugin_insn_disas(insn);
+    used += (size_t)snprintf(text + used, room - used, " %s\n", shown ? shown : "");
+    free(shown);
+    return used;
+}
+
+static struct block *find(uint64_t address, const char *text) {
+    struct block **bucket = &buckets[(address >> 1) % BUCKETS];
+    for (struct block *found = *bucket; found; found = found->next_in_bucket) {
+        if (found->address == address && !strcmp(found->text, text)) {
+            return found;
+        }
+    }
+    struct block *made = allocate(sizeof *made + strlen(text) + 1);
+    made->address = address;
+    made->number = blocks++;
+    strcpy(made->text, text);
+    made->next_in_bucket = *bucket;
+    *bucket = made;
+    *last = made;
+    last = &made->next;
+    return made;
+}
+
+static void executed(unsigned cpu, void *data) {
+    (void)cpu;
+    ((struct block *)data)->executions++;
+}
+
+static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb) {
+    (void)id;
+    static char text[TEXT];
+    size_t used = 0;
+    size_t count = qemu_plugin_tb_n_insns(tb);
+    struct qemu_plugin_insn *start = qemu_plugin_tb_get_insn(tb, 0);
+    if (!guest_base_known && qemu_plugin_insn_haddr(start)) {
+        guest_base = (uint64_t)(uintptr_t)qemu_plugin_insn_haddr(start) - qemu_plugin_insn_vaddr(start);
+        guest_base_known = true;
+    }
+    text[0] = '\0';
+    /* A block has at most 512 instructions, and a line at most 128 characters. */
+    for (size_t at = 0; at < count && used + 128 < TEXT; at++) {
+        used += append_instruction(text + used, TEXT - used, qemu_plugin_tb_get_insn(tb, at));
+    }
+    struct block *found = find(qemu_plugin_insn_vaddr(start), text);
+    qemu_plugin_register_vcpu_tb_exec_cb(tb, executed, NO_REGISTERS, found);
+}
+
+static uint64_t resident_kib(void) {
+    FILE *maps = fopen("/proc/self/smaps", "re");
+    char line[4096];
+    bool of_guest = false;
+    uint64_t total = 0;
+    while (maps && fgets(line, sizeof line, maps)) {
+        uint64_t start, end, size;
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &start, &end) == 2) {
+            of_guest = start >= guest_base && end <= guest_base + (UINT64_C(1) << 32);
+        } else if (of_guest && sscanf(line, "Rss: %" SCNu64 " kB", &size) == 1) {
+            total += size;
+        }
+    }
+    if (maps) {
+        fclose(maps);
+    }
+    return total;
+}
+
+static void end_region(void) {
+    fprintf(out, "region %u %" PRIu64 "\n", region, resident_kib());
+    for (struct block *at = first; at; at = at->next) {
+        if (at->executions) {
+            at->reported = true;
+            fprintf(out, "%u %" PRIu64 "\n", at->number, at->executions);
+        }
+    }
+    fflush(out); /* a process that is forked must not write it again */
+    region = 0;
+}
+
+static void called(qemu_plugin_id_t id, unsigned cpu, int64_t number, uint64_t a1, uint64_t a2, uint64_t a3, uint64_t a4,
+                   uint64_t a5, uint64_t a6, uint64_t a7, uint64_t a8) {
+    (void)id, (void)cpu, (void)a2, (void)a3, (void)a4, (void)a5, (void)a6, (void)a7, (void)a8;
+    uint32_t mark = (uint32_t)a1;
+    if (number != CLOSE || mark < MARK || mark > MARK + LAST_REGION || getpid() != owner) {
+        return;
+    }
+    if (region) {
+        end_region();
+    }
+    region = mark - MARK;
+    for (struct block *at = first; at; at = at->next) {
+        at->executions = 0;
+    }
+}
+
+static void ended(qemu_plugin_id_t id, void *data) {
+    (void)id, (void)data;
+    if (getpid() != owner) {
+        return;
+    }
+    for (struct block *at = first; at; at = at->next) {
+        if (at->reported) {
+            fprintf(out, "block %u %" PRIx64 "\n%s", at->number, at->address, at->text);
+        }
+    }
+    fprintf(out, "end\n");
+    fclose(out);
+}
+
+EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const void *info, int argc, char **argv) {
+    (void)info;
+    if (argc != 1 || strncmp(argv[0], "out=", 4) != 0 || !(out = fopen(argv[0] + 4, "we"))) {
+        fprintf(stderr, "count.so: expected out=FILE, a file that can be written\n");
+        return -1;
+    }
+    owner = getpid();
+    qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
+    qemu_plugin_register_vcpu_syscall_cb(id, called);
+    qemu_plugin_register_atexit_cb(id, ended, NULL);
+    return 0;
+}
