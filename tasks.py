@@ -448,16 +448,17 @@ def completion(_: Context, shell: str) -> None:
 
 @task(
     help={
-        "name": "build, extension, export, device, kernels or torch (default: all)",
+        "name": "build, extension, export, device, kernels, torch or cpu (default: all)",
         "times": "how often short measurements are repeated",
         "keep": "keep the built files, so that the next run of a single benchmark starts sooner",
+        "against": "another torch wheel, which --name=cpu prints beside that of the image",
     },
 )
 @_reported
-def bench(context: Context, name: str = "", times: int = 3, keep: bool = False) -> None:
+def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, against: str = "") -> None:
     """Run the benchmarks and compare each result with the conventional approach."""
     _at_least(1, times=times)
-    print(benchmarks.bench(_config(context), name, times=times, keep=keep).text())
+    print(benchmarks.bench(_config(context), name, times=times, keep=keep, against=against).text())
 
 
 @task(

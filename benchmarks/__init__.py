@@ -1,6 +1,6 @@
 """Benchmarks of the project's time and memory goals, with the conventional approach for comparison.
 
-    ./inv bench [--name=build | extension | export | device | kernels | torch]
+    ./inv bench [--name=build | extension | export | device | kernels | torch | cpu]
 
 Each benchmark is a module with a function ``measure`` that takes a ``Workspace`` and returns a ``Result``. They use
 a separate folder and separate image names, so the user's build is not changed. The report shows each measured figure

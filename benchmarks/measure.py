@@ -152,6 +152,8 @@ class Result:
     rule: str
     figures: tuple[Figure, ...]
     notes: tuple[str, ...] = ()
+    tables: str = ""
+    """Further tables as text, printed before the figures."""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def figure(self, name: str) -> Figure:
@@ -225,6 +227,7 @@ class Report:
                 {None: "", True: "met", False: "NOT MET"}[item.met],
                 item.note,
             )
+        sink.write(self.result.tables)
         console.print(table)
         for line in (f"rule: {self.result.rule}", *self.result.notes, *(f"WARNING: {text}" for text in self.warnings)):
             console.print(line, markup=False)

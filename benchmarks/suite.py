@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import build, device, export, extension, kernels, torch_wheel
+from benchmarks.cpu import compare
 from benchmarks.machine import describe
 from benchmarks.measure import Report, Result
 from benchmarks.workspace import Workspace
@@ -27,6 +28,7 @@ BENCHMARKS: Mapping[str, Callable[[Workspace], Result]] = {
     "device": device.measure,
     "kernels": kernels.measure,
     "torch": torch_wheel.measure,
+    "cpu": compare.measure,
 }
 """The benchmarks in their order. The first builds the image that the others use."""
 
@@ -51,12 +53,20 @@ class Run:
         return sum(tried), len(tried)
 
 
-def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False) -> Run:
+def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False, against: str = "") -> Run:
     """Run one benchmark, or all of them. Short measurements are repeated ``times`` times.
 
     Each result is written immediately. The files built for the benchmarks are removed at the end unless ``keep`` is
-    set, which makes the next run of a single benchmark faster. Raises UserError for an unknown name.
+    set, which makes the next run of a single benchmark faster. ``against`` is the path of a torch wheel for ``cpu``.
+    Raises UserError for an unknown name.
     """
+    if against and name != "cpu":
+        raise UserError(
+            "only the benchmark cpu compares two wheels",
+            expected="--name=cpu with --against",
+            found=f"--name={name}" if name else "no --name",
+            fix=f"./inv bench --name=cpu --against={against}",
+        )
     chosen = _chosen(name)
     if not name and not torch_wheel.has_tree(config):
         progress.say("    skipping torch: there is no build tree of it (./inv build-torch --again creates one)")
@@ -64,7 +74,7 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False)
     if times < 1:
         raise UserError("at least one run is needed", expected="--times of 1 or more", found=str(times))
     ensure_running(config)
-    workspace = Workspace.of(config, times=times)
+    workspace = Workspace.of(config, times=times, against=against)
     reports = []
     with workspace.exclusive(), _cleaned_up(workspace, keep=keep):
         for item, measure in chosen.items():

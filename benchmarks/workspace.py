@@ -31,16 +31,17 @@ from wheels.wheelhouse import wheelhouses
 class Workspace:
     """The user's configuration with the build folder and image name of the benchmarks, and the folder for results.
 
-    Short measurements are repeated ``times`` times.
+    Short measurements are repeated ``times`` times. ``against`` is the path of a wheel for ``cpu``.
     """
 
     config: Config
     results: Path
     user: Config
     times: int = 3
+    against: str = ""
 
     @classmethod
-    def of(cls, user: Config, *, times: int = 3) -> Workspace:
+    def of(cls, user: Config, *, times: int = 3, against: str = "") -> Workspace:
         """The workspace in the user's build folder."""
         results = user.build_root / "benchmarks"
         config = replace(
@@ -54,7 +55,7 @@ class Workspace:
             nfs=replace(user.nfs, folder=""),
             torch=replace(user.torch, wheelhouse=tuple(str(folder) for folder in wheelhouses(user))),
         )
-        return cls(config=config, results=results, user=user, times=times)
+        return cls(config=config, results=results, user=user, times=times, against=against)
 
     @property
     def folder(self) -> Path:

@@ -92,9 +92,14 @@ def torch_job(context: Context, *, again: bool = False) -> Pipeline:
 
 
 def cpu_job(context: Context) -> Pipeline:
-    """What the benchmark ``cpu`` runs: the root filesystem, torch, and the tools that count instructions."""
-    modules = (mirror, tools, torch, archives, torch_site, rootfs, cpu_tools)
+    """The root filesystem and torch, for the benchmark ``cpu``."""
+    modules = (mirror, tools, torch, archives, torch_site, rootfs)
     return Pipeline(context.root, [module.step(context) for module in modules])
+
+
+def cpu_tools_job(context: Context) -> Pipeline:
+    """The tools of the benchmark ``cpu``."""
+    return Pipeline(context.root, [mirror.step(context), cpu_tools.step(context)])
 
 
 def tvm_ffi_job(context: Context) -> Pipeline:

@@ -6,12 +6,14 @@
  * writes
  *
  *     region NUMBER RESIDENT_KIB
- *     BLOCK EXECUTIONS               (one line per executed block)
+ *     executed BLOCK TIMES             (one line per executed block)
  *
  * and at the end of the process, for each block that was executed in a region,
  *
  *     block NUMBER ADDRESS
- *     BYTES DISASSEMBLY              (one line per instruction)
+ *     code BYTES DISASSEMBLY           (one line per instruction)
+ *
+ * The last line is "end".
  *
  * RESIDENT_KIB is the resident memory in the program's own address range, without the emulator's.
  *
@@ -91,7 +93,7 @@ static size_t append_instruction(char *text, size_t room, const struct qemu_plug
         size = sizeof bytes;
     }
     memcpy(bytes, qemu_plugin_insn_data(insn), size);
-    size_t used = 0;
+    size_t used = (size_t)snprintf(text, room, "code ");
     for (size_t at = 0; at < size; at++) {
         used += (size_t)snprintf(text + used, room - used, "%02x", bytes[at]);
     }
@@ -167,7 +169,7 @@ static void end_region(void) {
     for (struct block *at = first; at; at = at->next) {
         if (at->executions) {
             at->reported = true;
-            fprintf(out, "%u %" PRIu64 "\n", at->number, at->executions);
+            fprintf(out, "executed %u %" PRIu64 "\n", at->number, at->executions);
         }
     }
     fflush(out); /* a process that is forked must not write it again */

@@ -1,0 +1,294 @@
+"""The benchmark ``cpu``: instructions of torch's wheel for 32-bit ARM by workload, and those of a second wheel."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cpu import counts, model
+from benchmarks.measure import Figure, Goal, Result
+from benchmarks.workspace import Workspace
+from engine.containers import run_in
+from flow import pipelines
+from flow.build_lock import build_lock
+from flow.context import Context
+from flow.steps import cpu_tools
+from toolchain import files, progress
+from toolchain.config import Config
+from toolchain.errors import ArtefactMissing, PlatformMismatch
+from toolchain.manifest import Manifest
+from toolchain.process import require_root
+from wheels import byte_code
+from wheels import find as wheels
+
+RULE = (
+    "Executed instructions of the second call, in QEMU, with one thread. A block counts as a whole, and a conditional "
+    "instruction whether its condition holds or not. "
+    f"MODEL: cycles are llvm-mca's for {model.CPU} and the {model.BLOCKS} hottest blocks, each in a loop and with all "
+    "data in the L1 cache, scaled to all instructions; not measured on hardware."
+)
+TOOLS_SUITE = "bookworm"
+"""The release whose emulator supports plugins. That of trixie is linked statically, and cannot load any."""
+IMPORT = "import torch"
+_SCRIPT = Path(__file__).resolve().parent / "workloads.py"
+_INSIDE = "/mnt"
+_LIMIT_S = 3600.0
+_WIDTH = 118
+
+
+@dataclass(frozen=True)
+class Row:
+    """The counts of a workload. ``reason`` says why it was not run."""
+
+    name: str
+    reason: str = ""
+    by_class: Counter[str] | None = None
+    resident_kib: int = 0
+    cycles: model.Modelled | None = None
+
+    @property
+    def instructions(self) -> int:
+        """All executed instructions."""
+        return self.by_class.total() if self.by_class else 0
+
+
+def measure(workspace: Workspace) -> Result:
+    """Count the workloads on the image's wheel, and on ``workspace.against``.
+
+    Raises PlatformMismatch for another target, ArtefactMissing without a torch wheel, CommandFailed.
+    """
+    config = workspace.user
+    if config.image.target.debian != "armhf":
+        raise PlatformMismatch(
+            "the benchmark cpu counts instructions of 32-bit ARM only",
+            expected="image.architecture: armhf",
+            found=config.image.architecture,
+            fix="set INVOKE_IMAGE_ARCHITECTURE=armhf for this task",
+        )
+    require_root("to unpack the root filesystem and the tools", "./inv bench --name=cpu")
+    tools = ready_tools(config)
+    with build_lock(config.target_root), Context(config) as context:
+        pipeline = pipelines.cpu_job(context)
+        made = {item.step: item for item in pipeline.execute(pipeline.plan())}
+        sites = [("this wheel", _site(context, made))]
+        with files.scratch_folder(workspace.folder, "cpu") as scratch:
+            if workspace.against:
+                sites.append((Path(workspace.against).name, _unpacked(context, Path(workspace.against), scratch)))
+            plugin = scratch / "count.so"
+            counts.compile_plugin(tools, plugin)
+            with concurrent.futures.ThreadPoolExecutor(2) as pool:
+                runs = [
+                    pool.submit(_rows, workspace, context, tools, plugin, site, scratch / str(number))
+                    for number, (_, site) in enumerate(sites)
+                ]
+                rows = [run.result() for run in runs]
+    names = [made["torch"].facts["version"], *(name for name, _ in sites[1:])]
+    return result(rows[0], rows[1] if len(rows) > 1 else None, names)
+
+
+def ready_tools(config: Config) -> Path:
+    """The folder of the tools, extracted if necessary. Raises the UserError of the step that failed."""
+    image = replace(config.image, suite=TOOLS_SUITE, flavour="debian")
+    with Context(replace(config, image=image)) as context, build_lock(context.root):
+        pipeline = pipelines.cpu_tools_job(context)
+        pipeline.execute(pipeline.plan())
+        return cpu_tools.folder(context)
+
+
+def _site(context: Context, made: Mapping[str, Manifest]) -> Path:
+    if not made["torch"].facts["wheel"]:
+        raise ArtefactMissing(
+            "there is no torch wheel to run",
+            expected="a wheel in a wheelhouse, the artefact cache or this repository",
+            found="none",
+            fix="run ./inv build-torch",
+        )
+    return _packages(context.torch_site, context)
+
+
+def _packages(root: Path, context: Context) -> Path:
+    return root / f"usr/local/lib/python{context.suite.python}/dist-packages"
+
+
+def _unpacked(context: Context, wheel: Path, scratch: Path) -> Path:
+    """Unpack a wheel like that of the image. Raises ArtefactMissing, PlatformMismatch or WheelUnusable."""
+    if not wheel.is_file():
+        raise ArtefactMissing(
+            "the wheel to compare with is missing",
+            expected="--against=PATH of a torch wheel",
+            found=f"no file {wheel}",
+            fix="give the path of an existing wheel",
+        )
+    with progress.step(f"unpack {wheel.name}"):
+        wheels.audit(wheel, context.target)
+        root = scratch / "against"
+        root.mkdir()
+        wheels.unpack(wheel, root, context.suite)
+        byte_code.compile_tree(root, context.tools, context.suite, epoch=context.epoch)
+    return _packages(root, context)
+
+
+def _rows(workspace: Workspace, context: Context, tools: Path, plugin: Path, site: Path, out: Path) -> list[Row]:
+    """Run the workloads in a container of the target root, and model them."""
+    out.mkdir()
+    libraries = f"/usr/lib/{context.native.gnu}"
+    binds = {
+        # The emulator's loader and libraries, at paths that the target does not use.
+        tools / "usr/lib64": "/lib64",
+        tools / libraries[1:]: libraries,
+        tools / "usr/bin/qemu-arm": f"{_INSIDE}/qemu-arm",
+        plugin: f"{_INSIDE}/count.so",
+        _SCRIPT: f"{_INSIDE}/workloads.py",
+        site: f"{_INSIDE}/torch",
+    }
+    emulator = [f"{_INSIDE}/qemu-arm", "-plugin", f"{_INSIDE}/count.so,out=/out/counts"]
+    with progress.step(f"instructions of {site}"):
+        run_in(
+            context.client,
+            context.config.image_reference("rootfs"),
+            [*emulator, "/usr/bin/python3", f"{_INSIDE}/workloads.py", "/out/rows.json"],
+            architecture=context.target,
+            binds=[*(f"{source}:{target}:ro" for source, target in binds.items()), f"{out}:/out:rw"],
+            environment={
+                "PYTHONPATH": f"{_INSIDE}/torch",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "PYTHONHASHSEED": "0",
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            },
+            limit_s=_LIMIT_S,
+            log=workspace.results / "logs" / "cpu.log",
+        )
+    regions = counts.read(out / "counts")
+    rows = []
+    with progress.step("model of the hottest blocks"):
+        for item in json.loads((out / "rows.json").read_text()):
+            if not item["region"]:
+                rows.append(Row(item["name"], item["reason"]))
+                continue
+            region = regions[item["region"]]
+            cycles = None if item["name"] == IMPORT else model.modelled(tools, region)
+            rows.append(Row(item["name"], "", region.by_class, region.resident_kib, cycles))
+    return rows
+
+
+def result(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[str]) -> Result:
+    """The tables, and the figures with goals."""
+    facts = {
+        name: [
+            {
+                "name": row.name,
+                "reason": row.reason,
+                "by class": dict(row.by_class or {}),
+                "resident KiB": row.resident_kib,
+                "model cycles": round(row.cycles.total) if row.cycles else None,
+                "modelled share": round(row.cycles.share, 3) if row.cycles else None,
+            }
+            for row in side
+        ]
+        for name, side in zip(("this wheel", "against"), (rows, before or ()), strict=True)
+    }
+    return Result(
+        name="cpu",
+        title="torch on the CPU: goals",
+        rule=RULE,
+        figures=figures(rows, before),
+        tables=tables(rows, before, names),
+        facts={"wheels": list(names), **facts},
+    )
+
+
+def figures(rows: Sequence[Row], before: Sequence[Row] | None) -> tuple[Figure, ...]:
+    """Import and memory, and the ratios to the other wheel and of int8 to float32."""
+    new = {row.name: row for row in rows}
+    old = {row.name: row for row in before or ()}
+    start = new[IMPORT]
+    found = [
+        Figure(name="import torch, instructions", value=start.instructions / 1e6, unit="M"),
+        Figure(name="import torch, resident memory after it", value=start.resident_kib * 1024 / 1e6, unit="MB"),
+    ]
+    conv, mobile, linear = "conv 3×3, 64→64 on 56×56", "MobileNetV2 224×224", "linear 1×1024×1024"
+    pairs = [
+        *((f"{name}: instructions, this / other wheel", new[name], old.get(name), 1 / 3) for name in ("mm 256³", conv)),
+        *((f"{name}, int8 / float32", new.get(f"{name}, int8"), new[name], 1 / 2) for name in (linear, conv)),
+        (f"{mobile}, int8 / other wheel's float32", new.get(f"{mobile}, int8"), old.get(mobile), 1 / 4),
+        ("import torch: instructions, this / other wheel", start, old.get(IMPORT), 0.6),
+    ]
+    for name, one, other, limit in pairs:
+        if one and other and one.instructions and other.instructions:
+            found.append(_ratio(name, one.instructions / 1e6, other.instructions / 1e6, limit, "M"))
+    if before:
+        memory = [side[IMPORT].resident_kib * 1024 / 1e6 for side in (new, old)]
+        found.append(_ratio("import torch: memory, this / other wheel", memory[0], memory[1], 0.75, "MB"))
+    for name in ("mm 256³", conv):
+        cycles = [side[name].cycles for side in (new, old) if name in side]
+        millions = [item.total / 1e6 for item in cycles if item]
+        if len(millions) == 2:
+            label = f"{name}: cycles (model), this / other wheel"
+            found.append(_ratio(label, millions[0], millions[1], 1 / 2, "M"))
+    return tuple(found)
+
+
+def _ratio(name: str, one: float, other: float, limit: float, unit: str) -> Figure:
+    note = f"{_millions(one)} / {_millions(other)} {unit}"
+    return Figure(name=name, value=one / other, unit="×", goal=Goal(limit), note=note)
+
+
+def tables(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[str]) -> str:
+    """Instructions and modelled cycles, beside those of the other wheel, and the classes of instructions."""
+    sink = io.StringIO()
+    console = Console(file=sink, width=_WIDTH, highlight=False)
+    old = {row.name: row for row in before or ()}
+    titles = [f"instructions, {name}" for name in ("this wheel", "other wheel", "ratio")]
+    cycles = [f"cycles (model), {name}" for name in ("this wheel", "other wheel", "ratio")]
+    if not before:
+        titles, cycles = ["instructions"], ["cycles (model)"]
+    table = _table(f"torch {' against '.join(names)}: millions", [*titles, *cycles, "modelled"])
+    for row in rows:
+        other = old.get(row.name, Row(row.name))
+        counted = [row.instructions / 1e6, other.instructions / 1e6]
+        modelled = [side.cycles.total / 1e6 if side.cycles else 0.0 for side in (row, other)]
+        share = f"{100 * row.cycles.share:.0f} %" if row.cycles else "–"
+        cells = [_compared(counted), _compared(modelled)]
+        if not before:
+            cells = [[group[0]] for group in cells]
+        table.add_row(row.name, *(cell for group in cells for cell in group), share)
+    console.print(table)
+    classes = _table("Classes of instructions, this wheel: % of the executed ones", counts.CLASSES)
+    for row in rows:
+        if row.by_class:
+            shares = [100 * row.by_class[kind] / row.instructions for kind in counts.CLASSES]
+            classes.add_row(row.name, *(f"{share:.1f}" for share in shares))
+    console.print(classes)
+    for row in rows:
+        if row.reason:
+            console.print(f"not run: {row.name}: {row.reason}", markup=False)
+    return sink.getvalue()
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1))
+    table.add_column("workload", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _compared(values: Sequence[float]) -> list[str]:
+    one, other = values
+    return [_millions(one), _millions(other), f"{one / other:.2f}" if one and other else "–"]
+
+
+def _millions(value: float) -> str:
+    if not value:
+        return "–"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.3f}"

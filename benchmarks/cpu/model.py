@@ -1,0 +1,78 @@
+"""Cycles of the hottest blocks, estimated by llvm-mca.
+
+LLVM has no scheduling data for 32-bit code on the Cortex-A53 and A7, and its data for the similar Cortex-R52 lacks NEON
+instructions. It has data for the Cortex-A57, and uses them for the Cortex-A72 of a Raspberry Pi 4 too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.cpu.counts import Block, Region, class_of
+from toolchain import process
+
+CPU = "cortex-a57"
+BLOCKS = 20
+"""The number of blocks per workload that are modelled."""
+_TARGET = re.compile(r"#-?(?:0x)?[0-9a-f]+$")
+_ENCODINGS = ("thumbv7", "armv7")
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """The cycles of the modelled blocks, and their share of the executed instructions."""
+
+    cycles: float
+    share: float
+
+    @property
+    def total(self) -> float:
+        """The cycles of all instructions, if the others need as many cycles as the modelled ones."""
+        return self.cycles / self.share
+
+
+def modelled(tools: Path, region: Region) -> Modelled | None:
+    """Model the hottest blocks of a region; None if llvm-mca supports none of them. Raises CommandFailed."""
+    hottest = region.hottest(BLOCKS)
+    per_run = cycles_of(tools, [block for block, _ in hottest])
+    known = [(cycles, block, times) for cycles, (block, times) in zip(per_run, hottest, strict=True) if cycles]
+    covered = sum(times * len(block.instructions) for _, block, times in known)
+    if not covered:
+        return None
+    return Modelled(sum(times * cycles for cycles, _, times in known), covered / region.instructions)
+
+
+def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
+    """The cycles of one execution of each block in a long sequence of them; 0 where an instruction is not supported."""
+    found = [0.0] * len(blocks)
+    for encoding in _ENCODINGS:
+        left = [number for number, cycles in enumerate(found) if not cycles]
+        if not left:
+            break
+        text = "".join(f"# LLVM-MCA-BEGIN {number}\n{assembly(blocks[number])}# LLVM-MCA-END\n" for number in left)
+        # It reports instructions that it cannot assemble on stderr, and continues.
+        options = [f"-mtriple={encoding}-linux-gnueabihf", f"-mcpu={CPU}", "-json"]
+        done = process.run(
+            ["chroot", tools, "llvm-mca-19", *options, "-skip-unsupported-instructions=any"],
+            stdin=text.encode(),
+            merge_stderr=False,
+            check=False,
+            limit_s=120,
+        )
+        for row in json.loads(done.output)["CodeRegions"] if done.output.strip() else []:
+            number, summary = int(row["Name"]), row["SummaryView"]
+            if len(row["Instructions"]) == len(blocks[number].instructions):
+                found[number] = summary["TotalCycles"] / summary["Iterations"]
+    return found
+
+
+def assembly(block: Block) -> str:
+    """The block in assembly language. Branches jump to themselves, as their targets are outside the block."""
+    return "".join(
+        (_TARGET.sub(".", item.text) if class_of(item.text) == "branch" else item.text) + "\n"
+        for item in block.instructions
+    )
