@@ -78,7 +78,7 @@ def measure(workspace: Workspace) -> Result:
     with build_lock(config.target_root), Context(config) as context:
         pipeline = pipelines.cpu_job(context)
         made = {item.step: item for item in pipeline.execute(pipeline.plan())}
-        sites = [("this wheel", _site(context, made))]
+        sites = [(f"torch {made['torch'].facts['version']}", _site(context, made))]
         with files.scratch_folder(workspace.folder, "cpu") as scratch:
             if workspace.against:
                 sites.append((Path(workspace.against).name, _unpacked(context, Path(workspace.against), scratch)))
@@ -86,12 +86,11 @@ def measure(workspace: Workspace) -> Result:
             counts.compile_plugin(tools, plugin)
             with concurrent.futures.ThreadPoolExecutor(2) as pool:
                 runs = [
-                    pool.submit(_rows, workspace, context, tools, plugin, site, scratch / str(number))
-                    for number, (_, site) in enumerate(sites)
+                    pool.submit(_rows, workspace, context, tools, plugin, site, scratch / str(number), name)
+                    for number, (name, site) in enumerate(sites)
                 ]
                 rows = [run.result() for run in runs]
-    names = [made["torch"].facts["version"], *(name for name, _ in sites[1:])]
-    return result(rows[0], rows[1] if len(rows) > 1 else None, names)
+    return result(rows[0], rows[1] if len(rows) > 1 else None, [name for name, _ in sites])
 
 
 def ready_tools(config: Config) -> Path:
@@ -136,7 +135,9 @@ def _unpacked(context: Context, wheel: Path, scratch: Path) -> Path:
     return _packages(root, context)
 
 
-def _rows(workspace: Workspace, context: Context, tools: Path, plugin: Path, site: Path, out: Path) -> list[Row]:
+def _rows(
+    workspace: Workspace, context: Context, tools: Path, plugin: Path, site: Path, out: Path, name: str
+) -> list[Row]:
     """Run the workloads in a container of the target root, and model them."""
     out.mkdir()
     libraries = f"/usr/lib/{context.native.gnu}"
@@ -150,7 +151,7 @@ def _rows(workspace: Workspace, context: Context, tools: Path, plugin: Path, sit
         site: f"{_INSIDE}/torch",
     }
     emulator = [f"{_INSIDE}/qemu-arm", "-plugin", f"{_INSIDE}/count.so,out=/out/counts"]
-    with progress.step(f"instructions of {site}"):
+    with progress.step(f"instructions of {name}"):
         run_in(
             context.client,
             context.config.image_reference("rootfs"),
@@ -170,7 +171,7 @@ def _rows(workspace: Workspace, context: Context, tools: Path, plugin: Path, sit
         )
     regions = counts.read(out / "counts")
     rows = []
-    with progress.step("model of the hottest blocks"):
+    with progress.step(f"model of the hottest blocks of {name}"):
         for item in json.loads((out / "rows.json").read_text()):
             if not item["region"]:
                 rows.append(Row(item["name"], item["reason"]))
@@ -252,7 +253,7 @@ def tables(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[st
     cycles = [f"cycles (model), {name}" for name in ("this wheel", "other wheel", "ratio")]
     if not before:
         titles, cycles = ["instructions"], ["cycles (model)"]
-    table = _table(f"torch {' against '.join(names)}: millions", [*titles, *cycles, "modelled"])
+    table = _table(f"{' against '.join(names)}: millions", [*titles, *cycles, "modelled"])
     for row in rows:
         other = old.get(row.name, Row(row.name))
         counted = [row.instructions / 1e6, other.instructions / 1e6]
