@@ -451,7 +451,7 @@ def completion(_: Context, shell: str) -> None:
         "name": "build, extension, export, device, kernels, torch or cpu (default: all)",
         "times": "how often short measurements are repeated",
         "keep": "keep the built files, so that the next run of a single benchmark starts sooner",
-        "against": "another torch wheel, which --name=cpu prints beside that of the image",
+        "against": "another torch wheel, which --name=cpu compares with that of the image",
     },
 )
 @_reported

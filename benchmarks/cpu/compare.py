@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -42,6 +43,7 @@ _SCRIPT = Path(__file__).resolve().parent / "workloads.py"
 _INSIDE = "/mnt"
 _LIMIT_S = 3600.0
 _WIDTH = 118
+_SHOWN_BLOCKS = 3
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Row:
     by_class: Counter[str] | None = None
     resident_kib: int = 0
     cycles: model.Modelled | None = None
+    hottest: tuple[Mapping[str, Any], ...] = ()
+    """The code of the blocks that execute most instructions, for the result file."""
 
     @property
     def instructions(self) -> int:
@@ -178,8 +182,21 @@ def _rows(
                 continue
             region = regions[item["region"]]
             cycles = None if item["name"] == IMPORT else model.modelled(tools, region)
-            rows.append(Row(item["name"], "", region.by_class, region.resident_kib, cycles))
+            hottest = _hottest(region, cycles) if cycles else ()
+            rows.append(Row(item["name"], "", region.by_class, region.resident_kib, cycles, hottest))
     return rows
+
+
+def _hottest(region: counts.Region, cycles: model.Modelled) -> tuple[Mapping[str, Any], ...]:
+    return tuple(
+        {
+            "share": round(times * len(block.instructions) / region.instructions, 3),
+            "executions": times,
+            "model cycles": round(per_run, 2),
+            "code": [item.text for item in block.instructions],
+        }
+        for (block, times), per_run in zip(region.hottest(_SHOWN_BLOCKS), cycles.per_block, strict=False)
+    )
 
 
 def result(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[str]) -> Result:
@@ -193,6 +210,7 @@ def result(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[st
                 "resident KiB": row.resident_kib,
                 "model cycles": round(row.cycles.total) if row.cycles else None,
                 "modelled share": round(row.cycles.share, 3) if row.cycles else None,
+                "hottest blocks": row.hottest,
             }
             for row in side
         ]
@@ -245,7 +263,7 @@ def _ratio(name: str, one: float, other: float, limit: float, unit: str) -> Figu
 
 
 def tables(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[str]) -> str:
-    """Instructions and modelled cycles, beside those of the other wheel, and the classes of instructions."""
+    """Instructions and modelled cycles, next to those of the other wheel, and the classes of instructions."""
     sink = io.StringIO()
     console = Console(file=sink, width=_WIDTH, highlight=False)
     old = {row.name: row for row in before or ()}

@@ -41,7 +41,7 @@ EXPORT int qemu_plugin_version = 1;
 typedef uint64_t qemu_plugin_id_t;
 struct qemu_plugin_tb;
 struct qemu_plugin_insn;
-enum { NO_REGISTERS = 0 };
+enum { ADD_U64 = 0 };
 
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb);
 struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *tb, size_t index);
@@ -51,7 +51,7 @@ size_t qemu_plugin_insn_size(const struct qemu_plugin_insn *insn);
 char *qemu_plugin_insn_disas(const struct qemu_plugin_insn *insn);
 const void *qemu_plugin_insn_data(const struct qemu_plugin_insn *insn);
 void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id, void (*call)(qemu_plugin_id_t, struct qemu_plugin_tb *));
-void qemu_plugin_register_vcpu_tb_exec_cb(struct qemu_plugin_tb *tb, void (*call)(unsigned, void *), int flags, void *data);
+void qemu_plugin_register_vcpu_tb_exec_inline(struct qemu_plugin_tb *tb, int operation, void *to, uint64_t addend);
 void qemu_plugin_register_vcpu_syscall_cb(qemu_plugin_id_t id,
                                           void (*call)(qemu_plugin_id_t, unsigned, int64_t, uint64_t, uint64_t, uint64_t,
                                                        uint64_t, uint64_t, uint64_t, uint64_t, uint64_t));
@@ -121,11 +121,6 @@ static struct block *find(uint64_t address, const char *text) {
     return made;
 }
 
-static void executed(unsigned cpu, void *data) {
-    (void)cpu;
-    ((struct block *)data)->executions++;
-}
-
 static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb) {
     (void)id;
     static char text[TEXT];
@@ -142,7 +137,7 @@ static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb) {
         used += append_instruction(text + used, TEXT - used, qemu_plugin_tb_get_insn(tb, at));
     }
     struct block *found = find(qemu_plugin_insn_vaddr(start), text);
-    qemu_plugin_register_vcpu_tb_exec_cb(tb, executed, NO_REGISTERS, found);
+    qemu_plugin_register_vcpu_tb_exec_inline(tb, ADD_U64, &found->executions, 1);
 }
 
 static uint64_t resident_kib(void) {

@@ -28,6 +28,8 @@ class Modelled:
 
     cycles: float
     share: float
+    per_block: tuple[float, ...] = ()
+    """The cycles of one execution of each block, the hottest first; 0 where it is not modelled."""
 
     @property
     def total(self) -> float:
@@ -43,7 +45,7 @@ def modelled(tools: Path, region: Region) -> Modelled | None:
     covered = sum(times * len(block.instructions) for _, block, times in known)
     if not covered:
         return None
-    return Modelled(sum(times * cycles for cycles, _, times in known), covered / region.instructions)
+    return Modelled(sum(times * cycles for cycles, _, times in known), covered / region.instructions, tuple(per_run))
 
 
 def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
