@@ -19,6 +19,7 @@ CPU = "cortex-a57"
 BLOCKS = 20
 """The number of blocks per workload that are modelled."""
 _TARGET = re.compile(r"#-?(?:0x)?[0-9a-f]+$")
+_IT = re.compile(r"it[te]{0,3} ")
 _ENCODINGS = ("thumbv7", "armv7")
 
 
@@ -73,8 +74,15 @@ def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
 
 
 def assembly(block: Block) -> str:
-    """The block in assembly language. Branches jump to themselves, as their targets are outside the block."""
-    return "".join(
-        (_TARGET.sub(".", item.text) if class_of(item.text) == "branch" else item.text) + "\n"
-        for item in block.instructions
-    )
+    """The block in assembly language.
+
+    Branches jump to themselves, as their targets are outside the block. QEMU disassembles each instruction alone, and
+    those after IT without a condition: IT becomes NOP.
+    """
+    lines = []
+    for item in block.instructions:
+        if _IT.match(item.text):
+            lines.append("nop")
+        else:
+            lines.append(_TARGET.sub(".", item.text) if class_of(item.text) == "branch" else item.text)
+    return "\n".join(lines) + "\n"

@@ -116,6 +116,11 @@ def test_branches_stay_inside_the_modelled_block(tmp_path: Path) -> None:
     assert model.assembly(block) == "vmla.f32 q8, q1, q2\nadds r3, #1\nbne .\n"
 
 
+def test_conditional_instructions_are_modelled_without_a_condition() -> None:
+    block = counts.Block(0, [counts.Instruction(b"", text) for text in ("it eq", "mov r0, r1")])
+    assert model.assembly(block) == "nop\nmov r0, r1\n"
+
+
 def test_modelled_cycles_are_scaled_to_all_instructions() -> None:
     assert model.Modelled(cycles=30.0, share=0.5).total == 60.0
 
