@@ -67,7 +67,7 @@ class Row:
 def measure(workspace: Workspace) -> Result:
     """Count the workloads on the image's wheel, and on ``workspace.against``.
 
-    Raises PlatformMismatch for another target, ArtefactMissing without a torch wheel, CommandFailed.
+    Raises PlatformMismatch for another target, ArtefactMissing without one of the wheels, CommandFailed.
     """
     config = workspace.user
     if config.image.target.debian != "armhf":
@@ -77,6 +77,14 @@ def measure(workspace: Workspace) -> Result:
             found=config.image.architecture,
             fix="set INVOKE_IMAGE_ARCHITECTURE=armhf for this task",
         )
+    against = Path(workspace.against) if workspace.against else None
+    if against and not against.is_file():
+        raise ArtefactMissing(
+            "the wheel to compare with is missing",
+            expected="--against=PATH of a torch wheel",
+            found=f"no file {against}",
+            fix="give the path of an existing wheel",
+        )
     require_root("to unpack the root filesystem and the tools", "./inv bench --name=cpu")
     tools = ready_tools(config)
     with build_lock(config.target_root), Context(config) as context:
@@ -84,8 +92,8 @@ def measure(workspace: Workspace) -> Result:
         made = {item.step: item for item in pipeline.execute(pipeline.plan())}
         sites = [(f"torch {made['torch'].facts['version']}", _site(context, made))]
         with files.scratch_folder(workspace.folder, "cpu") as scratch:
-            if workspace.against:
-                sites.append((Path(workspace.against).name, _unpacked(context, Path(workspace.against), scratch)))
+            if against:
+                sites.append((against.name, _unpacked(context, against, scratch)))
             plugin = scratch / "count.so"
             counts.compile_plugin(tools, plugin)
             with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -122,14 +130,7 @@ def _packages(root: Path, context: Context) -> Path:
 
 
 def _unpacked(context: Context, wheel: Path, scratch: Path) -> Path:
-    """Unpack a wheel like that of the image. Raises ArtefactMissing, PlatformMismatch or WheelUnusable."""
-    if not wheel.is_file():
-        raise ArtefactMissing(
-            "the wheel to compare with is missing",
-            expected="--against=PATH of a torch wheel",
-            found=f"no file {wheel}",
-            fix="give the path of an existing wheel",
-        )
+    """Unpack a wheel like that of the image. Raises PlatformMismatch or WheelUnusable."""
     with progress.step(f"unpack {wheel.name}"):
         wheels.audit(wheel, context.target)
         root = scratch / "against"
@@ -218,7 +219,7 @@ def result(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[st
     }
     return Result(
         name="cpu",
-        title="torch on the CPU: goals",
+        title="torch on the CPU: import and goals",
         rule=RULE,
         figures=figures(rows, before),
         tables=tables(rows, before, names),

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from machine import needs_the_machine
 
 from benchmarks.cpu import compare, counts, model
-from benchmarks.workspace import Workspace
 from flow import pipelines
 from flow.context import Context
 from toolchain import files, process
 from toolchain.config import Config
-from toolchain.errors import CommandFailed, PlatformMismatch
+from toolchain.errors import CommandFailed
 
 PROGRAM = """
 .syntax unified
@@ -139,9 +138,3 @@ def test_a_killed_program_gives_no_counts(parts: Parts) -> None:
     assert parts.run("/no-such-program", out="none").returncode != 0
     with pytest.raises(CommandFailed, match="ended early"):
         counts.read(parts.folder / "none")
-
-
-def test_another_architecture_is_refused(product_config: Config) -> None:
-    workspace = Workspace.of(replace(product_config, image=replace(product_config.image, architecture="arm64")))
-    with pytest.raises(PlatformMismatch, match="32-bit ARM"):
-        compare.measure(workspace)

@@ -11,8 +11,9 @@ import pytest
 from benchmarks import suite
 from benchmarks.cpu import compare, counts, model
 from benchmarks.cpu.compare import Row
+from benchmarks.workspace import Workspace
 from toolchain.config import load_config
-from toolchain.errors import CommandFailed, UserError
+from toolchain.errors import ArtefactMissing, CommandFailed, PlatformMismatch, UserError
 
 OUTPUT = """\
 region 1 2048
@@ -181,3 +182,16 @@ def test_only_the_benchmark_cpu_compares_wheels() -> None:
     with pytest.raises(UserError) as caught:
         suite.bench(load_config({}), "export", against="a.whl")
     assert caught.value.fix == "./inv bench --name=cpu --against=a.whl"
+
+
+def test_a_missing_wheel_is_reported_before_anything_is_built(tmp_path: Path) -> None:
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    with pytest.raises(ArtefactMissing, match="to compare with is missing"):
+        compare.measure(Workspace.of(config, against=str(tmp_path / "no.whl")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    config = load_config({"build": {"folder": str(tmp_path)}, "image": {"architecture": "arm64"}})
+    with pytest.raises(PlatformMismatch, match="32-bit ARM"):
+        compare.measure(Workspace.of(config))

@@ -33,8 +33,12 @@ ORDER = (
 ORDER_IN_FLOW = ("helpers", "steps", "pipelines", "jobs")
 """Parts of ``flow``: each may import itself and the parts before it. Helpers are modules that a step imports."""
 
-COPIED = ("recipes/qpu_ops/src", "recipes/qpu_ops/backend", "recipes/qpu_ops/setup.py", "recipes/cuda_ops/src")
-"""Sources of wheels. They are built in their own folder and cannot import this project."""
+COPIED = (
+    *("recipes/qpu_ops/src", "recipes/qpu_ops/backend", "recipes/qpu_ops/setup.py", "recipes/cuda_ops/src"),
+    "benchmarks/cpu/workloads.py",
+)
+"""Sources of wheels, which are built in their own folder, and a script for the target's Python. They cannot import this
+project."""
 
 
 def modules(package: str) -> list[Path]:
