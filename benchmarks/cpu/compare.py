@@ -22,7 +22,7 @@ from flow import pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
 from flow.steps import cpu_tools
-from toolchain import files, progress
+from toolchain import files, process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, PlatformMismatch
 from toolchain.manifest import Manifest
@@ -101,7 +101,11 @@ def measure(workspace: Workspace) -> Result:
                     pool.submit(_rows, workspace, context, tools, plugin, site, scratch / str(number), name)
                     for number, (name, site) in enumerate(sites)
                 ]
-                rows = [run.result() for run in runs]
+                try:
+                    rows = [run.result() for run in runs]
+                except BaseException:
+                    process.interrupt_all()  # otherwise the pool would wait for the other container
+                    raise
     return result(rows[0], rows[1] if len(rows) > 1 else None, [name for name, _ in sites])
 
 
