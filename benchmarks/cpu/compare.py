@@ -272,7 +272,7 @@ def tables(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[st
     sink = io.StringIO()
     console = Console(file=sink, width=_WIDTH, highlight=False)
     old = {row.name: row for row in before or ()}
-    titles = [f"instructions, {name}" for name in ("this wheel", "other wheel", "ratio")]
+    titles = [f"instr., {name}" for name in ("this wheel", "other wheel", "ratio")]
     cycles = [f"cycles (model), {name}" for name in ("this wheel", "other wheel", "ratio")]
     if not before:
         titles, cycles = ["instructions"], ["cycles (model)"]
