@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,10 +40,9 @@ class Recipe:
     """TOML tables of texts (or of tables of texts) that are specific to this recipe, by name."""
 
     def fingerprint(self) -> str:
-        """SHA-256 of the data file and the inputs."""
-        if self.sources == self.folder:
-            return tree_fingerprint(self.folder, "recipe.toml", *self.inputs)
-        parts = tree_fingerprint(self.folder, "recipe.toml") + tree_fingerprint(self.sources, *self.inputs)
+        """SHA-256 of the data, without comments and the tables of other versions, and of the inputs."""
+        data = [self.name, self.title, self.source, self.inputs, self.outputs, dict(self.settings), dict(self.tables)]
+        parts = json.dumps(data, sort_keys=True) + tree_fingerprint(self.sources, *self.inputs)
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def require_outputs(self, folder: Path) -> None:
@@ -58,7 +58,11 @@ class Recipe:
 
 
 def load(name: str) -> Recipe:
-    """The recipe in the folder of that name. Raises RecipeInvalid with all errors of its data file."""
+    """The recipe in the folder of that name. Raises RecipeInvalid with all errors of its data file.
+
+    A recipe for several versions has the table ``versions.X`` for each; that of the recipe's ``version`` is merged into
+    the rest, and replaces ``{version}`` in the inputs.
+    """
     path = HERE / name / "recipe.toml"
     try:
         data = tomllib.loads(path.read_text())
@@ -71,11 +75,13 @@ def load(name: str) -> Recipe:
         raise RecipeInvalid(f"{path} is not valid TOML", found=str(fault), fix="edit it") from fault
     if faults := _faults(data):
         raise RecipeInvalid(f"{path} is not a valid recipe", found="; ".join(faults), fix="edit it")
+    version = data.get("version", "")
+    data.update(data.pop("versions", {}).get(version, {}))
     return Recipe(
         name=data["name"],
         title=data["title"],
         source=data["source"],
-        inputs=tuple(data["inputs"]),
+        inputs=tuple(item.replace("{version}", version) for item in data["inputs"]),
         outputs=tuple(data["outputs"]),
         folder=path.parent,
         sources=HERE.parent / data["tree"] if "tree" in data else path.parent,
@@ -96,6 +102,9 @@ def _faults(data: Mapping[str, object]) -> list[str]:
             faults.append(f"{key}: expected a list of glob patterns")
     if "source" in data and data["source"] not in _SOURCES:
         faults.append(f"source: expected one of {', '.join(_SOURCES)}, found {data['source']!r}")
+    versions = data.get("versions")
+    if isinstance(versions, dict) and data.get("version") not in versions:
+        faults.append(f"version: expected one of {', '.join(versions)}, found {data.get('version')!r}")
     if data.get("outputs") == []:
         faults.append("outputs: expected at least one glob pattern")
     others = sorted(key for key in data if key not in (*_TEXTS, *_LISTS))

@@ -62,8 +62,9 @@ def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> E
     """Audit a wheel for a target. Raises WheelUnusable with every fault, PlatformMismatch for another machine.
 
     Checked are: tag, RECORD, machine and float ABI (wheels.find.audit); CPU architecture, floating point and NEON
-    against the compiler's ``flags``; the newest GLIBC and GLIBCXX symbols against the release; libraries that are
-    neither in the wheel nor in a minimal system; undefined symbols; RPATHs that leave the wheel; paths of the build in
+    against the compiler's ``flags``, except in libraries that choose their code by the CPU that they find; the newest
+    GLIBC and GLIBCXX symbols against the release; libraries that are neither in the wheel nor in a minimal system;
+    undefined symbols; RPATHs that leave the wheel; paths of the build in
     any member. A size of more than 60 MB is a warning.
     """
     wheels.audit(wheel, target)
@@ -104,7 +105,7 @@ def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> E
 
 
 def _examine(name: str, elf: ELFFile, inside: set[str], sums: _Sums, flags: str | None) -> None:
-    if flags is not None:
+    if flags is not None and not PurePosixPath(name).name.startswith(_detecting_libraries()):
         sums.faults += [f"{name}: {fault}" for fault in _cpu_faults(elf, flags, kernels=name.endswith(_KERNELS))]
     _note_symbols(name, elf, sums)
     for kind, version in _needed_versions(elf):
@@ -136,7 +137,16 @@ def _note_symbols(name: str, elf: ELFFile, sums: _Sums) -> None:
 
 def system_libraries() -> tuple[str, ...]:
     """Prefixes of the names of libraries that every system has."""
-    return tuple(str(load("torch").tables["wheel"]["system_libraries"]).split())
+    return _prefixes("system_libraries")
+
+
+def _detecting_libraries() -> tuple[str, ...]:
+    """Prefixes of the names of libraries that choose their code by the CPU that they find."""
+    return _prefixes("detecting_libraries")
+
+
+def _prefixes(setting: str) -> tuple[str, ...]:
+    return tuple(str(load("torch").tables["wheel"][setting]).split())
 
 
 def _cpu_faults(elf: ELFFile, flags: str, *, kernels: bool) -> Iterator[str]:

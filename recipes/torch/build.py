@@ -102,7 +102,7 @@ class Plan:
                 found=reason,
                 fix="use --variant=neon or --variant=baseline",
             )
-        options = {**recipe.tables["options"]}
+        options = {**recipe.tables["options"], **variants[name].get("options", {})}
         for item in config.torch.options:
             key, _, value = item.partition("=")
             options[key] = value
@@ -317,7 +317,8 @@ class Builder:
         """Unpack and patch the source, once."""
         if (self.home / "pytorch").is_dir():
             return
-        self.run(["/usr/src/recipe/inside/prepare", "/usr/src/source", self._source.kind])
+        version = self._plan.recipe.settings["version"]
+        self.run(["/usr/src/recipe/inside/prepare", "/usr/src/source", self._source.kind, version])
 
     def configure(self) -> None:
         """Run CMake, unless it has already run with the same options.

@@ -198,6 +198,6 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
             expected="the pinned commit with its submodules, and no other files",
             found="; ".join(line.strip() for line in changed[:5]),
             fix=f"move your own files elsewhere, delete {place} and run the task again; put your own patches into "
-            "recipes/torch/patches/git",
+            f"recipes/torch/patches/{recipe.settings['version']}/git",
         )
     return Source(kind="git", folder=place, identity=f"git {commit}", files={})

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy
 import torch
+import torch.ao.quantization
 from torch import Tensor, nn
 
 Case = Callable[[], dict[str, Tensor]]
@@ -323,6 +324,56 @@ def seeded() -> dict[str, Tensor]:
     loss.backward()
     made = {f"{name}'s gradient": item.grad for name, item in module.named_parameters() if item.grad is not None}
     return {"loss": loss.detach(), **made, **{name: item.detach() for name, item in module.named_parameters()}}
+
+
+@case(FLOAT32)
+def inference() -> dict[str, Tensor]:
+    """Layers without gradients, which have kernels of their own on ARM, in two memory formats."""
+    image = drawn(2, 8, 14, 15)
+    layers = {
+        "conv": filled(nn.Conv2d(8, 12, 3, stride=2, padding=1)),
+        "pointwise": filled(nn.Conv2d(8, 12, 1)),
+        "depthwise": filled(nn.Conv2d(8, 8, 3, groups=8, padding=1)),
+    }
+    made = {}
+    with torch.no_grad():
+        for name, layer in layers.items():
+            made[name] = layer(image)
+            made[f"{name}, channels last"] = layer(image.to(memory_format=torch.channels_last)).contiguous()
+        made["linear"] = filled(nn.Linear(40, 24))(drawn(3, 11, 40))
+        made["one row"] = filled(nn.Linear(40, 24))(drawn(1, 40))
+        made["lstm"] = filled(nn.LSTM(8, 12))(drawn(9, 3, 8))[0]
+        made["attention"] = filled(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval())(drawn(2, 7, 16))
+    return made
+
+
+@case(0.03)
+def quantized() -> dict[str, Tensor]:
+    """QNNPACK on both machines. The bound is a few steps of 8 bits: the machines may round differently."""
+    before, torch.backends.quantized.engine = torch.backends.quantized.engine, "qnnpack"
+    quantization = torch.ao.quantization
+    static = nn.Sequential(
+        quantization.QuantStub(), filled(nn.Conv2d(4, 8, 3)), nn.ReLU(), nn.Flatten(), filled(nn.Linear(200, 6)),
+        quantization.DeQuantStub(),
+    ).eval()  # fmt: skip
+    static.qconfig = quantization.get_default_qconfig("qnnpack")
+    prepared = quantization.prepare(static)
+    prepared(drawn(4, 4, 7, 7))
+    embedding = nn.Sequential(filled(nn.Embedding(30, 16)))
+    embedding[0].qconfig = quantization.float_qparams_weight_only_qconfig
+    try:
+        with torch.no_grad():
+            linear = quantization.quantize_dynamic(nn.Sequential(filled(nn.Linear(40, 24))), {nn.Linear})
+            lstm = quantization.quantize_dynamic(nn.Sequential(filled(nn.LSTM(8, 12))), {nn.LSTM})
+            return {
+                "rounded": torch.quantize_per_tensor(drawn(50), 0.02, 100, torch.quint8).int_repr(),
+                "linear": linear(drawn(5, 40)),
+                "lstm": lstm(drawn(9, 3, 8))[0],
+                "static": quantization.convert(prepared)(drawn(2, 4, 7, 7, seed=2)),
+                "embedding": quantization.convert(quantization.prepare(embedding))(torch.arange(9).view(3, 3)),
+            }
+    finally:
+        torch.backends.quantized.engine = before
 
 
 @case(0.0)

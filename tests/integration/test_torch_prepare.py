@@ -50,7 +50,7 @@ class Room:
         self.root = root
         self.home = root / "usr/src/torch"
         self.source = root / "usr/src/source"
-        self.patches = root / "usr/src/recipe/patches"
+        self.patches = root / "usr/src/recipe/patches/2.6.0"
 
     def empty(self) -> None:
         """The script, an empty folder for the source, and patches for both kinds."""
@@ -73,7 +73,7 @@ class Room:
 
     def prepare(self, kind: str) -> subprocess.CompletedProcess[str]:
         """Run the script like the build."""
-        return self.call("/usr/src/recipe/inside/prepare", "/usr/src/source", kind)
+        return self.call("/usr/src/recipe/inside/prepare", "/usr/src/source", kind, "2.6.0")
 
     def plain_source(self, folder: Path) -> None:
         """Upstream's files."""
@@ -210,7 +210,7 @@ def test_our_patches_apply_to_upstreams_tree(room: Room, built: Built, product_c
     for folder in (room.source, room.patches):
         shutil.rmtree(folder)
     shutil.copytree(fetched.folder, room.source, symlinks=True)
-    patches = PREPARE.parents[1] / "patches"
+    patches = PREPARE.parents[1] / "patches" / data.settings["version"]
     shutil.copytree(patches, room.patches)
     done = room.prepare("git")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr

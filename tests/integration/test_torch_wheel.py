@@ -86,21 +86,27 @@ def a_copy_of_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_patch_and_every_script_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Including those in subfolders, which are for one kind of source."""
+    """Including those in subfolders, which are for one kind of source; another version's are not."""
     before = plan().key("source 1")
     folder = a_copy_of_the_recipe(tmp_path, monkeypatch)
     assert plan().key("source 1") == before
     makers = sorted(path for name in ("patches", "inside") for path in (folder / name).rglob("*") if path.is_file())
-    assert folder / "patches" / "archive" / "0001-upstream-version.patch" in makers
+    assert folder / "patches" / "2.6.0" / "archive" / "0001-upstream-version.patch" in makers
     keys = {before}
     for path in makers:
         text = path.read_bytes()
         path.write_bytes(text + b"\n")
         keys.add(plan().key("source 1"))
         path.write_bytes(text)
-    (folder / "patches" / "git" / "9999-new.patch").write_text("--- a\n+++ b\n")
+    (folder / "patches" / "2.6.0" / "git" / "9999-new.patch").write_text("--- a\n+++ b\n")
     keys.add(plan().key("source 1"))
     assert len(keys) == len(makers) + 2
+    before = plan().key("source 1")
+    (folder / "patches" / "2.7.0").mkdir()
+    (folder / "patches" / "2.7.0" / "0001-other.patch").write_text("--- a\n+++ b\n")
+    with (folder / "recipe.toml").open("a") as data:
+        data.write('\n[versions."2.7.0"]\nepoch = "1"\n')
+    assert plan().key("source 1") == before
 
 
 @pytest.mark.parametrize("what", ["environment", "configure", "setup", "setup_environment"])
@@ -246,7 +252,7 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
         with pytest.raises(SourceUnavailable, match=r"differs from upstream's v2\.6\.0") as caught:
             obtain(commit)
         assert change.relative_to(found.folder).parts[0] in caught.value.found
-        assert "patches/git" in caught.value.fix
+        assert "patches/2.6.0/git" in caught.value.fix
         if before is None:
             change.unlink()
         else:
@@ -394,6 +400,19 @@ def test_kernels_without_neon_are_rejected_for_variant_neon(tmp_path: Path, fpu:
     with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(wheel)
     assert caught.value.found == "torch/lib/libtorch_cpu.so: it was compiled without NEON, which the variant requires"
+
+
+@pytest.mark.parametrize(("name", "accepted"), [("libXNNPACK-0a1b2c3d.so.0", True), ("libother.so.0", False)])
+def test_only_a_library_that_detects_the_cpu_may_have_code_for_newer_ones(
+    tmp_path: Path, name: str, accepted: bool
+) -> None:
+    newer = cross_compiled(tmp_path, "newer", "float one(float a) { return a * a; }", "-mfpu=fp-armv8")
+    wheel = torch_of(tmp_path, {f"torch.libs/{name}": newer})
+    if accepted:
+        assert examined(wheel).elf_files == 1
+        return
+    with pytest.raises(WheelUnusable, match="cannot be used"):
+        examined(wheel)
 
 
 def test_a_bundled_library_is_accepted(tmp_path: Path) -> None:
@@ -610,6 +629,8 @@ def test_the_baseline_variants_audit_refuses_neon(kept: Path) -> None:
 
 # In the image.
 
+SUITE = [f"/suite/test_{name}.py" for name in ("torch_limits", "torch", "torch_kernels", "quantization")]
+
 OFF_BY_ONE = """
 import sys, torch
 document = torch.load(sys.argv[1], weights_only=True)
@@ -686,13 +707,13 @@ def test_results_agree_with_those_of_this_pc(
 def test_the_torch_tests_of_the_device_suite_pass(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
-    """Sizes and indices beyond 32 bits; gradcheck, layers, optimisers, unaligned memory, saving and loading."""
+    """Sizes beyond 32 bits; gradients, layers, unaligned memory, saving and loading; NEON kernels; int8 networks."""
     assert built.manifest("torch").facts["self-contained"]
     words = ["-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null"]
     done = run_in(
         client,
         product_config.image_reference("system"),
-        ["python3", "-m", "pytest", *words, "/suite/test_torch_limits.py", "/suite/test_torch.py"],
+        ["python3", "-m", "pytest", *words, *SUITE],
         architecture=product_config.image.target,
         binds=[f"{NUMBERS.parent}:/suite:ro"],
     )

@@ -93,12 +93,59 @@ def test_all_errors_of_a_data_file_are_reported_at_once(thing: Path) -> None:
         assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("changed", ["recipe.toml", "Makefile", "src/a.c", "src/deep/b.c", "src/new.c"])
-def test_recipe_fingerprint_covers_data_file_and_inputs(thing: Path, changed: str) -> None:
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ("recipe.toml", 'more = "1"'),
+        ("recipe.toml", '[more]\none = "1"'),
+        ("Makefile", "# changed"),
+        ("src/a.c", "// changed"),
+        ("src/deep/b.c", "// changed"),
+        ("src/new.c", "// new"),
+    ],
+)
+def test_recipe_fingerprint_covers_data_and_inputs(thing: Path, changed: str, line: str) -> None:
     before = load("thing").fingerprint()
     with (thing / changed).open("a") as stream:
-        stream.write("# changed\n")
+        stream.write(f"{line}\n")
     assert load("thing").fingerprint() != before
+
+
+def test_comments_of_the_data_file_are_not_fingerprinted(thing: Path) -> None:
+    before = load("thing").fingerprint()
+    (thing / "recipe.toml").write_text(f"# A comment.\n{DATA}")
+    assert load("thing").fingerprint() == before
+
+
+VERSIONS = """
+version = "1.0"
+[versions."1.0"]
+epoch = "1"
+[versions."1.0".archive]
+package = "thing"
+[versions."2.0"]
+epoch = "2"
+"""
+
+
+def test_only_the_chosen_version_is_part_of_the_recipe(thing: Path) -> None:
+    text = DATA.replace("src/**/*", "src/{version}/*") + VERSIONS
+    (thing / "recipe.toml").write_text(text)
+    first = load("thing")
+    assert first.inputs == ("src/1.0/*", "Makefile")
+    assert first.settings["epoch"] == "1"
+    assert first.tables == {"archive": {"package": "thing"}}
+    (thing / "recipe.toml").write_text(text.replace('epoch = "2"', 'epoch = "3"'))
+    assert load("thing").fingerprint() == first.fingerprint()
+    (thing / "recipe.toml").write_text(text.replace('version = "1.0"', 'version = "2.0"'))
+    assert load("thing").settings["epoch"] == "2"
+    assert load("thing").fingerprint() != first.fingerprint()
+
+
+def test_a_version_without_a_table_is_reported(thing: Path) -> None:
+    (thing / "recipe.toml").write_text(DATA + VERSIONS.replace('version = "1.0"', 'version = "3.0"'))
+    with pytest.raises(UserError, match=r"expected one of 1\.0, 2\.0, found '3\.0'"):
+        load("thing")
 
 
 def test_other_files_and_the_path_are_not_fingerprinted(thing: Path, tmp_path: Path) -> None:

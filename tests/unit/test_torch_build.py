@@ -380,7 +380,7 @@ def recorder(folder: Path, **torch: object) -> Recorder:
 def test_a_source_is_unpacked_once(tmp_path: Path) -> None:
     builder = recorder(tmp_path)
     builder.prepare()
-    assert builder.ran == [["/usr/src/recipe/inside/prepare", "/usr/src/source", "archive"]]
+    assert builder.ran == [["/usr/src/recipe/inside/prepare", "/usr/src/source", "archive", "2.6.0"]]
     (builder.home / "pytorch").mkdir()
     builder.prepare()
     assert len(builder.ran) == 1
@@ -401,6 +401,13 @@ def test_cmake_runs_again_after_a_change_or_failure(tmp_path: Path) -> None:
     other.configure()
     assert "-DUSE_OPENMP=OFF" in other.ran[0]
     assert not made.exists(), "the tree of other options is removed"
+
+
+@pytest.mark.parametrize(("variant", "state"), [("neon", "ON"), ("baseline", "OFF")])
+def test_only_the_variant_with_neon_has_libraries_that_require_it(variant: str, state: str) -> None:
+    config = load_config({"torch": {"variant": variant}})
+    plan = building.Plan.of(recipe.load("torch"), config, load_suite("trixie"))
+    assert {plan.options[name] for name in ("USE_PYTORCH_QNNPACK", "USE_XNNPACK")} == {state}
 
 
 @pytest.mark.parametrize("options", [[], ["USE_OPENMP=OFF", "USE_XNNPACK=ON"]])

@@ -76,7 +76,7 @@ function(pitorch_unite)
     "/generated/|/jit/backends/|/jit/frontend/tracer|/jit/serialization/export|/operators/quantization"
     "|/register_(prim_ops|prim_ops_fulljit|special_ops)[.]|/symbolic_shape_registry[.]|/python_legacy_variable"
     "|/autograd/(autograd_meta|profiler_kineto)[.]|/BatchRulesBinaryOps|/LegacyBatchingRegistrations"
-    "|/dynamo/(init|utils)[.]|/onnx/shape_type_inference|/utils/tensor_numpy")
+    "|/passes/xnnpack_rewrite[.]|/dynamo/(init|utils)[.]|/onnx/shape_type_inference|/utils/tensor_numpy")
   set(size_torch_cpu 8)
   set(size_torch_python 6)
   foreach(library torch_cpu torch_python)

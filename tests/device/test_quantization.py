@@ -1,0 +1,170 @@
+"""int8 networks on QNNPACK: dynamic, static (eager and FX) and PT2E quantization."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.ao import quantization
+
+
+@pytest.fixture(autouse=True)
+def without_notices() -> Iterator[None]:
+    """Upstream's modules of quantization print notices about their own future."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def seeded(made: type[nn.Module], *words: int, **options: object) -> nn.Module:
+    torch.manual_seed(3)
+    return made(*words, **options).eval()
+
+
+def close(found: Tensor, wanted: Tensor, share: float = 0.05) -> bool:
+    """The error of 8 bits: its root mean square, relative to that of the result."""
+    return bool((found - wanted).norm() <= share * wanted.norm())
+
+
+class Network(nn.Module):
+    """Convolutions, a sum of two branches, a pool and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = quantization.QuantStub(), quantization.DeQuantStub()
+        self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.sum = nn.quantized.FloatFunctional()
+        self.last = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Batches of images with 3 channels to 10 numbers each."""
+        x = self.first(self.quant(x))
+        x = self.sum.add(x, self.depthwise(x))
+        return self.dequant(self.last(x.mean((2, 3))))
+
+
+class Traceable(Network):
+    """The same without what eager mode requires."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Batches of images with 3 channels to 10 numbers each."""
+        x = self.first(x)
+        x = x + self.depthwise(x)
+        return self.last(x.mean((2, 3)))
+
+
+def test_qnnpack_is_the_default_engine() -> None:
+    assert "qnnpack" in torch.backends.quantized.supported_engines
+    assert torch.backends.quantized.engine == "qnnpack"
+
+
+def test_numbers_are_rounded_and_limited_to_8_bits() -> None:
+    made = torch.quantize_per_tensor(torch.tensor([-2.0, 0.06, 0.3, 99.0]), 0.1, 10, torch.quint8)
+    assert made.int_repr().tolist() == [0, 11, 13, 255]
+    assert torch.allclose(made.dequantize(), torch.tensor([-1.0, 0.1, 0.3, 24.5]))
+
+
+@pytest.mark.parametrize("kind", ["linear", "lstm", "gru"])
+def test_dynamic_quantization_is_close_to_float32(kind: str) -> None:
+    made = {
+        "linear": lambda: nn.Sequential(seeded(nn.Linear, 64, 32), nn.ReLU(), seeded(nn.Linear, 32, 8)),
+        "lstm": lambda: nn.Sequential(seeded(nn.LSTM, 32, 24, num_layers=2)),
+        "gru": lambda: nn.Sequential(seeded(nn.GRU, 32, 24)),
+    }[kind]()
+    quantized = quantization.quantize_dynamic(made, {nn.Linear, nn.LSTM, nn.GRU}, dtype=torch.qint8)
+    x = drawn(6, 64) if kind == "linear" else drawn(7, 2, 32)
+    with torch.no_grad():
+        found, wanted = quantized(x), made(x)
+    found, wanted = (item[0] if isinstance(item, tuple) else item for item in (found, wanted))
+    assert close(found, wanted)
+    assert not torch.equal(found, wanted)
+
+
+def test_a_dynamic_network_is_saved_and_loaded() -> None:
+    quantized = quantization.quantize_dynamic(nn.Sequential(seeded(nn.Linear, 64, 32)), {nn.Linear})
+    stream = io.BytesIO()
+    torch.save(quantized.state_dict(), stream)
+    again = quantization.quantize_dynamic(nn.Sequential(nn.Linear(64, 32)), {nn.Linear})
+    again.load_state_dict(torch.load(io.BytesIO(stream.getvalue()), weights_only=False))
+    assert torch.equal(again(drawn(3, 64)), quantized(drawn(3, 64)))
+
+
+def test_static_quantization_of_eager_mode_is_close_to_float32() -> None:
+    network = seeded(Network)
+    network.qconfig = quantization.get_default_qconfig("qnnpack")
+    fused = quantization.fuse_modules(copy.deepcopy(network), [["first.0", "first.1", "first.2"]])
+    prepared = quantization.prepare(fused)
+    for seed in range(4):
+        prepared(drawn(2, 3, 16, 16, seed=seed))
+    quantized = quantization.convert(prepared)
+    assert isinstance(quantized.first[0], torch.ao.nn.intrinsic.quantized.ConvReLU2d)
+    assert close(quantized(drawn(2, 3, 16, 16)), network(drawn(2, 3, 16, 16)), share=0.1)
+
+
+def test_static_quantization_of_fx_mode_is_close_to_float32() -> None:
+    from torch.ao.quantization import quantize_fx
+
+    network, example = seeded(Traceable), drawn(2, 3, 16, 16)
+    mapping = quantization.get_default_qconfig_mapping("qnnpack")
+    prepared = quantize_fx.prepare_fx(copy.deepcopy(network), mapping, (example,))
+    for seed in range(4):
+        prepared(drawn(2, 3, 16, 16, seed=seed))
+    quantized = quantize_fx.convert_fx(prepared)
+    assert "quantized.add" in quantized.code or "quantized.add_relu" in quantized.code
+    assert close(quantized(example), network(example), share=0.1)
+
+
+def test_pt2e_quantization_is_close_to_float32() -> None:
+    from torch.ao.quantization.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torch.ao.quantization.quantizer import xnnpack_quantizer
+
+    network, example = seeded(Traceable), drawn(2, 3, 16, 16)
+    captured = torch.export.export_for_training(network, (example,)).module()
+    quantizer = xnnpack_quantizer.XNNPACKQuantizer()
+    quantizer.set_global(xnnpack_quantizer.get_symmetric_quantization_config())
+    prepared = prepare_pt2e(captured, quantizer)
+    for seed in range(4):
+        prepared(drawn(2, 3, 16, 16, seed=seed))
+    quantized = convert_pt2e(prepared)
+    assert "quantize_per_tensor" in quantized.code
+    assert close(quantized(example), network(example), share=0.1)
+
+
+def test_a_quantized_embedding_is_close_to_float32() -> None:
+    network = nn.Sequential(seeded(nn.Embedding, 50, 16))
+    network[0].qconfig = quantization.float_qparams_weight_only_qconfig
+    quantized = quantization.convert(quantization.prepare(copy.deepcopy(network)))
+    words = torch.tensor([[1, 4, 49], [0, 7, 7]])
+    assert isinstance(quantized[0], torch.ao.nn.quantized.Embedding)
+    assert close(quantized(words), network(words), share=0.01)
+
+
+def test_wrong_inputs_are_refused() -> None:
+    layer = quantization.quantize_dynamic(nn.Sequential(seeded(nn.Linear, 64, 32)), {nn.Linear})
+    with pytest.raises(RuntimeError, match="64 input features"):
+        layer(drawn(2, 63))
+    with pytest.raises(RuntimeError, match="Float"):
+        layer(drawn(2, 64).double())
+    static, conv = torch.ao.nn.quantized.Linear(64, 32), torch.ao.nn.quantized.Conv2d(6, 4, 3, groups=2)
+    with pytest.raises(RuntimeError, match="64 input features"):
+        static(torch.quantize_per_tensor(drawn(2, 63), 0.1, 128, torch.quint8))
+    with pytest.raises(RuntimeError, match="6 input channels"):
+        conv(torch.quantize_per_tensor(drawn(1, 5, 9, 9), 0.1, 128, torch.quint8))
+    assert conv(torch.quantize_per_tensor(drawn(1, 6, 9, 9), 0.1, 128, torch.quint8)).shape == (1, 4, 7, 7)
+    with pytest.raises(RuntimeError, match="Float Tensor"):
+        torch.quantize_per_tensor(torch.ones(3, dtype=torch.int64), 0.1, 0, torch.quint8)
+
+
+def test_an_unsupported_engine_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="not supported"):
+        torch.backends.quantized.engine = "x86"

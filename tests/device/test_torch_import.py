@@ -1,0 +1,85 @@
+"""``import torch`` leaves out what most programs never use (patch 0015), and every name is still there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LEFT_OUT = (
+    "sympy",
+    "torch._dynamo",
+    "torch._meta_registrations",
+    "torch._refs",
+    "torch.ao",
+    "torch.distributions",
+    "torch.export",
+    "torch.fx",
+    "torch.optim",
+    "torch.profiler",
+    "torch.utils.data",
+    "torchgen",
+)
+REACHABLE = (
+    "torch._prims.rng_prims",
+    "torch.ao.nn.intrinsic.quantized.dynamic",
+    "torch.cond",
+    "torch.distributions.Normal",
+    "torch.export.export",
+    "torch.func.grad",
+    "torch.hub.load",
+    "torch.masked.MaskedTensor",
+    "torch.nn.quantized.dynamic",
+    "torch.ops.higher_order.cond",
+    "torch.ops.prims.add",
+    "torch.optim.SGD",
+    "torch.profiler.profile",
+    "torch.testing.assert_close",
+    "torch.utils.data.DataLoader",
+)
+PROGRAM = """
+import functools, os, sys, threading, torch
+
+def found(name):
+    functools.reduce(getattr, name.split(".")[1:], torch)
+
+def meta_kernels():
+    # The kernel of this operator for meta tensors is written in Python.
+    shapes = []
+    def work():
+        shapes.append(tuple(torch.linalg.qr(torch.empty(3, 4, device="meta"))[1].shape))
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert shapes == [(3, 4)] * 4, shapes
+
+def second_kernel():
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("mm", lambda a, b: a, "Meta")
+    except RuntimeError as fault:
+        assert "already a kernel" in str(fault), fault
+    else:
+        raise AssertionError("a second kernel is accepted")
+
+print("imported:", *(name for name in sys.argv[1].split() if name in sys.modules))
+failed = []
+checks = {name: functools.partial(found, name) for name in sys.argv[2].split()}
+for name, check in {**checks, "meta kernels": meta_kernels, "second kernel": second_kernel}.items():
+    # Each in the state right after the import.
+    child = os.fork()
+    if child == 0:
+        check()
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        failed.append(name)
+print("failed:", *failed)
+"""
+
+
+def test_what_import_torch_leaves_out_is_imported_when_it_is_used() -> None:
+    """Names, the kernels for meta tensors in several threads, and the refusal of a second kernel for one operator."""
+    argv = [sys.executable, "-W", "ignore", "-c", PROGRAM, " ".join(LEFT_OUT), " ".join(REACHABLE)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["imported:", "failed:"], done.stdout + done.stderr
