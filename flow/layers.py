@@ -14,7 +14,9 @@ from toolchain.manifest import Manifest
 
 def layers(needs: Mapping[str, Manifest]) -> list[system.Layer]:
     """The products of the recipes. Layers that change less often come first."""
-    names = [name for name in ("torch-site", "tvm-server", "tvm-ffi", "libqpu", "qpu-ops") if name in needs]
+    names = [
+        name for name in ("torch-site", "companions", "tvm-server", "tvm-ffi", "libqpu", "qpu-ops") if name in needs
+    ]
     made = [needs[name].artefact(".tar") for name in names if needs[name].artefacts]
     return [system.Layer(item.path.name, item.path) for item in made]
 
@@ -40,15 +42,14 @@ def wheels_in(needs: Mapping[str, Manifest]) -> list[dict[str, Any]]:
     Facts that an older manifest does not have are empty.
     """
     found = []
-    for name in ("torch", "tvm-ffi", "qpu-ops"):
-        made = needs.get(name)
-        if made is None or not made.facts.get("wheel"):
+    for name in ("companions", "qpu-ops"):
+        made = [item for item in needs[name].artefacts if item.path.suffix == ".whl"] if name in needs else []
+        found += [{"name": item.path.name, "size": item.size, "sha256": item.sha256} for item in made]
+    for name in ("torch", "tvm-ffi"):
+        step = needs.get(name)
+        if step is None or not step.facts.get("wheel"):
             continue
-        if name == "qpu-ops":
-            item = made.artefact(".whl")
-            found.append({"name": item.path.name, "size": item.size, "sha256": item.sha256})
-            continue
-        path = Path(made.facts["wheel"])
-        size = made.facts.get("size", path.stat().st_size if path.is_file() else None)
-        found.append({"name": path.name, "size": size, "sha256": made.facts.get("sha256", "")})
+        path = Path(step.facts["wheel"])
+        size = step.facts.get("size", path.stat().st_size if path.is_file() else None)
+        found.append({"name": path.name, "size": size, "sha256": step.facts.get("sha256", "")})
     return sorted(found, key=lambda item: str(item["name"]))

@@ -7,6 +7,7 @@
             └── archives ── rootfs ─────┴── base ───────────────┘
                         └── dev ────── workbench
     torch ───── torch-site, archives
+    mirror, builder, torch, torch-site ── companions ── system
 
     mirror ── torch-builder ──┬── torch-wheel
           └── torch-source ───┘
@@ -36,6 +37,7 @@ from flow.steps import (
     archives,
     base,
     builder,
+    companions,
     cpu_tools,
     cuda_builder,
     cuda_wheel,
@@ -77,6 +79,7 @@ def main_job(context: Context, *, with_workbench: bool = False) -> Pipeline:
         *(torch, archives, torch_site, rootfs, base),
         qpulib if config.qpu.library == "upstream" else libqpu,
         qpu_ops,
+        *([companions] if config.image.companions else []),
         *([tvm_server] if config.remote.server_in_image else []),
         *([tvm_ffi] if config.remote.ffi_in_image else []),
         system,

@@ -45,6 +45,8 @@ def common_packages(context: Context) -> tuple[str, ...]:
     }
     if context.image.profile == "bootable":
         common |= set(packages_for("bootable", context.image))
+    if context.image.companions:
+        common |= set(packages_for("companions", context.image))
     if context.config.remote.ffi_in_image:
         common |= {*context.suite.torch_python}  # includes what TVM's FFI imports
     return tuple(sorted(common))

@@ -12,6 +12,7 @@ import contextlib
 import docker.errors
 
 from engine.connect import connect
+from recipes.companions import build as companions
 from recipes.torch import build as torch_build
 from recipes.torch import provenance, resolve
 from recipes.tvm_ffi import build as tvm_ffi_build
@@ -23,7 +24,7 @@ from toolchain.manifest import Manifest
 from toolchain.steps import MANIFEST_SUFFIX
 from wheels import artefacts
 
-_WITHOUT_PROVENANCE = (tvm_ffi.NAME,)
+_WITHOUT_PROVENANCE = (tvm_ffi.NAME, companions.NAME)
 """Recipes that do not write a provenance statement."""
 
 
@@ -43,8 +44,9 @@ def wanted(config: Config) -> list[tuple[str, str]]:
 
 def optional(config: Config) -> list[tuple[str, str]]:
     """Name and key of optional artefacts: it is not an error if the registry does not have them."""
-    key = tvm_ffi.key(config)
-    return [(tvm_ffi.NAME, key)] if key and not config.remote.ffi_in_image else []
+    ffi = "" if config.remote.ffi_in_image else tvm_ffi.key(config)
+    keys = {tvm_ffi.NAME: ffi, companions.NAME: companions.key(config)}
+    return [(name, key) for name, key in keys.items() if key]
 
 
 def push_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
@@ -66,13 +68,15 @@ def artefact_key(config: Config, name: str, key: str) -> str:
 
     Prints a warning if the contents of the builder cannot be read.
     """
-    step = {"torch": "torch-builder", tvm_ffi.NAME: "tvm-ffi-builder"}[name]
+    step = {"torch": "torch-builder", tvm_ffi.NAME: "tvm-ffi-builder", companions.NAME: "builder"}[name]
     made = Manifest.read(config.target_root / f"{step}{MANIFEST_SUFFIX}")
     if made is None:
         return ""
     try:
         if name == tvm_ffi.NAME:
             return tvm_ffi_build.artefact_key(key, made.artefact(".tar").sha256)
+        if name == companions.NAME:
+            return companions.artefact_key(key, made.artefact(".tar").sha256)
         return provenance.artefact_key(key, _versions(config, made))
     except UserError as fault:
         progress.warn(f"{fault.summary}: {name} is requested by its recipe key only")

@@ -1,7 +1,8 @@
-"""Unpack a wheel as in the target root, and pack the result as a layer."""
+"""Unpack wheels as in the target root, and pack the result as a layer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from flow.context import Context
@@ -10,18 +11,19 @@ from wheels import byte_code
 from wheels import find as wheels
 
 
-def stage_wheel(context: Context, wheel: Path, folder: Path, tar: Path) -> None:
-    """Unpack ``wheel`` into ``folder``, compile its modules to byte code, and pack ``folder`` into ``tar``.
+def stage_wheels(context: Context, made: Sequence[Path], folder: Path, tar: Path) -> None:
+    """Unpack wheels into ``folder``, compile their modules to byte code, and pack ``folder`` into ``tar``.
 
     Raises DiskFull.
     """
     with (
-        files.room_for(f"the contents of {wheel.name}", context.root),
+        files.room_for(f"the contents of {', '.join(wheel.name for wheel in made)}", context.root),
         files.scratch_folder(context.root, folder.name) as scratch,
     ):
         stage = scratch / "root"
         stage.mkdir()
-        wheels.unpack(wheel, stage, context.suite)
+        for wheel in made:
+            wheels.unpack(wheel, stage, context.suite)
         byte_code.compile_tree(stage, context.tools, context.suite, epoch=context.epoch)
         files.pack(stage, tar, epoch=context.epoch)
         files.remove(folder)

@@ -44,6 +44,7 @@ from toolchain.errors import (
 from toolchain.process import output_of, run
 
 _UPDATE_LIMIT_S = 300.0
+_DOWNLOADER = "/usr/lib/apt/apt-helper"
 _LISTS = "the mirror's package lists"
 _LEAST_ROOM = 1 << 16
 """Bytes: if apt failed and less space was free, the disk was full, whatever apt reports about the truncated file."""
@@ -570,6 +571,31 @@ def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folde
                 found=complaints[0] if complaints else fault.found,
                 fix="check the network and the mirror (image.mirror): it must carry source packages",
             ) from fault
+
+
+def fetch_file(source: Source, path: str, sha256: str, place: Path, log: Path) -> None:
+    """Fetch one file of an archive, for example one of a source package, unless ``place`` has it already.
+
+    apt's downloader compares the SHA-256. Raises SourceUnavailable with its first error.
+    """
+    if place.is_file() and files.sha256_of(place) == sha256:
+        return
+    # apt does not copy what it reads by "file:".
+    uri = re.sub("^file:", "copy:", f"{source.uri}/{path}")
+    with files.scratch_folder(place.parent, "apt") as scratch:
+        aside = scratch / place.name
+        argv = [_DOWNLOADER, "-o", "APT::Sandbox::User=root", "download-file", uri, str(aside), f"SHA256:{sha256}"]
+        try:
+            run(argv, limit_s=_UPDATE_LIMIT_S * 6, env=build_environment(), log=log)
+        except CommandFailed as fault:
+            complaints = [" ".join(line.split()) for line in fault.tail.splitlines() if line.startswith("E:")]
+            raise SourceUnavailable(
+                f"{place.name} cannot be fetched",
+                expected=f"{uri} with SHA-256 {sha256}",
+                found=complaints[0] if complaints else fault.found,
+                fix="check the network and the mirror (image.mirror): it must carry source packages",
+            ) from fault
+        aside.replace(place)
 
 
 def _source_line(source: Source) -> str:

@@ -175,6 +175,7 @@ class ImageConfig:
     extra_packages: tuple[str, ...] = _setting(
         [], "further packages of the root filesystem, and of shells in the image", _each(_package)
     )
+    companions: bool = _setting(True, "torchvision and torchaudio, compiled for the torch wheel, and Pillow")
     documentation: bool = _setting(False, "packages come with documentation, translations and their tests")
     name: str = _setting("pitorch", "first part of all image names", _name)
     mirror: str = _setting("", "apt mirror; empty: the one this host's apt uses", _url)

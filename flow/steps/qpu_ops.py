@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from flow.compilers import is_extension_cross_compiled
 from flow.context import Context
 from flow.native_compiler import native_compiler
-from flow.staging import stage_wheel
+from flow.staging import stage_wheels
 from recipes import recipe
 from recipes.qpu_ops import target as qpu_ops
 from toolchain import files, progress
@@ -45,7 +45,7 @@ def step(context: Context) -> Step:
                 raise
             library = needs["libqpu"].facts["library"]
             return _omitted(f"LEFT OUT: it does not build against {library} ({fault.found}; {log})")
-        stage_wheel(context, wheel, context.root / "qpu-ops-site", tar)
+        stage_wheels(context, [wheel], context.root / "qpu-ops-site", tar)
         return Made((wheel, tar), facts={"wheel": wheel.name})
 
     return Step(

@@ -36,6 +36,9 @@ def step(context: Context) -> Step:
         modules = ["torch", "numpy"] if needs["torch"].facts["wheel"] else ["numpy"]
         modules += MODULES if needs["qpu-ops"].facts["wheel"] else ()
         modules += ["tvm_ffi"] if "tvm-ffi" in needs else []
+        modules += (
+            [name.partition("-")[0] for name in needs["companions"].facts["wheels"]] if "companions" in needs else []
+        )
         own = needs["libqpu"].facts["own"]
         seen = system.inspect(context.client, reference, context.target, modules=modules, own_libqpu=own, log=log)
         if "tvm-server" in needs:
@@ -62,6 +65,7 @@ def step(context: Context) -> Step:
         },
         needs=(
             *("torch", "torch-site", "rootfs", "base", "libqpu", "qpu-ops"),
+            *(("companions",) if config.image.companions else ()),
             *(("tvm-server",) if config.remote.server_in_image else ()),
             *(("tvm-ffi",) if config.remote.ffi_in_image else ()),
         ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flow.context import Context
-from flow.staging import stage_wheel
+from flow.staging import stage_wheels
 from toolchain.manifest import Manifest
 from toolchain.steps import Made, Step
 
@@ -19,7 +19,7 @@ def step(context: Context) -> Step:
         wheel = needs["torch"].facts["wheel"]
         if not wheel:
             return Made(facts={"version": ""})
-        stage_wheel(context, Path(wheel), context.torch_site, tar)
+        stage_wheels(context, [Path(wheel)], context.torch_site, tar)
         return Made((tar,), facts={"version": needs["torch"].facts["version"]})
 
     def missing(made: Manifest) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from flow.compilers import newer_code_warning
 from flow.context import Context
-from flow.staging import stage_wheel
+from flow.staging import stage_wheels
 from recipes.tvm_ffi import locate
 from toolchain import files, progress
 from toolchain.manifest import Manifest
@@ -20,7 +20,7 @@ def step(context: Context) -> Step:
     def action(_: Mapping[str, Manifest]) -> Made:
         wheel, origin = locate.find(context.config)
         progress.say(f"    {wheel.name}: {origin}")
-        stage_wheel(context, wheel, context.root / "tvm-ffi-site", tar)
+        stage_wheels(context, [wheel], context.root / "tvm-ffi-site", tar)
         facts = {
             "wheel": wheel.name,
             "from": origin,

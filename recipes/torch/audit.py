@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ _FP_OF_ARMHF = ("VFPv2", "VFPv3-D16")
 """At most 16 double-precision registers, which every armhf CPU has."""
 _FP_OF_NEON = (*_FP_OF_ARMHF, "VFPv3", "VFPv4", "VFPv4-D16")
 _KERNELS = "torch/lib/libtorch_cpu.so"
+_FIX = "the recipe is in recipes/torch; ./inv build-torch builds it again"
 _TEXTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 
 
@@ -58,8 +60,12 @@ class _Sums:
     """Unversioned symbols that the files require, with the first file that requires them."""
 
 
-def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> Examined:
+def examine(
+    wheel: Path, target: Architecture, suite: Suite, *, flags: str, beside: Sequence[Path] = (), fix: str = _FIX
+) -> Examined:
     """Audit a wheel for a target. Raises WheelUnusable with every fault, PlatformMismatch for another machine.
+
+    ``beside`` are libraries that are loaded before those of the wheel: torch's, for a wheel that extends it.
 
     Checked are: tag, RECORD, machine and float ABI (wheels.find.audit); CPU architecture, floating point and NEON
     against the compiler's ``flags``, except in libraries that choose their code by the CPU that they find; the newest
@@ -72,8 +78,11 @@ def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> E
     tags = parse_wheel_filename(wheel.name)[3]
     if not tags & wheels.tags_for(target, suite):
         sums.faults.append(f"its tag is {', '.join(sorted(str(tag) for tag in tags))}")
+    for path in beside:
+        with path.open("rb") as stream:
+            sums.defined |= _defined_symbols(ELFFile(stream))
     with zipfile.ZipFile(wheel) as archive:
-        inside = {PurePosixPath(name).name for name in archive.namelist()}
+        inside = {PurePosixPath(name).name for name in archive.namelist()} | {path.name for path in beside}
     with zipfile.ZipFile(wheel) as archive:
         for name, content in wheels.elf_members(archive):
             sums.count += 1
@@ -96,7 +105,7 @@ def examine(wheel: Path, target: Architecture, suite: Suite, *, flags: str) -> E
             f"{wheel.name} cannot be used",
             expected=f"a self-contained wheel for {suite.name} {target.debian}",
             found="; ".join(sums.faults),
-            fix="the recipe is in recipes/torch; ./inv build-torch builds it again",
+            fix=fix,
         )
     size = wheel.stat().st_size / 1e6
     warnings = (f"the size of {wheel.name} is {size:.1f} MB; the goal is {GOAL_MB}",) if size > GOAL_MB else ()
@@ -133,6 +142,17 @@ def _note_symbols(name: str, elf: ELFFile, sums: _Sums) -> None:
             versioned = isinstance(versions, GNUVerSymSection) and isinstance(versions.get_symbol(number)["ndx"], int)
             if not versioned:
                 sums.required.setdefault(symbol.name, name)
+
+
+def _defined_symbols(elf: ELFFile) -> set[str]:
+    """The names of the symbols that a library defines. pyelftools takes many seconds for those of torch."""
+    table = elf.get_section_by_name(".dynsym")
+    if not isinstance(table, SymbolTableSection):
+        return set()
+    # st_name, st_shndx: at the beginning and at the end (32 bits), or after st_info and st_other (64 bits).
+    entries = struct.iter_unpack("<I10xH" if elf.elfclass == 32 else "<I2xH16x", table.data())
+    names = elf.get_section(table["sh_link"]).data()
+    return {names[start : names.index(b"\0", start)].decode() for start, section in entries if section}
 
 
 def system_libraries() -> tuple[str, ...]:

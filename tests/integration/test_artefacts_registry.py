@@ -340,7 +340,7 @@ def test_artefact_without_provenance_is_refused(plain: Registry, tmp_path: Path,
 def test_provenance_is_optional_for_some_recipes(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="tasks-unstated")
     ((name, key),) = share.wanted(here)
-    ((other, offered),) = share.optional(here)
+    other, offered = share.optional(here)[0]
     (wheel, symbols, _) = products(tmp_path)
     artefacts.put(here, name, key, [wheel, symbols])
     artefacts.put(here, other, "f" * 64, [wheel], recipe=offered)
@@ -565,7 +565,7 @@ def test_pull_selects_artefacts_of_this_checkout(plain: Registry, tmp_path: Path
     (pulled,) = share.pull_artefacts(there)
     assert (pulled.entry.name, pulled.entry.key) == (name, key)
     assert artefacts.get(there, name, key)
-    ((other, offered),) = share.optional(here)
+    other, offered = share.optional(here)[0]
     artefacts.put(here, other, "f" * 64, products(tmp_path), recipe=offered)
     share.push_artefacts(here)
     assert [item.entry.name for item in share.pull_artefacts(there)] == [name, other], "optional artefacts too"

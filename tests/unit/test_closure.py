@@ -116,7 +116,9 @@ def test_a_new_import_changes_the_key(checkout: Path) -> None:
         path.write_bytes(content)
 
 
-@pytest.mark.parametrize("step", ["builder", "torch_site", "libqpu", "qpulib", "qpu_ops", "tvm_server", "tvm_ffi"])
+@pytest.mark.parametrize(
+    "step", ["builder", "torch_site", "libqpu", "qpulib", "qpu_ops", "companions", "tvm_server", "tvm_ffi"]
+)
 def test_steps_that_pack_a_tar_depend_on_toolchain_files(step: str) -> None:
     assert "toolchain/files.py" in closure.digests(f"flow.steps.{step}")
 

@@ -22,7 +22,7 @@ from flow import main_job, pipelines, torch_job
 from flow.compilers import emulated_compiler_reason, is_extension_cross_compiled
 from flow.context import Context
 from flow.native_compiler import native_compiler
-from flow.staging import stage_wheel
+from flow.staging import stage_wheels
 from images import apt, rootfs
 from images.recorded_sources import record_of, source_of
 from toolchain import files
@@ -141,7 +141,7 @@ def test_a_disk_that_fills_up_while_a_wheel_is_unpacked(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels", {"thing.bin": os.urandom(3 << 20)})
     with small_disk(tmp_path / "disk", "2m") as disk, Context(config_for(disk)) as context:
         with pytest.raises(DiskFull, match=f"no room for the contents of {wheel.name}") as caught:
-            stage_wheel(context, wheel, context.root / "site", context.root / "site.tar")
+            stage_wheels(context, [wheel], context.root / "site", context.root / "site.tar")
         assert str(context.root) in caught.value.expected
         assert list(context.root.iterdir()) == []
         tar = tmp_path / "large.tar"

@@ -1,0 +1,1 @@
+"""torchvision and torchaudio, cross-compiled against the torch wheel of the image."""

@@ -1,0 +1,166 @@
+"""torchvision and torchaudio, cross-compiled in the native builder image against the files of a torch wheel."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import docker
+from elftools.elf.elffile import ELFFile
+
+from engine.containers import run_in
+from images import apt
+from images.flavour import Suite, load_suite
+from recipes.recipe import Recipe, load
+from recipes.torch import audit, resolve
+from toolchain import files
+from toolchain.architecture import Architecture, host_architecture
+from toolchain.config import Config
+from toolchain.errors import ArtefactDamaged, PlatformMismatch, WheelUnusable
+from toolchain.jobs import compile_jobs
+from wheels import find as wheels
+
+NAME = "companions"
+"""Name of the recipe and of the artefact."""
+_HOME = "/usr/src/companions"
+_FIX = "the recipe is in recipes/companions; image.companions: false leaves them out"
+
+
+def unfit(version: str) -> str:
+    """Why there are no companions for this version of torch; empty if there are."""
+    if not version:
+        return "there is no torch wheel"
+    wanted = load(NAME).settings["torch"]
+    return "" if version.startswith(f"{wanted}.") else f"they are made for torch {wanted}, and the wheel is {version}"
+
+
+def recipe_key(data: Recipe, target: Architecture, suite: Suite, torch: str) -> str:
+    """SHA-256 of everything in this repository that determines the wheels, and of the torch wheel (its SHA-256)."""
+    return hashlib.sha256("\n".join([data.fingerprint(), suite.name, target.debian, torch]).encode()).hexdigest()
+
+
+def key(config: Config) -> str:
+    """The key for this configuration and the torch wheel of its image; empty if there are no companions."""
+    if not config.image.companions:
+        return ""
+    any_torch = dataclasses.replace(config, torch=dataclasses.replace(config.torch, required=False))
+    try:
+        torch = resolve.resolve(any_torch)
+    except (ArtefactDamaged, PlatformMismatch, WheelUnusable):
+        return ""
+    if torch.wheel is None or unfit(torch.version):
+        return ""
+    return recipe_key(load(NAME), config.image.target, load_suite(config.image.suite), files.sha256_of(torch.wheel))
+
+
+def artefact_key(recipe: str, builder: str) -> str:
+    """The key in the artefact cache, from the key of the recipe and the SHA-256 of the builder's root."""
+    return hashlib.sha256(f"{recipe}\n{builder}".encode()).hexdigest()
+
+
+def fetch(data: Recipe, source: apt.Source, folder: Path, log: Path) -> dict[str, Path]:
+    """The source archive of each package, fetched into ``folder`` unless it is there. Raises SourceUnavailable."""
+    places = {}
+    for name, package in data.tables["package"].items():
+        places[name] = folder / Path(package["archive"]).name
+        apt.fetch_file(source, package["archive"], package["sha256"], places[name], log)
+    return places
+
+
+def build(
+    client: docker.DockerClient,
+    builder: str,
+    data: Recipe,
+    config: Config,
+    suite: Suite,
+    archives: Mapping[str, Path],
+    torch_site: Path,
+    scratch: Path,
+    log: Path,
+) -> list[Path]:
+    """Build the wheels in the image ``builder``; their paths. They are not audited yet. ``scratch`` is written to."""
+    target = config.image.target
+    packages = _packages(suite)
+    owner = scratch.stat()
+    lines = [f"trap 'chown -R {owner.st_uid}:{owner.st_gid} {_HOME}' EXIT"]
+    for name, archive in archives.items():
+        lines += [
+            f"mkdir {name}",
+            f"tar --extract --file /usr/src/{archive.name} --directory {name} --strip-components=1 --no-same-owner",
+            f"for patch in /usr/src/recipe/patches/{name}/*.patch; do [ -e $patch ] || continue",
+            f"patch --directory={name} --strip=1 --forward --batch --fuzz=0 --input=$patch; done",
+            f"(cd {name}; PACKAGE={name} python3 /usr/src/recipe/inside/setup.py bdist_wheel --dist-dir {_HOME}/out)",
+        ]
+    run_in(
+        client,
+        builder,
+        ["sh", "-euc", "\n".join(lines)],
+        architecture=host_architecture(),
+        binds=[
+            f"{scratch}:{_HOME}:rw",
+            f"{data.folder}:/usr/src/recipe:ro",
+            f"{torch_site / packages}:/{packages}:ro",
+            *(f"{archive.resolve()}:/usr/src/{archive.name}:ro" for archive in archives.values()),
+        ],
+        environment={
+            "TORCH_FILES": f"/{packages}/torch",
+            "MAX_JOBS": str(compile_jobs(config.build)),
+            "SOURCE_DATE_EPOCH": data.settings["epoch"],
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHASHSEED": "0",
+            "_PYTHON_HOST_PLATFORM": target.wheel_platform.replace("_", "-", 1),
+            "_PYTHON_SYSCONFIGDATA_NAME": f"_sysconfigdata__{target.gnu}",
+        },
+        workdir=_HOME,
+        log=log,
+        fix=f"read the compiler's messages above or in {log}; {_FIX}",
+    )
+    out = scratch / "out"
+    data.require_outputs(out)
+    return sorted(out.glob("*.whl"))
+
+
+def _packages(suite: Suite) -> str:
+    return f"usr/local/lib/python{suite.python}/dist-packages"
+
+
+def examine(wheel: Path, torch_site: Path, target: Architecture, suite: Suite) -> audit.Examined:
+    """Audit a wheel like torch's, beside the torch that is unpacked in ``torch_site``.
+
+    It must be stripped, and must not contain paths of its build. Raises WheelUnusable, PlatformMismatch.
+    """
+    # The libraries of image formats use NEON where the CPU has it.
+    torch = sorted((torch_site / _packages(suite)).glob("torch*/**/*.so*"))
+    seen = audit.examine(wheel, target, suite, flags="neon", beside=torch, fix=_FIX)
+    faults = [] if seen.elf_files else ["it has no library"]
+    with zipfile.ZipFile(wheel) as archive:
+        for name, content in wheels.elf_members(archive):
+            if ELFFile(content).get_section_by_name(".symtab") is not None:
+                faults.append(f"{name} has a symbol table")
+            content.seek(0)
+            if _HOME.encode() in content.read():
+                faults.append(f"{name} contains a path of its build")
+    if faults:
+        raise WheelUnusable(
+            f"{wheel.name} cannot be used",
+            expected="stripped libraries without paths of their build",
+            found="; ".join(faults),
+            fix=_FIX,
+        )
+    return seen
+
+
+def place(made: list[Path], folder: Path, data: Recipe) -> tuple[Path, ...]:
+    """Copy the wheels into ``folder``, in place of earlier ones; their paths there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for pattern in data.outputs:
+        for old in folder.glob(pattern):
+            old.unlink()
+    for wheel in made:
+        with files.replacing(folder / wheel.name) as aside:
+            shutil.copyfile(wheel, aside)
+    return tuple(folder / wheel.name for wheel in made)

@@ -1,0 +1,271 @@
+"""torchvision and torchaudio for the image: source, key, audit, the step and the build."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from wheel_parts import EM_ARM, HARD, elf, make_wheel
+
+from engine.containers import run_in
+from flow import main_job, pipelines
+from flow import share_artefacts as share
+from flow.context import Context
+from flow.steps import companions
+from images import apt
+from images.flavour import load_suite
+from images.recorded_sources import record_of, sources_of
+from recipes import recipe
+from recipes.companions import build
+from toolchain import files
+from toolchain.architecture import ARCHITECTURES
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ConfigError, PlatformMismatch, SourceUnavailable, WheelUnusable
+from toolchain.manifest import Artefact, Manifest
+from toolchain.steps import Made
+from wheels import artefacts
+
+TRIXIE = load_suite("trixie")
+ARMHF = ARCHITECTURES["armhf"]
+DATA = recipe.load(build.NAME)
+
+
+def archive_at(uri: str) -> apt.Source:
+    (main, *_) = apt.sources_for(load_config({}), Path())
+    return dataclasses.replace(main, uri=uri)
+
+
+@pytest.mark.parametrize("scheme", ["copy", "file"])
+def test_a_source_archive_is_fetched_and_verified_once(tmp_path: Path, scheme: str) -> None:
+    (tmp_path / "pool").mkdir()
+    there = tmp_path / "pool" / "a.orig.tar.gz"
+    there.write_bytes(b"source")
+    place, log = tmp_path / "sources" / "a.orig.tar.gz", tmp_path / "log"
+    mirror, digest = archive_at(f"{scheme}:{tmp_path}"), hashlib.sha256(b"source").hexdigest()
+    apt.fetch_file(mirror, "pool/a.orig.tar.gz", digest, place, log)
+    assert place.read_bytes() == b"source"
+    there.write_bytes(b"other")
+    apt.fetch_file(mirror, "pool/a.orig.tar.gz", digest, place, log)
+    place.write_bytes(b"damaged")
+    with pytest.raises(SourceUnavailable) as caught:
+        apt.fetch_file(mirror, "pool/a.orig.tar.gz", digest, place, log)
+    assert digest in caught.value.expected
+    there.unlink()
+    with pytest.raises(SourceUnavailable, match="cannot be fetched"):
+        apt.fetch_file(mirror, "pool/a.orig.tar.gz", digest, place, log)
+    assert [path.name for path in place.parent.iterdir()] == [place.name], "no partial files"
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [("2.6.0", ""), ("2.6.1+local", ""), ("2.60.0", "made for torch 2.6"), ("", "no torch wheel")],
+)
+def test_companions_are_built_for_one_release_of_torch(version: str, reason: str) -> None:
+    found = build.unfit(version)
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_the_key_depends_on_recipe_target_and_torch() -> None:
+    keys = {
+        build.recipe_key(DATA, ARMHF, TRIXIE, "1"),
+        build.recipe_key(DATA, ARMHF, TRIXIE, "2"),
+        build.recipe_key(DATA, ARCHITECTURES["arm64"], TRIXIE, "1"),
+        build.recipe_key(DATA, ARMHF, load_suite("bookworm"), "1"),
+    }
+    assert len(keys) == 4
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_pull_artefacts_requests_those_of_the_torch_wheel(tmp_path: Path, wanted: bool) -> None:
+    wheel = torch_wheel(tmp_path / "w")
+    config = load_config(
+        {
+            "build": {"folder": str(tmp_path / "build")},
+            "torch": {"wheelhouse": [str(tmp_path / "w")]},
+            "image": {"companions": wanted},
+        }
+    )
+    mine = (build.NAME, build.recipe_key(DATA, ARMHF, TRIXIE, files.sha256_of(wheel)))
+    assert (mine in share.optional(config)) == wanted
+    wheel.write_bytes(b"damaged")
+    assert mine not in share.optional(config)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_setting_removes_them_from_the_main_job(tmp_path: Path, wanted: bool) -> None:
+    image = {} if wanted else {"companions": False}
+    with Context(load_config({"image": image, "build": {"folder": str(tmp_path)}})) as context:
+        steps = {step.name: step for step in pipelines.main_job(context).steps}
+    assert ("companions" in steps) == wanted
+    assert ("companions" in steps["system"].needs) == wanted
+    assert ("python3-pil" in steps["rootfs"].inputs["packages"].split()) == wanted
+
+
+@pytest.mark.parametrize("value", ["maybe", 2, ["torchvision"], None])
+def test_a_wrong_value_of_the_setting_is_an_error(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"image\.companions: expected true or false"):
+        load_config({"image": {"companions": value}})
+
+
+def torch_wheel(folder: Path) -> Path:
+    return make_wheel(
+        folder, {"torch/lib/libtorch_cpu.so": elf(EM_ARM, flags=HARD, vfp_args=1)}, name="torch", version="2.6.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("contents", "tag", "kind", "message"),
+    [
+        ({}, "cp313-cp313-linux_armv7l", WheelUnusable, "it has no library"),
+        ({"a.so": elf(EM_ARM, flags=HARD)}, "cp312-cp312-linux_armv7l", WheelUnusable, "its tag is cp312"),
+        ({"a.so": elf(EM_ARM, flags=HARD)}, "cp313-cp313-linux_armv7l", WheelUnusable, "does not have .ARM.attributes"),
+        ({"a.so": elf(183, bits=64)}, "cp313-cp313-linux_armv7l", PlatformMismatch, "EM_AARCH64"),
+    ],
+)
+def test_a_wheel_for_another_machine_is_rejected(
+    tmp_path: Path, contents: dict[str, bytes], tag: str, kind: type[Exception], message: str
+) -> None:
+    wheel = make_wheel(tmp_path, contents, name="torchvision", tag=tag)
+    with pytest.raises(kind) as caught:
+        build.examine(wheel, tmp_path / "torch-site", ARMHF, TRIXIE)
+    assert message in str(caught.value)
+
+
+@pytest.mark.skipif(shutil.which("arm-linux-gnueabihf-gcc") is None, reason="no cross compiler for armhf")
+@pytest.mark.parametrize(("symbol", "is_there"), [("of_torch", True), ("of_another_torch", False)])
+def test_torch_must_define_every_symbol_in_use(tmp_path: Path, symbol: str, is_there: bool) -> None:
+    there = tmp_path / "usr/local/lib/python3.13/dist-packages/torch/lib/libtorch_cpu.so"
+    there.parent.mkdir(parents=True)
+    ours, text = tmp_path / "_C.so", tmp_path / "a.c"
+    for path, source, linked in (
+        (there, "int of_torch(void) { return 1; }", []),
+        (ours, f"int {symbol}(void); int use(void) {{ return {symbol}(); }}", [f"-L{there.parent}", "-ltorch_cpu"]),
+    ):
+        text.write_text(source)
+        command = ["arm-linux-gnueabihf-gcc", "-shared", "-fPIC", "-s", f"-Wl,-soname,{path.name}"]
+        subprocess.run([*command, text, *linked, "-o", path], check=True)
+    wheel = make_wheel(tmp_path, {"torchvision/_C.so": ours.read_bytes()}, name="torchvision")
+    if is_there:
+        assert build.examine(wheel, tmp_path, ARMHF, TRIXIE).elf_files == 1
+        return
+    with pytest.raises(WheelUnusable, match=f"requires the symbol {symbol}"):
+        build.examine(wheel, tmp_path, ARMHF, TRIXIE)
+
+
+def needs_of(tmp_path: Path, uri: str, *, version: str) -> dict[str, Manifest]:
+    """Manifests of the steps before, with a mirror at ``uri``."""
+    tar = tmp_path / "builder.tar"
+    tar.write_bytes(b"builder")
+    wheel = torch_wheel(tmp_path / "torch") if version else Path()
+    torch = {"wheel": str(wheel), "version": version, "sha256": files.sha256_of(wheel) if version else ""}
+    facts: Mapping[str, Mapping[str, Any]] = {
+        "mirror": {"sources": [record_of(archive_at(uri))]},
+        "builder": {"image": "sha256:0"},
+        "torch": torch,
+        "torch-site": {"version": version},
+    }
+    made = {"builder": (Artefact.of(tar),)}
+    return {
+        name: Manifest(step=name, key="", inputs={}, artefacts=made.get(name, ()), facts=facts[name]) for name in facts
+    }
+
+
+def run_step(tmp_path: Path, needs: Mapping[str, Manifest]) -> tuple[Made, str]:
+    """The product of the step, and its reason to run again."""
+    with Context(load_config({"build": {"folder": str(tmp_path / "build")}})) as context:
+        step = companions.step(context)
+        made = step.action(needs)
+        manifest = Manifest(step=step.name, key="", inputs={}, facts=made.facts)
+        return made, step.missing(manifest)
+
+
+@pytest.mark.parametrize(
+    ("version", "message", "is_tried_again"),
+    [("", "there is no torch wheel", False), ("2.5.1", "made for torch 2.6", False), ("2.6.0", "orig.tar.gz", True)],
+)
+def test_without_torch_or_source_they_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], version: str, message: str, is_tried_again: bool
+) -> None:
+    made, again = run_step(tmp_path, needs_of(tmp_path, f"copy:{tmp_path}/empty", version=version))
+    assert made.artefacts == ()
+    assert made.facts["wheels"] == []
+    (warning,) = made.warnings
+    assert "NOT in the image" in warning
+    assert message in warning
+    assert "NOT in the image" in " ".join(capsys.readouterr().err.split())
+    assert bool(again) == is_tried_again, "a mirror may have the source later"
+
+
+def test_the_main_job_builds_audits_and_caches_them(product_config: Config, built: main_job.Built) -> None:
+    made, torch = built.manifest("companions"), built.manifest("torch")
+    if build.unfit(torch.facts["version"]):
+        pytest.skip("the image is built without torch 2.6: no wheel is at hand")
+    wheels = [item.path for item in made.artefacts if item.path.suffix == ".whl"]
+    assert [path.name.partition("-")[0] for path in wheels] == ["torchaudio", "torchvision"]
+    assert made.facts["elf files"] == 4
+    for wheel in wheels:
+        build.examine(wheel, product_config.target_root / "torch-site", ARMHF, TRIXIE)
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+            name, version = wheel.name.split("-")[:2]
+            assert f"{name}/__init__.py" in names
+            assert f"{name}-{version}.dist-info/licenses/LICENSE" in names
+            assert version == DATA.tables["package"][name]["version"]
+            assert {path.partition("/")[0] for path in names} - {name, f"{name}-{version}.dist-info"} <= {"torio"}
+    (cached,) = artefacts.keys_of_recipe(product_config, build.NAME, made.facts["key"])
+    paths = artefacts.get(product_config, build.NAME, cached) or ()
+    assert {path.name: files.sha256_of(path) for path in paths} == {path.name: files.sha256_of(path) for path in wheels}
+    listed = {item["name"] for item in built.manifest("system").facts["wheels"]}
+    assert {path.name for path in wheels} <= listed
+
+
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_they_compute_what_plain_pytorch_computes(
+    product_config: Config, built: main_job.Built, client: docker.DockerClient
+) -> None:
+    if not built.manifest("companions").facts["wheels"]:
+        pytest.skip("the image is built without torch: no wheel is at hand")
+    message = run_in(
+        client,
+        product_config.image_reference("system"),
+        ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "/tests/test_companions.py"],
+        architecture=product_config.image.target,
+        binds=[f"{ROOT / 'tests' / 'device'}:/tests:ro"],
+    ).output
+    assert "failed" not in message
+    assert "skipped" not in message
+
+
+@pytest.mark.expensive
+@pytest.mark.engine
+@pytest.mark.timeout(1800)
+def test_a_second_build_makes_the_same_bytes(product_config: Config, built: main_job.Built, tmp_path: Path) -> None:
+    if not (before := built.manifest("companions")).facts["wheels"]:
+        pytest.skip("the image is built without torch: no wheel is at hand")
+    (main,) = (item for item in sources_of(built.manifest("mirror")) if item.pocket.name == "main")
+    archives = build.fetch(DATA, main, product_config.build_root / "sources", tmp_path / "log")
+    with Context(product_config) as context:
+        reference = product_config.image_reference("builder")
+        made = build.build(
+            context.client,
+            reference,
+            DATA,
+            product_config,
+            TRIXIE,
+            archives,
+            context.torch_site,
+            tmp_path,
+            tmp_path / "log",
+        )
+    known = {item.path.name: item.sha256 for item in before.artefacts if item.path.suffix == ".whl"}
+    assert {path.name: files.sha256_of(path) for path in made} == known
