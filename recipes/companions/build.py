@@ -129,13 +129,13 @@ def _packages(suite: Suite) -> str:
 
 
 def examine(wheel: Path, torch_site: Path, target: Architecture, suite: Suite) -> audit.Examined:
-    """Audit a wheel like torch's, beside the torch that is unpacked in ``torch_site``.
+    """Audit a wheel like torch's; it extends the torch that is unpacked in ``torch_site``.
 
     It must be stripped, and must not contain paths of its build. Raises WheelUnusable, PlatformMismatch.
     """
     # The libraries of image formats use NEON where the CPU has it.
     torch = sorted((torch_site / _packages(suite)).glob("torch*/**/*.so*"))
-    seen = audit.examine(wheel, target, suite, flags="neon", beside=torch, fix=_FIX)
+    seen = audit.examine(wheel, target, suite, flags="neon", extends=torch, fix=_FIX)
     faults = [] if seen.elf_files else ["it has no library"]
     with zipfile.ZipFile(wheel) as archive:
         for name, content in wheels.elf_members(archive):

@@ -61,11 +61,11 @@ class _Sums:
 
 
 def examine(
-    wheel: Path, target: Architecture, suite: Suite, *, flags: str, beside: Sequence[Path] = (), fix: str = _FIX
+    wheel: Path, target: Architecture, suite: Suite, *, flags: str, extends: Sequence[Path] = (), fix: str = _FIX
 ) -> Examined:
     """Audit a wheel for a target. Raises WheelUnusable with every fault, PlatformMismatch for another machine.
 
-    ``beside`` are libraries that are loaded before those of the wheel: torch's, for a wheel that extends it.
+    ``extends`` are libraries that are loaded before those of the wheel: torch's, for a wheel that extends it.
 
     Checked are: tag, RECORD, machine and float ABI (wheels.find.audit); CPU architecture, floating point and NEON
     against the compiler's ``flags``, except in libraries that choose their code by the CPU that they find; the newest
@@ -78,11 +78,11 @@ def examine(
     tags = parse_wheel_filename(wheel.name)[3]
     if not tags & wheels.tags_for(target, suite):
         sums.faults.append(f"its tag is {', '.join(sorted(str(tag) for tag in tags))}")
-    for path in beside:
+    for path in extends:
         with path.open("rb") as stream:
             sums.defined |= _defined_symbols(ELFFile(stream))
     with zipfile.ZipFile(wheel) as archive:
-        inside = {PurePosixPath(name).name for name in archive.namelist()} | {path.name for path in beside}
+        inside = {PurePosixPath(name).name for name in archive.namelist()} | {path.name for path in extends}
     with zipfile.ZipFile(wheel) as archive:
         for name, content in wheels.elf_members(archive):
             sums.count += 1

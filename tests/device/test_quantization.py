@@ -35,7 +35,7 @@ def close(found: Tensor, wanted: Tensor, share: float = 0.05) -> bool:
     return bool((found - wanted).norm() <= share * wanted.norm())
 
 
-class Network(nn.Module):
+class Network(nn.Module):  # type: ignore[misc]
     """Convolutions, a sum of two branches, a pool and a linear layer."""
 
     def __init__(self) -> None:

@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -25,11 +26,11 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def right(found: Tensor, function: object, *inputs: Tensor | None) -> bool:
+def right(found: Tensor, function: Callable[..., Tensor], *inputs: Tensor | None) -> bool:
     """The result agrees with that of float64, relative to the sum of the magnitudes of the products."""
     wide = [None if item is None else item.detach().double() for item in inputs]
-    wanted = function(*wide)  # type: ignore[operator]
-    scale = function(*(None if item is None else item.abs() for item in wide))  # type: ignore[operator]
+    wanted = function(*wide)
+    scale = function(*(None if item is None else item.abs() for item in wide))
     return (
         bool(((found.detach().double() - wanted).abs() <= CLOSE * scale + 1e-12).all()) and found.shape == wanted.shape
     )
@@ -114,7 +115,7 @@ def test_linear_without_gradients_is_right(with_bias: bool) -> None:
         assert functional.linear(rows, weight, bias).requires_grad
 
 
-CONVOLUTIONS = {
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
     "3 x 3": {"weight": (8, 6, 3, 3), "padding": 1},
     "1 x 1": {"weight": (16, 6, 1, 1)},
     "stride": {"weight": (8, 6, 3, 3), "stride": 2, "padding": (0, 1)},
@@ -163,7 +164,7 @@ def test_conv1d_without_gradients_is_right() -> None:
         assert right(convolved(image, weight), convolved, image, weight)
 
 
-CHANGES = {
+CHANGES: dict[str, Callable[[Tensor], object]] = {
     "in place": lambda weight: weight.mul_(2),
     "through .data": lambda weight: weight.data.mul_(2),
     "negated through .data": lambda weight: weight.data.neg_(),
