@@ -246,6 +246,46 @@ def test_they_compute_what_plain_pytorch_computes(
     assert "skipped" not in message
 
 
+CLASSIFY = """
+import sys, torch, torchvision
+sys.path.insert(0, "/usr/src/examples")
+import classify
+torch.manual_seed(1)
+torch.save(torchvision.models.mobilenet_v2().state_dict(), "weights.pth")
+torchvision.io.write_jpeg(torch.full((3, 300, 400), 90, dtype=torch.uint8), "picture.jpg")
+for words in ("weights.pth picture.jpg", "picture.jpg picture.jpg", "weights.pth weights.pth"):
+    sys.argv = ["classify.py", "--times=1", "--weights", *words.split()]
+    try:
+        classify.main()
+    except SystemExit as end:
+        print(end)
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+def test_the_example_classifies_a_picture_in_float32_and_int8(
+    product_config: Config, built: main_job.Built, client: docker.DockerClient, tmp_path: Path
+) -> None:
+    """With random weights; unsuitable weights and pictures end with a message."""
+    if not built.manifest("companions").facts["wheels"]:
+        pytest.skip("the image is built without torch: no wheel is at hand")
+    done = run_in(
+        client,
+        product_config.image_reference("system"),
+        ["python3", "-W", "ignore", "-c", CLASSIFY],
+        architecture=product_config.image.target,
+        binds=[f"{ROOT / 'examples'}:/usr/src/examples:ro", f"{tmp_path}:/root/work:rw"],
+        workdir="/root/work",
+    )
+    lines = [line for line in done.output.splitlines() if line.strip()]
+    assert [line.split(":")[0] for line in lines if " ms per picture" in line] == ["float32", "int8"]
+    assert sum("  class " in line for line in lines) == 10
+    assert "picture.jpg is not a state dict of MobileNetV2 (UnpicklingError)" in lines
+    assert any(line.startswith("weights.pth cannot be read as a picture: ") for line in lines)
+
+
 @pytest.mark.expensive
 @pytest.mark.engine
 @pytest.mark.timeout(1800)

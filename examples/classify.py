@@ -1,0 +1,132 @@
+"""Name what a picture shows: a network of torchvision on the Pi's CPU, in float32 and in int8.
+
+    python3 classify.py --weights mobilenet_v2.pth photo.jpg
+    python3 classify.py --weights resnet18.pth --model resnet18 --labels imagenet.txt photo.jpg
+    python3 classify.py --weights mobilenet_v2.pth --camera 0        # one frame of a camera; requires OpenCV
+
+The weights are a state dict, such as torchvision offers for its models. The int8 network is made from them here: its
+ranges are those of the picture and of its mirror image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.ao import quantization
+from torchvision.transforms.v2 import functional as pictures
+
+MODELS = ("mobilenet_v2", "mobilenet_v3_large", "resnet18", "resnet50", "shufflenet_v2_x1_0")
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of ImageNet's pictures, by colour."""
+
+
+def main() -> None:
+    """Read a picture, run both networks, print the table."""
+    options = arguments()
+    picture = prepared(frame(options.camera) if options.camera is not None else opened(options.picture))
+    labels = options.labels.read_text().splitlines() if options.labels else []
+    exact = network(options.model, options.weights)
+    coarse = in_int8(options.model, options.weights, [picture, picture.flip(3)])
+    results = {name: run(model, picture, options.times) for name, model in (("float32", exact), ("int8", coarse))}
+    for name, (shares, milliseconds) in results.items():
+        print(f"{name}: {milliseconds:.0f} ms per picture, median of {options.times}")
+        for share, number in zip(*(item.tolist() for item in shares.topk(5)), strict=True):
+            print(f"  {share:6.1%}  {labels[number] if number < len(labels) else f'class {number}'}")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line. Ends the program with a message if a file does not exist."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("picture", type=Path, nargs="?", help="a JPEG or PNG file")
+    parser.add_argument("--camera", type=int, metavar="N", help="take a frame of this camera instead")
+    parser.add_argument("--model", choices=MODELS, default=MODELS[0])
+    parser.add_argument("--weights", type=Path, required=True, help="the model's state dict")
+    parser.add_argument("--labels", type=Path, help="a text file with one name per class and line")
+    parser.add_argument("--times", type=int, default=5, help="how often each network is run (default: 5)")
+    options = parser.parse_args()
+    if (options.picture is None) == (options.camera is None):
+        parser.error("give either a picture or --camera=N")
+    if options.times < 1:
+        parser.error(f"--times must be at least 1, not {options.times}")
+    for path in (options.picture, options.weights, options.labels):
+        if path is not None and not path.is_file():
+            parser.error(f"{path} does not exist or is not a file")
+    return options
+
+
+def opened(path: Path) -> Tensor:
+    """The picture of a file: 3 colours x height x width, 0 to 255."""
+    try:
+        return torchvision.io.decode_image(str(path), torchvision.io.ImageReadMode.RGB)
+    except RuntimeError as fault:
+        sys.exit(f"{path} cannot be read as a picture: {str(fault).splitlines()[0]}")
+
+
+def frame(number: int) -> Tensor:
+    """A frame of a camera, as ``opened``."""
+    try:
+        import cv2
+    except ImportError:
+        sys.exit("--camera requires OpenCV: apt-get install python3-opencv")
+    camera = cv2.VideoCapture(number)
+    taken, picture = camera.read()
+    camera.release()
+    if not taken:
+        sys.exit(f"camera {number} did not deliver a frame; the cameras of this machine are /dev/video*")
+    return torch.from_numpy(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)).permute(2, 0, 1).contiguous()
+
+
+def prepared(picture: Tensor) -> Tensor:
+    """A batch of one picture as the networks were trained: 1 x 3 x 224 x 224, normalised."""
+    small = pictures.center_crop(pictures.resize(picture, [256], antialias=True), [224, 224])
+    return pictures.normalize(small / 255, list(MEAN), list(DEVIATION)).unsqueeze(0)
+
+
+def network(name: str, weights: Path) -> nn.Module:
+    """The model in float32."""
+    return loaded(torchvision.models.get_model(name), weights)
+
+
+def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
+    """The model in int8, with the ranges of the examples."""
+    model = loaded(torchvision.models.get_model(f"quantized_{name}", quantize=False), weights)
+    model.fuse_model()
+    model.qconfig = quantization.get_default_qconfig("qnnpack")
+    quantization.prepare(model, inplace=True)
+    with torch.inference_mode():
+        for example in examples:
+            model(example)
+    return quantization.convert(model)
+
+
+def loaded(model: nn.Module, weights: Path) -> nn.Module:
+    """The model with the weights of a file. Ends the program with a message if they do not fit."""
+    try:
+        model.load_state_dict(torch.load(weights, weights_only=True, map_location="cpu"))
+    except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError) as fault:
+        sys.exit(f"{weights} is not a state dict of {type(model).__name__} ({type(fault).__name__})")
+    return model.eval()
+
+
+def run(model: nn.Module, picture: Tensor, times: int) -> tuple[Tensor, float]:
+    """The shares of the classes, and the median time in milliseconds. The first call, which packs weights, is extra."""
+    seconds = []
+    with torch.inference_mode():
+        shares = model(picture)[0].softmax(0)
+        for _ in range(times):
+            began = time.perf_counter()
+            model(picture)
+            seconds.append(time.perf_counter() - began)
+    return shares, 1000 * statistics.median(seconds)
+
+
+if __name__ == "__main__":
+    main()
