@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import docker
-from elftools.elf.elffile import ELFFile
 
 from engine.containers import run_in
 from images import apt
@@ -22,7 +20,6 @@ from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, PlatformMismatch, WheelUnusable
 from toolchain.jobs import compile_jobs
-from wheels import find as wheels
 
 NAME = "companions"
 """Name of the recipe and of the artefact."""
@@ -135,23 +132,7 @@ def examine(wheel: Path, torch_site: Path, target: Architecture, suite: Suite) -
     """
     # The libraries of image formats use NEON where the CPU has it.
     torch = sorted((torch_site / _packages(suite)).glob("torch*/**/*.so*"))
-    seen = audit.examine(wheel, target, suite, flags="neon", extends=torch, fix=_FIX)
-    faults = [] if seen.elf_files else ["it has no library"]
-    with zipfile.ZipFile(wheel) as archive:
-        for name, content in wheels.elf_members(archive):
-            if ELFFile(content).get_section_by_name(".symtab") is not None:
-                faults.append(f"{name} has a symbol table")
-            content.seek(0)
-            if _HOME.encode() in content.read():
-                faults.append(f"{name} contains a path of its build")
-    if faults:
-        raise WheelUnusable(
-            f"{wheel.name} cannot be used",
-            expected="stripped libraries without paths of their build",
-            found="; ".join(faults),
-            fix=_FIX,
-        )
-    return seen
+    return audit.examine_stripped(wheel, target, suite, flags="neon", home=_HOME, extends=torch, fix=_FIX)
 
 
 def place(made: list[Path], folder: Path, data: Recipe) -> tuple[Path, ...]:

@@ -113,6 +113,29 @@ def examine(
     return Examined(sums.count, newest, warnings)
 
 
+def examine_stripped(
+    wheel: Path, target: Architecture, suite: Suite, *, flags: str, home: str, extends: Sequence[Path] = (), fix: str
+) -> Examined:
+    """As ``examine``, of a wheel with stripped libraries that do not contain ``home``, the folder of its build."""
+    seen = examine(wheel, target, suite, flags=flags, extends=extends, fix=fix)
+    faults = [] if seen.elf_files else ["it has no library"]
+    with zipfile.ZipFile(wheel) as archive:
+        for name, content in wheels.elf_members(archive):
+            if ELFFile(content).get_section_by_name(".symtab") is not None:
+                faults.append(f"{name} has a symbol table")
+            content.seek(0)
+            if home.encode() in content.read():
+                faults.append(f"{name} contains a path of its build")
+    if faults:
+        raise WheelUnusable(
+            f"{wheel.name} cannot be used",
+            expected="stripped libraries without paths of their build",
+            found="; ".join(faults),
+            fix=fix,
+        )
+    return seen
+
+
 def _examine(name: str, elf: ELFFile, inside: set[str], sums: _Sums, flags: str | None) -> None:
     if flags is not None and not PurePosixPath(name).name.startswith(_detecting_libraries()):
         sums.faults += [f"{name}: {fault}" for fault in _cpu_faults(elf, flags, kernels=name.endswith(_KERNELS))]

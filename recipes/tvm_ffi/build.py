@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import zipfile
 from pathlib import Path
 
 import docker
-from elftools.elf.elffile import ELFFile
 
 from engine.containers import run_in
 from images.flavour import Suite
@@ -22,9 +20,7 @@ from recipes.torch import audit
 from toolchain import progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
-from toolchain.errors import WheelUnusable
 from toolchain.jobs import compile_jobs
-from wheels import find as wheels
 
 HOME = "/usr/src/tvm-ffi"
 """Folder of the build in the container. It does not depend on the name of the checkout."""
@@ -123,24 +119,4 @@ def examine(wheel: Path, target: Architecture, suite: Suite) -> audit.Examined:
     Raises WheelUnusable, PlatformMismatch.
     """
     fix = "the recipe is in recipes/tvm_ffi; ./inv build-tvm-ffi builds it again"
-    try:
-        seen = audit.examine(wheel, target, suite, flags="")
-    except WheelUnusable as fault:
-        fault.fix = fix
-        raise
-    faults = [] if seen.elf_files else ["it has no library"]
-    with zipfile.ZipFile(wheel) as archive:
-        for name, content in wheels.elf_members(archive):
-            if ELFFile(content).get_section_by_name(".symtab") is not None:
-                faults.append(f"{name} has a symbol table")
-            content.seek(0)
-            if HOME.encode() in content.read():
-                faults.append(f"{name} contains a path of its build")
-    if faults:
-        raise WheelUnusable(
-            f"{wheel.name} cannot be used",
-            expected="stripped libraries without paths of their build",
-            found="; ".join(faults),
-            fix=fix,
-        )
-    return seen
+    return audit.examine_stripped(wheel, target, suite, flags="", home=HOME, fix=fix)

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from remote_kernels import export
-from wheel_parts import EM_ARM, HARD, elf, make_wheel
+from wheel_parts import EM_ARM, FOR_OTHER_MACHINES, HARD, elf, make_wheel
 
 from engine.containers import run_in
 from flow import main_job, pipelines, tvm_ffi_job
@@ -188,15 +188,7 @@ def test_the_plan_lists_the_steps_that_would_run(tmp_path: Path) -> None:
     assert all(item.runs for item in decisions)
 
 
-@pytest.mark.parametrize(
-    ("contents", "tag", "kind", "message"),
-    [
-        ({}, "cp313-cp313-linux_armv7l", WheelUnusable, "it has no library"),
-        ({"a.so": elf(EM_ARM, flags=HARD)}, "cp312-cp312-linux_armv7l", WheelUnusable, "its tag is cp312"),
-        ({"a.so": elf(EM_ARM, flags=HARD)}, "cp313-cp313-linux_armv7l", WheelUnusable, "does not have .ARM.attributes"),
-        ({"a.so": elf(183, bits=64)}, "cp313-cp313-linux_armv7l", PlatformMismatch, "EM_AARCH64"),
-    ],
-)
+@pytest.mark.parametrize(("contents", "tag", "kind", "message"), FOR_OTHER_MACHINES)
 def test_a_wheel_for_another_machine_is_rejected(
     tmp_path: Path, contents: dict[str, bytes], tag: str, kind: type[Exception], message: str
 ) -> None:

@@ -9,6 +9,8 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from toolchain.errors import PlatformMismatch, WheelUnusable
+
 EM_ARM, EM_AARCH64, EM_X86_64 = 40, 183, 62
 EABI5 = 0x05000000
 HARD, SOFT = EABI5 | 0x400, EABI5 | 0x200
@@ -42,6 +44,15 @@ def elf(machine: int, *, bits: int = 32, flags: int = 0, big: bool = False, vfp_
         *(3, machine, 1, 0, 0, sections, flags, size, 0, 0, entry, len(table) // entry, 1),
     )
     return ident + header + names + attributes + table
+
+
+FOR_OTHER_MACHINES: list[tuple[dict[str, bytes], str, type[Exception], str]] = [
+    ({}, "cp313-cp313-linux_armv7l", WheelUnusable, "it has no library"),
+    ({"a.so": elf(EM_ARM, flags=HARD)}, "cp312-cp312-linux_armv7l", WheelUnusable, "its tag is cp312"),
+    ({"a.so": elf(EM_ARM, flags=HARD)}, "cp313-cp313-linux_armv7l", WheelUnusable, "does not have .ARM.attributes"),
+    ({"a.so": elf(EM_AARCH64, bits=64)}, "cp313-cp313-linux_armv7l", PlatformMismatch, "EM_AARCH64"),
+]
+"""Contents and tag of a wheel that the audit of an armhf recipe rejects; the error and a part of its message."""
 
 
 def digest(content: bytes) -> str:
