@@ -147,6 +147,17 @@ def of_recipe(config: Config, name: str, recipe: str) -> tuple[Path, ...] | None
     return get(config, name, keys[0]) if keys else None
 
 
+def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
+    """The files of an entry that is a folder of this repository; empty if it has another recipe key.
+
+    Raises ArtefactDamaged or ArtefactMissing if it does not match its manifest.
+    """
+    manifest = Manifest.read(folder / MANIFEST)
+    if manifest is None or manifest.inputs.get(_RECIPE) != recipe:
+        return ()
+    return _intact(folder, name, manifest.key).paths
+
+
 def entry(config: Config, name: str, key: str) -> Entry | None:
     """Like ``get``, with sizes and digests."""
     place = _place(config, name, key)

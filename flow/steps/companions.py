@@ -19,7 +19,7 @@ from wheels import artefacts
 
 
 def step(context: Context) -> Step:
-    """Build the wheels. They are left out where torch is, or where the mirror does not have their source."""
+    """Find or build the wheels. They are left out where torch is, or where the mirror does not have their source."""
     data = recipe.load(build.NAME)
     tar = context.root / "companions-site.tar"
 
@@ -28,19 +28,19 @@ def step(context: Context) -> Step:
             return _left_out(reason)
         torch = needs["torch"].facts
         key = build.recipe_key(data, context.target, context.suite, torch["sha256"])
-        cached = list(artefacts.of_recipe(context.config, data.name, key) or ())
+        finished, origin = build.finished(context.config, key)
         with files.scratch_folder(context.root / "work", data.name) as scratch:
             try:
-                made = cached or _build(needs["mirror"], scratch)
+                made = finished or _build(needs["mirror"], scratch)
             except SourceUnavailable as fault:
                 return _left_out(f"{fault.summary} ({fault.found})", is_tried_again=True)
             seen = [build.examine(wheel, context.torch_site, context.target, context.suite) for wheel in made]
-            if not cached:
+            if not finished:
                 artefact_key = build.artefact_key(key, needs["builder"].artefact(".tar").sha256)
                 artefacts.put(context.config, data.name, artefact_key, made, recipe=key)
             placed = build.place(made, context.root / "wheels", data)
-        for wheel in placed if cached else ():
-            progress.say(f"    {wheel.name}: from the artefact cache")
+        for wheel in placed if finished else ():
+            progress.say(f"    {wheel.name}: {origin}")
         stage_wheels(context, placed, context.root / "companions-site", tar)
         return Made(
             (*placed, tar),

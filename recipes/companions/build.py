@@ -1,11 +1,15 @@
-"""torchvision and torchaudio, cross-compiled in the native builder image against the files of a torch wheel."""
+"""torchvision and torchaudio, cross-compiled in the native builder image against the files of a torch wheel.
+
+The wheels for the torch wheel in this repository are in the folder ``prebuilt``, so that a first build does not compile
+them. That folder is a copy of their entry in the artefact cache.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import docker
@@ -13,16 +17,19 @@ import docker
 from engine.containers import run_in
 from images import apt
 from images.flavour import Suite, load_suite
-from recipes.recipe import Recipe, load
+from recipes.recipe import HERE, Recipe, load
 from recipes.torch import audit, resolve
 from toolchain import files
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, PlatformMismatch, WheelUnusable
 from toolchain.jobs import compile_jobs
+from wheels import artefacts
 
 NAME = "companions"
 """Name of the recipe and of the artefact."""
+PREBUILT = HERE / NAME / "prebuilt"
+"""Folder of the wheels in this repository."""
 _HOME = "/usr/src/companions"
 _FIX = "the recipe is in recipes/companions; image.companions: false leaves them out"
 
@@ -52,6 +59,13 @@ def key(config: Config) -> str:
     if torch.wheel is None or unfit(torch.version):
         return ""
     return recipe_key(load(NAME), config.image.target, load_suite(config.image.suite), files.sha256_of(torch.wheel))
+
+
+def finished(config: Config, key: str) -> tuple[tuple[Path, ...], str]:
+    """Finished wheels with a recipe key, and their origin; no wheels if they must be built. Raises ArtefactDamaged."""
+    if cached := artefacts.of_recipe(config, NAME, key):
+        return cached, "from the artefact cache"
+    return artefacts.prebuilt(PREBUILT, NAME, key), "the wheel in this repository"
 
 
 def artefact_key(recipe: str, builder: str) -> str:
@@ -135,7 +149,7 @@ def examine(wheel: Path, torch_site: Path, target: Architecture, suite: Suite) -
     return audit.examine_stripped(wheel, target, suite, flags="neon", home=_HOME, extends=torch, fix=_FIX)
 
 
-def place(made: list[Path], folder: Path, data: Recipe) -> tuple[Path, ...]:
+def place(made: Sequence[Path], folder: Path, data: Recipe) -> tuple[Path, ...]:
     """Copy the wheels into ``folder``, in place of earlier ones; their paths there."""
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in data.outputs:

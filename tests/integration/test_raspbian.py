@@ -34,7 +34,7 @@ IMAGE = ImageConfig(flavour="raspbian")
 def of_the_target(version: str) -> list[Package]:
     """The packages of a target root and of a release, with hardly any content."""
     suite = load_suite(SUITE)
-    roles = {name for role in ("base", "board", "bootable", "dev") for name in packages_for(role, IMAGE)}
+    roles = {name for role in ("base", "board", "bootable", "companions", "dev") for name in packages_for(role, IMAGE)}
     names = {*roles, *suite.torch_libraries, *suite.torch_python, "libc6", "linux-base", "debian-archive-keyring"}
     names = {name for name in names if not name.startswith(("linux-image", "raspi-firmware"))} - {"less"}
     return [
@@ -59,8 +59,10 @@ def of_this_pc() -> list[Package]:
     """Debian's tools for the PC that runs the tests."""
     roles = ("standing_in", "depmod", "compiler", "builder")
     names = {name for role in roles for name in packages_for(role, IMAGE) if not name.startswith("libpython")}
+    # Packages of the target are named with their architecture.
+    parts = [name.partition(":") for name in sorted(names)]
     return [
-        *(Package(name=name, version=DEBIANS, architecture="amd64", depends="libc6") for name in sorted(names)),
+        *(Package(name=name, version=DEBIANS, architecture=of or "amd64", depends="libc6") for name, _, of in parts),
         Package(name="libc6", version=DEBIANS, architecture="amd64", multi_arch="same"),
         *of_python(DEBIANS, "amd64"),
     ]
