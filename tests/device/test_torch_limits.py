@@ -131,3 +131,13 @@ def test_old_file_format_has_64_bit_storage_lengths() -> None:
     forged = content[:-24] + struct.pack("<q", 2**30 + 4) + content[-16:]
     with pytest.raises(RuntimeError, match="this machine cannot address"):
         torch.load(io.BytesIO(forged))
+
+
+def test_guards_take_addresses_of_the_upper_half() -> None:
+    """torch.export and torch.compile guard types and objects by their id, which is above 2**31 on most boards."""
+    from torch._C._dynamo import guards
+
+    made = guards.RootGuardManager()
+    made.add_type_match_guard(2**32 - 8, ["type"])
+    made.add_id_match_guard(2**32 - 8, ["object"])
+    assert not made.check(1.0)
