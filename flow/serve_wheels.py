@@ -1,8 +1,8 @@
 """``serve-wheels``: serve the wheels of this PC to the board's pip.
 
-The index offers the wheels in the wheelhouses, the torch wheel that the image would get (recipes.torch.resolve), and
-the wheel of TVM's FFI. Other torch wheels that fit the image are left out: pip would choose the newest one, and the
-board would run another torch than the image.
+The index offers the wheels in the wheelhouses, the torch wheel that the image would get (recipes.torch.resolve), its
+companions if they are finished, and the wheel of TVM's FFI. Other torch wheels that fit the image are left out: pip would
+choose the newest one, and the board would run another torch than the image.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from images.flavour import load_suite
+from recipes.companions import build as companions
 from recipes.torch import resolve
 from recipes.tvm_ffi import locate as tvm_ffi
 from toolchain import process, progress
@@ -27,9 +28,9 @@ from wheels.wheelhouse import wheelhouses
 class Offer:
     """The wheels to serve for a configuration, by file name; call it for the current ones.
 
-    torch and TVM's FFI are chosen and audited again only if the available wheels have changed, because an audit takes
-    seconds. The constructor raises what ``resolve.resolve`` and ``tvm_ffi.find`` raise for wheels that are damaged or
-    for another machine. Later such a wheel causes a warning, and is not served.
+    torch, its companions and TVM's FFI are chosen and audited again only if the available wheels have changed, because
+    an audit takes seconds. The constructor raises what ``resolve.resolve`` and ``tvm_ffi.find`` raise for wheels that are
+    damaged or for another machine. Later such a wheel causes a warning, and is not served.
     """
 
     def __init__(self, config: Config) -> None:
@@ -40,6 +41,7 @@ class Offer:
         self.torch = resolve.resolve(self._config)
         """The torch wheel of the image, or the reason why there is none."""
         self._ffi = self._find_ffi()
+        self._companions = self._find_companions()
 
     def __call__(self) -> dict[str, Path]:
         """The wheels to serve now."""
@@ -48,7 +50,8 @@ class Offer:
             if listing != self._listing:
                 self._choose_again()
                 self._listing = listing
-            chosen = [path for path in (self.torch.wheel, self._ffi) if path is not None and not path.is_symlink()]
+            ours = (self.torch.wheel, self._ffi, *self._companions)
+            chosen = [path for path in ours if path is not None and not path.is_symlink()]
         left_out = self._fitting_torch()
         found = {name: path for name, path in wheels_in(wheelhouses(self._config)).items() if path not in left_out}
         return dict(sorted({**found, **{path.name: path for path in chosen}}.items()))
@@ -74,14 +77,24 @@ class Offer:
         except UserError as fault:
             self._ffi = None
             progress.warn(f"TVM's FFI is not served from the artefact cache: {fault.summary}")
+        try:
+            self._companions = self._find_companions()
+        except UserError as fault:
+            self._companions = ()
+            progress.warn(f"torchvision and torchaudio are not served: {fault.summary}")
 
     def _find_ffi(self) -> Path | None:
         with contextlib.suppress(ArtefactMissing):
             return tvm_ffi.find(self._config)[0] if tvm_ffi.key(self._config) else None
         return None
 
+    def _find_companions(self) -> tuple[Path, ...]:
+        key = companions.key_with(self._config, self.torch)
+        return companions.finished(self._config, key)[0] if key else ()
+
     def _list(self) -> str:
-        return f"{resolve.listing(self._config)}\n{tvm_ffi.listing(self._config)}"
+        mine = companions.listing(self._config)
+        return f"{resolve.listing(self._config)}\n{tvm_ffi.listing(self._config)}\n{mine}"
 
     def _fitting_torch(self) -> list[Path]:
         image = self._config.image

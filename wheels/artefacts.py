@@ -131,6 +131,11 @@ def get(config: Config, name: str, key: str) -> tuple[Path, ...] | None:
     return found.paths if found else None
 
 
+def keys(config: Config, name: str) -> tuple[str, ...]:
+    """Keys of all entries of a recipe. They are not verified."""
+    return tuple(sorted(path.parent.name for path in (_folder(config) / name).glob(f"*/{MANIFEST}")))
+
+
 def keys_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
     """Keys of the entries with a recipe's key, the newest first. They are not verified: a plan must be fast."""
     found: list[tuple[int, str]] = []

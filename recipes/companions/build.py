@@ -53,10 +53,14 @@ def key(config: Config) -> str:
         return ""
     any_torch = dataclasses.replace(config, torch=dataclasses.replace(config.torch, required=False))
     try:
-        torch = resolve.resolve(any_torch)
+        return key_with(config, resolve.resolve(any_torch))
     except (ArtefactDamaged, PlatformMismatch, WheelUnusable):
         return ""
-    if torch.wheel is None or unfit(torch.version):
+
+
+def key_with(config: Config, torch: resolve.Resolution) -> str:
+    """Like ``key``, with the torch wheel that was found for the image."""
+    if not config.image.companions or torch.wheel is None or unfit(torch.version):
         return ""
     return recipe_key(load(NAME), config.image.target, load_suite(config.image.suite), files.sha256_of(torch.wheel))
 
@@ -66,6 +70,11 @@ def finished(config: Config, key: str) -> tuple[tuple[Path, ...], str]:
     if cached := artefacts.of_recipe(config, NAME, key):
         return cached, "from the artefact cache"
     return artefacts.prebuilt(PREBUILT, NAME, key), "the wheel in this repository"
+
+
+def listing(config: Config) -> str:
+    """The entries of the artefact cache: if they change, so can the result of ``finished``."""
+    return " ".join(artefacts.keys(config, NAME))
 
 
 def artefact_key(recipe: str, builder: str) -> str:

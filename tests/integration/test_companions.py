@@ -19,6 +19,7 @@ from engine.containers import run_in
 from flow import main_job, pipelines
 from flow import share_artefacts as share
 from flow.context import Context
+from flow.serve_wheels import Offer
 from flow.steps import companions
 from images import apt
 from images.flavour import load_suite
@@ -28,7 +29,7 @@ from recipes.companions import build
 from toolchain import files
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ConfigError, SourceUnavailable, WheelUnusable
+from toolchain.errors import ArtefactDamaged, ConfigError, SourceUnavailable, WheelUnusable
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import Made
 from wheels import artefacts
@@ -197,14 +198,13 @@ def test_without_torch_or_source_they_are_left_out(
     assert bool(again) == is_tried_again, "a mirror may have the source later"
 
 
-def test_the_main_job_builds_audits_and_caches_them(product_config: Config, built: main_job.Built) -> None:
+def test_the_main_job_takes_the_wheels_of_the_repository(product_config: Config, built: main_job.Built) -> None:
     made, torch = built.manifest("companions"), built.manifest("torch")
     assert build.unfit(torch.facts["version"]) == ""
     wheels = [item.path for item in made.artefacts if item.path.suffix == ".whl"]
     assert [path.name.partition("-")[0] for path in wheels] == ["torchaudio", "torchvision"]
     assert made.facts["elf files"] == 4
     for wheel in wheels:
-        build.examine(wheel, product_config.target_root / "torch-site", ARMHF, TRIXIE)
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
             name, version = wheel.name.split("-")[:2]
@@ -212,28 +212,42 @@ def test_the_main_job_builds_audits_and_caches_them(product_config: Config, buil
             assert f"{name}-{version}.dist-info/licenses/LICENSE" in names
             assert version == DATA.tables["package"][name]["version"]
             assert {path.partition("/")[0] for path in names} - {name, f"{name}-{version}.dist-info"} <= {"torio"}
-    (cached,) = artefacts.keys_of_recipe(product_config, build.NAME, made.facts["key"])
-    paths = artefacts.get(product_config, build.NAME, cached) or ()
-    assert {path.name: files.sha256_of(path) for path in paths} == {path.name: files.sha256_of(path) for path in wheels}
+    kept = artefacts.prebuilt(build.PREBUILT, build.NAME, made.facts["key"])
+    assert {path.name: files.sha256_of(path) for path in kept} == {path.name: files.sha256_of(path) for path in wheels}
     listed = {item["name"] for item in built.manifest("system").facts["wheels"]}
     assert {path.name for path in wheels} <= listed
 
 
-@pytest.mark.emulation
-@pytest.mark.timeout(1800)
-def test_they_compute_what_plain_pytorch_computes(
-    product_config: Config, built: main_job.Built, client: docker.DockerClient
+def test_prebuilt_wheels_with_another_key_or_content_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert built.manifest("companions").facts["wheels"]
-    message = run_in(
-        client,
-        product_config.image_reference("system"),
-        ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "/tests/test_companions.py"],
-        architecture=product_config.image.target,
-        binds=[f"{ROOT / 'tests' / 'device'}:/tests:ro"],
-    ).output
-    assert "failed" not in message
-    assert "skipped" not in message
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    wheel = make_wheel(tmp_path, {"torchvision/a.py": "x = 1\n"}, name="torchvision")
+    (stored,) = artefacts.put(config, build.NAME, "f" * 64, [wheel], recipe="1" * 64)
+    monkeypatch.setattr(build, "PREBUILT", shutil.copytree(stored.parent, tmp_path / "prebuilt"))
+    assert build.finished(config, "1" * 64) == ((stored,), "from the artefact cache")
+    shutil.rmtree(stored.parent)
+    kept = build.PREBUILT / wheel.name
+    assert build.finished(config, "1" * 64) == ((kept,), "the wheel in this repository")
+    assert build.finished(config, "2" * 64)[0] == ()
+    kept.chmod(0o644)
+    kept.write_bytes(b"damaged")
+    with pytest.raises(ArtefactDamaged, match="does not match its manifest"):
+        build.finished(config, "1" * 64)
+
+
+def test_serve_wheels_offers_those_of_the_images_torch(tmp_path: Path) -> None:
+    torch = torch_wheel(tmp_path / "house")
+    config = load_config(
+        {"build": {"folder": str(tmp_path / "build")}, "torch": {"wheelhouse": [str(tmp_path / "house")]}}
+    )
+    offer = Offer(config)
+    assert set(offer()) == {torch.name}
+    wheel = make_wheel(tmp_path, {"torchvision/a.py": "x = 1\n"}, name="torchvision")
+    artefacts.put(config, build.NAME, "f" * 64, [wheel], recipe="1" * 64)
+    assert set(offer()) == {torch.name}, "for another torch"
+    (stored,) = artefacts.put(config, build.NAME, "e" * 64, [wheel], recipe=build.key(config))
+    assert offer() == {torch.name: torch, wheel.name: stored}
 
 
 CLASSIFY = """
