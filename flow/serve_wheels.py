@@ -1,8 +1,8 @@
 """``serve-wheels``: serve the wheels of this PC to the board's pip.
 
 The index offers the wheels in the wheelhouses, the torch wheel that the image would get (recipes.torch.resolve), its
-companions if they are finished, and the wheel of TVM's FFI. Other torch wheels that fit the image are left out: pip would
-choose the newest one, and the board would run another torch than the image.
+companions if they are finished, and the wheel of TVM's FFI. Other torch wheels that fit the image are left out: pip
+would choose the newest one, and the board would run another torch than the image.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Offer:
     """The wheels to serve for a configuration, by file name; call it for the current ones.
 
     torch, its companions and TVM's FFI are chosen and audited again only if the available wheels have changed, because
-    an audit takes seconds. The constructor raises what ``resolve.resolve`` and ``tvm_ffi.find`` raise for wheels that are
-    damaged or for another machine. Later such a wheel causes a warning, and is not served.
+    an audit takes seconds. The constructor raises what ``resolve.resolve`` and ``tvm_ffi.find`` raise for wheels that
+    are damaged or for another machine. Later such a wheel causes a warning, and is not served.
     """
 
     def __init__(self, config: Config) -> None:
