@@ -63,6 +63,19 @@ class Traceable(Network):
         return self.last(x.mean((2, 3)))
 
 
+class Recurrent(nn.Module):  # type: ignore[misc]
+    """An LSTM and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = quantization.QuantStub(), quantization.DeQuantStub()
+        self.lstm, self.last = nn.LSTM(16, 12), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Sequences of 16 numbers each to sequences of 4."""
+        return self.dequant(self.last(self.lstm(self.quant(x))[0]))
+
+
 def test_qnnpack_is_the_default_engine() -> None:
     assert "qnnpack" in torch.backends.quantized.supported_engines
     assert torch.backends.quantized.engine == "qnnpack"
@@ -111,6 +124,26 @@ def test_static_quantization_of_eager_mode_is_close_to_float32() -> None:
     assert close(quantized(drawn(2, 3, 16, 16)), network(drawn(2, 3, 16, 16)), share=0.1)
 
 
+def test_static_quantization_of_an_lstm_is_close_to_float32() -> None:
+    network, x = seeded(Recurrent), drawn(7, 2, 16)
+    network.qconfig = quantization.get_default_qconfig("qnnpack")
+    prepared = quantization.prepare(copy.deepcopy(network))
+    prepared(x)
+    quantized = quantization.convert(prepared)
+    assert isinstance(quantized.lstm, torch.ao.nn.quantized.LSTM)
+    assert close(quantized(x), network(x))
+
+
+def test_dynamic_quantization_of_fx_mode_is_close_to_float32() -> None:
+    from torch.ao.quantization import quantize_fx
+
+    network, x = nn.Sequential(seeded(nn.Linear, 64, 32), nn.ReLU(), seeded(nn.Linear, 32, 8)), drawn(6, 64)
+    mapping = quantization.QConfigMapping().set_global(quantization.default_dynamic_qconfig)
+    quantized = quantize_fx.convert_fx(quantize_fx.prepare_fx(copy.deepcopy(network), mapping, (x,)))
+    assert isinstance(quantized.get_submodule("2"), torch.ao.nn.quantized.dynamic.Linear)
+    assert close(quantized(x), network(x))
+
+
 def test_static_quantization_of_fx_mode_is_close_to_float32() -> None:
     from torch.ao.quantization import quantize_fx
 
@@ -138,6 +171,19 @@ def test_pt2e_quantization_is_close_to_float32() -> None:
     quantized = convert_pt2e(prepared)
     assert "quantize_per_tensor" in quantized.code
     assert close(quantized(example), network(example), share=0.1)
+
+
+def test_pt2e_quantization_of_an_embedding_is_close_to_float32() -> None:
+    from torch.ao.quantization.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torch.ao.quantization.quantizer.embedding_quantizer import EmbeddingQuantizer
+
+    network, words = nn.Sequential(seeded(nn.Embedding, 50, 16)), torch.tensor([[1, 4, 49], [0, 7, 7]])
+    captured = torch.export.export_for_training(network, (words,)).module()
+    prepared = prepare_pt2e(captured, EmbeddingQuantizer())
+    prepared(words)
+    quantized = convert_pt2e(prepared)
+    assert "dequantize_per_channel" in quantized.code
+    assert close(quantized(words), network(words), share=0.02)
 
 
 def test_a_quantized_embedding_is_close_to_float32() -> None:

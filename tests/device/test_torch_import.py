@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import torch
+
 LEFT_OUT = (
     "sympy",
     "torch._dynamo",
@@ -39,8 +41,9 @@ REACHABLE = (
 PROGRAM = """
 import functools, os, sys, threading, torch
 
-def found(name):
-    functools.reduce(getattr, name.split(".")[1:], torch)
+def found(names):
+    for name in names:
+        functools.reduce(getattr, name.split(".")[1:], torch)
 
 def meta_kernels():
     # The kernel of this operator for meta tensors is written in Python.
@@ -65,8 +68,14 @@ def second_kernel():
 
 print("imported:", *(name for name in sys.argv[1].split() if name in sys.modules))
 failed = []
-checks = {name: functools.partial(found, name) for name in sys.argv[2].split()}
-for name, check in {**checks, "meta kernels": meta_kernels, "second kernel": second_kernel}.items():
+names = sys.argv[2].split()
+checks = {
+    "names": functools.partial(found, names),
+    "names in reverse order": functools.partial(found, names[::-1]),
+    "meta kernels": meta_kernels,
+    "second kernel": second_kernel,
+}
+for name, check in checks.items():
     # Each in the state right after the import.
     child = os.fork()
     if child == 0:
@@ -83,3 +92,7 @@ def test_what_import_torch_leaves_out_is_imported_when_it_is_used() -> None:
     argv = [sys.executable, "-W", "ignore", "-c", PROGRAM, " ".join(LEFT_OUT), " ".join(REACHABLE)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["imported:", "failed:"], done.stdout + done.stderr
+
+
+def test_dir_lists_the_names_that_are_not_imported_yet() -> None:
+    assert {"cond", "export", "fx", "optim", "nn"} <= set(dir(torch))
