@@ -1,12 +1,39 @@
-"""Pytest plugin for the target's container: selects the tests to run and writes their names to a file."""
+"""Pytest plugin for the target's container: selects the tests to run and writes their names to a file.
+
+On 32 bits it also occupies the lower half of the address space before torch is imported. The kernel of a board places
+most objects in the upper half; qemu-user places them in the lower one, which hides errors with the sign of addresses.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import fnmatch
 import json
+import mmap
+import sys
 from pathlib import Path
 
 import pytest
+
+_HALF = 1 << 31
+
+
+def occupy_lower_half() -> None:
+    """Map all free memory below 2**31 without access rights."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    size = _HALF // 8
+    while size >= mmap.PAGESIZE:
+        place = libc.mmap(None, size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        if place >= _HALF:  # also the value of a failure, -1
+            libc.munmap(place, size)
+            size //= 2
+
+
+if sys.maxsize < _HALF:
+    occupy_lower_half()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
