@@ -31,6 +31,7 @@ from flow import share_artefacts as share
 from flow import upstream_tests as upstream
 from flow import verify as verification
 from nfsroot import export, serve
+from nfsroot import netboot as network_boot
 from nfsroot import share_internet as sharing
 from registry import client as registry_client
 from registry import credentials, mirrors
@@ -261,6 +262,18 @@ def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: i
     """Serve the exported tree by NFS until Ctrl-C; prints the commands for the Pi."""
     config = _config(context, {"nfs.port": str(port) if port else ""})
     serve.serve(config, nfsv3=v3, address=address or None)
+
+
+@task(
+    help={
+        "alone": "give out addresses too, for boards on a cable of their own; otherwise a router does",
+        "address": "listen on this address only",
+    }
+)
+@_reported
+def netboot(context: Context, alone: bool = False, address: str = "") -> None:
+    """Boot boards without a card: DHCP, TFTP and NFS until Ctrl-C, with a table of the boards."""
+    network_boot.netboot(_config(context, {"nfs.address": address}), alone=alone)
 
 
 @task(help={"state": "on, off or status"})
@@ -607,6 +620,7 @@ namespace = Collection(
     upstream_tests,
     export_nfsroot,
     serve_nfsroot,
+    netboot,
     share_internet,
     deploy,
     run_on_pi,

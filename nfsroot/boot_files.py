@@ -176,30 +176,44 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
             )
         )
     (output / "ganesha-recovery").mkdir()
-    leases = lease_range(subnet, ipaddress.IPv4Address(address))
-    if leases is None:
-        warnings.append(f"nfs.subnet ({subnet}) has no free address for a board: dnsmasq-alone.conf was not written")
     for name, proxy in (("dnsmasq.conf", True), ("dnsmasq-alone.conf", False)):
-        if leases is None and not proxy:
-            continue
-        (output / name).write_text(
-            render(
-                "dnsmasq.conf",
-                proxy=proxy,
-                address=address,
-                network=str(subnet.network_address),
-                netmask=str(subnet.netmask),
-                first=str(leases[0]) if leases else "",
-                last=str(leases[1]) if leases else "",
-                nameservers=list(nameservers_of_host()),
-                path=path,
-                tftp=str(final.tftp),
-            )
-        )
+        try:
+            text = dnsmasq_configuration(subnet, address, tree=final.tree, tftp=final.tftp, proxy=proxy)
+        except NetworkUnreachable as fault:
+            warnings.append(f"{fault.summary}: {name} was not written")
+        else:
+            (output / name).write_text(text)
     helper = output / final.helper.name
     helper.write_bytes(HELPER.read_bytes())
     helper.chmod(0o755)
     return warnings
+
+
+def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: Path, tftp: Path, proxy: bool) -> str:
+    """Render the configuration of the DHCP and TFTP server at ``address``.
+
+    ``proxy`` leaves addresses to another DHCP server. Otherwise raises NetworkUnreachable if the subnet has none left.
+    """
+    leases = None if proxy else lease_range(subnet, ipaddress.IPv4Address(address))
+    if leases is None and not proxy:
+        raise NetworkUnreachable(
+            f"nfs.subnet ({subnet}) has no free address for a board",
+            expected="a subnet with an address besides this PC's",
+            found=f"{subnet}, of which {address} is this PC's",
+            fix="set nfs.subnet to a larger subnet",
+        )
+    return render(
+        "dnsmasq.conf",
+        proxy=proxy,
+        address=address,
+        network=str(subnet.network_address),
+        netmask=str(subnet.netmask),
+        first=str(leases[0]) if leases else "",
+        last=str(leases[1]) if leases else "",
+        nameservers=list(nameservers_of_host()),
+        path=str(tree),
+        tftp=str(tftp),
+    )
 
 
 def lease_range(

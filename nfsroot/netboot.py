@@ -1,0 +1,251 @@
+"""Boot boards without a card: DHCP and TFTP (dnsmasq) and the NFS server in one foreground command.
+
+dnsmasq serves a copy of the TFTP folder, because it gives up root's rights and the exported folder is root's alone. A
+table shows how far each board has got.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from rich.live import Live
+from rich.table import Table
+
+from nfsroot.boards import Board, Boards
+from nfsroot.boot_files import boot_parts, dnsmasq_configuration
+from nfsroot.layout import Layout, require_export
+from nfsroot.serve import NfsServer, running_server
+from toolchain import process, process_identity, progress
+from toolchain.addresses import own_addresses, server_address, subnet_of
+from toolchain.config import Config
+from toolchain.errors import InUse, NetworkUnreachable, UserError
+
+_POLL_S = 0.5
+_READY_LIMIT_S = 15.0
+_BANNER_WAIT_S = 0.3
+_STATES = {"address": "has an address", "files": "fetches files", "mounted": "mounted", "up": "up"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetbootResult:
+    """The result of serving in the foreground."""
+
+    boards: tuple[Board, ...]
+    seconds: float
+    ended_by: str
+
+
+def netboot(
+    config: Config,
+    *,
+    alone: bool = False,
+    stop: threading.Event | None = None,
+    on_event: Callable[[Board], None] = lambda _board: None,
+) -> NetbootResult:
+    """Serve DHCP, TFTP and NFS until Ctrl-C, SIGTERM, SIGHUP or ``stop``, and show the boards.
+
+    ``alone`` gives out addresses too; otherwise a router does. ``on_event`` is called after each change of a board.
+    Raises the errors of ``running_server``, ArtefactMissing if nothing was exported, NetworkUnreachable if this PC has
+    no address in ``nfs.subnet``, InUse if another DHCP or TFTP server runs here, and UserError if a server ends.
+    """
+    layout = Layout.of(config)
+    process.require_root("to serve DHCP, TFTP and NFS", "./inv netboot")
+    require_export(layout)
+    address = _address_in_subnet(config)
+    for item in boot_parts(layout.tree).missing():
+        progress.warn(f"boards without a card need {item}")
+    stop = stop or threading.Event()
+    began = time.monotonic()
+    boards = Boards(neighbour)
+    with (
+        process.stopped_by_signals(stop) as received,
+        running_server(
+            layout.tree,
+            address=address,
+            port=config.nfs.port,
+            clients=(str(subnet_of(config)), "127.0.0.1"),
+            log=layout.folder / "ganesha.log",
+        ) as server,
+        _running_dnsmasq(config, layout, address, proxy=not alone) as lines,
+    ):
+        progress.say(f"DHCP ({'alone' if alone else 'beside the router'}), TFTP and NFS on {address}; stop with Ctrl-C")
+        _watch(boards, server, lines, stop, on_event)
+        progress.say("stopping the servers")
+    ended_by = signal.Signals(received[0]).name if received else "request"
+    return NetbootResult(boards=tuple(boards), seconds=time.monotonic() - began, ended_by=ended_by)
+
+
+def _address_in_subnet(config: Config) -> str:
+    address, subnet = server_address(config), subnet_of(config)
+    if address not in {str(own) for own in own_addresses() if own in subnet}:
+        raise NetworkUnreachable(
+            "this PC has no address in the board's subnet",
+            expected=f"an address in nfs.subnet ({subnet}) on the interface to the board",
+            found=", ".join(f"{own} ({name})" for own, name in own_addresses().items()),
+            fix=f"ip address add {subnet.network_address + 1}/{subnet.prefixlen} dev INTERFACE, or set nfs.subnet",
+        )
+    return address
+
+
+@contextlib.contextmanager
+def _running_dnsmasq(config: Config, layout: Layout, address: str, *, proxy: bool) -> Iterator[queue.Queue[str | None]]:
+    """Run dnsmasq; yields the lines of its log, and None at its end."""
+    program = process.require_program("dnsmasq", "to serve DHCP and TFTP")
+    with tempfile.TemporaryDirectory(prefix="pitorch-netboot.") as scratch, contextlib.ExitStack() as stack:
+        place = Path(scratch)
+        place.chmod(0o755)
+        shutil.copytree(layout.tftp, place / "tftp")
+        text = dnsmasq_configuration(subnet_of(config), address, tree=layout.tree, tftp=place / "tftp", proxy=proxy)
+        configuration = place / "dnsmasq.conf"
+        configuration.write_text(text)
+        words = ["--keep-in-foreground", f"--conf-file={configuration}", "--log-facility=-", f"--pid-file={place}/pid"]
+        child = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "TERM", str(program), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        lines: queue.Queue[str | None] = queue.Queue()
+        reader = threading.Thread(target=_read, args=(child.stderr, lines), daemon=True)
+        reader.start()
+        stack.callback(reader.join)
+        stack.callback(process.end_group, child)
+        _await_ready(lines)
+        yield lines
+
+
+def _read(log: IO[bytes], lines: queue.Queue[str | None]) -> None:
+    with log:
+        for line in log:
+            lines.put(line.decode(errors="replace").rstrip("\n"))
+    lines.put(None)
+
+
+def _await_ready(lines: queue.Queue[str | None]) -> None:
+    """Wait until dnsmasq serves TFTP, the last service that it starts. Raises InUse or UserError if it ends."""
+    seen: list[str] = []
+    deadline = time.monotonic() + _READY_LIMIT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(queue.Empty):
+            line = lines.get(timeout=_POLL_S)
+            if line is None:
+                break
+            seen.append(line)
+            if "TFTP root is" in line:
+                return
+    tail = "\n".join(seen[-5:])
+    if "Address already in use" in tail:
+        raise InUse(
+            "another DHCP or TFTP server runs on this PC",
+            expected="UDP ports 67 and 69 free",
+            found=tail,
+            fix="stop it, for example: systemctl stop dnsmasq isc-dhcp-server tftpd-hpa",
+        )
+    raise UserError(
+        "dnsmasq did not start", expected="a DHCP and TFTP server", found=tail or "no message", fix="see above"
+    )
+
+
+def _watch(
+    boards: Boards,
+    server: NfsServer,
+    lines: queue.Queue[str | None],
+    stop: threading.Event,
+    on_event: Callable[[Board], None],
+) -> None:
+    shown: dict[str, tuple[str, str]] = {}
+
+    def tell(board: Board) -> None:
+        on_event(board)
+        now = (_STATES[board.state], board.advice(time.monotonic()))
+        if live is None and shown.get(board.mac) != now:
+            progress.say(f"    {board.mac} {board.address} {' '.join(filter(None, now))}")
+        shown[board.mac] = now
+
+    with contextlib.ExitStack() as stack:
+        live = stack.enter_context(_live()) if progress.console.is_terminal else None
+        while not stop.is_set():
+            for line in _drain(lines):
+                if line is None:
+                    raise UserError("dnsmasq ended unexpectedly", fix="run ./inv netboot again")
+                if board := boards.record(line, time.monotonic()):
+                    tell(board)
+            if process_identity.find(server.pid) is None:
+                raise UserError("the NFS server ended unexpectedly", found=f"see {server.log}", fix="run it again")
+            now = time.monotonic()
+            for board in boards.mounted(clients_of(server.port), now):
+                tell(board)
+            for board in boards:
+                if board.state == "mounted" and _answers(board.address):
+                    board.reach("up", time.monotonic())
+                    tell(board)
+                elif board.advice(now) != shown.get(board.mac, ("", ""))[1]:
+                    tell(board)
+            if live is not None:
+                live.update(table(boards, now), refresh=True)
+            stop.wait(_POLL_S)
+    progress.console.print(table(boards, time.monotonic()))
+
+
+def _live() -> Live:
+    return Live(console=progress.console, auto_refresh=False, transient=True)
+
+
+def _drain(lines: queue.Queue[str | None]) -> Iterator[str | None]:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield lines.get_nowait()
+
+
+def table(boards: Boards, now: float) -> Table:
+    """One row per board; ``now`` is on the clock of the events."""
+    made = Table()
+    for name in ("board", "address", "last file", "state"):
+        made.add_column(name, overflow="fold")
+    made.add_column("s", justify="right")
+    for board in boards:
+        who = "\n".join(filter(None, (board.mac, board.serial, board.model)))
+        state = "\n".join(filter(None, (_STATES[board.state], board.advice(now))))
+        until = board.last if board.state == "up" else now
+        made.add_row(who, board.address, PurePosixPath(board.file).name, state, f"{until - board.began:.0f}")
+    return made
+
+
+def clients_of(port: int) -> set[str]:
+    """Addresses that have a connection to a TCP port of this machine."""
+    listed = process.run(["ss", "-Hnt", "state", "established", f"sport = :{port}"], limit_s=20).output
+    peers = (line.split()[-1].rpartition(":")[0] for line in listed.splitlines() if line.strip())
+    return {peer.strip("[]").removeprefix("::ffff:") for peer in peers}
+
+
+def neighbour(address: str) -> str:
+    """The hardware address of a neighbour on the network; empty if it is unknown."""
+    listed = json.loads(process.output_of(["ip", "-j", "neighbour", "show", address]) or "[]")
+    macs = [
+        item["lladdr"] for item in listed if re.fullmatch(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}", item.get("lladdr", ""))
+    ]
+    return str(macs[0]) if macs else ""
+
+
+def _answers(address: str) -> bool:
+    try:
+        with socket.create_connection((address, 22), timeout=_BANNER_WAIT_S) as link:
+            link.settimeout(_BANNER_WAIT_S)
+            return link.recv(4) == b"SSH-"
+    except OSError:
+        return False

@@ -1,0 +1,107 @@
+"""What the log of dnsmasq says about boards that boot over the network."""
+
+from __future__ import annotations
+
+import pytest
+
+from nfsroot.boards import STALLED_S, Board, Boards
+
+MAC = "b8:27:eb:12:34:56"
+ASKS = f"dnsmasq-dhcp[7]: 653460281 DHCPDISCOVER(eth1) {MAC}"
+OFFERED = f"dnsmasq-dhcp[7]: 653460281 DHCPOFFER(eth1) 192.168.77.50 {MAC}"
+HAS_ADDRESS = f"dnsmasq-dhcp[7]: 653460281 DHCPACK(eth1) 192.168.77.50 {MAC} pi"
+OF_PROXY = f"dnsmasq-dhcp[7]: 653460281 PXE(eth1) {MAC} proxy"
+
+
+def sent(name: str) -> str:
+    return f"dnsmasq-tftp[7]: sent /tmp/pitorch-netboot.x/tftp/{name} to 192.168.77.50"
+
+
+def absent(name: str) -> str:
+    return f"dnsmasq-tftp[7]: file /tmp/pitorch-netboot.x/tftp/{name} not found for 192.168.77.50"
+
+
+def recorded(*lines: str, mac: str = "") -> Boards:
+    boards = Boards(lambda _address: mac)
+    for second, line in enumerate(lines):
+        boards.record(line, float(second))
+    return boards
+
+
+def the_only(boards: Boards) -> Board:
+    (board,) = boards
+    return board
+
+
+def test_a_boot_goes_from_address_to_files_to_the_mounted_root() -> None:
+    boards = recorded(ASKS, OFFERED, HAS_ADDRESS)
+    board = the_only(boards)
+    assert (board.mac, board.address, board.state) == (MAC, "192.168.77.50", "address")
+    for name in ("config.txt", "bcm2710-rpi-3-b-plus.dtb", "vmlinuz"):
+        assert boards.record(sent(name), 5.0) is board
+    assert (board.state, board.file, board.model) == ("files", "vmlinuz", "3-b-plus")
+    assert boards.mounted({"192.168.77.51"}, 6.0) == []
+    assert boards.mounted({"192.168.77.50"}, 6.0) == [board]
+    assert boards.mounted({"192.168.77.50"}, 7.0) == [], "it is reported once"
+    boards.record(ASKS, 8.0)
+    assert board.state == "mounted", "the initramfs asks for an address again"
+
+
+def test_the_folder_of_a_board_tells_its_serial_number_and_may_be_absent() -> None:
+    board = the_only(recorded(HAS_ADDRESS, absent("0a1b2c3d/start.elf"), absent("recovery.elf"), sent("start.elf")))
+    assert board.serial == "0a1b2c3d"
+    assert board.absent == set()
+    assert board.advice(0) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"), [("start.elf", "package raspi-firmware"), ("vmlinuz", "profile bootable"), ("x.dtb", "export")]
+)
+def test_an_absent_file_is_reported_at_once_with_its_fix(name: str, fix: str) -> None:
+    boards = recorded(HAS_ADDRESS, absent(name))
+    advice = the_only(boards).advice(1.0)
+    assert f"{name} is not in the TFTP folder" in advice
+    assert fix in advice
+    boards.record(sent(name), 3.0)
+    assert the_only(boards).advice(4.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("lines", "advice"),
+    [
+        ([], "enable network boot"),
+        ([sent("config.txt")], "it stopped after config.txt"),
+        ([sent("vmlinuz")], "does not mount"),
+        ([sent("vmlinuz"), "dnsmasq-tftp[7]: failed sending /tmp/x/vmlinuz to 192.168.77.50"], "transfer was lost"),
+    ],
+)
+def test_a_board_that_stalls_gets_advice(lines: list[str], advice: str) -> None:
+    board = the_only(recorded(HAS_ADDRESS, *lines))
+    assert board.advice(board.last + STALLED_S - 1) == ""
+    assert advice in board.advice(board.last + STALLED_S)
+    board.reach("mounted", 10.0)
+    assert board.advice(1000.0) == ""
+
+
+def test_behind_a_router_the_address_is_known_from_the_first_file() -> None:
+    boards = recorded(OF_PROXY, sent("config.txt"), mac=MAC)
+    board = the_only(boards)
+    assert (board.address, board.state, board.file) == ("192.168.77.50", "files", "config.txt")
+    unknown = recorded(sent("config.txt"))
+    assert list(unknown) == [], "without its hardware address a client is ignored"
+
+
+def test_a_board_that_was_up_and_asks_again_has_started_again() -> None:
+    boards = recorded(HAS_ADDRESS, sent("vmlinuz"))
+    board = the_only(boards)
+    board.reach("up", 30.0)
+    boards.record(ASKS, 31.0)
+    assert the_only(boards).state == "up", "a renewal"
+    boards.record(ASKS, 32.0 + 2 * STALLED_S)
+    again = the_only(boards)
+    assert (again.state, again.began, again.address) == ("address", 32.0 + 2 * STALLED_S, "192.168.77.50")
+
+
+@pytest.mark.parametrize("line", ["", "dnsmasq[7]: started, version 2.90", "dnsmasq-tftp[7]: TFTP root is /x"])
+def test_other_lines_are_ignored(line: str) -> None:
+    assert list(recorded(line, mac=MAC)) == []
