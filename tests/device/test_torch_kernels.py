@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from our_torch import only_our_torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -274,6 +275,7 @@ def test_transformations_of_functions_see_linear() -> None:
     assert right(gradient, lambda w: w.sum(0).expand(20, 48), weight)
 
 
+@only_our_torch
 def test_one_environment_variable_turns_xnnpack_off(tmp_path: Path) -> None:
     """The results agree, except that NEON counts denormal numbers as 0: that shows which of the two computed."""
     program = (
