@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.proxies import SOCKS_FIX, SOCKS_MISSING
-from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
+from toolchain.errors import CommandFailed, NetworkUnreachable, SourceUnavailable, UserError
 from toolchain.process import run
 
 _UNREACHABLE = re.compile(
@@ -27,6 +27,8 @@ _SOURCE = re.compile(r"Skipping link: No sources permitted for .*?[:/]([^/\s#]+\
 _BUILD_FAILED = "subprocess-exited-with-error"
 _REQUIREMENTS_FAILED = "pip subprocess to install build dependencies did not run successfully"
 _CONFLICT = "ResolutionImpossible"
+_OTHER_BYTES = re.compile(r"Got\s+([0-9a-f]{64})")
+"""The SHA-256 of a file that is not the required one (--require-hashes)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +87,9 @@ def run_pip(
 ) -> None:
     """Run ``python -m pip WORDS`` without prompts; ``what`` is the name of the download in error messages.
 
-    ``unfound`` makes the error for a requirement that the index does not have. Raises that error, NetworkUnreachable
-    or CommandFailed with the last lines of pip's output.
+    ``unfound`` makes the error for a requirement that the index does not have. Raises that error, SourceUnavailable for
+    a file of another SHA-256 than the required one, NetworkUnreachable, or CommandFailed with the last lines of pip's
+    output.
     """
     try:
         run(
@@ -113,4 +116,11 @@ def run_pip(
             ) from fault
         if output.name:
             raise unfound(output.name + output.specifier) from fault
+        if other := _OTHER_BYTES.search(fault.tail):
+            raise SourceUnavailable(
+                f"the package index has another file as {what}",
+                expected="the pinned SHA-256",
+                found=other[1],
+                fix="find out why before you change the pin",
+            ) from fault
         raise

@@ -1,4 +1,4 @@
-"""torchvision and torchaudio: cross-compiled or taken from the artefact cache, and unpacked as in the target root."""
+"""torchvision and torchaudio: cross-compiled, from the artefact cache or from the package index, and unpacked."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from flow.staging import stage_wheels
 from images.recorded_sources import sources_of
 from recipes import recipe
 from recipes.companions import build
+from recipes.torch import published
 from toolchain import files, progress
 from toolchain.errors import SourceUnavailable
 from toolchain.manifest import Manifest
@@ -19,11 +20,18 @@ from wheels import artefacts
 
 
 def step(context: Context) -> Step:
-    """Find or build the wheels. They are left out where torch is, or where the mirror does not have their source."""
+    """Find or build the wheels. They are left out where torch is, or where the mirror does not have their source.
+
+    Those of the package index are used with its torch.
+    """
     data = recipe.load(build.NAME)
     tar = context.root / "companions-site.tar"
 
     def action(needs: Mapping[str, Manifest]) -> Made:
+        if wheels := build.published_for(context.config, needs["torch"].facts.get("sha256", "")):
+            placed = build.place(wheels, context.root / "wheels", data)
+            stage_wheels(context, placed, context.root / "companions-site", tar)
+            return Made((*placed, tar), facts={"wheels": [wheel.name for wheel in placed]})
         if reason := build.unfit(needs["torch"].facts["version"]):
             return _left_out(reason)
         torch = needs["torch"].facts
@@ -69,6 +77,7 @@ def step(context: Context) -> Step:
         code=__name__,
         inputs={
             "sources": data.fingerprint(),
+            "published": " ".join(pin.sha256 for pin in published.pins(context.config)),
             "epoch": str(context.epoch),
             "python": context.suite.python,
         },

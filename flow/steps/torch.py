@@ -1,4 +1,4 @@
-"""The torch wheel of the image: found in a wheelhouse, the artefact cache, an own build or this repository."""
+"""The torch wheel of the image: found in a wheelhouse, the artefact cache, own builds, this repository or an index."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def step(context: Context) -> Step:
     config = context.config
 
     def action(_: Mapping[str, Manifest]) -> Made:
-        found = resolve.resolve(config)
+        found = resolve.resolve(config, fetch=True)
         if found.wheel is None:
             warning = f"the image is built WITHOUT torch: {found.reason}"
             progress.warn(warning)

@@ -18,13 +18,14 @@ from engine.containers import run_in
 from images import apt
 from images.flavour import Suite, load_suite
 from recipes.recipe import HERE, Recipe, load
-from recipes.torch import audit, resolve
+from recipes.torch import audit, published, resolve
 from toolchain import files
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, PlatformMismatch, WheelUnusable
 from toolchain.jobs import compile_jobs
 from wheels import artefacts
+from wheels import find as wheels
 
 NAME = "companions"
 """Name of the recipe and of the artefact."""
@@ -75,6 +76,20 @@ def finished(config: Config, key: str) -> tuple[tuple[Path, ...], str]:
 def listing(config: Config) -> str:
     """The entries of the artefact cache: if they change, so can the result of ``finished``."""
     return " ".join(artefacts.keys(config, NAME))
+
+
+def published_for(config: Config, torch: str) -> list[Path]:
+    """The package index's wheels for the torch wheel with this SHA-256, fetched and audited; empty if there are none.
+
+    Raises as ``published.obtain`` and ``wheels.find.audit``.
+    """
+    pins = published.pins(config)
+    if not pins or pins[0].sha256 != torch:
+        return []
+    found = [published.obtain(pin, config) for pin in pins[1:]]
+    for wheel in found:
+        wheels.audit(wheel, config.image.target)
+    return found
 
 
 def artefact_key(recipe: str, builder: str) -> str:

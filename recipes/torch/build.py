@@ -85,7 +85,7 @@ class Plan:
 
     @classmethod
     def of(cls, recipe: Recipe, config: Config, suite: Suite) -> Plan:
-        """The configured wheel. Raises RecipeInvalid for a variant that is unknown or not supported."""
+        """The configured wheel. Raises RecipeInvalid for a target or variant that is unknown or not supported."""
         variants = recipe.tables["variant"]
         name = config.torch.variant
         if name not in variants:
@@ -94,6 +94,14 @@ class Plan:
                 expected=f"one of {', '.join(variants)}",
                 found=name,
                 fix="set torch.variant, or --variant, to one of these",
+            )
+        if config.image.target.debian != "armhf":
+            raise RecipeInvalid(
+                f"the torch recipe has no variant for {config.image.target.debian}",
+                expected="image.architecture: armhf",
+                found=config.image.target.debian,
+                fix="./inv build-image uses the pinned wheel of the package index (recipes/torch/published.toml), "
+                "or put a wheel into a wheelhouse",
             )
         if reason := variants[name].get("refused"):
             raise RecipeInvalid(

@@ -1,8 +1,9 @@
-"""Find the torch wheel for the image: wheelhouse → artefact cache → own build → the wheel in this repository.
+"""Find the torch wheel for the image: wheelhouse → artefact cache → own build → repository → package index.
 
-A wheel in a wheelhouse is chosen by its name, tag and contents; the user is responsible for it. The other three are
+A wheel in a wheelhouse is chosen by its name, tag and contents; the user is responsible for it. The next three are
 ours and are used only if their provenance states the current key of the recipe, so that an old wheel is never used
-after flags, options or patches have changed. Each wheel is audited before it is used: archive, RECORD, machine and
+after flags, options or patches have changed. The package index's wheel is pinned by its SHA-256 (published.toml), for
+targets that the recipe does not build. Each wheel is audited before it is used: archive, RECORD, machine and
 float ABI of every ELF file. A wheel that fails is skipped with a warning if another place has a usable one. Without
 any wheel the image is built without torch, with a warning.
 """
@@ -19,7 +20,7 @@ from packaging.utils import parse_wheel_filename
 
 from images.flavour import load_suite
 from recipes.recipe import HERE, load
-from recipes.torch import provenance
+from recipes.torch import provenance, published
 from recipes.torch.build import Plan
 from recipes.torch.source import identity as source_identity
 from toolchain import progress
@@ -83,11 +84,15 @@ def listing(config: Config) -> str:
                 lines.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
     wanted = key(config)
     cached = artefacts.keys_of_recipe(config, load("torch").settings["distribution"], wanted) if wanted else ()
-    return "\n".join([*lines, f"key {wanted}", f"cached {' '.join(cached)}" if cached else "not cached"])
+    lines += [f"key {wanted}", f"cached {' '.join(cached)}" if cached else "not cached"]
+    return "\n".join([*lines, *(f"published {pin.file} {pin.sha256}" for pin in published.pins(config))])
 
 
-def resolve(config: Config) -> Resolution:
+def resolve(config: Config, *, fetch: bool = False) -> Resolution:
     """Search all places. Raises WheelUnusable if ``torch.required`` is set and there is no suitable wheel.
+
+    With ``fetch`` the wheel of the package index is fetched if it is needed and not there; raises as
+    ``published.obtain``.
 
     In each wheelhouse only the newest suitable wheel is considered. A wheel that is damaged or for another machine
     causes a warning if another place has a usable one, and an error otherwise.
@@ -104,7 +109,8 @@ def resolve(config: Config) -> Resolution:
     unusable: list[Unusable] = []
     ours = of_this_recipe(config, refused, unusable)
     for path, version, reason in itertools.chain(
-        *((ours, of_the_user) if config.torch.from_source else (of_the_user, ours))
+        *((ours, of_the_user) if config.torch.from_source else (of_the_user, ours)),
+        _published(config, refused, fetch=fetch),
     ):
         try:
             wheels.audit(path, target)
@@ -180,6 +186,15 @@ def _placed(
             refused.append(f"{item.path.name} ({origin}) has another recipe key: ./inv build-torch builds it again")
         else:
             yield item.path, str(item.version), origin
+
+
+def _published(config: Config, refused: list[str], *, fetch: bool) -> Iterator[tuple[Path, str, str]]:
+    """The wheel of the package index that is pinned for the target, if there is one."""
+    for pin in published.pins(config)[:1]:
+        if fetch or published.place(pin, config).is_file():
+            yield published.obtain(pin, config), pin.version, "from the package index, of the pinned SHA-256"
+        else:
+            refused.append(f"{pin.file} is not downloaded: ./inv build-image fetches it")
 
 
 def _key_of(wheel: Path) -> str:

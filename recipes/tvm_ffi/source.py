@@ -7,7 +7,6 @@ archive is pinned and checked by pip, and again on every use.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,12 +14,11 @@ from images.flavour import Suite
 from recipes.recipe import Recipe
 from toolchain import files
 from toolchain.architecture import host_architecture
-from toolchain.errors import CommandFailed, SourceUnavailable
+from toolchain.errors import SourceUnavailable
 from wheels import find as wheels
 from wheels.pip import run_pip
 
 _LIMIT_S = 1800.0
-_OTHER_BYTES = re.compile(r"Got\s+([0-9a-f]{64})")
 
 
 def identity(recipe: Recipe) -> str:
@@ -83,17 +81,7 @@ def _pip(words: Sequence[str], log: Path, what: str, environment: Mapping[str, s
             fix="pip config list prints the index; the pins are in recipes/tvm_ffi/recipe.toml",
         )
 
-    try:
-        run_pip(words, what=what, log=log, unfound=unfound, environment=environment, limit_s=_LIMIT_S)
-    except CommandFailed as fault:
-        if (other := _OTHER_BYTES.search(fault.tail)) is None:
-            raise
-        raise SourceUnavailable(
-            f"the package index has another file as {what}",
-            expected="the SHA-256 that recipes/tvm_ffi/recipe.toml pins",
-            found=other[1],
-            fix="find out why before you use it; a new release requires a change of recipes/tvm_ffi/recipe.toml",
-        ) from fault
+    run_pip(words, what=what, log=log, unfound=unfound, environment=environment, limit_s=_LIMIT_S)
 
 
 def _mismatch(recipe: Recipe, found: str, fix: str) -> SourceUnavailable:

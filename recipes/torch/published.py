@@ -1,0 +1,106 @@
+"""Pinned wheels of the package index: torch, torchvision and torchaudio for targets that the recipe does not build.
+
+pip fetches them with the settings of this PC (indices, proxies, certificates). File names and SHA-256 are in
+``published.toml``. pip compares the SHA-256 when it fetches a file, and ``obtain`` compares it on every use.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import parse_wheel_filename
+
+from images.flavour import load_suite
+from toolchain import files, progress
+from toolchain.config import Config
+from toolchain.errors import SourceUnavailable
+from wheels.pip import run_pip
+
+_DATA = Path(__file__).with_name("published.toml")
+_LIMIT_S = 1800.0
+_OTHER_PLACE = "or put a wheel for the target into a wheelhouse (torch.wheelhouse)"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A wheel of the package index: its file name and SHA-256."""
+
+    file: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The distribution."""
+        return parse_wheel_filename(self.file)[0]
+
+    @property
+    def version(self) -> str:
+        """The version of the distribution."""
+        return str(parse_wheel_filename(self.file)[1])
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+def pins(config: Config) -> tuple[Pin, ...]:
+    """The pinned wheels of the target, torch first; empty if there are none."""
+    table = tomllib.loads(_DATA.read_text()).get(f"{config.image.suite}-{config.image.architecture}", {})
+    return tuple(Pin(file, sha256) for file, sha256 in table.items())
+
+
+def place(pin: Pin, config: Config) -> Path:
+    """The path of the fetched wheel, whether it exists or not."""
+    return config.build_root / "published" / pin.file
+
+
+def obtain(pin: Pin, config: Config) -> Path:
+    """The wheel, fetched unless it is already there.
+
+    Raises NetworkUnreachable, or SourceUnavailable if the index does not have it or its SHA-256 is not the pinned one.
+    """
+    wheel = place(pin, config)
+    if not wheel.is_file():
+        with (
+            files.room_for(pin.file, config.build_root),
+            files.scratch_folder(wheel.parent, pin.name) as scratch,
+            progress.step(f"fetch {pin}"),
+        ):
+            _download(pin, config, scratch)
+            (scratch / pin.file).replace(wheel)
+    found = files.sha256_of(wheel)
+    if found != pin.sha256:
+        raise SourceUnavailable(
+            f"{wheel} is not the pinned wheel",
+            expected=f"SHA-256 {pin.sha256}",
+            found=found,
+            fix="delete the file and run the task again",
+        )
+    return wheel
+
+
+def _download(pin: Pin, config: Config, folder: Path) -> None:
+    wanted = folder / "wanted.txt"
+    wanted.write_text(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n")
+    platform = pin.file.removesuffix(".whl").rpartition("-")[2]
+
+    def unfound(name: str) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"the package index does not have {pin}",
+            expected=pin.file,
+            found=f"no {name} for this platform and Python",
+            fix=f"configure an index that has it (pip config list prints the current one), {_OTHER_PLACE}",
+        )
+
+    run_pip(
+        [
+            *("download", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "--implementation=cp"),
+            *(f"--python-version={load_suite(config.image.suite).python}", f"--platform={platform}"),
+            *("--require-hashes", f"--dest={folder}", f"--requirement={wanted}"),
+        ],
+        what=str(pin),
+        log=config.target_root / "logs" / "published.log",
+        unfound=unfound,
+        limit_s=_LIMIT_S,
+    )

@@ -1,0 +1,160 @@
+"""The pinned wheels of the package index: fetched from a real index, checked, and chosen for the image."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.utils import parse_wheel_filename
+from wheel_parts import EM_AARCH64, EM_ARM, HARD, elf, make_wheel
+
+from images.flavour import load_suite
+from recipes.companions import build as companions
+from recipes.recipe import load
+from recipes.torch import build, published, resolve
+from recipes.torch.published import Pin
+from toolchain import files, progress
+from toolchain.config import Config, load_config
+from toolchain.errors import NetworkUnreachable, PlatformMismatch, RecipeInvalid, SourceUnavailable
+from wheels import find as wheels
+from wheels.index import running_index, wheels_in
+
+TAG = "cp313-cp313-manylinux_2_28_aarch64"
+OWN = "cp313-cp313-linux_aarch64"
+
+
+def configured(tmp_path: Path, **torch: object) -> Config:
+    settings = {"wheelhouse": [str(tmp_path / "house")], **torch}
+    return load_config(
+        {"image": {"architecture": "arm64"}, "torch": settings, "build": {"folder": str(tmp_path / "build")}}
+    )
+
+
+def a_wheel(folder: Path, name: str, *, tag: str = TAG, machine: int = EM_AARCH64) -> Path:
+    library = elf(machine, bits=64) if machine == EM_AARCH64 else elf(machine, flags=HARD)
+    return make_wheel(folder, {f"{name}/_C.so": library}, name=name, version="2.9.1", tag=tag)
+
+
+def pin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *wheels: Path, sha256: str = "") -> None:
+    """Pin these wheels instead of the real ones."""
+    lines = "".join(f'"{wheel.name}" = "{sha256 or files.sha256_of(wheel)}"\n' for wheel in wheels)
+    data = tmp_path / "published.toml"
+    data.write_text(f"[trixie-arm64]\n{lines}")
+    monkeypatch.setattr(published, "_DATA", data)
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of an index that pip uses. It has torch and torchvision, and both are pinned."""
+    monkeypatch.setattr(progress, "say", lambda _: None)
+    offered = tmp_path / "offered"
+    pin(monkeypatch, tmp_path, *(a_wheel(offered, name) for name in ("torch", "torchvision")))
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.setenv("no_proxy", "*")
+    with running_index(lambda: wheels_in([offered])) as url:
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        yield offered
+
+
+def test_the_pins_are_wheels_for_their_target() -> None:
+    config = load_config({"image": {"architecture": "arm64"}})
+    assert [item.name for item in published.pins(config)] == ["torch", "torchvision", "torchaudio"]
+    tags = wheels.tags_for(config.image.target, load_suite("trixie"))
+    for item in published.pins(config):
+        assert parse_wheel_filename(item.file)[3] & tags
+        assert len(bytes.fromhex(item.sha256)) == 32
+    assert set(tomllib.loads(published._DATA.read_text())) == {"trixie-arm64"}
+    assert published.pins(load_config({})) == ()
+
+
+def test_the_wheel_is_fetched_once_and_chosen(index: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    found = resolve.resolve(config)
+    assert (found.wheel, found.version) == (None, "")
+    assert "is not downloaded: ./inv build-image fetches it" in found.reason
+    found = resolve.resolve(config, fetch=True)
+    assert (found.wheel, found.version) == (tmp_path / "build" / "published" / f"torch-2.9.1-{TAG}.whl", "2.9.1")
+    assert "package index" in found.reason
+    for wheel in index.iterdir():
+        wheel.unlink()
+    assert resolve.resolve(config) == found
+    assert resolve.resolve(config, fetch=True) == found
+
+
+def test_a_wheel_in_a_wheelhouse_comes_first(index: Path, tmp_path: Path) -> None:
+    wheel = a_wheel(tmp_path / "house", "torch", tag=OWN)
+    assert resolve.resolve(configured(tmp_path), fetch=True).wheel == wheel
+    assert not (tmp_path / "build").exists(), "nothing is fetched"
+
+
+def test_another_sha256_is_rejected(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (torch,) = index.glob("torch-*")
+    pin(monkeypatch, tmp_path, torch, sha256="0" * 64)
+    with pytest.raises(SourceUnavailable, match=r"another file as torch 2\.9\.1") as caught:
+        resolve.resolve(configured(tmp_path), fetch=True)
+    assert caught.value.found == files.sha256_of(torch)
+    assert list((tmp_path / "build" / "published").iterdir()) == []
+
+
+def test_a_changed_file_is_not_used(index: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    wheel = resolve.resolve(config, fetch=True).wheel
+    assert wheel is not None
+    wheel.write_bytes(wheel.read_bytes()[:-1])
+    with pytest.raises(SourceUnavailable, match="is not the pinned wheel") as caught:
+        resolve.resolve(config)
+    assert "delete the file" in caught.value.fix
+
+
+def test_a_missing_network_is_an_error(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(NetworkUnreachable, match=r"torch 2\.9\.1 cannot be downloaded"):
+        resolve.resolve(configured(tmp_path), fetch=True)
+    assert list((tmp_path / "build" / "published").iterdir()) == []
+
+
+def test_an_index_without_the_wheel_is_an_error(index: Path, tmp_path: Path) -> None:
+    next(index.glob("torch-*")).unlink()
+    with pytest.raises(SourceUnavailable, match=r"the package index does not have torch 2\.9\.1") as caught:
+        resolve.resolve(configured(tmp_path), fetch=True)
+    assert "wheelhouse" in caught.value.fix
+
+
+def test_a_wheel_with_code_for_another_machine_is_an_error(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin(monkeypatch, tmp_path, a_wheel(index, "torch", machine=EM_ARM))
+    with pytest.raises(PlatformMismatch, match=r"torch/_C\.so is for another machine"):
+        resolve.resolve(configured(tmp_path), fetch=True)
+
+
+def test_the_listing_has_the_pins(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(tmp_path)
+    before = resolve.listing(config)
+    pin(monkeypatch, tmp_path, *index.glob("torch-*"), sha256="0" * 64)
+    assert resolve.listing(config) != before
+
+
+def test_companions_belong_to_the_pinned_torch(index: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    torch, torchvision = published.pins(config)
+    assert companions.published_for(config, torch.sha256) == [published.place(torchvision, config)]
+    assert companions.published_for(config, "0" * 64) == []
+    assert companions.published_for(load_config({}), torch.sha256) == []
+
+
+def test_the_recipe_builds_for_armhf_only(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    with pytest.raises(RecipeInvalid, match="no variant for arm64") as caught:
+        build.Plan.of(load("torch"), config, load_suite("trixie"))
+    assert "published.toml" in caught.value.fix
+    assert resolve.key(config) == ""
+
+
+def test_a_pin_names_its_distribution_and_version() -> None:
+    assert str(Pin(f"torch-2.9.1-{TAG}.whl", "0" * 64)) == "torch 2.9.1"
