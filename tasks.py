@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import signal
 import sys
@@ -70,6 +71,28 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+_for_all: dict[str, str] = {}
+"""The settings of ``--architecture``, which all tasks for a target have."""
+
+
+def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
+    """As ``task``, with reported errors and with the option ``--architecture`` in addition to those of the body."""
+    texts = {**settings.pop("help", {}), "architecture": "armhf, arm64 or amd64 (default: image.architecture)"}
+
+    def decorate(body: Callable[..., None]) -> Any:
+        @functools.wraps(body)
+        def run(*args: Any, architecture: str = "", **options: Any) -> None:
+            _for_all["image.architecture"] = architecture
+            body(*args, **options)
+
+        signature = inspect.signature(body)
+        option = inspect.Parameter("architecture", inspect.Parameter.KEYWORD_ONLY, default="", annotation=str)
+        run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+        return task(help=texts, **settings)(_reported(run))
+
+    return decorate
+
+
 def _path(option: str, given: str) -> Path:
     """Resolve a path against the caller's folder. Raises ConfigError for an unusable one."""
     path = caller.path(given)
@@ -93,11 +116,14 @@ _QPULIB = "local or upstream: our own libqpu, or the original QPULib (default: q
 def _config(context: Context, options: Mapping[str, str | Sequence[str]] | None = None) -> Config:
     settings = context.config
     return load_config(
-        cast("Mapping[str, Any]", settings), environment=_VARIABLES, named=named(settings), options=options
+        cast("Mapping[str, Any]", settings),
+        environment=_VARIABLES,
+        named=named(settings),
+        options={**_for_all, **(options or {})},
     )
 
 
-@task(
+@_target_task(
     help={
         "plan": "print which steps would run and why, without running them",
         "update": "read the mirror's indices again: packages may have changed",
@@ -108,7 +134,6 @@ def _config(context: Context, options: Mapping[str, str | Sequence[str]] | None 
     },
     iterable=["again", "only"],
 )
-@_reported
 def build_image(
     context: Context,
     again: list[str],
@@ -127,7 +152,7 @@ def build_image(
     progress.summary(f"built in {built.seconds:.1f} s", built.rows, warnings=built.warnings)
 
 
-@task(
+@_target_task(
     name="build-torch",
     help={
         "source": "archive (the distribution's source package) or git (upstream's tag); default: torch.source",
@@ -138,7 +163,6 @@ def build_image(
     },
     iterable=["option"],
 )
-@_reported
 def build_torch(
     context: Context, option: list[str], source: str = "", variant: str = "", again: bool = False, plan: bool = False
 ) -> None:
@@ -182,14 +206,13 @@ def verify(context: Context, artefact: str, sample: int = 20, full: bool = False
     print(f"{artefact}: {done.summary()}")
 
 
-@task(
+@_target_task(
     help={
         "file": "a test file, such as test_complex.py, or a part of one: 'test_nn.py 2/4' (may be repeated)",
         "limit": "minutes after which a file, or a part, is cut off (default: 20)",
     },
     iterable=["file"],
 )
-@_reported
 def upstream_tests(context: Context, file: list[str], limit: float = 20.0) -> None:
     """Run PyTorch's own test files on the image's torch, emulated, and count the results."""
     _at_least(1, limit=limit)
@@ -198,7 +221,7 @@ def upstream_tests(context: Context, file: list[str], limit: float = 20.0) -> No
     print(f"{done.summary()}; {done.path}")
 
 
-@task(
+@_target_task(
     help={
         "command": "run this command instead of an interactive shell",
         "folder": "folder to mount at /root/work (default: the current folder)",
@@ -207,7 +230,6 @@ def upstream_tests(context: Context, file: list[str], limit: float = 20.0) -> No
         "qpulib": _QPULIB,
     }
 )
-@_reported
 def shell(
     context: Context,
     command: str = "",
@@ -229,14 +251,13 @@ def shell(
         raise Exit(code=status)
 
 
-@task(
+@_target_task(
     help={
         "folder": "destination of the tree (default: nfs.folder, or nfsroot in the build folder)",
         "tarball": "write the tree as a tar archive (and as a folder only with --folder)",
         "untouched": "export the image exactly, without the audit's fixes (it will not boot over NFS)",
     }
 )
-@_reported
 def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouched: bool = False) -> None:
     """Export the image as a root filesystem for NFS boot, audit it, and write the boot files."""
     config = _config(context)
@@ -249,14 +270,13 @@ def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouc
     export.print_result(done, config)
 
 
-@task(
+@_target_task(
     help={
         "v3": "NFS 3 as well, for boards whose initramfs knows no NFS 4 (needs rpcbind)",
         "address": "listen on this address only",
         "port": "TCP port (default: nfs.port)",
     }
 )
-@_reported
 def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: int = 0) -> None:
     """Serve the exported tree by NFS until Ctrl-C; prints the commands for the Pi."""
     config = _config(context, {"nfs.port": str(port) if port else ""})
@@ -273,7 +293,7 @@ def share_internet(context: Context, state: str) -> None:
     print("\n".join(actions[state](_config(context)).lines()))
 
 
-@task(
+@_target_task(
     name="test-on-pi",
     help={
         "host": "[USER@]HOST[:PORT] of a board that is up and booted from the exported tree",
@@ -284,7 +304,6 @@ def share_internet(context: Context, state: str) -> None:
         "no-timing": "leave out the timing table",
     },
 )
-@_reported
 def run_on_pi(
     context: Context,
     host: str = "",
@@ -307,7 +326,7 @@ def run_on_pi(
     print(result.summary())
 
 
-@task(
+@_target_task(
     help={
         "kernel": "add_one, gemm, or a Python file (docs/remote.md)",
         "target": "aarch64, armv7, local or qpu",
@@ -321,7 +340,6 @@ def run_on_pi(
         "json": "print JSON",
     },
 )
-@_reported
 def profile_remote(
     context: Context,
     kernel: str,
@@ -352,8 +370,7 @@ def profile_remote(
         done.print()
 
 
-@task(help={"qpulib": _QPULIB})
-@_reported
+@_target_task(help={"qpulib": _QPULIB})
 def deploy(context: Context, qpulib: str = "") -> None:
     """Rebuild libqpu and the QPU extension and install them in the exported tree of a running board."""
     done = deployment.deploy(_config(context, {"qpu.library": qpulib}))
@@ -368,8 +385,7 @@ _REGISTRY_HELP = {
 }
 
 
-@task(help=_REGISTRY_HELP)
-@_reported
+@_target_task(help=_REGISTRY_HELP)
 def push(context: Context, registry: str = "", tag: str = "", user: str = "") -> None:
     """Push the system image and verify that the registry has it."""
     done = registry_client.push(_config(context), registry=registry or None, tag=tag or None, user=user or None)
@@ -377,8 +393,7 @@ def push(context: Context, registry: str = "", tag: str = "", user: str = "") ->
     progress.summary("pushed", [progress.Row(str(done.reference), done.size, done.digest, done.seconds, note)])
 
 
-@task(help=_REGISTRY_HELP)
-@_reported
+@_target_task(help=_REGISTRY_HELP)
 def pull(context: Context, registry: str = "", tag: str = "", user: str = "") -> None:
     """Pull the system image, verify its digest and platform, and tag it with its local name."""
     done = registry_client.pull(_config(context), registry=registry or None, tag=tag or None, user=user or None)
@@ -420,8 +435,7 @@ def registry(context: Context, action: str, purge: bool = False) -> None:
     print(f"registry answers at {state.url}" if state.running else "registry: not running")
 
 
-@task(help={"json": "print JSON"})
-@_reported
+@_target_task(help={"json": "print JSON"})
 def doctor(context: Context, json: bool = False) -> None:
     """Check this machine by performing the operations of a build; each finding has a fix."""
     findings = examination.examine(_config(context))
@@ -488,23 +502,21 @@ def run_tests(
 _ARTEFACTS_HELP = {name: text for name, text in _REGISTRY_HELP.items() if name != "tag"}
 
 
-@task(help=_ARTEFACTS_HELP)
-@_reported
+@_target_task(help=_ARTEFACTS_HELP)
 def push_artefacts(context: Context, registry: str = "", user: str = "") -> None:
     """Push the wheels in the artefact cache, so that a team builds each only once."""
     done = share.push_artefacts(_config(context), registry=registry or None, user=user or None)
     progress.summary("pushed", [item.row for item in done])
 
 
-@task(help=_ARTEFACTS_HELP)
-@_reported
+@_target_task(help=_ARTEFACTS_HELP)
 def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None:
     """Pull the wheels that this checkout would build, and verify them."""
     done = share.pull_artefacts(_config(context), registry=registry or None, user=user or None)
     progress.summary("pulled", [item.row for item in done])
 
 
-@task(
+@_target_task(
     name="build-wheel",
     help={
         "what": "NAME==VERSION, or the path of a project's folder or source archive",
@@ -516,7 +528,6 @@ def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None
     },
     iterable=["package", "constraint", "env"],
 )
-@_reported
 def build_wheel(
     context: Context,
     what: str,
@@ -539,11 +550,10 @@ def build_wheel(
     progress.summary(f"built in {done.seconds:.1f} s", [done.row], warnings=done.warnings)
 
 
-@task(
+@_target_task(
     name="serve-wheels",
     help={"address": "listen on this address (default: wheels.address)", "port": "TCP port (default: wheels.port)"},
 )
-@_reported
 def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None:
     """Serve the wheels as a package index until Ctrl-C; prints the pip commands for the Pi."""
     config = _config(context, {"wheels.port": str(port) if port else ""})
