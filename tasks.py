@@ -300,6 +300,7 @@ def share_internet(context: Context, state: str) -> None:
         "qemu": "use a virtual machine that boots the exported tree over NFS (default without device.host)",
         "chroot": "run through enter-nfsroot from the board's system; in QEMU from a root without torch and libqpu",
         "init": "init of the virtual machine: lean or systemd (default: device.init)",
+        "cpu": "CPU of the virtual machine: cortex-a53 (Pi 3), -a72 (Pi 4), -a76 (Pi 5) or -a7 (default: device.cpu)",
         "select": "only tests whose names match this expression (pytest -k)",
         "no-timing": "leave out the timing table",
     },
@@ -310,6 +311,7 @@ def run_on_pi(
     qemu: bool = False,
     chroot: bool = False,
     init: str = "",
+    cpu: str = "",
     select: str = "",
     no_timing: bool = False,
 ) -> None:
@@ -320,6 +322,7 @@ def run_on_pi(
         qemu=qemu,
         chroot=chroot,
         init=init or None,
+        cpu=cpu or None,
         keyword=select or None,
         timing=not no_timing,
     )

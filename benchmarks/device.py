@@ -266,6 +266,7 @@ class Rounds:
             nfs_path=str(tree),
             nfs_port=server.port,
             architecture=config.image.architecture,
+            cpu=config.device.cpu,
             memory_mib=config.device.memory_mib,
             cpus=config.device.cpus,
         )

@@ -11,8 +11,9 @@ error of pytest, ``pytest.exit``), every test without a result is an error.
 
 The environment's ``options`` configure a run: ``private_network`` (server and virtual machine run in a separate
 network namespace), ``chroot`` (a source, ``ADDRESS:/path``, or the word ``served`` with ``chroot_address`` as the
-server's address seen from the board; ``chroot_port``), ``suite_limit_s``, ``timing`` and ``timing_limit_s``, ``record``
-(a file that receives the board's lines), ``log``, and ``suite`` (another folder of tests).
+server's address seen from the board; ``chroot_port``), ``architecture`` of the tree, ``suite_limit_s``, ``timing`` and
+``timing_limit_s``, ``record`` (a file that receives the board's lines), ``log``, and ``suite`` (another folder of
+tests).
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class DeviceSession:
         board = strategy.board
         if board is None or board.machine is None:
             return {"access": str(strategy.ssh.access)}
-        return {"boot_seconds": round(board.machine.boot_seconds or 0.0, 2), "init": board.init}
+        return {"boot_seconds": round(board.machine.boot_seconds or 0.0, 2), "init": board.init, "cpu": board.cpu}
 
     def _run(self, strategy: Any) -> None:
         command = _UNPACK + shlex.join(["python3", "onboard.py", *self._arguments()])
@@ -192,12 +193,12 @@ class DeviceSession:
 
     def _through_chroot(self, strategy: Any, source: str, command: str) -> str:
         """Copy the helper to the board and return the command that runs ``command`` inside the mounted tree."""
-        options: list[str] = []
+        options = ["-a", self._option("architecture", "armhf")]
         port = int(self._option("chroot_port", 2049))
         if source == "served":
             source, port = strategy.server.source(self._option("chroot_address", ""))
         if port != 2049:
-            options = ["-o", f"port={port}"]
+            options += ["-o", f"port={port}"]
         made = strategy.ssh.stream(
             'f=$(mktemp /tmp/enter-nfsroot.XXXXXX) && cat > "$f" && echo "$f"', stdin=_HELPER.read_bytes(), limit_s=120
         )

@@ -17,8 +17,9 @@ Schema 1. Each value is read from its source. A value that could not be determin
 ``rootfs``      the exported tree: ``path``, ``sha256`` over names, owners, modes and contents, the same hash for the
                 tree in the image (``image_tree_sha256``), ``counts``, the audit's ``findings``, the layers
                 ``deployed`` to it since, and the ``source`` that exported it
-``device``      the board's description of itself (``device.onboard.facts``), and the run's ``access``, ``init``,
-                ``boot_seconds``, ``through`` (``boot`` or ``enter-nfsroot``), ``execution`` and ``execution_reason``
+``device``      the board's description of itself (``device.onboard.facts``), and the run's ``access``, ``init`` and
+                ``cpu`` (of a virtual machine), ``boot_seconds``, ``through`` (``boot`` or ``enter-nfsroot``),
+                ``execution`` and ``execution_reason``
 ``tools``       versions of the programs on the host
 ``without``     components that are missing from the image; their tests were skipped
 ``links``       checks of the chain (``device.chain``): ``name``, ``expected``, ``found``, ``holds`` (null: unknown) and
@@ -112,7 +113,7 @@ def collect(config: Config, record: Record, *, started_by_us: bool, access: str,
             "through": through,
             "execution": execution,
             "execution_reason": reason,
-            **{key: value for key, value in record.booted.items() if key in ("boot_seconds", "init")},
+            **{key: value for key, value in record.booted.items() if key in ("boot_seconds", "init", "cpu")},
         },
         "tools": tools(config),
         "without": missing_components(record.tests),

@@ -11,7 +11,7 @@ import jinja2
 from device.suite_result import Paths
 from nfsroot import access, bare_system
 from nfsroot.layout import Layout, require_export
-from nfsroot.qemu import HOST_SEEN_FROM_GUEST
+from nfsroot.qemu import HOST_SEEN_FROM_GUEST, cpu_of
 from toolchain import files, process, progress
 from toolchain.addresses import server_address, subnet_of
 from toolchain.config import Config
@@ -61,6 +61,7 @@ def prepare(
         "known_hosts": "",
     }
     options: dict[str, Any] = {
+        "architecture": config.image.architecture,
         "record": str(paths.record),
         "log": str(paths.log),
         "suite_limit_s": SUITE_LIMIT_S,
@@ -82,6 +83,7 @@ def prepare(
         values["machine"] = {
             "console": str(paths.console),
             "init": config.device.init,
+            "cpu": cpu_of(config.image.architecture, config.device.cpu),
             "memory_mib": config.device.memory_mib,
             "cpus": config.device.cpus,
             "boot_timeout_s": config.device.boot_timeout_s,

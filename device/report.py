@@ -40,7 +40,8 @@ def execution_label(document: Mapping[str, Any]) -> str:
     if device["execution"] == "hardware":
         return f"hardware: {model}"
     if device["execution"] == "emulation":
-        return f"emulation (QEMU, {model}); not measured on hardware"
+        machine = ", ".join(filter(None, ("QEMU", device.get("cpu"), model)))
+        return f"emulation ({machine}); not measured on hardware"
     return f"unverified: {device['execution_reason']}; not counted as measured on hardware"
 
 

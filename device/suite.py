@@ -45,6 +45,7 @@ def test_on_pi(
     qemu: bool = False,
     chroot: bool = False,
     init: str | None = None,
+    cpu: str | None = None,
     keyword: str | None = None,
     timing: bool = True,
     suite: Path | None = None,
@@ -53,9 +54,9 @@ def test_on_pi(
 
     ``host`` ([USER@]HOST[:PORT]) is a running board; the default is ``device.host``. Without either, or with ``qemu``,
     the suite runs in a virtual machine. ``chroot`` runs the suite through enter-nfsroot: on a ``host`` from its own
-    system, in the virtual machine from a bare system (nfsroot.bare_system). ``init`` (virtual machine only) is lean or
-    systemd. ``keyword`` selects tests like pytest's ``-k``. ``suite`` is a folder of tests to run instead of
-    ``tests/device``.
+    system, in the virtual machine from a bare system (nfsroot.bare_system). ``init`` (lean or systemd) and ``cpu``
+    (QEMU's name) apply to the virtual machine only. ``keyword`` selects tests like pytest's ``-k``. ``suite`` is a
+    folder of tests to run instead of ``tests/device``.
 
     The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran, ChainBroken if all
     tests passed but the tested files are not the built ones, InUse if another run writes to the same report,
@@ -74,6 +75,8 @@ def test_on_pi(
         _require_expression(keyword)
     if init is not None:
         config = replace(config, device=replace(config.device, init=_checked_init(init)))
+    if cpu is not None:
+        config = replace(config, device=replace(config.device, cpu=cpu))
     paths = Paths(folder=config.target_root / "report")
     with _exclusive(paths):
         for stale in (paths.record, paths.log, paths.console):

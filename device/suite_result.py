@@ -127,6 +127,7 @@ def label_junit(path: Path, document: Mapping[str, Any]) -> None:
             ("execution_label", report.execution_label(document)),
             ("through", document["device"]["through"]),
             ("model", document["device"].get("model", "")),
+            ("cpu", document["device"].get("cpu", "")),
             ("kernel", document["device"].get("kernel", "")),
             ("commit", document["source"]["commit"]),
             ("image_id", document["image"]["id"]),

@@ -99,6 +99,7 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
 
     console: str = attr.ib(validator=_text)
     init: str = attr.ib(default="lean", validator=attr.validators.in_(tuple(POWER_OFF)))
+    cpu: str = attr.ib(default="", validator=_text)
     memory_mib: int = attr.ib(default=1024, validator=_whole)
     cpus: int = attr.ib(default=2, validator=_whole)
     boot_timeout_s: float = attr.ib(default=900.0, converter=float)
@@ -127,6 +128,7 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
             nfs_port=port,
             architecture=self.tree.architecture,
             init=self.init,
+            cpu=self.cpu,
             memory_mib=self.memory_mib,
             cpus=self.cpus,
             extra_arguments=self.extra_arguments,

@@ -72,15 +72,29 @@ class _Emulation:
     """QEMU's parameters for an architecture."""
 
     program: str
-    cpu: str
+    cpus: tuple[str, ...]
+    """QEMU's names of the CPUs that the suite is run on; the first is the default."""
     kernel_flavour: str
     console: str
 
 
 _EMULATIONS = {
-    "armhf": _Emulation("qemu-system-arm", "cortex-a7", "armmp", "ttyAMA0"),
-    "arm64": _Emulation("qemu-system-aarch64", "cortex-a53", "arm64", "ttyAMA0"),
+    "armhf": _Emulation("qemu-system-arm", ("cortex-a7",), "armmp", "ttyAMA0"),
+    "arm64": _Emulation("qemu-system-aarch64", ("cortex-a53", "cortex-a72", "cortex-a76"), "arm64", "ttyAMA0"),
 }
+
+
+def cpu_of(architecture: str, wanted: str) -> str:
+    """QEMU's name of the CPU; if none is wanted, the architecture's default. Raises UserError for an unsuitable one."""
+    cpus = _EMULATIONS[architecture].cpus
+    if wanted and wanted not in cpus:
+        raise UserError(
+            f"the virtual machine cannot run {architecture} on a {wanted}",
+            expected=f"one of {', '.join(cpus)}",
+            found=wanted,
+            fix="change device.cpu (or --cpu), or image.architecture (or --architecture)",
+        )
+    return wanted or cpus[0]
 
 
 @dataclass(frozen=True)
@@ -133,7 +147,7 @@ class MachineSpec:
     """Parameters of a virtual machine.
 
     ``nfs_path`` and ``nfs_port`` are the tree's path and port on the NFS server of the loopback interface. ``init`` is
-    ``lean`` or ``systemd``. ``extra_arguments`` are appended to the kernel command line.
+    ``lean`` or ``systemd``, ``cpu`` a name of ``cpu_of``. ``extra_arguments`` are appended to the kernel command line.
     """
 
     boot: BootFiles
@@ -141,6 +155,7 @@ class MachineSpec:
     nfs_port: int = 2049
     architecture: str = "armhf"
     init: str = "lean"
+    cpu: str = ""
     memory_mib: int = 1024
     cpus: int = 2
     extra_arguments: str = ""
@@ -177,7 +192,8 @@ class MachineSpec:
         emulation = _EMULATIONS[self.architecture]
         return [
             emulation.program,
-            "-M", "virt", "-cpu", emulation.cpu, "-smp", str(self.cpus), "-m", str(self.memory_mib),
+            "-M", "virt", "-cpu", cpu_of(self.architecture, self.cpu),
+            "-smp", str(self.cpus), "-m", str(self.memory_mib),
             "-kernel", str(self.boot.kernel), "-initrd", str(self.boot.initrd),
             "-append", self.kernel_command_line(),
             "-netdev", f"user,id=n0,hostfwd=tcp:127.0.0.1:{ssh_port}-:22",
@@ -355,6 +371,7 @@ __all__ = [
     "Machine",
     "MachineSpec",
     "boot_files",
+    "cpu_of",
     "qemu_version",
     "running_machine",
 ]

@@ -284,6 +284,11 @@ class DeviceConfig:
     init: str = _setting(
         "lean", "what the virtual machine starts: lean (sshd only) or systemd", _one_of("lean", "systemd")
     )
+    cpu: str = _setting(
+        "",
+        "CPU of the virtual machine; empty: cortex-a7 for armhf, cortex-a53 for arm64",
+        _one_of("", "cortex-a7", "cortex-a53", "cortex-a72", "cortex-a76"),
+    )
     memory_mib: int = _setting(1024, "memory of the virtual machine", _between(256, 3072, "MiB"))
     cpus: int = _setting(2, "CPUs of the virtual machine", _between(1, 4))
     boot_timeout_s: float = _setting(900.0, "until SSH answers", _between(10, 86400, "s"))

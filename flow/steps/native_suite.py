@@ -18,7 +18,7 @@ def step(context: Context) -> Step:
         name="native-suite",
         title="device suite on this machine",
         code=__name__,
-        inputs={"tests": files.tree_fingerprint(FOLDER, *NAMES)},
+        inputs={"tests": files.tree_fingerprint(FOLDER, *NAMES, "our_torch.py")},
         needs=("native-qpu-ops",),
         action=lambda _: native_tests.run_tests(context.config, FOLDER, NAMES, "suite"),
     )

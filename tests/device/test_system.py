@@ -34,19 +34,22 @@ def mounts() -> dict[str, tuple[str, str, str]]:
     return {row[1]: (row[0], row[2], row[3]) for row in rows}
 
 
-def test_userland_is_32_bit_hard_float_arm() -> None:
-    assert struct.calcsize("P") == 4
-    assert sysconfig.get_config_var("MULTIARCH") == "arm-linux-gnueabihf"
-    # e_machine 40 is ARM; flag 0x400 in e_flags is the hard-float calling convention of the EABI
-    header = Path(sys.executable).resolve().read_bytes()[:52]
-    assert header[:5] == b"\x7fELF\x01"
-    assert struct.unpack_from("<H", header, 18)[0] == 40
-    assert struct.unpack_from("<I", header, 36)[0] & 0x400
+def test_userland_is_the_one_of_its_architecture() -> None:
+    bits = 8 * struct.calcsize("P")
+    names = {"arm-linux-gnueabihf": (32, 40), "aarch64-linux-gnu": (64, 183)}
+    expected, machine = names[sysconfig.get_config_var("MULTIARCH")]
+    assert bits == expected
+    header = Path(sys.executable).resolve().read_bytes()[:64]
+    assert header[:5] == (b"\x7fELF\x01" if bits == 32 else b"\x7fELF\x02")
+    # e_machine 40 is ARM, 183 AArch64; flag 0x400 in e_flags is the hard-float calling convention of 32-bit ARM
+    assert struct.unpack_from("<H", header, 18)[0] == machine
+    assert bits == 64 or struct.unpack_from("<I", header, 36)[0] & 0x400
 
 
 def test_kernel_is_arm() -> None:
     """A 64-bit kernel with a 32-bit userland is supported."""
-    assert platform.machine() in ("armv7l", "armv8l", "aarch64")
+    of_32_bits = ("armv7l", "armv8l") if struct.calcsize("P") == 4 else ()
+    assert platform.machine() in (*of_32_bits, "aarch64")
 
 
 def test_python_has_all_its_modules() -> None:
@@ -61,7 +64,7 @@ def test_python_has_all_its_modules() -> None:
 
     assert zlib.decompress(zlib.compress(b"pi")) == lzma.decompress(lzma.compress(b"pi")) == b"pi"
     assert bz2.decompress(bz2.compress(b"pi")) == b"pi"
-    assert ctypes.sizeof(ctypes.c_void_p) == 4
+    assert ctypes.sizeof(ctypes.c_void_p) == struct.calcsize("P")
     assert ssl.OPENSSL_VERSION_INFO >= (3, 0)
     assert sqlite3.sqlite_version_info >= (3, 34)
     assert hashlib.sha256(b"").hexdigest().startswith("e3b0c442")
@@ -168,7 +171,8 @@ def test_loader_finds_libqpu() -> None:
     listed = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, check=True).stdout
     if "libqpu.so" not in listed:
         pytest.skip("the image is built without libqpu")
-    assert re.search(r"libqpu\.so\.1 \(libc6,hard-float\) => /\S+", listed)
+    kind = "hard-float" if struct.calcsize("P") == 4 else "AArch64"
+    assert re.search(rf"libqpu\.so\.1 \(libc6,{kind}\) => /\S+", listed)
     assert ctypes.CDLL("libqpu.so.1")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import importlib.metadata
 import io
 import os
 import re
@@ -16,6 +15,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from our_torch import has_our_torch
 from torch import nn
 
 
@@ -186,15 +186,6 @@ def lies_at(array: numpy.ndarray, offset: int) -> numpy.ndarray:
 
 ARM = sysconfig.get_config_var("MULTIARCH") == "arm-linux-gnueabihf"
 """The architecture of Python and torch; the kernel may be 64-bit."""
-
-
-def has_our_torch() -> bool:
-    """Whether torch was built from this project's recipe, so that its build options are known.
-
-    importlib.metadata.files() would check each of more than 10,000 files, which takes a minute over NFS.
-    """
-    record = importlib.metadata.distribution("torch").read_text("RECORD") or ""
-    return any(line.startswith("torch.libs/") for line in record.splitlines())
 
 
 SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without our patches the process ends by SIGBUS")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import torch
+from our_torch import only_our_torch
 
 LEFT_OUT = (
     "sympy",
@@ -87,6 +88,7 @@ print("failed:", *failed)
 """
 
 
+@only_our_torch
 def test_what_import_torch_leaves_out_is_imported_when_it_is_used() -> None:
     """Names, the kernels for meta tensors in several threads, and the refusal of a second kernel for one operator."""
     argv = [sys.executable, "-W", "ignore", "-c", PROGRAM, " ".join(LEFT_OUT), " ".join(REACHABLE)]

@@ -69,6 +69,16 @@ def test_every_task_has_help_with_its_options() -> None:
         assert "Docstring:\n  none" not in printed.stdout
 
 
+def test_the_option_architecture_overrides_the_variable(tmp_path: Path) -> None:
+    """Also on a task that has no other option."""
+    variables = {"INVOKE_IMAGE_ARCHITECTURE": "armhf", "INVOKE_BUILD_FOLDER": str(tmp_path)}
+    for words in (["export-nfsroot"], ["build-image", "--plan"]):
+        done = run_with((*words, "--architecture=armv7"), variables)
+        assert done.returncode == 11
+        assert "image.architecture: expected one of armhf, arm64, amd64" in done.stderr
+        assert "--architecture=STRING" in run(words[0], "--help").stdout
+
+
 @pytest.mark.parametrize("words", [["registry", "sideways"], ["share-internet", "maybe"]])
 def test_an_invalid_argument_lists_the_valid_ones(words: list[str]) -> None:
     done = run(*words)

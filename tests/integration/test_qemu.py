@@ -90,6 +90,24 @@ def test_only_the_loopback_is_forwarded(tmp_path: Path) -> None:
     assert f"file:{tmp_path}/a,,b.log" in command, "a comma ends the name in QEMU's options"
 
 
+@pytest.mark.parametrize(
+    ("architecture", "wanted", "cpu"),
+    [("armhf", "", "cortex-a7"), ("arm64", "", "cortex-a53"), ("arm64", "cortex-a76", "cortex-a76")],
+)
+def test_the_cpu_is_the_wanted_one_of_the_architecture(
+    tmp_path: Path, architecture: str, wanted: str, cpu: str
+) -> None:
+    command = spec_of(tmp_path, architecture=architecture, cpu=wanted).command(2222, tmp_path / "log")
+    assert command[command.index("-cpu") + 1] == cpu
+
+
+def test_a_cpu_of_another_architecture_is_refused() -> None:
+    with pytest.raises(UserError) as caught:
+        qemu.cpu_of("armhf", "cortex-a72")
+    assert caught.value.expected == "one of cortex-a7"
+    assert "--architecture" in caught.value.fix
+
+
 @pytest.mark.machine
 def test_a_machine_without_an_answer_is_reported(tmp_path: Path) -> None:
     """QEMU with a kernel that prints nothing."""

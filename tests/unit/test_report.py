@@ -123,6 +123,14 @@ class Balance(HTMLParser):
             assert self.open.pop() == tag
 
 
+def test_report_names_the_emulated_cpu() -> None:
+    made = document()
+    made["device"]["cpu"] = "cortex-a72"
+    label = "emulation (QEMU, cortex-a72, linux,dummy-virt); not measured on hardware"
+    assert report.execution_label(made) == label
+    assert "cortex-a72" in text_of(render(made))
+
+
 def test_report_is_one_file_without_external_resources() -> None:
     html = render(document(timing=timing()))
     balance = Balance()
