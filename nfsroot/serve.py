@@ -289,7 +289,7 @@ def serve(
                     f"every user of this PC may use ports from {first}: the server cannot tell them from root; run "
                     f"sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
                 )
-            for line in _what_to_type(server, str(subnet)):
+            for line in _what_to_type(server, str(subnet), config.image.architecture):
                 progress.say(line)
             while not stop.wait(0.5):
                 if process_identity.find(server.pid) is None:
@@ -308,13 +308,14 @@ def unprivileged_port_start() -> int:
         return _RESERVED
 
 
-def _what_to_type(server: NfsServer, subnet: str) -> list[str]:
+def _what_to_type(server: NfsServer, subnet: str, architecture: str) -> list[str]:
+    expected = "" if architecture == "armhf" else f" -a {architecture}"
     port = "" if server.port == 2049 else f" -o port={server.port}"
     versions = "NFSv3 and NFSv4" if server.nfsv3 else "NFSv4"
     return [
         f"serving {server.folders[0]} by {versions} on {server.address}:{server.port}, to {subnet}; stop with Ctrl-C",
         "on the board, as root:",
-        f"    enter-nfsroot{port} {server.source()}",
+        f"    enter-nfsroot{expected}{port} {server.source()}",
         "or, without the helper:",
         f"    mount -t nfs -o nolock,vers=4.1{port.replace(' -o ', ',')} {server.source()} /mnt && chroot /mnt",
     ]

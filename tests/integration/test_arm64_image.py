@@ -1,21 +1,29 @@
-"""The complete image for 64-bit boards with TVM's server. The build takes minutes, so these tests are expensive."""
+"""The complete image for 64-bit boards: torch, the QPU extension, TVM's server, and boot on emulated CPUs of boards.
+
+The build takes minutes, so these tests are expensive.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import time
 from collections.abc import Iterator
 
 import docker
 import pytest
 
+from device import suite
 from device.remote import environment, profiling, servers
 from device.remote.environment import TvmEnvironment
 from device.remote.loader_session import Timing
 from engine.connect import connect
+from engine.containers import run_in
 from engine.start import ensure_running
 from flow import main_job
+from nfsroot.export import export
+from recipes.torch import published
 from toolchain import ports
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import Config
@@ -80,6 +88,47 @@ def test_the_image_is_for_arm64(for_64_bit: Config) -> None:
             remove=True,
         )
     assert said.decode().split() == ["aarch64", "arm64"]
+
+
+COMPUTE = """
+import dot_cpp, torch, torchaudio, torchvision
+a = torch.arange(12.0).view(3, 4)
+assert torch.equal(a @ a.T, torch.from_numpy(a.numpy() @ a.numpy().T))
+assert torch.equal(dot_cpp.add(a[0], a[1]), a[0] + a[1])
+assert torch.equal((a.to("qpu") + 1).cpu(), a + 1)
+print(torch.__version__.partition("+")[0], torch.backends.openmp.is_available())
+"""
+
+
+def test_torch_and_the_extension_compute(for_64_bit: Config) -> None:
+    with contextlib.closing(connect()) as client:
+        for argv, output in (
+            (["python3", "-c", COMPUTE], f"{published.pins(for_64_bit)[0].version} True"),
+            (["python3", "-m", "pip", "check"], "No broken requirements found."),
+        ):
+            done = run_in(
+                client, for_64_bit.image_reference("system"), argv, architecture=for_64_bit.image.target, limit_s=600
+            )
+            assert done.output.strip().endswith(output)
+
+
+@pytest.fixture(scope="module")
+def exported(for_64_bit: Config) -> Config:
+    """The configuration with an exported root filesystem."""
+    export(for_64_bit)
+    return for_64_bit
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize(
+    ("cpu", "keyword"),
+    [("cortex-a53", None), ("cortex-a72", "test_torch.py or test_system"), ("cortex-a76", "test_torch.py")],
+)
+def test_the_device_suite_passes_on_the_cpus_of_boards(exported: Config, cpu: str, keyword: str | None) -> None:
+    result = suite.test_on_pi(exported, qemu=True, cpu=cpu, keyword=keyword, timing=False)
+    assert result.ok, result.summary()
+    assert json.loads(result.evidence.read_text())["device"]["cpu"] == cpu
+    assert cpu in result.report.read_text()
 
 
 def test_the_server_runs_only_64_bit_kernels(for_64_bit: Config, tvm: TvmEnvironment) -> None:
