@@ -9,8 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from our_torch import only_our_torch
 from torch import Tensor, nn
 from torch.ao import quantization
+
+DEFAULT_ENGINE = torch.backends.quantized.engine
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +22,14 @@ def without_notices() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@pytest.fixture(autouse=True)
+def on_qnnpack() -> Iterator[None]:
+    """Upstream's wheels have another default engine."""
+    torch.backends.quantized.engine = "qnnpack"
+    yield
+    torch.backends.quantized.engine = DEFAULT_ENGINE
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -76,9 +87,10 @@ class Recurrent(nn.Module):  # type: ignore[misc]
         return self.dequant(self.last(self.lstm(self.quant(x))[0]))
 
 
+@only_our_torch
 def test_qnnpack_is_the_default_engine() -> None:
     assert "qnnpack" in torch.backends.quantized.supported_engines
-    assert torch.backends.quantized.engine == "qnnpack"
+    assert DEFAULT_ENGINE == "qnnpack"
 
 
 def test_numbers_are_rounded_and_limited_to_8_bits() -> None:
