@@ -24,6 +24,7 @@ from doctor import examination, report
 from engine import containers
 from engine.dockerd import Daemon
 from engine.stop import stop_engine
+from flow import audit_wheel as wheel_audit
 from flow import build_wheel as any_wheel
 from flow import cuda_checks, cuda_job, main_job, serve_wheels, torch_job, tvm_ffi_job
 from flow import cuda_timing as cuda_timing_tool
@@ -540,6 +541,27 @@ def build_wheel(
 
 
 @task(
+    name="audit-wheel",
+    help={
+        "what": "NAME==VERSION, or the path of a wheel",
+        "cpu": "cortex-a53, cortex-a72 or cortex-a76; cortex-a7 for armhf",
+        "architecture": "arm64 or armhf (default: image.architecture)",
+        "json": "print JSON",
+    },
+)
+@_reported
+def audit_wheel(context: Context, what: str, cpu: str, architecture: str = "", json: bool = False) -> None:
+    """Check whether a wheel runs on a CPU: disassemble it, and run it on the emulated CPU."""
+    config = _config(context, {"image.architecture": architecture})
+    done = wheel_audit.audit(config, what, folder=caller.folder(), cpu=cpu)
+    if json:
+        sys.stdout.write(done.as_json())
+    else:
+        done.print()
+    done.require_pass()
+
+
+@task(
     name="serve-wheels",
     help={"address": "listen on this address (default: wheels.address)", "port": "TCP port (default: wheels.port)"},
 )
@@ -624,6 +646,7 @@ namespace = Collection(
     push_artefacts,
     pull_artefacts,
     build_wheel,
+    audit_wheel,
     serve_the_wheels,
     build_cuda_wheel,
     cuda_timing,
