@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import itertools
 import os
 import re
 import tomllib
@@ -251,8 +252,8 @@ def _data_ranges(symbols: npt.NDArray[Any], texts: bytes) -> tuple[tuple[int, in
         for row in symbols[(symbols["info"] == 0) & (symbols["section"] != 0)]
         if (text := _text(texts, int(row["name"]))).startswith(("$d", "$x"))
     )
-    following = [*(address for address, _ in marks[1:]), 1 << 62]
-    return tuple((start, end) for (start, kind), end in zip(marks, following, strict=True) if kind == "$d")
+    marks.append((1 << 62, ""))
+    return tuple((start, end) for (start, kind), (end, _) in itertools.pairwise(marks) if kind == "$d")
 
 
 def _frame_starts(header: Section | None) -> Addresses:
