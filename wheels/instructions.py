@@ -65,7 +65,9 @@ def unsupported(
     left = np.setdiff1d(left, disassembler.undecoded(left, "--mattr=+all"))
     found: dict[str, Words] = {}
     for name in extensions:
-        rest = disassembler.undecoded(left, *base, f"--mattr={','.join([*removed, f'+{name}'])}")
+        rest = disassembler.undecoded(
+            left, *base, f"--mattr={','.join([*removed, *(f'+{item}' for item in name.split(','))])}"
+        )
         if rest.size < left.size:
             found[name] = np.setdiff1d(left, rest)
         left = rest
