@@ -183,17 +183,17 @@ def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
     with files.scratch_folder(config.target_root / "work", "audit-wheel") as scratch:
         wheel = _wheel(config, text, folder, scratch, log)
         wheels.audit(wheel, target)
+        reason = _no_probe(config)
         disassembler = Disassembler(cpu_tools.ready(config))
         with progress.step(f"instructions of {wheel.name}"):
             static = cpu_gate.examine(wheel, wanted_cpu, disassembler)
-        reason = _no_probe(config)
         if reason:
             probed = Probed(reason=reason)
         else:
             with progress.step(f"dependencies of {wheel.name}"):
                 (others := scratch / "dependencies").mkdir()
                 needed = download.dependencies(wheel, others, target, suite, log)
-            site = scratch / "site"
+            (site := scratch / "site").mkdir()
             for item in (wheel, *needed):
                 wheels.unpack(item, site, suite)
             with progress.step(f"run on an emulated {cpu}"):
@@ -260,7 +260,7 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
             log=log,
             check=False,
         ).output
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith(('{"hwcap"', '{"step"'))]
     if not lines:
         return Probed(reason=f"the container's Python did not start: {output.strip()[-200:]}")
     entry, bit, name = cpu.lacks

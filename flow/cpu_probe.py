@@ -33,7 +33,7 @@ def execute(step: str, code: str, names: dict[str, object]) -> bool:
     """Run a step in this process; whether it succeeded."""
     try:
         exec(compile(code, f"<{step}>", "exec"), names)  # noqa: S102 (the code is part of this repository)
-    except Exception:
+    except BaseException:
         report(step, 0, traceback.format_exc().strip().splitlines()[-1])
         return False
     report(step, 0, "")
