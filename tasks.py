@@ -25,6 +25,7 @@ from doctor import examination, report
 from engine import containers
 from engine.dockerd import Daemon
 from engine.stop import stop_engine
+from flow import audit_wheel as wheel_audit
 from flow import build_wheel as any_wheel
 from flow import cuda_checks, cuda_job, main_job, serve_wheels, torch_job, tvm_ffi_job
 from flow import cuda_timing as cuda_timing_tool
@@ -566,6 +567,26 @@ def build_wheel(
     progress.summary(f"built in {done.seconds:.1f} s", [done.row], warnings=done.warnings)
 
 
+@task(
+    name="audit-wheel",
+    help={
+        "what": "NAME==VERSION, or the path of a wheel",
+        "cpu": "cortex-a53, cortex-a72 or cortex-a76; cortex-a7 for armhf",
+        "json": "print JSON",
+    },
+)
+@_reported
+def audit_wheel(context: Context, what: str, cpu: str, json: bool = False) -> None:
+    """Check whether a wheel runs on a CPU: disassemble it, and run it on the emulated CPU."""
+    config = _config(context)
+    done = wheel_audit.audit(config, what, folder=caller.folder(), cpu=cpu)
+    if json:
+        sys.stdout.write(done.as_json())
+    else:
+        done.print()
+    done.require_pass()
+
+
 @_target_task(
     name="serve-wheels",
     help={"address": "listen on this address (default: wheels.address)", "port": "TCP port (default: wheels.port)"},
@@ -651,6 +672,7 @@ namespace = Collection(
     push_artefacts,
     pull_artefacts,
     build_wheel,
+    audit_wheel,
     serve_the_wheels,
     build_cuda_wheel,
     cuda_timing,

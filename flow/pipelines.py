@@ -101,7 +101,7 @@ def cpu_job(context: Context) -> Pipeline:
 
 
 def cpu_tools_job(context: Context) -> Pipeline:
-    """The tools of the benchmark ``cpu``."""
+    """The tools of the benchmark ``cpu`` and of ``audit-wheel``."""
     return Pipeline(context.root, [mirror.step(context), cpu_tools.step(context)])
 
 

@@ -179,15 +179,21 @@ def _is_hard_float(elf: ELFFile) -> bool:
     """
     if int(elf["e_flags"]) & _EF_ARM_ABI_FLOAT_HARD:
         return True
+    return arm_attributes(elf).get("TAG_ABI_VFP_ARGS") == 1
+
+
+def arm_attributes(elf: ELFFile) -> dict[str, int]:
+    """The numeric attributes of a 32-bit ARM file, by name (ARM IHI 0045)."""
     section = elf.get_section_by_name(".ARM.attributes")
     if not isinstance(section, ARMAttributesSection):
-        return False
-    return any(
-        attribute.tag == "TAG_ABI_VFP_ARGS" and attribute.value == 1
-        for subsection in section.iter_subsections()
-        for block in subsection.iter_subsubsections()
+        return {}
+    return {
+        attribute.tag: attribute.value
+        for part in section.iter_subsections()
+        for block in part.iter_subsubsections()
         for attribute in block.iter_attributes()
-    )
+        if isinstance(attribute.value, int)
+    }
 
 
 def unpack(wheel: Path, root: Path, suite: Suite) -> None:

@@ -7,7 +7,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,10 @@ from benchmarks.cpu import counts, model
 from benchmarks.measure import Figure, Goal, Result
 from benchmarks.workspace import Workspace
 from engine.containers import run_in
-from flow import pipelines
+from flow import cpu_tools, pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
-from flow.steps import cpu_tools
 from toolchain import files, process, progress
-from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, PlatformMismatch
 from toolchain.manifest import Manifest
 from toolchain.process import require_root
@@ -36,8 +34,6 @@ RULE = (
     f"MODEL: cycles are llvm-mca's for {model.CPU} and the {model.BLOCKS} hottest blocks, each in a loop and with all "
     "data in the L1 cache, scaled to all instructions; not measured on hardware."
 )
-TOOLS_SUITE = "bookworm"
-"""The release whose emulator supports plugins. That of trixie is linked statically, and cannot load any."""
 IMPORT = "import torch"
 _SCRIPT = Path(__file__).resolve().parent / "workloads.py"
 _INSIDE = "/mnt"
@@ -86,7 +82,7 @@ def measure(workspace: Workspace) -> Result:
             fix="give the path of an existing wheel",
         )
     require_root("to unpack the root filesystem and the tools", "./inv bench --name=cpu")
-    tools = ready_tools(config)
+    tools = cpu_tools.ready(config)
     with build_lock(config.target_root), Context(config) as context:
         pipeline = pipelines.cpu_job(context)
         made = {item.step: item for item in pipeline.execute(pipeline.plan())}
@@ -107,15 +103,6 @@ def measure(workspace: Workspace) -> Result:
                     process.interrupt_all()  # otherwise the pool would wait for the other container
                     raise
     return result(rows[0], rows[1] if len(rows) > 1 else None, [name for name, _ in sites])
-
-
-def ready_tools(config: Config) -> Path:
-    """The folder of the tools, extracted if necessary. Raises the UserError of the step that failed."""
-    image = replace(config.image, suite=TOOLS_SUITE, flavour="debian")
-    with Context(replace(config, image=image)) as context, build_lock(context.root):
-        pipeline = pipelines.cpu_tools_job(context)
-        pipeline.execute(pipeline.plan())
-        return cpu_tools.folder(context)
 
 
 def _site(context: Context, made: Mapping[str, Manifest]) -> Path:

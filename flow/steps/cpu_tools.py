@@ -1,4 +1,4 @@
-"""Native programs of the benchmark ``cpu``: the emulator with plugins, a C compiler and llvm-mca."""
+"""Native programs for machine code: the emulator with plugins, a C compiler, llvm-mca and llvm-objdump."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def step(context: Context) -> Step:
 
     return Step(
         name="cpu-tools",
-        title="emulator with plugins and llvm-mca",
+        title="emulator with plugins and LLVM",
         code=__name__,
         inputs={"packages": " ".join(packages)},
         needs=("mirror",),

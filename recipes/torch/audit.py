@@ -13,7 +13,7 @@ from typing import IO
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
-from elftools.elf.sections import ARMAttributesSection, SymbolTableSection
+from elftools.elf.sections import SymbolTableSection
 from packaging.utils import parse_wheel_filename
 
 from images.flavour import Suite
@@ -193,7 +193,7 @@ def _prefixes(setting: str) -> tuple[str, ...]:
 
 
 def _cpu_faults(elf: ELFFile, flags: str, *, kernels: bool) -> Iterator[str]:
-    found = attributes(elf)
+    found = wheels.arm_attributes(elf)
     if not found:
         yield "it does not have .ARM.attributes"
         return
@@ -208,20 +208,6 @@ def _cpu_faults(elf: ELFFile, flags: str, *, kernels: bool) -> Iterator[str]:
         name = _FP.get(unit, f"floating-point unit {unit}")
         if name not in (_FP_OF_NEON if "neon" in flags else _FP_OF_ARMHF):
             yield f"it uses {name}, which some CPUs of the variant do not have"
-
-
-def attributes(elf: ELFFile) -> dict[str, int]:
-    """The numeric attributes of an ARM ELF file, by name (ARM IHI 0045)."""
-    section = elf.get_section_by_name(".ARM.attributes")
-    if not isinstance(section, ARMAttributesSection):
-        return {}
-    return {
-        attribute.tag: attribute.value
-        for part in section.iter_subsections()
-        for block in part.iter_subsubsections()
-        for attribute in block.iter_attributes()
-        if isinstance(attribute.value, int)
-    }
 
 
 def _needed_versions(elf: ELFFile) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -1,0 +1,290 @@
+"""``audit-wheel``: whether a wheel runs on a CPU, from its instructions and from a run on an emulated CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import docker.errors
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from engine.connect import connect
+from engine.containers import run_in
+from engine.start import ensure_running
+from flow import cpu_tools
+from images.flavour import load_suite
+from toolchain import files, progress
+from toolchain.architecture import host_architecture
+from toolchain.config import Config
+from toolchain.errors import ChecksFailed, PlatformMismatch, SourceUnavailable, WheelUnusable
+from wheels import cpu_gate, download
+from wheels import find as wheels
+from wheels.cpu_gate import CHECKED, UNCHECKED, UNPROVEN, Cpu, Static
+from wheels.instructions import Disassembler
+from wheels.request import Wanted
+
+PASS, FAIL, INCOMPLETE = "pass", "FAIL", "incomplete"
+_ILLEGAL = 4
+_SCRIPT = Path(__file__).parent / "cpu_probe.py"
+_INSIDE = "/mnt"
+_LIMIT_S = 1800.0
+_SHOWN = 10
+_COLOURS = {PASS: "green", FAIL: "bold red", INCOMPLETE: "yellow"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the probe: the number of the signal that ended it, and the error that it raised."""
+
+    step: str
+    signal: int
+    error: str
+
+    @property
+    def result(self) -> str:
+        """Its result as text."""
+        if self.signal:
+            return "illegal instruction" if self.signal == _ILLEGAL else f"ended by signal {self.signal}"
+        return self.error or "ok"
+
+
+@dataclass(frozen=True)
+class Probed:
+    """The run on the emulated CPU. ``reason`` says why there is none."""
+
+    steps: tuple[Step, ...] = ()
+    reason: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Illegal instructions fail; steps that end in another way prove nothing."""
+        if any(item.signal == _ILLEGAL for item in self.steps):
+            return FAIL
+        return PASS if self.steps and all(item.result == "ok" for item in self.steps) else INCOMPLETE
+
+
+@dataclass(frozen=True)
+class Audited:
+    """The result of both parts."""
+
+    wheel: str
+    sha256: str
+    cpu: Cpu
+    static: Static
+    probed: Probed
+    functions: tuple[str, ...]
+    """The first unchecked and unproven functions in readable form, with their instructions."""
+
+    @property
+    def verdict(self) -> str:
+        """Unchecked instructions fail the wheel even if the probe did not reach them."""
+        return FAIL if self.static.count(UNCHECKED) else self.probed.verdict
+
+    def as_json(self) -> str:
+        """The result for another program."""
+        document = {
+            "schema": 1,
+            "wheel": self.wheel,
+            "sha256": self.sha256,
+            "cpu": self.cpu.name,
+            "architecture": self.cpu.architecture,
+            "verdict": self.verdict.lower(),
+            "static": {
+                "files": self.static.files,
+                **{state: self.static.count(state) for state in (CHECKED, UNCHECKED, UNPROVEN)},
+                "functions": [asdict(item) for item in self.static.functions],
+            },
+            "probe": {
+                "verdict": self.probed.verdict.lower(),
+                "reason": self.probed.reason,
+                "steps": [asdict(item) for item in self.probed.steps],
+            },
+        }
+        return json.dumps(document, indent=2) + "\n"
+
+    def print(self, console: Console | None = None) -> None:
+        """Print both parts and the verdict on stdout."""
+        out = console or progress.make_console()
+        out.print(Text(f"{self.wheel} on {self.cpu.name} ({self.cpu.boards})", style="bold"), soft_wrap=True)
+        out.print(_static_table(self.static))
+        for line in self.functions:
+            out.print(Text(line), soft_wrap=True)
+        out.print(_probe_table(self.probed, self.cpu))
+        out.print(Text(f"verdict: {self.verdict}", style=_COLOURS[self.verdict]))
+
+    def require_pass(self) -> None:
+        """Raise WheelUnusable for a wheel that fails, and ChecksFailed if the probe did not run to its end."""
+        if self.verdict == FAIL:
+            illegal = [item.step for item in self.probed.steps if item.signal == _ILLEGAL]
+            found = (
+                [f"{count} functions with unchecked instructions"] if (count := self.static.count(UNCHECKED)) else []
+            )
+            raise WheelUnusable(
+                f"{self.wheel} does not run on {self.cpu.name}",
+                expected=f"no instructions beyond {self.cpu.name} outside of a check",
+                found="; ".join([*found, *(f"illegal instruction in: {step}" for step in illegal)]),
+                fix="use another version, or build the wheel from source for this CPU",
+            )
+        if self.verdict == INCOMPLETE:
+            failed = [f"{item.step}: {item.result}" for item in self.probed.steps if item.result != "ok"]
+            raise ChecksFailed(
+                f"{self.wheel} was not shown to run on {self.cpu.name}",
+                expected="every step of the probe to succeed",
+                found=self.probed.reason or "; ".join(failed) or "no result",
+                fix="see the table above",
+            )
+
+
+def _static_table(static: Static) -> Table:
+    table = Table(title="functions with instructions beyond the CPU", title_justify="left", width=80)
+    table.add_column("file", overflow="fold")
+    for state in (CHECKED, UNCHECKED, UNPROVEN):
+        table.add_column(state, justify="right", no_wrap=True)
+    table.add_column("extensions, unless checked", overflow="fold")
+    for file in dict.fromkeys(item.file for item in static.functions):
+        here = [item for item in static.functions if item.file == file]
+        seen = Counter(name for item in here if item.state != CHECKED for name in item.instructions)
+        counts = Counter(item.state for item in here)
+        states = [str(counts[state]) for state in (CHECKED, UNCHECKED, UNPROVEN)]
+        table.add_row(Text(Path(file).name), *states, Text(", ".join(sorted(seen))))
+    if not static.functions:
+        table.add_row(f"none in {static.files} ELF files", "0", "0", "0", "")
+    return table
+
+
+def _probe_table(probed: Probed, cpu: Cpu) -> Table:
+    table = Table(title=f"run on an emulated {cpu.name}", title_justify="left", width=80)
+    table.add_column("step", overflow="fold")
+    table.add_column("result", overflow="fold")
+    for item in probed.steps:
+        table.add_row(Text(item.step), Text(item.result, style="bold red" if item.signal else ""))
+    if probed.reason:
+        table.add_row("not run", Text(probed.reason, style="yellow"))
+    return table
+
+
+def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
+    """Audit a wheel for a CPU, whose architecture is the target instead of the configuration's.
+
+    ``text`` is NAME==VERSION or the path of a wheel, relative to ``folder``. Raises ConfigError for an unknown CPU,
+    SourceUnavailable, NetworkUnreachable, WheelUnusable or PlatformMismatch for a wheel that is not one of the target,
+    and what ``flow.cpu_tools.ready`` raises.
+    """
+    wanted_cpu = cpu_gate.load_cpu(cpu)
+    config = dataclasses.replace(config, image=dataclasses.replace(config.image, architecture=wanted_cpu.architecture))
+    target, suite = config.image.target, load_suite(config.image.suite)
+    log = config.target_root / "logs" / "audit-wheel.log"
+    files.remove(log)
+    with files.scratch_folder(config.target_root / "work", "audit-wheel") as scratch:
+        wheel = _wheel(config, text, folder, scratch, log)
+        wheels.audit(wheel, target)
+        reason = _no_probe(config)
+        disassembler = Disassembler(cpu_tools.ready(config))
+        with progress.step(f"instructions of {wheel.name}"):
+            static = cpu_gate.examine(wheel, wanted_cpu, disassembler)
+        if reason:
+            probed = Probed(reason=reason)
+        else:
+            with progress.step(f"dependencies of {wheel.name}"):
+                (others := scratch / "dependencies").mkdir()
+                needed = download.dependencies(wheel, others, target, suite, log)
+            (site := scratch / "site").mkdir()
+            for item in (wheel, *needed):
+                wheels.unpack(item, site, suite)
+            with progress.step(f"run on an emulated {cpu}"):
+                probed = _probe(config, cpu_gate.probe_of(wheel), site, wanted_cpu, log)
+        return Audited(wheel.name, files.sha256_of(wheel), wanted_cpu, static, probed, _readable(static, disassembler))
+
+
+def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) -> Path:
+    """The wheel, downloaded if ``text`` is NAME==VERSION."""
+    if text.endswith(".whl"):
+        path = (folder / text).resolve()
+        if not path.is_file():
+            raise SourceUnavailable(
+                f"there is no wheel at {path}",
+                expected="the path of a wheel, or NAME==VERSION",
+                found="no file",
+                fix="check the path",
+            )
+        return path
+    wanted = Wanted.parse(text, folder=folder)
+    if wanted.project:
+        raise SourceUnavailable(
+            f"{wanted} is not a wheel",
+            expected="the path of a wheel, or NAME==VERSION",
+            found="a project",
+            fix=f"build its wheel first: ./inv build-wheel {text}",
+        )
+    with progress.step(f"download {wanted}"):
+        return download.download(str(wanted), scratch, config.image.target, load_suite(config.image.suite), log)
+
+
+def _no_probe(config: Config) -> str:
+    """Why the wheel cannot be run; empty if it can."""
+    if host_architecture() == config.image.target:
+        return "this PC executes the target's programs itself, so no CPU can be emulated for them"
+    ensure_running(config)
+    reference = config.image_reference("rootfs")
+    with contextlib.closing(connect()) as client:
+        try:
+            client.images.get(reference)
+        except docker.errors.ImageNotFound:
+            variable = f"INVOKE_IMAGE_ARCHITECTURE={config.image.architecture}"
+            return f"there is no image {reference}; {variable} ./inv build-image --only=rootfs builds it"
+    return ""
+
+
+def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cpu, log: Path) -> Probed:
+    """Run the steps in a container of the target root. Raises PlatformMismatch if the CPU is not the requested one."""
+    packages = f"usr/local/lib/python{load_suite(config.image.suite).python}/dist-packages"
+    with contextlib.closing(connect()) as client:
+        output = run_in(
+            client,
+            config.image_reference("rootfs"),
+            ["python3", f"{_INSIDE}/cpu_probe.py", json.dumps(steps)],
+            architecture=config.image.target,
+            binds=[f"{site}:{_INSIDE}/site:ro", f"{_SCRIPT}:{_INSIDE}/cpu_probe.py:ro"],
+            environment={
+                "QEMU_CPU": cpu.name,
+                "PYTHONPATH": f"{_INSIDE}/site/{packages}",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "OMP_NUM_THREADS": "2",
+            },
+            limit_s=_LIMIT_S,
+            log=log,
+            check=False,
+        ).output
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith(('{"hwcap"', '{"step"'))]
+    if not lines:
+        return Probed(reason=f"the container's Python did not start: {output.strip()[-200:]}")
+    entry, bit, name = cpu.lacks
+    if lines[0]["hwcap"][{16: 0, 26: 1}[entry]] >> bit & 1:
+        raise PlatformMismatch(
+            f"the emulator does not emulate {cpu.name}",
+            expected=f"a CPU without the capability {name}",
+            found=f"a CPU with it, although QEMU_CPU={cpu.name}",
+            fix="install a newer qemu-user (./inv doctor)",
+        )
+    return Probed(tuple(Step(**line) for line in lines[1:]))
+
+
+def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
+    """The first functions that are not checked: the unchecked ones before the unproven ones."""
+    lines = []
+    for state in (UNCHECKED, UNPROVEN):
+        found = [item for item in static.functions if item.state == state]
+        names = disassembler.demangled([item.name for item in found[:_SHOWN]])
+        for item, name in zip(found, names, strict=False):
+            counts = ", ".join(f"{count} {kind}" for kind, count in item.instructions.items())
+            lines.append(f"{state}: {name} ({counts})")
+        if len(found) > _SHOWN:
+            lines.append(f"{state}: … and {len(found) - _SHOWN} more; --json lists all")
+    return tuple(lines)

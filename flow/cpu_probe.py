@@ -1,0 +1,64 @@
+"""Import packages and run operators on an emulated CPU. This file runs in a container, with Python's library only.
+
+Usage: ``cpu_probe.py STEPS``, where STEPS is JSON: a list of [name, Python code]. The first step imports the package.
+Each other step runs in a process of its own, which has the names of the first one. For each step a line of JSON is
+printed: its name, and the signal that ended it (0: none) or the last line of its error.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+
+
+def report(step: str, number: int, error: str) -> None:
+    """Print the result of a step."""
+    print(json.dumps({"step": step, "signal": number, "error": error}), flush=True)
+
+
+def run(step: str, code: str, names: dict[str, object]) -> bool:
+    """Run a step in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if execute(step, code, names) else 1)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        report(step, os.WTERMSIG(status), "")
+    return status == 0
+
+
+def execute(step: str, code: str, names: dict[str, object]) -> bool:
+    """Run a step in this process; whether it succeeded."""
+    try:
+        exec(compile(code, f"<{step}>", "exec"), names)  # noqa: S102 (the code is part of this repository)
+    except BaseException:
+        report(step, 0, traceback.format_exc().strip().splitlines()[-1])
+        return False
+    report(step, 0, "")
+    return True
+
+
+def main() -> None:
+    """Run the steps. The capabilities that the emulator reports are printed first."""
+    (first, *others) = json.loads(sys.argv[1])
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    print(json.dumps({"hwcap": [getauxval(16), getauxval(26)]}), flush=True)
+    names: dict[str, object] = {}
+    child = os.fork()
+    if child == 0:
+        if not execute(first[0], first[1], names):
+            os._exit(1)
+        for name, code in others:
+            run(name, code, names)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        report(first[0], os.WTERMSIG(status), "")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    main()

@@ -1,0 +1,309 @@
+"""The static part of the CPU gate on small arm64 files that are written here, and its result as a table and as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from elftools.elf.elffile import ELFFile
+from rich.console import Console
+from wheel_parts import EM_AARCH64, EM_ARM, HARD, elf, make_wheel
+
+from flow import audit_wheel
+from flow.audit_wheel import FAIL, INCOMPLETE, PASS, Audited, Probed, Step
+from images.flavour import load_suite
+from toolchain.architecture import ARCHITECTURES
+from toolchain.config import Config
+from toolchain.errors import ChecksFailed, ConfigError, SourceUnavailable, WheelUnusable
+from wheels import cpu_gate, download
+from wheels.cpu_gate import CHECKED, UNCHECKED, UNPROVEN, Function, Static
+from wheels.instructions import Disassembler, Words
+
+TEXT = 0x10000
+NOP, RET = 0xD503201F, 0xD65F03C0
+LDADD = 0xB8200041
+"""ldadd w0, w1, [x2]"""
+SDOT = 0x4E829420
+"""sdot v0.4s, v1.16b, v2.16b"""
+FLAG = (0x90000010, 0x39402610, 0x34000070)
+"""adrp x16, PAGE; ldrb w16, [x16, #9]; cbz w16, .+12"""
+FUNC, IFUNC, LOCAL, GLOBAL = 2, 10, 0, 16
+BEYOND = {"lse": LDADD, "dotprod": SDOT}
+CPU = cpu_gate.load_cpu("cortex-a53")
+
+
+def bl(source: int, target: int) -> int:
+    """``bl`` from one word of the code to another."""
+    return 0x94000000 | (target - source & 0x3FFFFFF)
+
+
+def program(
+    words: Sequence[int],
+    symbols: Mapping[str, int | tuple[int, int]] | None = None,
+    *,
+    frames: Sequence[int] = (),
+    pointers: Sequence[int] = (),
+    dynamic: bool = False,
+) -> ELFFile:
+    """An arm64 file.
+
+    ``symbols`` have a word as their address, with the type and binding if it is not that of a local function.
+    ``frames`` and ``pointers`` are words with an entry in .eh_frame_hdr, and with a relocation in a table.
+    """
+    texts, table = b"\0", bytes(24)
+    for name, value in (symbols or {}).items():
+        at, info = value if isinstance(value, tuple) else (value, FUNC)
+        table += struct.pack("<IBBHQQ", len(texts), info, 0, 1, TEXT + 4 * at, 0)
+        texts += name.encode() + b"\0"
+    header = TEXT + 0x8000
+    rows = b"".join(struct.pack("<ii", TEXT + 4 * at - header, 0) for at in frames)
+    parts = {
+        ".text": (1, 6, TEXT, struct.pack(f"<{len(words)}I", *words), 0),
+        ".dynsym" if dynamic else ".symtab": (11 if dynamic else 2, 0, 0, table, 3),
+        ".strtab": (3, 0, 0, texts, 0),
+        ".eh_frame_hdr": (1, 2, header, b"\x01\x1b\x03\x3b" + struct.pack("<iI", 0, len(frames)) + rows, 0),
+        ".rela.dyn": (4, 2, 0, b"".join(struct.pack("<QIIq", 0, 1027, 0, TEXT + 4 * at) for at in pointers), 0),
+    }
+    names = b"\0" + b"".join(name.encode() + b"\0" for name in (*parts, ".shstrtab"))
+    body, headers = b"", bytes(64)
+    for name, (kind, flags, address, content, link) in {**parts, ".shstrtab": (3, 0, 0, names, 0)}.items():
+        at = names.index(b"\0" + name.encode() + b"\0") + 1
+        size = 24 if kind in (2, 4, 11) else 0
+        headers += struct.pack("<IIQQQQIIQQ", at, kind, flags, address, 64 + len(body), len(content), link, 0, 1, size)
+        body += content + bytes(-len(content) % 8)
+    count = len(headers) // 64
+    ident = b"\x7fELF" + bytes([2, 1, 1]) + bytes(9)
+    start = struct.pack("<HHIQQQIHHHHHH", 3, EM_AARCH64, 1, 0, 0, 64 + len(body), 0, 64, 0, 0, 64, count, count - 1)
+    return ELFFile(io.BytesIO(ident + start + body + headers))
+
+
+@pytest.fixture(autouse=True)
+def two_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two known instructions in place of LLVM's tables, which are tested with LLVM in the integration tests."""
+
+    def unsupported(_: Disassembler, words: Words, *_args: object, **_options: object) -> Mapping[str, Words]:
+        found = {name: np.intersect1d(words, np.array([word], np.uint32)) for name, word in BEYOND.items()}
+        return {name: seen for name, seen in found.items() if seen.size}
+
+    monkeypatch.setattr(cpu_gate, "unsupported", unsupported)
+
+
+def found_in(file: ELFFile) -> list[tuple[str, str, str]]:
+    """Name, state and reason of each function that is found."""
+    read = cpu_gate._Program.read(file)
+    found = cpu_gate._functions("a.so", read, CPU, Disassembler(Path("/nowhere")))
+    return [(item.name, item.state, item.reason) for item in found]
+
+
+def test_an_atomic_instruction_without_a_check_is_found() -> None:
+    assert found_in(program([NOP, RET, NOP, LDADD, RET], {"first": 0, "second": 2})) == [("second", UNCHECKED, "")]
+
+
+def test_a_program_of_the_cpu_has_no_findings() -> None:
+    assert found_in(program([NOP, RET], {"first": 0})) == []
+
+
+def test_vector_instructions_are_unproven() -> None:
+    assert found_in(program([SDOT, LDADD, RET], {"kernel": 0})) == [("kernel", UNPROVEN, "")]
+
+
+def test_a_flag_right_before_the_instruction_is_a_check() -> None:
+    assert found_in(program([*FLAG, LDADD, RET])) == [(".text+0x0", CHECKED, "outline-atomics helper")]
+
+
+def test_a_second_instruction_without_the_flag_is_unchecked() -> None:
+    ((_, state, _),) = found_in(program([*FLAG, LDADD, RET, LDADD], {"f": 0}))
+    assert state == UNCHECKED
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "__aarch64_ldadd4_acq_rel",
+        "sgemm_kernel_NEOVERSEN1",
+        "dot_kernel_sve",
+        "xnn_qd8_f32_qc8w_gemm_minmax_ukernel_4x16c4__neondot",
+        "kai_run_matmul_clamp_f32_qai8dxp1x8_qsi4cxp8x8_1x8x32_neon_dotprod",
+        "_ZN2at6native7SVE25612_GLOBAL__N_13fooEv",
+        "_ZN2np10qsort_simd13QSort_ASIMDHPItEEvPT_l",
+        "Sleef_finz_fabsfx_sve",
+    ],
+)
+def test_names_of_dispatched_functions_are_checks(name: str) -> None:
+    ((_, state, reason),) = found_in(program([SDOT, RET], {name: 0}))
+    assert state == CHECKED
+    assert reason.startswith("name")
+
+
+@pytest.mark.parametrize("name", ["main", "_ZN3c1010intrusive_ptrE", "mi_free_block_delayed_mt", "save", "resume"])
+def test_other_names_are_no_check(name: str) -> None:
+    ((_, state, _),) = found_in(program([LDADD, RET], {name: 0}))
+    assert state == UNCHECKED
+
+
+WITH_CHECK = [bl(0, 6), bl(1, 4), RET, NOP, SDOT, RET, RET]
+NAMES = {"caller": 0, "kernel": 4, "getauxval": 6}
+
+
+def test_a_function_that_only_a_checking_function_calls_is_checked() -> None:
+    assert found_in(program(WITH_CHECK, NAMES)) == [("kernel", CHECKED, "all callers are checked")]
+
+
+def test_a_second_caller_without_a_check_counts() -> None:
+    words = [*WITH_CHECK, bl(7, 4), RET]
+    assert found_in(program(words, {**NAMES, "other": 7})) == [("kernel", UNPROVEN, "")]
+
+
+def test_a_pointer_in_a_table_counts_as_an_unknown_caller() -> None:
+    assert found_in(program(WITH_CHECK, NAMES, pointers=[4])) == [("kernel", UNPROVEN, "")]
+
+
+def test_an_exported_function_has_unknown_callers() -> None:
+    symbols = {name: (at, FUNC | GLOBAL) for name, at in NAMES.items()}
+    assert found_in(program(WITH_CHECK, symbols, dynamic=True)) == [("kernel", UNPROVEN, "")]
+
+
+def test_the_function_that_checks_is_checked() -> None:
+    words = [bl(0, 3), SDOT, RET, RET]
+    assert found_in(program(words, {"f": 0, "getauxval": 3})) == [("f", CHECKED, "calls getauxval")]
+
+
+def test_the_choice_of_an_ifunc_resolver_is_checked() -> None:
+    words = [0x90000000, 0x91000000 | 3 << 10 << 2, RET, SDOT, RET]  # adrp x0, .; add x0, x0, #12
+    found = found_in(program(words, {"resolver": (0, IFUNC), "kernel": 3}))
+    assert found == [("kernel", CHECKED, "chosen by an ifunc resolver")]
+
+
+def test_functions_of_a_stripped_file_are_separate() -> None:
+    found = found_in(program([LDADD, RET, *FLAG, LDADD, RET], frames=[0, 2]))
+    assert found == [(".text+0x0", UNCHECKED, ""), (".text+0x8", CHECKED, "outline-atomics helper")]
+
+
+def test_data_in_code_is_left_out() -> None:
+    marks = {"$x": (0, LOCAL), "$d": (2, LOCAL), "$x.1": (3, LOCAL)}
+    assert found_in(program([NOP, RET, LDADD, NOP], {"f": 0, **marks})) == []
+
+
+def test_a_wheel_is_examined_with_its_folders(tmp_path: Path) -> None:
+    file = program([LDADD, RET], {"f": 0})
+    file.stream.seek(0)
+    wheel = make_wheel(tmp_path, {"p/a.so": file.stream.read(), "p/__init__.py": ""}, tag="cp313-cp313-linux_aarch64")
+    static = cpu_gate.examine(wheel, CPU, Disassembler(tmp_path))
+    assert static.files == 1
+    assert static.functions == (Function("p/a.so", "f", {"LSE atomics": 1}, UNCHECKED, ""),)
+
+
+@pytest.mark.parametrize(("value", "state"), [(10, []), (14, [UNCHECKED])])
+def test_32_bit_files_are_judged_by_their_attributes(tmp_path: Path, value: int, state: list[str]) -> None:
+    # Tag_ABI_VFP_args becomes Tag_CPU_arch; the flag in the header says that the file is hard-float.
+    content = elf(EM_ARM, flags=HARD, vfp_args=1).replace(bytes([28, 1]), bytes([6, value]))
+    wheel = make_wheel(tmp_path, {"a.so": content})
+    static = cpu_gate.examine(wheel, cpu_gate.load_cpu("cortex-a7"), Disassembler(tmp_path))
+    assert [item.state for item in static.functions] == state
+
+
+def test_an_unknown_cpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"expected one of cortex-a53, .* found 'i486'"):
+        cpu_gate.load_cpu("i486")
+
+
+# ------------------------------------------------------------------------------------------------ the probe
+
+
+def test_the_probe_of_an_unknown_package_imports_its_modules(tmp_path: Path) -> None:
+    contents = {"one/__init__.py": "", "one/two/__init__.py": "", "three.py": "", "lib-x.so": "", "thing.libs/a.so": ""}
+    assert cpu_gate.probe_of(make_wheel(tmp_path, contents)) == [("import one, three", "import one, three")]
+
+
+def test_the_probe_of_torch_runs_operators(tmp_path: Path) -> None:
+    steps = dict(cpu_gate.probe_of(make_wheel(tmp_path, {}, name="torch")))
+    assert {"import torch", "matmul", "conv2d", "linear bfloat16", "linear half", "linear int8", "lstm"} <= set(steps)
+
+
+def test_a_wheel_without_modules_cannot_be_probed(tmp_path: Path) -> None:
+    with pytest.raises(WheelUnusable, match="nothing to import"):
+        cpu_gate.probe_of(make_wheel(tmp_path, {"data.txt": ""}))
+
+
+def test_dependencies_follow_the_markers_of_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = tmp_path / "index"
+    tag = "py3-none-any"
+    make_wheel(index, {}, name="second", tag=tag, requires="first")
+    make_wheel(index, {}, name="first", tag=tag, requires="second>=1")
+    make_wheel(index, {}, name="other", tag=tag)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    target, suite = ARCHITECTURES["arm64"], load_suite("trixie")
+    for machine, expected in (("aarch64", ["first", "second"]), ("x86_64", [])):
+        folder = tmp_path / machine
+        requires = f'first; platform_machine == "{machine}"\nRequires-Dist: other; extra == "more"'
+        wheel = make_wheel(folder, {}, tag=tag, requires=requires)
+        (into := folder / "into").mkdir()
+        found = download.dependencies(wheel, into, target, suite, tmp_path / "log")
+        assert sorted(path.name.partition("-")[0] for path in found) == expected
+    with pytest.raises(SourceUnavailable, match="no wheel of absent"):
+        download.download("absent==1.0", tmp_path, target, suite, tmp_path / "log")
+
+
+# ------------------------------------------------------------------------------------------------ the result
+
+OK = Step("import one", 0, "")
+
+
+def result(functions: Sequence[Function] = (), steps: Sequence[Step] = (OK,), reason: str = "") -> Audited:
+    probed = Probed(tuple(steps) if not reason else (), reason)
+    return Audited("one-1.0.whl", "0" * 64, CPU, Static(1, tuple(functions)), probed, ("unchecked: f(int) (1 LSE)",))
+
+
+BAD = Function("one/a.so", "f", {"LSE atomics": 1}, UNCHECKED, "")
+KERNEL = Function("one/a.so", "k", {"dot product": 9}, UNPROVEN, "")
+
+
+@pytest.mark.parametrize(
+    ("audited", "verdict"),
+    [
+        (result(), PASS),
+        (result([KERNEL]), PASS),
+        (result([BAD]), FAIL),
+        (result([BAD], reason="no image"), FAIL),
+        (result(steps=[OK, Step("matmul", 4, "")]), FAIL),
+        (result(steps=[OK, Step("matmul", 11, "")]), INCOMPLETE),
+        (result(steps=[Step("import one", 0, "ImportError: two")]), INCOMPLETE),
+        (result(steps=[]), INCOMPLETE),
+        (result(reason="no image"), INCOMPLETE),
+    ],
+)
+def test_the_verdict_follows_from_both_parts(audited: Audited, verdict: str) -> None:
+    assert audited.verdict == verdict
+    assert json.loads(audited.as_json())["verdict"] == verdict.lower()
+    if verdict == PASS:
+        audited.require_pass()
+    else:
+        with pytest.raises(WheelUnusable if verdict == FAIL else ChecksFailed, match=re.escape("one-1.0.whl")):
+            audited.require_pass()
+
+
+def test_both_parts_are_printed_in_80_columns() -> None:
+    out = io.StringIO()
+    long = Function(f"one/{'x' * 90}.so", "f", {"LSE atomics": 1, "fp16 arithmetic": 2}, UNPROVEN, "")
+    audited = result([BAD, long], [OK, Step("linear " * 20, 4, "")])
+    audited.print(Console(file=out, width=120))
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    for part in ("cortex-a53 (Raspberry Pi 3, Zero 2 W)", "unchecked: f(int)", "illegal instruction", "verdict: FAIL"):
+        assert part in text
+
+
+def test_a_project_is_no_wheel(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "setup.py").touch()
+    config = Config()
+    for text, message in (("./project", "is not a wheel"), ("absent.whl", "there is no wheel")):
+        with pytest.raises(SourceUnavailable, match=message):
+            audit_wheel._wheel(config, text, tmp_path, tmp_path, tmp_path / "log")

@@ -1,0 +1,77 @@
+"""Download wheels for the target and what they require, from the package index of pip on this PC."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Sequence, Set
+from email.parser import BytesParser
+from pathlib import Path
+
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from images.flavour import Suite
+from toolchain.architecture import Architecture
+from toolchain.errors import SourceUnavailable, WheelUnusable
+from wheels import find as wheels
+from wheels.pip import run_pip
+
+
+def download(requirement: str, folder: Path, target: Architecture, suite: Suite, log: Path) -> Path:
+    """Download the wheel of one requirement that fits the target, without dependencies.
+
+    Raises SourceUnavailable if the index has none, NetworkUnreachable or CommandFailed.
+    """
+
+    def unfound(missing: str) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"the package index has no wheel of {missing} for {suite.name} {target.debian}",
+            expected=f"a wheel for Python {suite.python} and {target.wheel_platform} or manylinux",
+            found="none that fits",
+            fix="check the name and version, or pass the path of a wheel",
+        )
+
+    platforms = [f"--platform={name}" for name in wheels.platforms_for(target, suite)]
+    words = ["download", "--no-deps", "--only-binary=:all:", f"--python-version={suite.python}", *platforms]
+    before = set(folder.glob("*.whl"))
+    run_pip([*words, f"--dest={folder}", requirement], what=requirement, log=log, unfound=unfound)
+    return next(iter(set(folder.glob("*.whl")) - before))
+
+
+def dependencies(wheel: Path, folder: Path, target: Architecture, suite: Suite, log: Path) -> list[Path]:
+    """Download what a wheel requires, directly and indirectly. Raises as ``download``.
+
+    pip would evaluate markers such as ``platform_machine`` for this PC instead of the target, so each package is
+    requested by itself; the first requirement of a package decides its version.
+    """
+    environment: dict[str, str | Set[str]] = {
+        **{key: str(value) for key, value in default_environment().items()},
+        "platform_machine": target.wheel_platform.removeprefix("linux_"),
+        "python_version": suite.python,
+        "python_full_version": f"{suite.python}.0",
+        "extra": "",
+    }
+    seen = {canonicalize_name(wheel.name.partition("-")[0])}
+    waiting, found = [wheel], list[Path]()
+    while waiting:
+        for requirement in _requirements(waiting.pop()):
+            name = canonicalize_name(requirement.name)
+            if name in seen or (requirement.marker and not requirement.marker.evaluate(environment)):
+                continue
+            seen.add(name)
+            made = download(f"{requirement.name}{requirement.specifier}", folder, target, suite, log)
+            found.append(made)
+            waiting.append(made)
+    return found
+
+
+def _requirements(wheel: Path) -> Iterator[Requirement]:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next((item for item in archive.namelist() if item.endswith(".dist-info/METADATA")), None)
+        if name is None:
+            raise WheelUnusable(
+                f"{wheel.name} has no metadata", expected="a .dist-info/METADATA", found="none", fix="build it again"
+            )
+        lines: Sequence[str] = BytesParser().parsebytes(archive.read(name)).get_all("Requires-Dist", [])
+    yield from map(Requirement, lines)

@@ -1,0 +1,76 @@
+"""Which instructions of an arm64 program a CPU cannot execute, according to LLVM's tables."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from toolchain import process
+
+Words = npt.NDArray[np.uint32]
+_LLVM = "usr/lib/llvm-19"
+# With no match, grep exits with 1. Most lines are instructions that can be decoded: Python need not read them.
+_FILTER = 'set -o pipefail; "$@" | { grep -F "<unknown>" || [ $? = 1 ]; }'
+_OFFSET = re.compile(r"\s*([0-9a-f]+):")
+
+
+@dataclass(frozen=True)
+class Disassembler:
+    """LLVM's programs in an extracted root of native packages."""
+
+    root: Path
+
+    def command(self, program: str) -> list[str | Path]:
+        """The beginning of a command line that runs a program with the libraries of the root."""
+        (loader,) = self.root.glob("usr/lib*/ld-linux*.so.*")
+        folders = [*self.root.glob("usr/lib/*-linux-gnu"), self.root / _LLVM / "lib"]
+        return [loader, "--library-path", ":".join(map(str, folders)), self.root / _LLVM / "bin" / program]
+
+    def undecoded(self, words: Words, *options: str) -> Words:
+        """The words that are no instruction with llvm-objdump's ``options``. Raises CommandFailed."""
+        if not words.size:
+            return words
+        with tempfile.TemporaryDirectory(prefix="pitorch-gate-") as scratch:
+            raw, program = Path(scratch) / "words", Path(scratch) / "words.o"
+            raw.write_bytes(words.astype("<u4").tobytes())
+            made = [*self.command("llvm-objcopy"), "--input-target=binary", "--output-target=elf64-littleaarch64"]
+            process.run([*made, "--rename-section=.data=.text,code", raw, program], limit_s=300)
+            objdump = [*self.command("llvm-objdump"), "--disassemble", "--no-show-raw-insn", *options, program]
+            listing = process.run(["bash", "-c", _FILTER, "bash", *objdump], merge_stderr=False, limit_s=1800).output
+        offsets = [int(match[1], 16) for match in map(_OFFSET.match, listing.splitlines()) if match]
+        return words[np.array(offsets, dtype=np.int64) // 4]
+
+    def demangled(self, names: Sequence[str]) -> list[str]:
+        """C++ names in readable form."""
+        text = "".join(f"{name}\n" for name in names).encode()
+        return process.run(self.command("llvm-cxxfilt"), stdin=text, limit_s=60).output.splitlines()
+
+
+def unsupported(
+    disassembler: Disassembler, words: Words, cpu: str, *, without: Iterable[str], extensions: Sequence[str]
+) -> Mapping[str, Words]:
+    """The distinct words that are instructions, but not of the CPU, by the extension that they belong to.
+
+    ``words`` are the distinct words of a program. Those that no CPU decodes are data, and left out.
+    """
+    removed = [f"-{name}" for name in without]
+    base = [f"--mcpu={cpu}"]
+    left = disassembler.undecoded(words, *base, *([f"--mattr={','.join(removed)}"] if removed else []))
+    left = np.setdiff1d(left, disassembler.undecoded(left, "--mattr=+all"))
+    found: dict[str, Words] = {}
+    for name in extensions:
+        rest = disassembler.undecoded(
+            left, *base, f"--mattr={','.join([*removed, *(f'+{item}' for item in name.split(','))])}"
+        )
+        if rest.size < left.size:
+            found[name] = np.setdiff1d(left, rest)
+        left = rest
+    if left.size:
+        found["other"] = left
+    return found
