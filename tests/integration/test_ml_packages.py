@@ -14,16 +14,14 @@ from engine.connect import connect
 from engine.containers import run_in
 from engine.start import ensure_running
 from flow import main_job
+from images import apt
 from images.flavour import packages_for
 from toolchain.config import ROOT, Config
-from toolchain.process import output_of
 
 
 def verified_packages(config: Config) -> set[str]:
     """Names of all packages in the verified lists of the target's architecture."""
-    lists = (config.target_root / "mirror" / "lists").glob(f"*_binary-{config.image.architecture}_Packages*")
-    texts = [output_of(["/usr/lib/apt/apt-helper", "cat-file", str(path)]) for path in lists]
-    return set(re.findall(r"^Package: (\S+)$", "\n".join(texts), re.MULTILINE))
+    return apt.package_names(config.target_root / "mirror" / "lists", config.image.architecture)
 
 
 def test_every_package_is_in_the_verified_lists(product_config: Config, built: main_job.Built) -> None:
