@@ -3,6 +3,7 @@
     python3 classify.py --weights mobilenet_v2.pth photo.jpg
     python3 classify.py --weights resnet18.pth --model resnet18 --labels imagenet.txt photo.jpg
     python3 classify.py --weights mobilenet_v2.pth --camera 0        # one frame of a camera; requires OpenCV
+    python3 classify.py --weights mobilenet_v2.pth --camera clip.mp4 # or of a video, or of a stream's URL
 
 The weights are a state dict, such as torchvision offers for its models. The int8 network is made from them here: its
 ranges are those of the picture and of its mirror image.
@@ -46,14 +47,16 @@ def arguments() -> argparse.Namespace:
     """The command line. Ends the program with a message if a file does not exist."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("picture", type=Path, nargs="?", help="a JPEG or PNG file")
-    parser.add_argument("--camera", type=int, metavar="N", help="take a frame of this camera instead")
+    parser.add_argument(
+        "--camera", metavar="SOURCE", help="take a frame of this camera (its number), video file or URL instead"
+    )
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--weights", type=Path, required=True, help="the model's state dict")
     parser.add_argument("--labels", type=Path, help="a text file with one name per class and line")
     parser.add_argument("--times", type=int, default=5, help="how often each network is run (default: 5)")
     options = parser.parse_args()
     if (options.picture is None) == (options.camera is None):
-        parser.error("give either a picture or --camera=N")
+        parser.error("give either a picture or --camera=SOURCE")
     if options.times < 1:
         parser.error(f"--times must be at least 1, not {options.times}")
     for path in (options.picture, options.weights, options.labels):
@@ -70,17 +73,17 @@ def opened(path: Path) -> Tensor:
         sys.exit(f"{path} cannot be read as a picture: {str(fault).splitlines()[0]}")
 
 
-def frame(number: int) -> Tensor:
-    """A frame of a camera, as ``opened``."""
+def frame(source: str) -> Tensor:
+    """A frame of a camera (its number), a video file or a URL, as ``opened``."""
     try:
         import cv2
     except ImportError:
         sys.exit("--camera requires OpenCV: apt-get install python3-opencv")
-    camera = cv2.VideoCapture(number)
+    camera = cv2.VideoCapture(int(source) if source.isdecimal() else source)
     taken, picture = camera.read()
     camera.release()
     if not taken:
-        sys.exit(f"camera {number} did not deliver a frame; the cameras of this machine are /dev/video*")
+        sys.exit(f"--camera={source} did not deliver a frame; the cameras of this machine are /dev/video*")
     return torch.from_numpy(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)).permute(2, 0, 1).contiguous()
 
 

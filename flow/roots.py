@@ -8,7 +8,7 @@ from pathlib import Path
 from flow.context import Context
 from flow.sources import sources
 from images import apt, rootfs
-from images.flavour import packages_for, target_flavour
+from images.flavour import packages_for, packages_not_in, target_flavour
 from images.recorded_sources import sources_of
 from toolchain import files
 from toolchain.architecture import Architecture
@@ -47,9 +47,17 @@ def common_packages(context: Context) -> tuple[str, ...]:
         common |= set(packages_for("bootable", context.image))
     if context.image.companions:
         common |= set(packages_for("companions", context.image))
+    if context.image.ml_packages:
+        common |= set(packages_for("ml_packages", context.image))
     if context.config.remote.ffi_in_image:
         common |= {*context.suite.torch_python}  # includes what TVM's FFI imports
     return tuple(sorted(common))
+
+
+def absent_warnings(context: Context) -> tuple[str, ...]:
+    """A warning for each package of ``image.ml_packages`` that the release does not have."""
+    absent = packages_not_in("ml_packages", context.image) if context.image.ml_packages else ()
+    return tuple(f"{name} is NOT in the image: {context.image.suite} does not have it" for name in absent)
 
 
 def target_spec(context: Context, needs: Mapping[str, Manifest]) -> rootfs.RootSpec:

@@ -603,6 +603,13 @@ def _source_line(source: Source) -> str:
     return f"deb-src [signed-by={source.keyring}] {source.uri} {source.pocket.suite} {components}"
 
 
+def package_names(lists: Path, architecture: str) -> set[str]:
+    """Names of all packages of an architecture in verified lists."""
+    found = lists.glob(f"*_binary-{architecture}_Packages*")
+    texts = [output_of([_DOWNLOADER, "cat-file", str(path)]) for path in found]
+    return set(re.findall(r"^Package: (\S+)$", "\n".join(texts), re.MULTILINE))
+
+
 def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...], *, in_root: bool = False) -> str:
     """sources.list for a root of these architectures; sources for other architectures are left out.
 

@@ -156,7 +156,7 @@ def kernel_archive(image: ImageConfig) -> Flavour | None:
 
 
 def packages_for(role: str, image: ImageConfig) -> tuple[str, ...]:
-    """Packages of a role (a table of packages.toml), sorted and unique."""
+    """Packages of a role (a table of packages.toml) that the release has, sorted and unique."""
     row = _read(HERE / "packages.toml")[role]
     target: Architecture = image.target
     suite = load_suite(image.suite)
@@ -167,7 +167,12 @@ def packages_for(role: str, image: ImageConfig) -> tuple[str, ...]:
             words += archive.packages[target.debian] if archive else [target.kernel_package]
         else:
             words.append(template.format(gnu=target.gnu, arch=target.debian, gcc=suite.gcc, python=suite.python))
-    return tuple(sorted(set(words)))
+    return tuple(sorted(set(words) - {*packages_not_in(role, image)}))
+
+
+def packages_not_in(role: str, image: ImageConfig) -> tuple[str, ...]:
+    """Packages of a role that the image's release does not have."""
+    return tuple(_read(HERE / "packages.toml")[role].get("not_in", {}).get(image.suite, ()))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -421,7 +421,7 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
             f"the mirror does not have a package of the {spec.role} root",
             expected=f"package {missing[1] or missing[2]} in {spec.suite} for {spec.architectures[0]}",
             found="no such package in the verified lists",
-            fix="correct image.extra_packages (or image.suite) in invoke.yaml",
+            fix="correct image.extra_packages, image.ml_packages or image.suite in invoke.yaml",
         )
     return CommandFailed(
         summary,

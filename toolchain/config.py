@@ -176,6 +176,9 @@ class ImageConfig:
         [], "further packages of the root filesystem, and of shells in the image", _each(_package)
     )
     companions: bool = _setting(True, "torchvision and torchaudio, compiled for the torch wheel, and Pillow")
+    ml_packages: bool = _setting(
+        False, "onnxruntime, OpenCV, SciPy, pandas, scikit-learn, Pillow and Matplotlib of the distribution"
+    )
     documentation: bool = _setting(False, "packages come with documentation, translations and their tests")
     name: str = _setting("pitorch", "first part of all image names", _name)
     mirror: str = _setting("", "apt mirror; empty: the one this host's apt uses", _url)

@@ -286,6 +286,8 @@ def _environment(config: Config) -> dict[str, str]:
         "PIP_PROGRESS_BAR": "off",
         # Use wheels for build requirements even if the index has newer source: do not compile numpy for a build.
         "PIP_PREFER_BINARY": "1",
+        # maturin would download a Rust compiler, which runs emulated.
+        "MATURIN_NO_INSTALL_RUST": "1",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ from images import apt
 from images.flavour import load_suite
 from toolchain import files
 from toolchain.config import Config
-from toolchain.errors import CommandFailed, NetworkUnreachable, SourceUnavailable
+from toolchain.errors import CommandFailed, DiskFull, NetworkUnreachable, SourceUnavailable, UserError
 from toolchain.process import run
 from wheels import contents
 from wheels.pip import Output
@@ -27,19 +28,58 @@ from wheels.request import Wanted
 _INDEX_LIMIT_S = 120.0
 _TASKS = {"torch": "./inv build-torch", "apache-tvm-ffi": "./inv build-tvm-ffi"}
 """Tasks that build a package by a recipe of this repository."""
+# Messages of setuptools-rust, maturin, and Python.
+_WITHOUT_RUST = re.compile(
+    r"can't find Rust compiler|Cargo, the Rust package manager, is not installed|No such file or directory: 'cargo'"
+)
+_APT_NAMES = {
+    "opencv-python": "opencv",
+    "opencv-python-headless": "opencv",
+    "pillow": "pil",
+    "pyyaml": "yaml",
+    "scikit-image": "skimage",
+    "scikit-learn": "sklearn",
+}
+"""Names of the distribution's packages, after ``python3-``, where they differ from the index's."""
 
 
 def explain(
     fault: CommandFailed, wanted: Wanted, text: str, config: Config, sources: Sequence[apt.Source] = ()
-) -> Exception:
-    """The error for a failed ``pip wheel``, from its output.
+) -> UserError:
+    """The error for a failed ``pip wheel``, from its output. If the distribution has the package, the fix names it.
 
     If the package's own build failed, it is the same error, with advice about missing files added to the output;
     ``sources`` are the package sources that are searched for them.
     """
+    error = _explained(fault, wanted, text, config, sources)
+    if not isinstance(error, DiskFull) and (package := distribution_package(wanted.name, config)):
+        error.fix += f"; or use the distribution's package on the board: apt-get install {package}"
+    return error
+
+
+def distribution_package(name: str, config: Config) -> str:
+    """The package of the image's verified lists that contains a package of the index; empty if there is none."""
+    canonical = canonicalize_name(name)
+    package = f"python3-{_APT_NAMES.get(canonical, canonical.removeprefix('python-'))}"
+    known = apt.package_names(config.target_root / "mirror" / "lists", config.image.architecture) if name else set()
+    return package if package in known else ""
+
+
+def _explained(
+    fault: CommandFailed, wanted: Wanted, text: str, config: Config, sources: Sequence[apt.Source]
+) -> UserError:
     if full := files.full_disk(text, f"the build of {wanted}, here or in the engine's folder", config.target_root):
         return full
     output = Output.parse(text)
+    if output.build_failed and _WITHOUT_RUST.search(text):
+        return CommandFailed(
+            f"{wanted} contains Rust code, which build-wheel does not compile",
+            returncode=fault.returncode,
+            expected="a package without Rust code, or a wheel in the index that fits the target",
+            found="a build that requires a Rust compiler",
+            fix="use a version that the index has a wheel of, without --from-source",
+            tail=fault.tail,
+        )
     if output.build_failed:
         return _with_advice(fault, text, config, sources)
     if output.unreachable:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from flow import roots
 from flow.context import Context
 from images import rootfs
+from toolchain import progress
 from toolchain.manifest import Manifest
 from toolchain.steps import Made, Step
 
@@ -16,7 +17,11 @@ def step(context: Context) -> Step:
 
     def action(needs: Mapping[str, Manifest]) -> Made:
         spec = roots.target_spec(context, needs)
-        return Made(facts={"packages": list(rootfs.download(spec, context.log("archives")))})
+        packages = list(rootfs.download(spec, context.log("archives")))
+        warnings = roots.absent_warnings(context)
+        for warning in warnings:
+            progress.warn(warning)
+        return Made(facts={"packages": packages}, warnings=warnings)
 
     return Step(
         name="archives",

@@ -315,6 +315,45 @@ def test_packages_without_source_are_reported(tmp_path: Path, monkeypatch: pytes
         assert "does not have seeing==3" in fault.summary
 
 
+FAILED = "error: subprocess-exited-with-error\n"
+WITHOUT_CARGO = {
+    "setuptools-rust": "error: can't find Rust compiler",
+    "maturin": "Cargo, the Rust package manager, is not installed or is not on PATH.",
+}
+
+
+@pytest.mark.parametrize("text", WITHOUT_CARGO.values(), ids=WITHOUT_CARGO)
+def test_a_missing_rust_compiler_is_recognised(text: str) -> None:
+    fault = explain(FAILED + text, Wanted(name="thing", version="1.0"))
+    assert isinstance(fault, CommandFailed)
+    assert "contains Rust code" in fault.summary
+    assert "without --from-source" in fault.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("opencv-python-headless", "python3-opencv"),
+        ("Scikit_Learn", "python3-sklearn"),
+        ("onnxruntime", "python3-onnxruntime"),
+        ("python-dateutil", "python3-dateutil"),
+        ("numba", ""),
+    ],
+)
+def test_the_fix_names_the_distributions_package(tmp_path: Path, name: str, package: str) -> None:
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    lists = config.target_root / "mirror" / "lists"
+    lists.mkdir(parents=True)
+    known = ("opencv", "sklearn", "onnxruntime", "dateutil")
+    text = "".join(f"Package: python3-{item}\nVersion: 1\n\n" for item in known)
+    (lists / "deb.invalid_dists_trixie_main_binary-armhf_Packages").write_text(text)
+    (lists / "deb.invalid_dists_trixie_main_binary-amd64_Packages").write_text("Package: python3-numba\n")
+    wanted = Wanted(name=name, version="1.0")
+    fault = faults.explain(CommandFailed("x", fix="read the log"), wanted, FAILED, config)
+    advice = f"; or use the distribution's package on the board: apt-get install {package}" if package else ""
+    assert fault.fix == f"read the log{advice}"
+
+
 def test_source_in_another_format_counts_as_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "simple" / "seeing"
     folder.mkdir(parents=True)

@@ -18,7 +18,7 @@ from ordinary_user import run_python
 from registry_parts import small_disk
 from wheel_parts import make_wheel
 
-from flow import main_job, pipelines, torch_job
+from flow import main_job, pipelines, roots, torch_job
 from flow.compilers import emulated_compiler_reason, is_extension_cross_compiled
 from flow.context import Context
 from flow.native_compiler import native_compiler
@@ -64,6 +64,21 @@ def test_without_native_compiler_the_extension_is_built_in_dev(tmp_path: Path) -
     steps = steps_of(config_for(tmp_path, native_compiler=False))
     assert steps["qpu-ops"].needs == ("dev", "torch-site", "libqpu")
     assert steps["libqpu"].needs == ("builder",), "libqpu is still cross-compiled"
+
+
+@pytest.mark.parametrize(("suite", "absent"), [("trixie", set()), ("bookworm", {"python3-onnxruntime"})])
+def test_ml_packages_are_those_of_the_release(tmp_path: Path, suite: str, absent: set[str]) -> None:
+    base = {"build": {"folder": str(tmp_path)}}
+    without, with_them = (
+        Context(load_config({**base, "image": {"suite": suite, "ml_packages": wanted}})) for wanted in (False, True)
+    )
+    names = {"python3-opencv", "python3-onnxruntime", "python3-scipy", "python3-sklearn"}
+    assert names & set(roots.common_packages(without)) == set()
+    assert names - set(roots.common_packages(with_them)) == absent
+    assert roots.target_packages(without) != roots.target_packages(with_them)
+    assert roots.absent_warnings(without) == ()
+    assert {text.partition(" is NOT in the image: ")[0] for text in roots.absent_warnings(with_them)} == absent
+    assert all(text.endswith(f"{suite} does not have it") for text in roots.absent_warnings(with_them))
 
 
 def test_nothing_is_cross_compiled_for_raspbian(tmp_path: Path) -> None:
