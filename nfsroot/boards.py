@@ -42,7 +42,7 @@ class Board:
     file: str = ""
     state: str = "address"
     absent: set[str] = field(default_factory=set)
-    """Required files that it asked for in vain."""
+    """Required files that it asked for and that do not exist."""
     lost: bool = False
     """Whether a transfer has failed."""
 

@@ -6,6 +6,7 @@ table shows how far each board has got.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import queue
@@ -36,7 +37,7 @@ from toolchain.errors import InUse, NetworkUnreachable, UserError
 
 _POLL_S = 0.5
 _READY_LIMIT_S = 15.0
-_BANNER_WAIT_S = 0.3
+_BANNER_WAIT_S = 5.0
 _STATES = {"address": "has an address", "files": "fetches files", "mounted": "mounted", "up": "up"}
 
 
@@ -177,7 +178,8 @@ def _watch(
             progress.say(f"    {board.mac} {board.address} {' '.join(filter(None, now))}")
         shown[board.mac] = now
 
-    with contextlib.ExitStack() as stack:
+    with concurrent.futures.ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
+        logins: dict[str, concurrent.futures.Future[bool]] = {}
         live = stack.enter_context(_live()) if progress.console.is_terminal else None
         while not stop.is_set():
             for line in _drain(lines):
@@ -191,9 +193,12 @@ def _watch(
             for board in boards.mounted(clients_of(server.port), now):
                 tell(board)
             for board in boards:
-                if board.state == "mounted" and _answers(board.address):
-                    board.reach("up", time.monotonic())
-                    tell(board)
+                if board.state == "mounted" and (board.mac not in logins or logins[board.mac].done()):
+                    if board.mac in logins and logins.pop(board.mac).result():
+                        board.reach("up", time.monotonic())
+                        tell(board)
+                    else:
+                        logins[board.mac] = pool.submit(_answers, board.address)
                 elif board.advice(now) != shown.get(board.mac, ("", ""))[1]:
                     tell(board)
             if live is not None:
