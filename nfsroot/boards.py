@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-STALLED_S = 60.0
+STALLED_S = 120.0
 """Seconds without an event after which a board that has not booted gets advice."""
 
 STATES = ("address", "files", "mounted", "up")
