@@ -35,6 +35,7 @@ _ILLEGAL = 4
 _SCRIPT = Path(__file__).parent / "cpu_probe.py"
 _INSIDE = "/mnt"
 _LIMIT_S = 1800.0
+_LONGEST_NAME = 100
 _SHOWN = 10
 _COLOURS = {PASS: "green", FAIL: "bold red", INCOMPLETE: "yellow"}
 
@@ -284,7 +285,8 @@ def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
         names = disassembler.demangled([item.name for item in found[:_SHOWN]])
         for item, name in zip(found, names, strict=False):
             counts = ", ".join(f"{count} {kind}" for kind, count in item.instructions.items())
-            lines.append(f"{state}: {name} ({counts})")
+            shown = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
+            lines.append(f"{state}: {shown} ({counts})")
         if len(found) > _SHOWN:
             lines.append(f"{state}: … and {len(found) - _SHOWN} more; --json lists all")
     return tuple(lines)
