@@ -14,6 +14,7 @@ from pathlib import Path
 
 from images.flavour import load_suite
 from recipes.companions import build as companions
+from recipes.companions.locate import key_with
 from recipes.torch import resolve
 from recipes.tvm_ffi import locate as tvm_ffi
 from toolchain import process, progress
@@ -89,7 +90,7 @@ class Offer:
         return None
 
     def _find_companions(self) -> tuple[Path, ...]:
-        key = companions.key_with(self._config, self.torch)
+        key = key_with(self._config, self.torch)
         return companions.finished(self._config, key)[0] if key else ()
 
     def _list(self) -> str:

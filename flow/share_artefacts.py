@@ -13,6 +13,7 @@ import docker.errors
 
 from engine.connect import connect
 from recipes.companions import build as companions
+from recipes.companions import locate
 from recipes.torch import build as torch_build
 from recipes.torch import provenance, resolve
 from recipes.tvm_ffi import build as tvm_ffi_build
@@ -45,7 +46,7 @@ def wanted(config: Config) -> list[tuple[str, str]]:
 def optional(config: Config) -> list[tuple[str, str]]:
     """Name and key of optional artefacts: it is not an error if the registry does not have them."""
     ffi = "" if config.remote.ffi_in_image else tvm_ffi.key(config)
-    keys = {tvm_ffi.NAME: ffi, companions.NAME: companions.key(config)}
+    keys = {tvm_ffi.NAME: ffi, companions.NAME: locate.key(config)}
     return [(name, key) for name, key in keys.items() if key]
 
 

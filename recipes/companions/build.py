@@ -6,7 +6,6 @@ them. That folder is a copy of their entry in the artefact cache.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,13 +15,12 @@ import docker
 
 from engine.containers import run_in
 from images import apt
-from images.flavour import Suite, load_suite
+from images.flavour import Suite
 from recipes.recipe import HERE, Recipe, load
-from recipes.torch import audit, published, resolve
+from recipes.torch import audit, published
 from toolchain import files
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
-from toolchain.errors import ArtefactDamaged, PlatformMismatch, WheelUnusable
 from toolchain.jobs import compile_jobs
 from wheels import artefacts
 from wheels import find as wheels
@@ -46,24 +44,6 @@ def unfit(version: str) -> str:
 def recipe_key(data: Recipe, target: Architecture, suite: Suite, torch: str) -> str:
     """SHA-256 of everything in this repository that determines the wheels, and of the torch wheel (its SHA-256)."""
     return hashlib.sha256("\n".join([data.fingerprint(), suite.name, target.debian, torch]).encode()).hexdigest()
-
-
-def key(config: Config) -> str:
-    """The key for this configuration and the torch wheel of its image; empty if there are no companions."""
-    if not config.image.companions:
-        return ""
-    any_torch = dataclasses.replace(config, torch=dataclasses.replace(config.torch, required=False))
-    try:
-        return key_with(config, resolve.resolve(any_torch))
-    except (ArtefactDamaged, PlatformMismatch, WheelUnusable):
-        return ""
-
-
-def key_with(config: Config, torch: resolve.Resolution) -> str:
-    """Like ``key``, with the torch wheel that was found for the image."""
-    if not config.image.companions or torch.wheel is None or unfit(torch.version):
-        return ""
-    return recipe_key(load(NAME), config.image.target, load_suite(config.image.suite), files.sha256_of(torch.wheel))
 
 
 def finished(config: Config, key: str) -> tuple[tuple[Path, ...], str]:

@@ -25,7 +25,7 @@ from images import apt
 from images.flavour import load_suite
 from images.recorded_sources import record_of, sources_of
 from recipes import recipe
-from recipes.companions import build
+from recipes.companions import build, locate
 from toolchain import files
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, Config, load_config
@@ -246,7 +246,7 @@ def test_serve_wheels_offers_those_of_the_images_torch(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, {"torchvision/a.py": "x = 1\n"}, name="torchvision")
     artefacts.put(config, build.NAME, "f" * 64, [wheel], recipe="1" * 64)
     assert set(offer()) == {torch.name}, "for another torch"
-    (stored,) = artefacts.put(config, build.NAME, "e" * 64, [wheel], recipe=build.key(config))
+    (stored,) = artefacts.put(config, build.NAME, "e" * 64, [wheel], recipe=locate.key(config))
     assert offer() == {torch.name: torch, wheel.name: stored}
 
 

@@ -1,0 +1,34 @@
+"""The key of the wheels for the torch wheel of an image, for tasks that look for finished wheels.
+
+It is not in ``build``, whose code is an input of the step: where torch is found does not change the wheels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from images.flavour import load_suite
+from recipes.companions.build import NAME, recipe_key, unfit
+from recipes.recipe import load
+from recipes.torch import resolve
+from toolchain import files
+from toolchain.config import Config
+from toolchain.errors import ArtefactDamaged, PlatformMismatch, WheelUnusable
+
+
+def key(config: Config) -> str:
+    """The key for this configuration and the torch wheel of its image; empty if there are no companions."""
+    if not config.image.companions:
+        return ""
+    any_torch = dataclasses.replace(config, torch=dataclasses.replace(config.torch, required=False))
+    try:
+        return key_with(config, resolve.resolve(any_torch))
+    except (ArtefactDamaged, PlatformMismatch, WheelUnusable):
+        return ""
+
+
+def key_with(config: Config, torch: resolve.Resolution) -> str:
+    """Like ``key``, with the torch wheel that was found for the image."""
+    if not config.image.companions or torch.wheel is None or unfit(torch.version):
+        return ""
+    return recipe_key(load(NAME), config.image.target, load_suite(config.image.suite), files.sha256_of(torch.wheel))
