@@ -85,7 +85,10 @@ def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
         @functools.wraps(body)
         def run(*args: Any, architecture: str = "", **options: Any) -> None:
             _for_all["image.architecture"] = architecture
-            body(*args, **options)
+            try:
+                body(*args, **options)
+            finally:
+                _for_all.clear()  # other tasks of the same command line have options of their own
 
         signature = inspect.signature(body)
         option = inspect.Parameter("architecture", inspect.Parameter.KEYWORD_ONLY, default="", annotation=str)
@@ -285,13 +288,12 @@ def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: i
     serve.serve(config, nfsv3=v3, address=address or None)
 
 
-@task(
+@_target_task(
     help={
         "alone": "give out addresses too, for boards on a cable of their own; otherwise a router does",
         "address": "listen on this address only",
     }
 )
-@_reported
 def netboot(context: Context, alone: bool = False, address: str = "") -> None:
     """Boot boards without a card: DHCP, TFTP and NFS until Ctrl-C, with a table of the boards."""
     network_boot.netboot(_config(context, {"nfs.address": address}), alone=alone)

@@ -14,11 +14,11 @@ from pathlib import PurePosixPath
 STALLED_S = 120.0
 """Seconds without an event after which a board that has not booted gets advice."""
 
-STATES = ("address", "files", "mounted", "up")
+_STATES = ("address", "files", "mounted", "up")
 """In the order of a boot."""
 
 _MAC = r"(?P<mac>(?:[0-9a-f]{2}:){5}[0-9a-f]{2})"
-_DHCP = re.compile(rf"dnsmasq-dhcp\S* \d+ (?P<kind>DHCP[A-Z]+|PXE)\((?P<interface>[^)]*)\) (?:(?P<ip>[\d.]+) )?{_MAC}")
+_DHCP = re.compile(rf"dnsmasq-dhcp\S* \d+ (?P<kind>DHCP[A-Z]+|PXE)\([^)]*\) (?:(?P<ip>[\d.]+) )?{_MAC}")
 _SENT = re.compile(r"dnsmasq-tftp\S* sent (?P<file>\S+) to (?P<ip>[\d.]+)")
 _ABSENT = re.compile(r"dnsmasq-tftp\S* file (?P<file>\S+) not found for (?P<ip>[\d.]+)")
 _FAILED = re.compile(r"dnsmasq-tftp\S* (?:failed sending|error \d+ .* received from) .*?(?P<ip>\d+\.\d+\.\d+\.\d+)")
@@ -49,7 +49,7 @@ class Board:
     def reach(self, state: str, now: float) -> None:
         """Record an event; states never go back until the board asks for an address again."""
         self.last = now
-        if STATES.index(state) > STATES.index(self.state):
+        if _STATES.index(state) > _STATES.index(self.state):
             self.state = state
 
     def advice(self, now: float) -> str:
@@ -65,9 +65,9 @@ class Board:
             return "a transfer was lost: check the cable and the switch, then power the board off and on"
         if self.state == "address":
             return "it has an address but fetches no file: enable network boot on the board, and allow UDP port 69"
-        if _LAST_FILE.fullmatch(PurePosixPath(self.file).name):
+        if _LAST_FILE.fullmatch(self.file):
             return "its kernel does not mount the tree: nfs.address, the firewall (TCP port of NFS), or its console"
-        return f"it stopped after {PurePosixPath(self.file).name}: power it off and on, or see its console"
+        return f"it stopped after {self.file}: power it off and on, or see its console"
 
 
 _FIXES = {

@@ -12,15 +12,13 @@ import json
 import queue
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO
 
 from rich.live import Live
@@ -41,22 +39,13 @@ _BANNER_WAIT_S = 5.0
 _STATES = {"address": "has an address", "files": "fetches files", "mounted": "mounted", "up": "up"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetbootResult:
-    """The result of serving in the foreground."""
-
-    boards: tuple[Board, ...]
-    seconds: float
-    ended_by: str
-
-
 def netboot(
     config: Config,
     *,
     alone: bool = False,
     stop: threading.Event | None = None,
     on_event: Callable[[Board], None] = lambda _board: None,
-) -> NetbootResult:
+) -> None:
     """Serve DHCP, TFTP and NFS until Ctrl-C, SIGTERM, SIGHUP or ``stop``, and show the boards.
 
     ``alone`` gives out addresses too; otherwise a router does. ``on_event`` is called after each change of a board.
@@ -70,10 +59,8 @@ def netboot(
     for item in boot_parts(layout.tree).missing():
         progress.warn(f"boards without a card need {item}")
     stop = stop or threading.Event()
-    began = time.monotonic()
-    boards = Boards(neighbour)
     with (
-        process.stopped_by_signals(stop) as received,
+        process.stopped_by_signals(stop),
         running_server(
             layout.tree,
             address=address,
@@ -84,10 +71,8 @@ def netboot(
         _running_dnsmasq(config, layout, address, proxy=not alone) as lines,
     ):
         progress.say(f"DHCP ({'alone' if alone else 'beside the router'}), TFTP and NFS on {address}; stop with Ctrl-C")
-        _watch(boards, server, lines, stop, on_event)
+        _watch(Boards(neighbour), server, lines, stop, on_event)
         progress.say("stopping the servers")
-    ended_by = signal.Signals(received[0]).name if received else "request"
-    return NetbootResult(boards=tuple(boards), seconds=time.monotonic() - began, ended_by=ended_by)
 
 
 def _address_in_subnet(config: Config) -> str:
@@ -227,7 +212,7 @@ def table(boards: Boards, now: float) -> Table:
         who = "\n".join(filter(None, (board.mac, board.serial, board.model)))
         state = "\n".join(filter(None, (_STATES[board.state], board.advice(now))))
         until = board.last if board.state == "up" else now
-        made.add_row(who, board.address, PurePosixPath(board.file).name, state, f"{until - board.began:.0f}")
+        made.add_row(who, board.address, board.file, state, f"{until - board.began:.0f}")
     return made
 
 
