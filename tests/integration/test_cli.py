@@ -88,6 +88,14 @@ def test_an_invalid_argument_lists_the_valid_ones(words: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_option_architecture_is_for_its_own_task_only(tmp_path: Path) -> None:
+    done = run_with(
+        ("build-image", "--plan", "--architecture=arm64", "test-on-pi", "--qemu"),
+        {"INVOKE_BUILD_FOLDER": str(tmp_path)},
+    )
+    assert "trixie-armhf/nfsroot.manifest.json" in done.stderr
+
+
 def test_all_configuration_errors_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INVOKE_IMAGE_SUITE", "trixi")
     monkeypatch.setenv("INVOKE_NFS_PORT", "0")
