@@ -155,12 +155,20 @@ def of_recipe(config: Config, name: str, recipe: str) -> tuple[Path, ...] | None
 def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
     """The files of an entry that is a folder of this repository; empty if it has another recipe key.
 
-    Raises ArtefactDamaged or ArtefactMissing if it does not match its manifest.
+    Raises ArtefactDamaged if it does not match its manifest.
     """
     manifest = Manifest.read(folder / MANIFEST)
     if manifest is None or manifest.inputs.get(_RECIPE) != recipe:
         return ()
-    return _intact(folder, name, manifest.key).paths
+    try:
+        return _intact(folder, name, manifest.key).paths
+    except (ArtefactDamaged, ArtefactMissing) as fault:
+        raise ArtefactDamaged(
+            f"{name} in this repository is damaged ({fault.summary})",
+            expected=fault.expected or "every file of its manifest",
+            found=fault.found or "a missing file",
+            fix=f"git checkout -- {folder}",
+        ) from fault
 
 
 def entry(config: Config, name: str, key: str) -> Entry | None:

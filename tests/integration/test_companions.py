@@ -231,9 +231,11 @@ def test_prebuilt_wheels_with_another_key_or_content_are_not_used(
     assert build.finished(config, "1" * 64) == ((kept,), "the wheel in this repository")
     assert build.finished(config, "2" * 64)[0] == ()
     kept.chmod(0o644)
-    kept.write_bytes(b"damaged")
-    with pytest.raises(ArtefactDamaged, match="does not match its manifest"):
-        build.finished(config, "1" * 64)
+    for damage in (lambda: kept.write_bytes(b"damaged"), kept.unlink):
+        damage()
+        with pytest.raises(ArtefactDamaged, match="in this repository is damaged") as caught:
+            build.finished(config, "1" * 64)
+        assert caught.value.fix == f"git checkout -- {build.PREBUILT}"
 
 
 def test_serve_wheels_offers_those_of_the_images_torch(tmp_path: Path) -> None:
