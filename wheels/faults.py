@@ -53,7 +53,8 @@ def explain(
     """
     error = _explained(fault, wanted, text, config, sources)
     if not isinstance(error, DiskFull) and (package := distribution_package(wanted.name, config)):
-        error.fix += f"; or use the distribution's package on the board: apt-get install {package}"
+        apt_fix = f"use the distribution's package on the board: apt-get install {package}"
+        error.fix = f"{error.fix}; or {apt_fix}" if error.fix else apt_fix
     return error
 
 
