@@ -238,8 +238,8 @@ def _no_probe(config: Config) -> str:
         try:
             client.images.get(reference)
         except docker.errors.ImageNotFound:
-            variable = f"INVOKE_IMAGE_ARCHITECTURE={config.image.architecture}"
-            return f"there is no image {reference}; {variable} ./inv build-image --only=rootfs builds it"
+            option = f"--architecture={config.image.architecture}"
+            return f"there is no image {reference}; ./inv build-image --only=rootfs {option} builds it"
     return ""
 
 

@@ -15,6 +15,7 @@ The signs are data (cpu_gate.toml). 32-bit files are judged by their build attri
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import itertools
 import os
@@ -136,7 +137,9 @@ def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
     """Examine every ELF file of a wheel. Raises CommandFailed, or as ``wheels.find.elf_members``."""
     count = 0
     found: list[Function] = []
-    with zipfile.ZipFile(wheel) as archive, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with zipfile.ZipFile(wheel) as archive, contextlib.ExitStack() as stack:
+        pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+        stack.callback(pool.shutdown, cancel_futures=True)  # after Ctrl-C no other file is started
         runs = []
         for name, content in wheels.elf_members(archive):
             count += 1
