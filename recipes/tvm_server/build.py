@@ -16,12 +16,12 @@ from toolchain import files
 from toolchain.architecture import Architecture
 from toolchain.config import ROOT
 from toolchain.errors import CommandFailed, WheelUnusable
+from wheels import find as wheels
 from wheels.pip import run_pip
 
 GROUP = "remote"
 SERVER = Path(__file__).with_name("board_server.py")
 _LIMIT_S = 1800.0
-_GLIBC = {"trixie": 41, "bookworm": 36}
 _SERVES = re.compile(r"TVM (\S+) serves")
 
 
@@ -59,15 +59,14 @@ def check(client: docker.DockerClient, reference: str, target: Architecture, log
 
 
 def _install(target: Architecture, suite: Suite, site: Path, log: Path) -> None:
-    machine = target.wheel_platform.removeprefix("linux_")
-    platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(_GLIBC[suite.name], 16, -1)]
+    platforms = [f"--platform={name}" for name in wheels.platforms_for(target, suite)]
     words = ["install", "--no-deps", "--only-binary=:all:", "--no-compile", "--implementation=cp"]
-    words += [f"--python-version={suite.python}", *platforms, f"--platform=manylinux2014_{machine}"]
+    words += [f"--python-version={suite.python}", *platforms]
 
     def unfound(name: str) -> WheelUnusable:
         return WheelUnusable(
             f"TVM's server cannot be installed into an image for {target.debian}",
-            expected=f"a wheel of {name} for Python {suite.python} on {machine}",
+            expected=f"a wheel of {name} for Python {suite.python} on {target.wheel_platform.removeprefix('linux_')}",
             found="none in the package index",
             fix="set remote.server_in_image to false; our loader sends kernels to such boards (docs/remote.md)",
         )
