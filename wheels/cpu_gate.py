@@ -14,11 +14,8 @@ The signs are data (cpu_gate.toml). 32-bit files are judged by their build attri
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import functools
 import itertools
-import os
 import re
 import tomllib
 import zipfile
@@ -137,19 +134,14 @@ def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
     """Examine every ELF file of a wheel. Raises CommandFailed, or as ``wheels.find.elf_members``."""
     count = 0
     found: list[Function] = []
-    with zipfile.ZipFile(wheel) as archive, contextlib.ExitStack() as stack:
-        pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
-        stack.callback(pool.shutdown, cancel_futures=True)  # after Ctrl-C no other file is started
-        runs = []
+    with zipfile.ZipFile(wheel) as archive:
         for name, content in wheels.elf_members(archive):
             count += 1
             elf = ELFFile(content)
             if elf.elfclass == 32:
                 found += _by_attributes(name, elf, cpu)
             else:
-                runs.append(pool.submit(_functions, name, _Program.read(elf), cpu, disassembler))
-        for run in runs:
-            found += run.result()
+                found += _functions(name, _Program.read(elf), cpu, disassembler)
     return Static(count, tuple(found))
 
 
