@@ -10,10 +10,14 @@ import pytest
 def has_our_torch() -> bool:
     """Whether torch was built from this project's recipe, so that its patches and build options are known.
 
-    Its wheel is tagged for plain Linux; those of package indices are tagged for manylinux.
+    Its wheel is tagged for plain Linux and contains libraries: those of package indices are tagged for manylinux, and
+    other builds do not contain libraries. importlib.metadata.files() would check each of more than 10,000 files, which
+    takes a minute over NFS.
     """
-    found = importlib.metadata.distributions(name="torch")
-    return any("-linux_" in (item.read_text("WHEEL") or "") for item in found)
+    for found in importlib.metadata.distributions(name="torch"):
+        tags, record = found.read_text("WHEEL") or "", found.read_text("RECORD") or ""
+        return "-linux_" in tags and any(line.startswith("torch.libs/") for line in record.splitlines())
+    return False
 
 
 only_our_torch = pytest.mark.skipif(
