@@ -290,7 +290,7 @@ class DeviceConfig:
     cpu: str = _setting(
         "",
         "CPU of the virtual machine; empty: cortex-a7 for armhf, cortex-a53 for arm64",
-        _one_of("", "cortex-a7", "cortex-a53", "cortex-a72", "cortex-a76"),
+        _matches(r"[a-z0-9-]*", "QEMU's name of a CPU, such as cortex-a72"),
     )
     memory_mib: int = _setting(1024, "memory of the virtual machine", _between(256, 3072, "MiB"))
     cpus: int = _setting(2, "CPUs of the virtual machine", _between(1, 4))
