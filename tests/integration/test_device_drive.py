@@ -201,8 +201,8 @@ def test_tree_is_entered_as_root_for_every_user(tmp_path: Path, user: str, privi
     assert words[: len(privilege)] == privilege
     interpreter, helper, *others = words[len(privilege) :]
     assert (interpreter, Path(helper).parent) == ("sh", Path("/tmp"))
-    assert others[:6] == ["-o", "port=1", "127.0.0.1:/no where", "--", "sh", "-c"]
-    assert "python3 onboard.py" in others[6]
+    assert others[:8] == ["-a", "armhf", "-o", "port=1", "127.0.0.1:/no where", "--", "sh", "-c"]
+    assert "python3 onboard.py" in others[8]
     assert rest == f"rm -f {helper}; exit $s"
     assert not Path(helper).exists(), "the helper is removed"
     assert run.status == CommandFailed.exit_code
