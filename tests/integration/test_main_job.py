@@ -257,6 +257,7 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
     assert [place for places in loaded for place in places if "//" in place] == []
 
 
+@pytest.mark.expensive
 @pytest.mark.machine
 @pytest.mark.timeout(1800)
 def test_enter_works_on_a_system_without_our_files(exported_config: Config) -> None:
