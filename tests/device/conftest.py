@@ -10,6 +10,7 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "new_interpreter: starts another Python that imports torch (slow in QEMU)")
     if getattr(config.option, "lg_env", None):
         from device.drive import DeviceSession
 

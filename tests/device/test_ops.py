@@ -617,6 +617,7 @@ def alone() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.new_interpreter
 def test_import_compiles_no_kernels_and_allocates_nothing(alone: dict[str, Any]) -> None:
     assert alone["imported"] == [0, 0]
 
@@ -683,10 +684,12 @@ def test_other_threads_run_while_a_kernel_runs() -> None:
     assert any(span[0] + quarter < stamp < span[1] - quarter for stamp in stamps)
 
 
+@pytest.mark.new_interpreter
 def test_forked_child_starts_without_buffers_and_kernels(alone: dict[str, Any]) -> None:
     assert (alone["child"], alone["parent"]) == (0, True)
 
 
+@pytest.mark.new_interpreter
 def test_fork_while_other_threads_run_kernels(alone: dict[str, Any]) -> None:
     assert alone["while running"] == [0, 0, 0]
 
@@ -733,5 +736,6 @@ def test_backend_is_reported_with_reason() -> None:
     assert found.reason
 
 
+@pytest.mark.new_interpreter
 def test_unknown_backend_raises_qpu_error(alone: dict[str, Any]) -> None:
     assert "abacus" in alone["abacus"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from our_torch import only_our_torch
 
@@ -89,6 +90,7 @@ print("failed:", *failed)
 
 
 @only_our_torch
+@pytest.mark.new_interpreter
 def test_what_import_torch_leaves_out_is_imported_when_it_is_used() -> None:
     """Names, the kernels for meta tensors in several threads, and the refusal of a second kernel for one operator."""
     argv = [sys.executable, "-W", "ignore", "-c", PROGRAM, " ".join(LEFT_OUT), " ".join(REACHABLE)]

@@ -282,6 +282,7 @@ products = [a @ a, torch.full((100, 100), 1e-21) @ torch.full((100, 100), 1e-21)
 
 
 @only_our_torch
+@pytest.mark.new_interpreter
 def test_one_environment_variable_turns_xnnpack_off(tmp_path: Path) -> None:
     """The results agree, except that NEON counts denormal numbers as 0: that shows which of the two computed."""
     program = f"import sys, torch\n{DENORMAL}\ntorch.save(products, sys.argv[1])"

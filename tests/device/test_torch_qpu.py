@@ -186,6 +186,7 @@ def test_multiple_devices_are_rejected() -> None:
     assert torch.equal(nn.DataParallel(module)(x), module(x))
 
 
+@pytest.mark.new_interpreter
 def test_operators_for_cpu_tensors_need_no_import() -> None:
     words = [
         sys.executable,

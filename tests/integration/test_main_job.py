@@ -239,10 +239,12 @@ def kernel_of_tvm(exported_config: Config, tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.machine
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("keyword", ["not new_interpreter", pytest.param(None, marks=pytest.mark.expensive)])
 def test_the_exported_root_boots_and_passes_the_device_suite(
-    exported_config: Config, client: docker.DockerClient, kernel_of_tvm: None
+    exported_config: Config, client: docker.DockerClient, kernel_of_tvm: None, keyword: str | None
 ) -> None:
-    result = suite.test_on_pi(exported_config, qemu=True)
+    """Tests that start another Python are half of the time in QEMU, so the complete suite runs weekly."""
+    result = suite.test_on_pi(exported_config, qemu=True, keyword=keyword)
     assert result.ok, result.summary()
     if "torch" not in result.without:
         cases = ElementTree.parse(result.junit).iter("testcase")  # noqa: S314 (pytest has just written it)
