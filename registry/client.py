@@ -122,7 +122,7 @@ def push_index(
     began = time.monotonic()
     reference = resolve(configs[0], registry=registry, tag=tag or shared_tag(configs[0]))
     own_tags = [f"{reference.tag}-{config.image.architecture}" for config in configs]
-    for name in own_tags:
+    for name in own_tags:  # raises UserError if one is too long
         resolve(configs[0], registry=registry, tag=name)
     with _engine("pushed the images") as client:
         for config in configs:
