@@ -79,7 +79,7 @@ _for_all: dict[str, str] = {}
 
 def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
     """As ``task``, with reported errors and with the option ``--architecture`` in addition to those of the body."""
-    texts = {**settings.pop("help", {}), "architecture": "armhf, arm64 or amd64 (default: image.architecture)"}
+    texts = {"architecture": "armhf, arm64 or amd64 (default: image.architecture)", **settings.pop("help", {})}
 
     def decorate(body: Callable[..., None]) -> Any:
         @functools.wraps(body)
@@ -402,22 +402,49 @@ _REGISTRY_HELP = {
     "tag": "default: registry.tag, or SUITE-ARCHITECTURE",
     "user": "user name; the password comes from the credential store, PITORCH_REGISTRY_PASSWORD or a prompt",
 }
+_IMAGES_HELP = {
+    **_REGISTRY_HELP,
+    "tag": "default: registry.tag, or SUITE-ARCHITECTURE; of several architectures, SUITE",
+    "architecture": "armhf, arm64, or both under one tag: armhf,arm64 (default: image.architecture)",
+}
 
 
-@_target_task(help=_REGISTRY_HELP)
+def _configs(context: Context) -> list[Config]:
+    """The configuration of each architecture in the option."""
+    names = _for_all["image.architecture"].split(",")
+    found = [_config(context, {"image.architecture": name}) for name in names]
+    return list({config.image.architecture: config for config in found}.values())
+
+
+def _pushed_row(done: registry_client.Pushed) -> progress.Row:
+    note = f"{done.sent} of {done.layers} layers sent"
+    return progress.Row(str(done.reference), done.size, done.digest, done.seconds, note)
+
+
+@_target_task(help=_IMAGES_HELP)
 def push(context: Context, registry: str = "", tag: str = "", user: str = "") -> None:
     """Push the system image and verify that the registry has it."""
-    done = registry_client.push(_config(context), registry=registry or None, tag=tag or None, user=user or None)
-    note = f"{done.sent} of {done.layers} layers sent"
-    progress.summary("pushed", [progress.Row(str(done.reference), done.size, done.digest, done.seconds, note)])
+    configs = _configs(context)
+    if len(configs) == 1:
+        done = registry_client.push(configs[0], registry=registry or None, tag=tag or None, user=user or None)
+        progress.summary("pushed", [_pushed_row(done)])
+        return
+    made = registry_client.push_index(configs, registry=registry or None, tag=tag or None, user=user or None)
+    note = f"index of {len(made.images)} images"
+    row = progress.Row(str(made.reference), made.size, made.digest, made.seconds, note)
+    progress.summary("pushed", [*map(_pushed_row, made.images), row])
 
 
-@_target_task(help=_REGISTRY_HELP)
+@_target_task(help=_IMAGES_HELP)
 def pull(context: Context, registry: str = "", tag: str = "", user: str = "") -> None:
     """Pull the system image, verify its digest and platform, and tag it with its local name."""
-    done = registry_client.pull(_config(context), registry=registry or None, tag=tag or None, user=user or None)
-    note = f"{done.received} of {done.layers} layers received, {done.platform}, now {done.name}"
-    progress.summary("pulled", [progress.Row(str(done.reference), done.size, done.digest, done.seconds, note)])
+    rows = []
+    for done in registry_client.pull_all(
+        _configs(context), registry=registry or None, tag=tag or None, user=user or None
+    ):
+        note = f"{done.received} of {done.layers} layers received, {done.platform}, now {done.name}"
+        rows.append(progress.Row(str(done.reference), done.size, done.digest, done.seconds, note))
+    progress.summary("pulled", rows)
 
 
 @task(

@@ -23,7 +23,9 @@ _SENT = re.compile(r"dnsmasq-tftp\S* sent (?P<file>\S+) to (?P<ip>[\d.]+)")
 _ABSENT = re.compile(r"dnsmasq-tftp\S* file (?P<file>\S+) not found for (?P<ip>[\d.]+)")
 _FAILED = re.compile(r"dnsmasq-tftp\S* (?:failed sending|error \d+ .* received from) .*?(?P<ip>\d+\.\d+\.\d+\.\d+)")
 _SERIAL = re.compile(r"[0-9a-f]{8}")
-_DEVICE_TREE = re.compile(r"bcm\d+-rpi-(?P<model>.+)\.dtb")
+# The boot loader of a Pi 4 or 5 uses the hardware address instead if TFTP_PREFIX=2 is set.
+_FOLDER = re.compile(rf"{_SERIAL.pattern}|([0-9a-f]{{2}}-){{5}}[0-9a-f]{{2}}")
+_DEVICE_TREE = re.compile(r"bcm\d+(?:d0)?-rpi-(?P<model>.+)\.dtb")
 # The firmware also asks for files that may be absent, such as recovery.elf and a folder named after the board.
 _REQUIRED = re.compile(r"bootcode\.bin|start4?\.elf|fixup4?\.dat|config\.txt|cmdline\.txt|vmlinuz|initrd\.img|.+\.dtb")
 _LAST_FILE = re.compile(r"vmlinuz|initrd\.img")
@@ -58,7 +60,8 @@ class Board:
             return ""
         if self.absent:
             name = min(self.absent)
-            return f"{name} is not in the TFTP folder: {_FIXES.get(name, 'run ./inv export-nfsroot again')}"
+            fix = _FIXES.get(name) or _KERNELS.get(name[:7], "run ./inv export-nfsroot again")
+            return f"{name} is not in the TFTP folder: {fix}"
         if now - self.last < STALLED_S:
             return ""
         if self.lost:
@@ -77,6 +80,11 @@ _FIXES = {
         "install the package raspi-firmware in the image",
     ),
 }
+_KERNELS = {
+    "bcm2711": "a Pi 4 needs the package linux-image-arm64 (image.architecture: arm64)",
+    "bcm2712": "a Pi 5 needs the package linux-image-rpi-v8 (arm64, image.kernel: raspberrypi)",
+}
+"""Kernels with an Ethernet driver, by system on chip."""
 
 
 class Boards:
@@ -139,6 +147,6 @@ class Boards:
             board.absent.discard(path.name)
             if found := _DEVICE_TREE.fullmatch(path.name):
                 board.model = found["model"]
-        elif _REQUIRED.fullmatch(path.name) and not _SERIAL.fullmatch(path.parent.name):
+        elif _REQUIRED.fullmatch(path.name) and not _FOLDER.fullmatch(path.parent.name):
             board.absent.add(path.name)
         board.reach("files", now)

@@ -28,19 +28,29 @@ GPU_MEMORY_MIB = 128
 _SMALL_SUBNET = 16
 """Number of addresses below which boards may use the whole subnet."""
 
-_DEVICE_TREES = re.compile(r"bcm(2709|2710|2836|2837)-rpi-[a-z0-9-]+\.dtb")
-_KNOWN_TO_THE_FIRMWARE = re.compile(r"bcm27\d\d-")
-"""Names of the Raspberry Pi kernel's device trees, which the firmware selects itself."""
+_DEVICE_TREES = re.compile(r"bcm(2709|2710|2711|2712(d0)?|2836|2837)-rpi-[a-z0-9-]+\.dtb")
+_OF_THE_RASPBERRY_PI_KERNEL = re.compile(r"bcm27(09|10)-")
+"""Names that only the Raspberry Pi kernel uses. The firmware selects among its device trees itself."""
+_ETHERNET_DRIVERS = {
+    "bcm2711": re.compile(r"CONFIG_BCMGENET=[ym]"),
+    "bcm2712": re.compile(r"CONFIG_(MFD|MISC)_RP1=[ym]"),
+}
+"""Settings of a kernel that drives the Ethernet port of a Pi 4 and 5. Linux 6.12 drives that of a Pi 4 in arm64 only.
+Its device tree of a Pi 5 has no such port."""
 
 _TREES_OF = {
     "pi2": "bcm2836-rpi-2-b.dtb",
     "pi3": "bcm2837-rpi-3-b.dtb",
     "pi3+": "bcm2837-rpi-3-b-plus.dtb",
     "pi02": "bcm2837-rpi-zero-2-w.dtb",
+    "pi4": "bcm2711-rpi-4-b.dtb",
+    "pi400": "bcm2711-rpi-400.dtb",
+    "cm4": "bcm2711-rpi-cm4-io.dtb",
 }
 """The distribution's device trees by filter of config.txt. Order matters: a Pi 3B+ reads section [pi3] too."""
 
-_FIRMWARE = ("bootcode.bin", "start.elf", "fixup.dat")
+_FIRMWARE = ("bootcode.bin", "start.elf", "fixup.dat", "start4.elf", "fixup4.dat")
+"""The first three are for Pi 2 and 3, the others for Pi 4. A Pi 5 has its firmware in the EEPROM."""
 _FIRMWARE_FOLDERS = ("boot/firmware", "usr/lib/raspi-firmware", "boot")
 
 
@@ -56,10 +66,14 @@ class BootParts:
     def missing(self) -> list[str]:
         """Names of the files that a network boot needs and the tree lacks."""
         gone = [] if self.kernel else ["a kernel (image.profile: bootable)"]
-        gone += [] if self.device_trees else ["the device tree of a Raspberry Pi 2, 3 or Zero 2"]
+        gone += [] if self.device_trees else ["the device tree of a Raspberry Pi"]
         have = {item.name for item in self.firmware}
         lacking = [name for name in _FIRMWARE if name not in have]
         return gone + ([f"{', '.join(lacking)} (package raspi-firmware)"] if lacking else [])
+
+    def boots(self, soc: str) -> bool:
+        """Whether boards with a system on chip such as ``bcm2712`` can boot them over the network."""
+        return any(item.name.startswith(soc) for item in self.device_trees)
 
 
 def boot_parts(tree: Path) -> BootParts:
@@ -84,6 +98,10 @@ def boot_parts(tree: Path) -> BootParts:
             for item in folder.rglob("*.dtb")
             if _DEVICE_TREES.fullmatch(item.name)
         }
+        settings = boot / f"config-{release}"
+        for soc, driver in _ETHERNET_DRIVERS.items():
+            if settings.is_file() and not driver.search(settings.read_text()):
+                found = {name: item for name, item in found.items() if not name.startswith(soc)}
         trees = tuple(found[name] for name in sorted(found))
     firmware = {
         item.name: item
@@ -102,7 +120,7 @@ def boot_parts(tree: Path) -> BootParts:
 def trees_by_filter(device_trees: Iterable[Path]) -> dict[str, str]:
     """Device tree per filter of config.txt; empty if the firmware selects the right one itself."""
     names = {item.name for item in device_trees}
-    if any(_KNOWN_TO_THE_FIRMWARE.match(name) for name in names):
+    if any(_OF_THE_RASPBERRY_PI_KERNEL.match(name) for name in names):
         return {}
     return {board: name for board, name in _TREES_OF.items() if name in names}
 
@@ -142,6 +160,8 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
             kernel="vmlinuz",
             initramfs="initrd.img" if initramfs else "",
             device_trees=trees_by_filter(parts.device_trees),
+            boots_pi_4=parts.boots("bcm2711"),
+            boots_pi_5=parts.boots("bcm2712"),
             gpu_memory_mib=GPU_MEMORY_MIB,
         )
     )

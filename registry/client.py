@@ -7,13 +7,15 @@ image of the right platform gets the local name.
 
 If the registry fails during a transfer, the transfer is retried (registry.retries), in addition to the engine's own
 retries per layer. Layers that have arrived are not sent again: they are stored by digest.
+
+Images of several architectures share a tag as an OCI image index, which is put after the images.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +29,20 @@ from registry import credentials as stored
 from registry import faults, transfer
 from registry.connection import Connection, log_in
 from registry.credentials import Credentials
-from registry.distribution import RemoteImage, read_image, require_space
+from registry.distribution import (
+    INDEX_TYPE,
+    RemoteImage,
+    digest_of,
+    index,
+    put_manifest,
+    read_image,
+    require_space,
+)
 from registry.reference import Reference, resolve
 from registry.retries import with_retries
 from registry.trust import is_insecure
 from toolchain import progress
-from toolchain.config import Config
+from toolchain.config import Config, ImageConfig
 from toolchain.errors import PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed, RegistryFull, UserError
 
 _ENGINE_LIMIT_S = 600.0
@@ -73,6 +83,20 @@ class Pulled:
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class PushedIndex:
+    """The images of several architectures under one tag, verified in the registry."""
+
+    reference: Reference
+    digest: str
+    """Digest of the OCI image index."""
+    size: int
+    """Bytes of the index."""
+    images: tuple[Pushed, ...]
+    """Each also has a tag of its own, TAG-ARCHITECTURE."""
+    seconds: float
+
+
 def push(config: Config, *, registry: str | None = None, tag: str | None = None, user: str | None = None) -> Pushed:
     """Push the system image and verify that the registry holds it.
 
@@ -80,38 +104,120 @@ def push(config: Config, *, registry: str | None = None, tag: str | None = None,
     registry.credentials. Raises UserError, ReferenceNotFound (no such image in the engine), PlatformMismatch,
     AccessDenied, RegistryUnreachable, RegistryUntrusted, RegistryFailed or EngineUnavailable.
     """
-    began = time.monotonic()
     reference = resolve(config, registry=registry, tag=tag)
-    name = config.image_reference(_ROLE)
-    platform = config.image.target.oci_platform
     with _engine("pushed the image") as client:
-        image = _inspect(client, name)
-        if image is None:
-            raise ReferenceNotFound(
-                "there is no image to push",
-                expected=f"the image {name} in the engine",
-                found="no image of that name",
-                fix="./inv build-image",
-            )
-        _require_platform(image, name, platform)
+        _require_pushable(client, config)
         with _session(client, reference, actions="pull,push", user=_user(config, user)) as (remote, credentials):
-            shown = transfer.Transfer(str(reference), lambda: _on_engine_retry(remote, reference), remote.activity)
+            return _push(client, remote, credentials, config)[0]
 
-            def attempt() -> RemoteImage:
-                with _temporary_name(client, name, reference):
-                    try:
-                        _transfer(client, shown, reference, credentials)
-                    except RegistryBroke:
-                        _stop_if_full(remote)
-                        raise
-                if not shown.digest:
-                    raise faults.connection_lost(reference.host, "the engine finished without a digest")
-                held = read_image(remote, platform)
-                _compare(reference, shown.digest, held, image)
-                return held
 
-            held, attempts = with_retries(attempt, remote)
-    return Pushed(
+def push_index(
+    configs: Sequence[Config], *, registry: str | None = None, tag: str | None = None, user: str | None = None
+) -> PushedIndex:
+    """Push the images of several architectures, and an OCI image index of them, from which an engine selects its own.
+
+    The index has the tag, by default ``shared_tag``; it is stored last, so after an error the tag is as before. The
+    configurations differ in their architecture only. Options and errors are those of ``push``.
+    """
+    began = time.monotonic()
+    reference = resolve(configs[0], registry=registry, tag=tag or shared_tag(configs[0]))
+    own_tags = [f"{reference.tag}-{config.image.architecture}" for config in configs]
+    for name in own_tags:  # raises UserError if one is too long
+        resolve(configs[0], registry=registry, tag=name)
+    with _engine("pushed the images") as client:
+        for config in configs:
+            _require_pushable(client, config)
+        with _session(client, reference, actions="pull,push", user=_user(configs[0], user)) as (remote, credentials):
+            done = [
+                _push(client, remote.at(name), credentials, config)
+                for config, name in zip(configs, own_tags, strict=True)
+            ]
+            document = index(held for _, held in done)
+            with_retries(lambda: put_manifest(remote, document, INDEX_TYPE), remote)
+    return PushedIndex(
+        reference=reference,
+        digest=digest_of(document),
+        size=len(document),
+        images=tuple(pushed for pushed, _ in done),
+        seconds=time.monotonic() - began,
+    )
+
+
+def pull(config: Config, *, registry: str | None = None, tag: str | None = None, user: str | None = None) -> Pulled:
+    """Pull the system image, verify its digest and platform, and tag it with its local name.
+
+    From an index, the image of the configured architecture is pulled. Options and errors are those of ``push``;
+    ReferenceNotFound means that the registry does not have the tag. An image of another platform is refused before the
+    transfer.
+    """
+    return pull_all([config], registry=registry, tag=tag, user=user)[0]
+
+
+def pull_all(
+    configs: Sequence[Config], *, registry: str | None = None, tag: str | None = None, user: str | None = None
+) -> list[Pulled]:
+    """Pull the images of several architectures from one tag, by default ``shared_tag`` if there are several."""
+    if len(configs) > 1:
+        tag = tag or shared_tag(configs[0])
+    reference = resolve(configs[0], registry=registry, tag=tag)
+    with (
+        _engine("pulled the image") as client,
+        _session(client, reference, actions="pull", user=_user(configs[0], user)) as (remote, credentials),
+        _temporary_digests(client) as pulled,
+    ):
+        return [_pull(client, remote, credentials, config, pulled) for config in configs]
+
+
+def shared_tag(config: Config) -> str:
+    """The default tag of an index: that of the configuration, or the release."""
+    return config.registry.tag or config.image.release
+
+
+def _require_pushable(client: docker.DockerClient, config: Config) -> None:
+    """Raise ReferenceNotFound or PlatformMismatch unless the engine has the system image."""
+    name = config.image_reference(_ROLE)
+    image = _inspect(client, name)
+    if image is None:
+        raise ReferenceNotFound(
+            "there is no image to push",
+            expected=f"the image {name} in the engine",
+            found="no image of that name",
+            fix=_build_command(config),
+        )
+    _require_platform(image, name, config.image.target.oci_platform)
+
+
+def _build_command(config: Config) -> str:
+    architecture = config.image.architecture
+    default = ImageConfig().architecture
+    return "./inv build-image" + (f" --architecture={architecture}" if architecture != default else "")
+
+
+def _push(
+    client: docker.DockerClient, remote: Connection, credentials: Credentials | None, config: Config
+) -> tuple[Pushed, RemoteImage]:
+    """Push the system image to the connection's tag; returns also the image in the registry."""
+    began = time.monotonic()
+    reference = remote.reference
+    name = config.image_reference(_ROLE)
+    image = client.images.get(name).attrs
+    shown = transfer.Transfer(str(reference), lambda: _on_engine_retry(remote, reference), remote.activity)
+
+    def attempt() -> RemoteImage:
+        with _temporary_name(client, name, reference):
+            try:
+                _transfer(client, shown, reference, credentials)
+            except RegistryBroke:
+                _stop_if_full(remote)
+                raise
+        if not shown.digest:
+            raise faults.connection_lost(reference.host, "the engine finished without a digest")
+        held = read_image(remote, config.image.target.oci_platform)
+        _compare(reference, shown.digest, held.digest, held, image)
+        return held
+
+    held, attempts = with_retries(attempt, remote)
+    pushed = Pushed(
         reference=reference,
         digest=held.digest,
         size=held.size,
@@ -120,53 +226,53 @@ def push(config: Config, *, registry: str | None = None, tag: str | None = None,
         attempts=attempts,
         seconds=time.monotonic() - began,
     )
+    return pushed, held
 
 
-def pull(config: Config, *, registry: str | None = None, tag: str | None = None, user: str | None = None) -> Pulled:
-    """Pull the system image, verify its digest and platform, and tag it with its local name.
-
-    Options and errors are those of ``push``; ReferenceNotFound means that the registry does not have the tag. An image
-    of another platform is refused before the transfer.
-    """
+def _pull(
+    client: docker.DockerClient,
+    remote: Connection,
+    credentials: Credentials | None,
+    config: Config,
+    pulled: set[str],
+) -> Pulled:
+    """Pull the image of the connection's tag; adds its digest to ``pulled``."""
     began = time.monotonic()
-    reference = resolve(config, registry=registry, tag=tag)
+    reference = remote.reference
     name = config.image_reference(_ROLE)
     platform = config.image.target.oci_platform
-    with (
-        _engine("pulled the image") as client,
-        _session(client, reference, actions="pull", user=_user(config, user)) as (remote, credentials),
-        _temporary_digests(client) as pulled,
-    ):
-        shown = transfer.Transfer(str(reference), activity=remote.activity)
+    shown = transfer.Transfer(str(reference), activity=remote.activity)
 
-        def attempt() -> tuple[RemoteImage, Mapping[str, Any]]:
-            held = read_image(remote, platform)
-            by_digest = f"{reference.name}@{held.digest}"
-            pulled.add(by_digest)
-            _transfer(client, shown, reference, credentials, pulled_as=by_digest, platform=platform)
-            image = _inspect(client, by_digest)
-            if image is None:
-                raise faults.connection_lost(reference.host, f"the engine finished without {by_digest}")
-            _compare(reference, shown.digest or held.digest, held, image)
-            _require_platform(image, by_digest, platform)
-            return held, image
+    def attempt() -> tuple[RemoteImage, Mapping[str, Any]]:
+        held = read_image(remote, platform)
+        # The digest of the manifest, not of the index: the images of one index get different names.
+        digest = held.manifest.digest
+        by_digest = f"{reference.name}@{digest}"
+        pulled.add(by_digest)
+        _transfer(client, shown, reference, credentials, pulled_as=by_digest, platform=platform)
+        image = _inspect(client, by_digest)
+        if image is None:
+            raise faults.connection_lost(reference.host, f"the engine finished without {by_digest}")
+        _compare(reference, shown.digest or digest, digest, held, image)
+        _require_platform(image, by_digest, platform)
+        return held, image
 
-        (held, image), attempts = with_retries(attempt, remote)
-        repository, _, local_tag = name.rpartition(":")
-        client.api.tag(image["Id"], repository, local_tag)
-        found = _inspect(client, name)
-        if found is None or found["Id"] != image["Id"]:
-            raise RegistryFailed(
-                f"{reference} could not be tagged with its local name",
-                expected=f"{name} is {image['Id']}",
-                found=str(found and found["Id"]),
-                fix="run the task again",
-            )
+    (held, image), attempts = with_retries(attempt, remote)
+    repository, _, local_tag = name.rpartition(":")
+    client.api.tag(image["Id"], repository, local_tag)
+    found = _inspect(client, name)
+    if found is None or found["Id"] != image["Id"]:
+        raise RegistryFailed(
+            f"{reference} could not be tagged with its local name",
+            expected=f"{name} is {image['Id']}",
+            found=str(found and found["Id"]),
+            fix="run the task again",
+        )
     return Pulled(
         reference=reference,
         name=name,
         image_id=image["Id"],
-        digest=held.digest,
+        digest=held.manifest.digest,
         platform=platform,
         size=held.size,
         layers=len(held.layers),
@@ -299,19 +405,20 @@ def _on_engine_retry(remote: Connection, reference: Reference) -> None:
     progress.warn(f"connection to {reference.host} lost; the engine retries that layer")
 
 
-def _compare(reference: Reference, stated: str, held: RemoteImage, image: Mapping[str, Any]) -> None:
+def _compare(reference: Reference, stated: str, digest: str, held: RemoteImage, image: Mapping[str, Any]) -> None:
     """Compare the digest that the engine reported and the image's id with the registry's manifest.
 
-    The id of an image is the digest of its configuration or, in the containerd image store, of its manifest.
+    ``digest`` is the one that was transferred, of the manifest or of its index. The id of an image is the digest of its
+    configuration or, in the containerd image store, of what was transferred.
     """
-    if stated != held.digest:
+    if stated != digest:
         raise RegistryFailed(
             f"{reference} in the registry is not the image that was transferred",
             expected=f"{stated}, reported by the engine",
-            found=f"{held.digest}, computed over the received bytes",
+            found=f"{digest}, computed over the received bytes",
             fix="another user may have pushed the same tag: run the task again",
         )
-    if image["Id"] not in (held.config.digest, held.digest):
+    if image["Id"] not in (held.config.digest, digest):
         raise RegistryFailed(
             f"{reference} in the registry is not the image in the engine",
             expected=f"the image {image['Id']}",

@@ -7,6 +7,8 @@ the realm with GET, user and password, or with an OAuth 2 POST and an identity t
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import re
 import types
 import warnings
@@ -77,6 +79,12 @@ class Connection:
     ) -> None:
         self._session.close()
 
+    def at(self, tag: str) -> Connection:
+        """This connection for another tag of the repository; it is closed with this one."""
+        other = copy.copy(self)
+        other.reference = dataclasses.replace(self.reference, tag=tag)
+        return other
+
     def ping(self) -> bool:
         """Choose HTTPS or HTTP; returns whether the registry requires authentication.
 
@@ -121,7 +129,7 @@ class Connection:
         path: str,
         *,
         headers: Mapping[str, str] | None = None,
-        body: Callable[[], Body] | None = None,
+        body: Callable[[], Body | bytes] | None = None,
         stream: bool = False,
     ) -> requests.Response:
         """Send a request; ``body`` makes a new body for each attempt. Raises AccessDenied."""
@@ -215,7 +223,7 @@ class Connection:
         *,
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
-        data: Mapping[str, str] | Body | None = None,
+        data: Mapping[str, str] | Body | bytes | None = None,
         authorized: bool = True,
         stream: bool = False,
         read_s: float = 0.0,

@@ -1,4 +1,4 @@
-"""Read images from a registry with the distribution API (``/v2/``).
+"""Read images from a registry with the distribution API (``/v2/``), and write manifests and indices.
 
 The engine reports what it has pushed; these requests verify what the registry holds. Every digest is computed over the
 received bytes, never taken from a header.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +23,18 @@ _MANIFEST_TYPES = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 _INDEX_TYPES = (
-    "application/vnd.oci.image.index.v1+json",
+    INDEX_TYPE,
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
+
+_PLATFORM_FIELDS = ("os", "architecture", "variant")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blob:
-    """A layer or the configuration of an image."""
+    """A layer, the configuration or the manifest of an image."""
 
     digest: str
     size: int
@@ -44,6 +47,10 @@ class RemoteImage:
 
     digest: str
     """Digest of the manifest or index: ``docker pull NAME@DIGEST`` accepts it."""
+    manifest: Blob
+    """The manifest of this platform, which is not the index."""
+    media_type: str
+    """Of that manifest."""
     platform: str
     config: Blob
     layers: tuple[Blob, ...]
@@ -60,9 +67,10 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
     Raises ReferenceNotFound, PlatformMismatch or RegistryFailed.
     """
     reference = remote.reference
-    body, digest = read_manifest(remote, reference.tag)
+    body, top = read_manifest(remote, reference.tag)
+    manifest = top
     if body.get("mediaType") in _INDEX_TYPES or "manifests" in body:
-        body, _ = read_manifest(remote, choose_platform(body, platform, reference))
+        body, manifest = read_manifest(remote, choose_platform(body, platform, reference))
     try:
         config, *layers = (
             Blob(digest=str(item["digest"]), size=int(item["size"])) for item in (body["config"], *body["layers"])
@@ -85,11 +93,18 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
             found=found or "no platform",
             fix="pass another --tag, or push the correct image there",
         )
-    return RemoteImage(digest=digest, platform=found, config=config, layers=tuple(layers))
+    return RemoteImage(
+        digest=top.digest,
+        manifest=manifest,
+        media_type=str(body.get("mediaType") or _MANIFEST_TYPES[0]),
+        platform=found,
+        config=config,
+        layers=tuple(layers),
+    )
 
 
-def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict[str, Any], str]:
-    """The manifest of a tag or digest, and its digest. ``fix`` is the advice if it does not exist.
+def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict[str, Any], Blob]:
+    """The manifest of a tag or digest, and its digest and size. ``fix`` is the advice if it does not exist.
 
     Raises ReferenceNotFound, RegistryBroke or RegistryFailed.
     """
@@ -120,7 +135,41 @@ def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict
             found=one_line(answer.text[:80]),
             fix="check that registry's log",
         )
-    return body, digest
+    return body, Blob(digest=digest, size=len(answer.content))
+
+
+def put_manifest(remote: Connection, document: bytes, media_type: str) -> None:
+    """Store a manifest or an index under the tag, and verify that.
+
+    Raises AccessDenied, RegistryBroke or RegistryFailed.
+    """
+    reference = remote.reference
+    path = f"/v2/{reference.repository}/manifests/{reference.tag}"
+    answer = remote.request("PUT", path, headers={"Content-Type": media_type}, body=lambda: document)
+    if answer.status_code != 201:
+        raise remote.unexpected(answer, f"PUT {path}")
+    _, found = read_manifest(remote, reference.tag)
+    if found.digest != (sent := digest_of(document)):
+        raise RegistryFailed(
+            f"{reference} is not what was sent",
+            expected=sent,
+            found=f"{found.digest}, computed over the received bytes",
+            fix="another user may have pushed the same tag: run the task again",
+        )
+
+
+def index(images: Iterable[RemoteImage]) -> bytes:
+    """An OCI image index. It depends on the images only, not on their order."""
+    entries = [
+        {
+            "mediaType": image.media_type,
+            "digest": image.manifest.digest,
+            "size": image.manifest.size,
+            "platform": dict(zip(_PLATFORM_FIELDS, image.platform.split("/"), strict=False)),
+        }
+        for image in sorted(images, key=lambda image: image.platform)
+    ]
+    return json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries}, indent=2).encode()
 
 
 def _not_found(remote: Connection, fix: str) -> ReferenceNotFound:
@@ -214,5 +263,5 @@ def _configuration(remote: Connection, blob: Blob) -> Mapping[str, Any]:
 
 def _platform_text(settings: Mapping[str, Any]) -> str:
     """OS/ARCHITECTURE[/VARIANT]."""
-    parts = [str(settings.get(name, "")) for name in ("os", "architecture", "variant")]
+    parts = [str(settings.get(name, "")) for name in _PLATFORM_FIELDS]
     return "/".join(part for part in parts if part)

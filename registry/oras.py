@@ -149,7 +149,7 @@ class Store:
     def artefact(self) -> Artefact:
         """The artefact of the tag. Raises ReferenceNotFound, or RegistryFailed if it is not an artefact with files."""
         fix = "run ./inv push-artefacts on the machine that built it, or build it here"
-        body, digest = distribution.read_manifest(self.connection, self._reference.tag, fix=fix)
+        body, document = distribution.read_manifest(self.connection, self._reference.tag, fix=fix)
         try:
             layers = tuple(
                 File(
@@ -168,7 +168,9 @@ class Store:
         names = [item.name for item in layers]
         if wrong or not layers or len(set(names)) != len(names):
             raise self._unsupported(f"files named {names}")
-        return Artefact(digest=digest, kind=str(body.get("artifactType", "")), files=layers, annotations=annotations)
+        return Artefact(
+            digest=document.digest, kind=str(body.get("artifactType", "")), files=layers, annotations=annotations
+        )
 
     def is_complete(self, held: Artefact) -> bool:
         """Whether the registry holds every file of the artefact, in its full size."""
@@ -190,10 +192,8 @@ class Store:
 
                 sent += self._upload(item, lambda stream=stream, on_read=on_read: _Reader(stream, on_read))  # type: ignore[misc]
         self._upload(Blob(digest=digest_of(_EMPTY), size=len(_EMPTY)), lambda: _Reader(io.BytesIO(_EMPTY)))
-        document = manifest(kind, found, annotations)
-        self._put_manifest(self._reference.tag, document)
+        distribution.put_manifest(self.connection, manifest(kind, found, annotations), MANIFEST_TYPE)
         held = self.artefact()
-        self._compare(self._reference.tag, document, held.digest)
         for item in held.files:
             distribution.check_blob(self.connection, item)
         return held, sent
@@ -207,9 +207,7 @@ class Store:
         answer = self.connection.request("GET", path, headers={"Accept": MANIFEST_TYPE})
         if answer.status_code != 200:
             raise self.connection.unexpected(answer, f"GET {path}")
-        self._put_manifest(tag, answer.content)
-        _, found = distribution.read_manifest(self.connection, tag)
-        self._compare(tag, answer.content, found)
+        distribution.put_manifest(self.connection.at(tag), answer.content, MANIFEST_TYPE)
 
     def download(self, item: File, to: Path) -> None:
         """Download a file; ``to`` exists only if size and digest are correct.
@@ -269,22 +267,6 @@ class Store:
             self._require_space(answer)
             raise self.connection.unexpected(answer, f"the upload of {blob.digest}")
         return True
-
-    def _put_manifest(self, tag: str, document: bytes) -> None:
-        path = f"{self._path}/manifests/{tag}"
-        headers = {"Content-Type": MANIFEST_TYPE}
-        answer = self.connection.request("PUT", path, headers=headers, body=lambda: _Reader(io.BytesIO(document)))
-        if answer.status_code != 201:
-            raise self.connection.unexpected(answer, f"PUT {path}")
-
-    def _compare(self, tag: str, document: bytes, found: str) -> None:
-        if found != (sent := digest_of(document)):
-            raise RegistryFailed(
-                f"the tag {tag} of {self._reference.name} is not the artefact that was sent",
-                expected=sent,
-                found=f"{found}, computed over the received bytes",
-                fix="another user may have pushed the same tag: run the task again",
-            )
 
     def _require_space(self, answer: requests.Response) -> None:
         """Distinguish a full registry from other server errors."""

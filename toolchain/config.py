@@ -196,10 +196,14 @@ class ImageConfig:
         return ARCHITECTURES[self.architecture]
 
     @property
+    def release(self) -> str:
+        """``SUITE``, or ``FLAVOUR-SUITE`` for a flavour other than the default."""
+        return self.suite if self.flavour == "debian" else f"{self.flavour}-{self.suite}"
+
+    @property
     def label(self) -> str:
         """``SUITE-ARCH``, or ``FLAVOUR-SUITE-ARCH`` for a flavour other than the default."""
-        prefix = "" if self.flavour == "debian" else f"{self.flavour}-"
-        return f"{prefix}{self.suite}-{self.architecture}"
+        return f"{self.release}-{self.architecture}"
 
 
 @dataclass(frozen=True, kw_only=True)

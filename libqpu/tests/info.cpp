@@ -90,11 +90,32 @@ TEST_CASE("a Pi 4 and a Pi 5 are rejected by name") {
   Tree four;
   four.board("Raspberry Pi 4 Model B Rev 1.1", "bcm2711", "c03111");
   CHECK(four.readBoard().soc == Soc::Unsuitable);
-  CHECK(names(four.obstacles(), "Raspberry Pi 4 Model B Rev 1.1 (BCM2711) has a VideoCore VI",
+  CHECK(names(four.obstacles(),
+              "Raspberry Pi 4 Model B Rev 1.1 (BCM2711) has a VideoCore VI, which libqpu does not drive",
               "Raspberry Pi 1, 2, 3 or Zero"));
   Tree five;
   five.board("Raspberry Pi 5", "bcm2712", "d04170");
-  CHECK(names(five.obstacles(), "VideoCore VII", "interpreter"));
+  CHECK(names(five.obstacles(), "VideoCore VII, which libqpu does not drive", "interpreter"));
+  Tree keyboard;
+  keyboard.board("Raspberry Pi 500 Rev 1.0", "bcm2712", "d04190");
+  CHECK(keyboard.readBoard().revision->model == "500");
+  qpu::runtime::Findings f;
+  f.board = keyboard.readBoard();
+  CHECK(qpu::runtime::asText(f).find("Raspberry Pi 500 Rev 1.0 (BCM2712) has a VideoCore VII") !=
+        std::string::npos);
+  CHECK(qpu::runtime::asJson(f).find("\"suitable\": false") != std::string::npos);
+}
+
+TEST_CASE("a 64-bit kernel has the revision code in the device tree only") {
+  Tree tree;
+  tree.pi3()
+      .file("proc/cpuinfo", "processor\t: 0\nCPU architecture: 8\n")
+      .file("proc/device-tree/system/linux,revision", {'\x00', '\xa0', '\x20', '\x82'});
+  REQUIRE(tree.readBoard().revision);
+  CHECK(tree.readBoard().revision->model == "3B");
+  CHECK(tree.readBoard().soc == Soc::Suitable);
+  tree.file("proc/device-tree/system/linux,revision", "?");
+  CHECK_FALSE(tree.readBoard().revision);
 }
 
 TEST_CASE("other boards and unknown boards are rejected") {

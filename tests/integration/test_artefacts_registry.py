@@ -12,12 +12,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from registry_parts import (
-    HTPASSWD,
     MIB,
     PASSWORD,
     USER,
@@ -36,8 +35,8 @@ from flow import share_artefacts as share
 from recipes.torch import provenance
 from recipes.tvm_ffi import build as tvm_ffi_build
 from recipes.tvm_ffi import locate as tvm_ffi
-from registry import credentials, oras, retries
 from registry import local as local_registry
+from registry import oras, retries
 from registry.credentials import PASSWORD_VARIABLE
 from registry.local import Registry, Settings
 from toolchain import progress
@@ -66,32 +65,7 @@ from wheels.request import Wanted
 OCI = "application/vnd.oci.image.manifest.v1+json"
 TAG = f"thing-{KEY[:40]}"
 
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    need("docker-registry")
-    with local_registry.serve(Settings(folder=tmp_path_factory.mktemp("plain") / "r")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    need("docker-registry")
-    folder = tmp_path_factory.mktemp("guarded")
-    (folder / "htpasswd").write_text(HTPASSWD)
-    with local_registry.serve(Settings(folder=folder / "r", htpasswd=folder / "htpasswd")) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for the test's credentials."""
-    folder = tmp_path / "docker-config"
-    folder.mkdir()
-    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
-    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
-    monkeypatch.setattr(credentials, "_taken", "")
-    return folder
+pytestmark = pytest.mark.usefixtures("docker_config")
 
 
 def teammate(config: Config, folder: Path) -> Config:

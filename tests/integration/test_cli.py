@@ -77,6 +77,10 @@ def test_the_option_architecture_overrides_the_variable(tmp_path: Path) -> None:
         assert done.returncode == 11
         assert "image.architecture: expected one of armhf, arm64, amd64" in done.stderr
         assert "--architecture=STRING" in run(words[0], "--help").stdout
+    for task in ("push", "pull"):
+        done = run_with((task, "--architecture=armhf,armv7"), variables)
+        assert done.returncode == 11
+        assert "found 'armv7'" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["registry", "sideways"], ["share-internet", "maybe"]])

@@ -908,7 +908,7 @@ def test_the_newest_kernel_and_its_files_are_selected(bootable: Path) -> None:
     assert parts.kernel.name == "vmlinuz-6.12.107-armmp"
     assert parts.initramfs.name == "initrd.img-6.12.107-armmp"
     assert [item.name for item in parts.device_trees] == ["bcm2836-rpi-2-b.dtb", "bcm2837-rpi-3-b.dtb"]
-    assert parts.missing() == ["bootcode.bin, start.elf, fixup.dat (package raspi-firmware)"]
+    assert parts.missing() == ["bootcode.bin, start.elf, fixup.dat, start4.elf, fixup4.dat (package raspi-firmware)"]
 
 
 def test_boot_files_of_a_board(bootable: Path, tmp_path: Path) -> None:
@@ -937,6 +937,10 @@ FILTERS = {
     "3B+": {"pi3", "pi3+"},
     "Zero 2 W": {"pi0", "pi0w", "pi02"},
     "Zero W": {"pi0", "pi0w"},
+    "4B": {"pi4"},
+    "400": {"pi4", "pi400"},
+    "CM4": {"pi4", "cm4"},
+    "5": {"pi5"},
 }
 """Sections of config.txt that a board reads (documentation of the firmware)."""
 
@@ -955,7 +959,10 @@ def read_by(board: str, text: str) -> dict[str, str]:
 
 def test_each_board_gets_its_own_device_tree(bootable: Path, tmp_path: Path) -> None:
     folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
-    for name in ("bcm2837-rpi-3-b-plus.dtb", "bcm2837-rpi-3-a-plus.dtb", "bcm2837-rpi-zero-2-w.dtb"):
+    for name in (
+        *("bcm2837-rpi-3-b-plus.dtb", "bcm2837-rpi-3-a-plus.dtb", "bcm2837-rpi-zero-2-w.dtb"),
+        *("bcm2711-rpi-4-b.dtb", "bcm2711-rpi-400.dtb", "bcm2711-rpi-cm4-io.dtb"),
+    ):
         (folder / name).touch()
     made, _ = written(bootable, tmp_path)
     text = (made / "tftp/config.txt").read_text()
@@ -966,6 +973,10 @@ def test_each_board_gets_its_own_device_tree(bootable: Path, tmp_path: Path) -> 
         "3B+": "bcm2837-rpi-3-b-plus.dtb",
         "Zero 2 W": "bcm2837-rpi-zero-2-w.dtb",
         "Zero W": None,
+        "4B": "bcm2711-rpi-4-b.dtb",
+        "400": "bcm2711-rpi-400.dtb",
+        "CM4": "bcm2711-rpi-cm4-io.dtb",
+        "5": None,
     }
     assert all((made / "tftp" / found["device_tree"]).is_file() for found in read.values() if "device_tree" in found)
     assert {(found["kernel"], found["enable_uart"], found["gpu_mem"]) for found in read.values()} == {
@@ -976,12 +987,55 @@ def test_each_board_gets_its_own_device_tree(bootable: Path, tmp_path: Path) -> 
 def test_the_firmware_selects_raspberry_pi_device_trees(bootable: Path, tmp_path: Path) -> None:
     """The firmware knows the names of that kernel's device trees."""
     folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
-    (folder / "bcm2710-rpi-3-b.dtb").touch()
+    names = ("bcm2710-rpi-3-b.dtb", "bcm2711-rpi-4-b.dtb", "bcm2712-rpi-5-b.dtb", "bcm2712d0-rpi-5-b.dtb")
+    for name in names:
+        (folder / name).touch()
     made, _ = written(bootable, tmp_path)
     text = (made / "tftp/config.txt").read_text()
     assert "device_tree" not in text
     assert "[" not in text
-    assert (made / "tftp/bcm2710-rpi-3-b.dtb").is_file()
+    assert "Not for" not in text
+    assert all((made / "tftp" / name).is_file() for name in names)
+
+
+ALL_BOARDS = {"bcm2837-rpi-3-b.dtb", "bcm2711-rpi-4-b.dtb", "bcm2712-rpi-5-b.dtb"}
+WITHOUT_PI_5 = ALL_BOARDS - {"bcm2712-rpi-5-b.dtb"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("# CONFIG_BCMGENET is not set\n", {"bcm2837-rpi-3-b.dtb"}),  # linux-image-armmp 6.12
+        ("CONFIG_BCMGENET=m\nCONFIG_MACB=m\n", WITHOUT_PI_5),  # linux-image-arm64 6.12
+        ("CONFIG_BCMGENET=y\nCONFIG_MFD_RP1=y\n", ALL_BOARDS),  # linux-image-rpi-v8
+    ],
+    ids=["armmp", "arm64", "rpi-v8"],
+)
+def test_boards_whose_ethernet_the_kernel_drives_can_boot(tmp_path: Path, settings: str, expected: set[str]) -> None:
+    tree = tmp_path / "tree"
+    folder = tree / "usr/lib/linux-image-6.12.118+deb13-arm64/broadcom"
+    firmware = tree / "usr/lib/raspi-firmware"
+    for place in (folder, firmware, tree / "boot"):
+        place.mkdir(parents=True)
+    (tree / "boot/vmlinuz-6.12.118+deb13-arm64").touch()
+    (tree / "boot/config-6.12.118+deb13-arm64").write_text(settings)
+    for name in ALL_BOARDS:
+        (folder / name).touch()
+    for name in ("bootcode.bin", "start.elf", "fixup.dat", "start4.elf", "fixup4.dat"):
+        (firmware / name).write_text(name)
+    config = load_config({"nfs": {"address": "192.168.77.1"}, "image": {"architecture": "arm64"}})
+    warnings = write_boot_files(config, Layout(tmp_path / "served/nfsroot"), tree, tmp_path / "aside")
+    assert not any("raspi-firmware" in warning for warning in warnings)
+    tftp = tmp_path / "aside/nfsroot.files/tftp"
+    assert {item.name for item in tftp.glob("*.dtb")} == expected
+    assert (tftp / "start4.elf").read_text() == "start4.elf"
+    text = (tftp / "config.txt").read_text()
+    assert "arm_64bit=1\n" in text
+    assert read_by("3B", text)["device_tree"] == "bcm2837-rpi-3-b.dtb"
+    pi_4 = "bcm2711-rpi-4-b.dtb"
+    assert read_by("4B", text).get("device_tree") == (pi_4 if pi_4 in expected else None)
+    assert ("# Not for a Pi 4: " in text) is (pi_4 not in expected)
+    assert ("# Not for a Pi 5: " in text) is (expected != ALL_BOARDS)
 
 
 def test_a_kernel_without_initramfs_gets_tcp(bootable: Path, tmp_path: Path) -> None:
@@ -1066,7 +1120,8 @@ def test_a_subnet_without_free_address_is_reported(bootable: Path, tmp_path: Pat
 
 
 def test_a_64_bit_target_has_64_bit_boot_files(bootable: Path) -> None:
-    made = render("config.txt", bits=64, kernel="k", initramfs="", device_trees={}, gpu_memory_mib=64)
+    boots = {"boots_pi_4": True, "boots_pi_5": True}
+    made = render("config.txt", bits=64, kernel="k", initramfs="", device_trees={}, **boots, gpu_memory_mib=64)
     assert "arm_64bit=1\nkernel=k\nenable_uart=1\n" in made
 
 

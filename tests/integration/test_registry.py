@@ -15,13 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import docker
 import pytest
 from registry_parts import (
-    HTPASSWD,
+    AMD64,
     KIB,
     MIB,
     PASSWORD,
@@ -31,7 +30,6 @@ from registry_parts import (
     ask,
     blobs_on_disk,
     config_for,
-    engine_client,
     forget,
     image,
     load_image,
@@ -42,51 +40,18 @@ from registry_parts import (
 from rich.console import Console
 
 from registry import client as registry
-from registry import credentials, retries
 from registry import local as local_registry
+from registry import retries
 from registry.credentials import PASSWORD_VARIABLE
 from registry.local import Registry, Settings, TokenService
 from registry.reference import resolve
 from toolchain import progress
 from toolchain.errors import AccessDenied, PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("docker_config")]
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[docker.DockerClient]:
-    with engine_client() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    need("docker-registry")
-    with local_registry.serve(Settings(folder=tmp_path_factory.mktemp("plain") / "r")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    need("docker-registry")
-    folder = tmp_path_factory.mktemp("guarded")
-    (folder / "htpasswd").write_text(HTPASSWD)
-    with local_registry.serve(Settings(folder=folder / "r", htpasswd=folder / "htpasswd")) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for the test's credentials."""
-    folder = tmp_path / "docker-config"
-    folder.mkdir()
-    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
-    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
-    monkeypatch.setattr(credentials, "_taken", "")
-    return folder
 
 
 def store_login(folder: Path, address: str, user: str = USER, password: str = PASSWORD) -> None:
@@ -216,7 +181,7 @@ def test_push_of_a_missing_image_is_refused(client: docker.DockerClient, plain: 
 def test_image_for_another_platform_is_not_pushed(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="foreign")
     with (
-        image(client, config.image_reference("system"), variant=""),
+        image(client, config.image_reference("system"), platform=AMD64),
         pytest.raises(PlatformMismatch, match="linux/amd64"),
     ):
         registry.push(config)
@@ -226,7 +191,7 @@ def test_image_for_another_platform_is_not_pushed(client: docker.DockerClient, p
 def test_image_for_another_platform_is_not_pulled(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="alien")
     reference = resolve(config)
-    with image(client, str(reference), variant=""):
+    with image(client, str(reference), platform=AMD64):
         list(client.api.push(reference.name, reference.tag, stream=True, auth_config={}))
     before = tags_of(client, config)
     with pytest.raises(PlatformMismatch) as caught:
@@ -244,7 +209,7 @@ def test_pull_selects_the_platform_from_an_index(client: docker.DockerClient, pl
     try:
         identity = load_image(client, name)
         registry.push(config, tag="arm")
-        with image(client, f"{reference.name}:amd", variant=""):
+        with image(client, f"{reference.name}:amd", platform=AMD64):
             list(client.api.push(reference.name, "amd", stream=True, auth_config={}))
         forget(client, name)
         entries = []

@@ -64,12 +64,6 @@ pytestmark = pytest.mark.engine
 TAG = "trixie-armhf"
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[docker.DockerClient]:
-    with engine_client() as found:
-        yield found
-
-
 @pytest.fixture(autouse=True)
 def _no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("docker-registry")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from registry_parts import KIB, MIB, config_for, engine_client, forget, image, need
+from registry_parts import KIB, MIB, config_for, forget, image, need
 
 from registry import client as registry
 from registry import connection, credentials, oras, retries, transfer
@@ -144,12 +144,6 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
     monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
     monkeypatch.setattr(credentials, "_taken", "")
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[docker.DockerClient]:
-    with engine_client() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import http.server
 import io
@@ -42,6 +43,7 @@ HTPASSWD = f"{USER}:$2b$04$zAndiu6bXdklw6fq1b9SD.7utjlP.ire7A78fCLQG.XgJx9zcbWyi
 """USER with PASSWORD, bcrypt with the lowest cost."""
 
 KIB, MIB = 1 << 10, 1 << 20
+ARM, ARM64, AMD64 = "linux/arm/v7", "linux/arm64", "linux/amd64"
 
 
 def need(*programs: str) -> None:
@@ -75,6 +77,11 @@ def config_for(folder: Path, address: str, **registry: str) -> Config:
     )
 
 
+def for_arm64(config: Config) -> Config:
+    """The same configuration for another architecture."""
+    return dataclasses.replace(config, image=dataclasses.replace(config.image, architecture="arm64"))
+
+
 def layer_tar(seed: str, size: int) -> bytes:
     """A layer with one incompressible file."""
     stream = io.BytesIO()
@@ -86,20 +93,17 @@ def layer_tar(seed: str, size: int) -> bytes:
 
 
 def load_image(
-    client: docker.DockerClient, name: str, sizes: tuple[int, ...] = (4 * KIB,), *, seed: str = "", variant: str = "v7"
+    client: docker.DockerClient, name: str, sizes: tuple[int, ...] = (4 * KIB,), *, seed: str = "", platform: str = ARM
 ) -> str:
     """Load an image with layers of the given sizes; returns its id."""
     layers = [layer_tar(f"{seed or name}-{number}", size) for number, size in enumerate(sizes)]
     settings = {
-        "architecture": "arm" if variant else "amd64",
-        "os": "linux",
+        **dict(zip(("os", "architecture", "variant"), platform.split("/"), strict=False)),
         "created": "2025-01-01T00:00:00Z",
         "config": {"Cmd": ["/bin/true"]},
         "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest() for layer in layers]},
         "history": [{"created": "2025-01-01T00:00:00Z", "created_by": "test"} for _ in layers],
     }
-    if variant:
-        settings["variant"] = variant
     config = json.dumps(settings).encode()
     identity = hashlib.sha256(config).hexdigest()
     names = [f"layer-{number}.tar" for number in range(len(layers))]
@@ -120,9 +124,9 @@ def load_image(
 
 @contextlib.contextmanager
 def image(
-    client: docker.DockerClient, name: str, sizes: tuple[int, ...] = (4 * KIB,), *, seed: str = "", variant: str = "v7"
+    client: docker.DockerClient, name: str, sizes: tuple[int, ...] = (4 * KIB,), *, seed: str = "", platform: str = ARM
 ) -> Iterator[str]:
-    identity = load_image(client, name, sizes, seed=seed, variant=variant)
+    identity = load_image(client, name, sizes, seed=seed, platform=platform)
     try:
         yield identity
     finally:

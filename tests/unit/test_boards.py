@@ -54,8 +54,24 @@ def test_the_folder_of_a_board_tells_its_serial_number_and_may_be_absent() -> No
     assert board.advice(0) == ""
 
 
+@pytest.mark.parametrize(("folder", "serial"), [("9ffefdef", "9ffefdef"), ("dc-a6-32-01-36-c2", "")])
+def test_a_pi_4_looks_in_its_own_folder_first(folder: str, serial: str) -> None:
+    """Its boot loader then takes the common folder."""
+    missed = [absent(f"{folder}/{name}") for name in ("start4.elf", "start.elf", "config.txt")]
+    board = the_only(recorded(HAS_ADDRESS, *missed, sent("start4.elf"), sent("bcm2711-rpi-4-b.dtb")))
+    assert (board.serial, board.absent, board.model, board.file) == (serial, set(), "4-b", "bcm2711-rpi-4-b.dtb")
+
+
 @pytest.mark.parametrize(
-    ("name", "fix"), [("start.elf", "package raspi-firmware"), ("vmlinuz", "profile bootable"), ("x.dtb", "export")]
+    ("name", "fix"),
+    [
+        ("start.elf", "package raspi-firmware"),
+        ("start4.elf", "package raspi-firmware"),
+        ("bcm2711-rpi-4-b.dtb", "linux-image-arm64"),
+        ("bcm2712-rpi-5-b.dtb", "linux-image-rpi-v8"),
+        ("vmlinuz", "profile bootable"),
+        ("x.dtb", "export"),
+    ],
 )
 def test_an_absent_file_is_reported_at_once_with_its_fix(name: str, fix: str) -> None:
     boards = recorded(HAS_ADDRESS, absent(name))

@@ -11,6 +11,7 @@
 #include "kernels/host.hpp"
 #include "kernels/matmul.hpp"
 #include "qpu/stream.h"
+#include "runtime/words.hpp"
 
 namespace qpu::kernels {
 namespace {
@@ -225,7 +226,7 @@ Floats advance(Floats p, int elements) {
 // Zeros for convolutions without a bias.
 Floats zeros(std::size_t count, std::unique_ptr<Scratch>& keep) {
   keep = std::make_unique<Scratch>(count);
-  std::fill_n(keep->hostInts(), count, 0);
+  runtime::clearDeviceWords(keep->hostInts(), count);
   return keep->floats();
 }
 

@@ -57,6 +57,16 @@ std::optional<std::uint32_t> revisionLine(const std::string& cpuinfo) {
   return std::nullopt;
 }
 
+// The firmware passes the code in the device tree. 64-bit kernels other than the Raspberry Pi's do
+// not print it in cpuinfo.
+std::optional<std::uint32_t> revisionOfTree(const Root& root) {
+  const std::string bytes = root.read("/proc/device-tree/system/linux,revision").value_or("");
+  if (bytes.size() != 4) return std::nullopt;
+  std::uint32_t code = 0;
+  for (const char c : bytes) code = code << 8U | static_cast<unsigned char>(c);
+  return code;
+}
+
 // Converts "brcm,bcm2837" and similar strings to "BCM2837".
 std::string socOfTree(const std::vector<std::string>& compatible) {
   for (const Named& soc : kSocs) {
@@ -77,7 +87,7 @@ void classify(Board& b) {
   } else if (b.socName == "BCM2711" || b.socName == "BCM2712") {
     b.soc = Soc::Unsuitable;
     b.verdict = subject + (b.socName == "BCM2711" ? " has a VideoCore VI" : " has a VideoCore VII") +
-                ", whose QPUs have another instruction set";
+                ", which libqpu does not drive: its QPUs have another instruction set";
   } else if (!b.model.empty() || !b.compatible.empty()) {
     b.soc = Soc::Unsuitable;
     b.verdict = (b.model.empty() ? b.compatible.front() : b.model) +
@@ -115,7 +125,8 @@ Board readBoard(const Root& root) {
     if (!parts.empty()) b.model = parts.front();
   }
   b.compatible = splitNul(root.read("/proc/device-tree/compatible").value_or(""));
-  const auto code = revisionLine(root.read("/proc/cpuinfo").value_or(""));
+  auto code = revisionLine(root.read("/proc/cpuinfo").value_or(""));
+  if (!code) code = revisionOfTree(root);
   if (code) b.revision = decodeRevision(*code);
 
   // Prefer the device tree, because cpuinfo contains BCM2835 on every model.

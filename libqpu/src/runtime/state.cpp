@@ -4,6 +4,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
@@ -32,6 +33,8 @@ struct Layout {
   std::uint32_t check;  // checksum of all fields before it
 };
 static_assert(sizeof(Layout) == kSlot, "one record is one slot");
+static_assert(offsetof(Layout, start) == 16 && offsetof(Layout, check) == kSlot - 4,
+              "32-bit and 64-bit processes share the file");
 
 std::uint32_t checkOf(const unsigned char* bytes, std::size_t count) noexcept {
   std::uint32_t sum = 2166136261U;  // FNV-1a

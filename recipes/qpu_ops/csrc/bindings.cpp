@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <qpu/error.h>
+#include <qpu/shared_array.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
@@ -99,20 +100,23 @@ at::Tensor as_plain(const at::Tensor& t) {
 
 // Copies n floats and pads them with zeros to the next multiple of 16. Returns false if any
 // of them is Inf or NaN: QPU instructions do not handle these as IEEE 754 requires.
+//
+// On a board, `to` is device memory, where the unaligned accesses of memcpy and memset fault.
 bool stage(float* to, const float* from, std::size_t n) {
   constexpr std::size_t at_once = 2048;  // 8 KiB: still in the L1 cache when it is checked
   constexpr std::uint32_t exponent = 0x7f800000;
   std::uint32_t special = 0;
   for (std::size_t first = 0; first < n; first += at_once) {
     const std::size_t count = std::min(at_once, n - first);
-    std::memcpy(to + first, from + first, count * sizeof(float));
+    qpu::detail::copyWords(to + first, from + first, count);
     for (std::size_t i = first; i < first + count; ++i) {
       std::uint32_t bits = 0;
       std::memcpy(&bits, from + i, sizeof bits);
       special |= static_cast<std::uint32_t>((bits & exponent) == exponent);
     }
   }
-  std::memset(to + n, 0, (padded(n) - n) * sizeof(float));
+  constexpr std::array<float, block> zeros{};
+  qpu::detail::copyWords(to + n, zeros.data(), padded(n) - n);
   return special == 0;
 }
 
@@ -169,7 +173,7 @@ Timed elementwise(Elementwise operation, const char* name, const at::Tensor& a_i
     finite = stage(shared.a, part_a.const_data_ptr<float>(), n) && finite;
     finite = stage(shared.b, part_b.const_data_ptr<float>(), n) && finite;
     out.compute_s += session.run(operation, padded(n), qpus);
-    std::memcpy(out.result.mutable_data_ptr<float>() + first, shared.result, n * sizeof(float));
+    qpu::detail::copyWords(out.result.mutable_data_ptr<float>() + first, shared.result, n);
   }
   out.result = out.result.to(a.scalar_type());
   if (!finite) {
@@ -227,7 +231,7 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
       compute_s += session.run_matrix(rows, stride, qpus);
       for (std::int64_t row = 0; row < rows; ++row) {
         std::array<float, block> sums;
-        std::memcpy(sums.data(), shared.sums + row * lanes, sizeof sums);
+        qpu::detail::copyWords(sums.data(), shared.sums + row * lanes, sums.size());
         for (const float sum : sums) total[top + row] += static_cast<double>(sum);
       }
     }
@@ -313,7 +317,7 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, int qpus, std::i
   finite = stage(shared.a, x.const_data_ptr<float>(), x.numel()) && finite;
   finite = stage(shared.b, y.const_data_ptr<float>(), y.numel()) && finite;
   session.run_product(static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), qpus);
-  std::memcpy(result.mutable_data_ptr<float>(), shared.result, result.nbytes());
+  qpu::detail::copyWords(result.mutable_data_ptr<float>(), shared.result, result.numel());
   return result;
 }
 

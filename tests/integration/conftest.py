@@ -1,0 +1,51 @@
+"""Fixtures for tests of registries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from registry_parts import HTPASSWD, engine_client, need
+
+from registry import credentials
+from registry import local as local_registry
+from registry.credentials import PASSWORD_VARIABLE
+from registry.local import Registry, Settings
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[docker.DockerClient]:
+    """The engine."""
+    with engine_client() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A registry without access control."""
+    need("docker-registry")
+    with local_registry.serve(Settings(folder=tmp_path_factory.mktemp("plain") / "r")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A registry that requires the password of USER."""
+    need("docker-registry")
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "htpasswd").write_text(HTPASSWD)
+    with local_registry.serve(Settings(folder=folder / "r", htpasswd=folder / "htpasswd")) as running:
+        yield running
+
+
+@pytest.fixture
+def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for the test's credentials."""
+    folder = tmp_path / "docker-config"
+    folder.mkdir()
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
+    monkeypatch.setattr(credentials, "_taken", "")
+    return folder
