@@ -12,6 +12,7 @@ from packaging.utils import parse_wheel_filename
 from wheel_parts import EM_AARCH64, EM_ARM, HARD, elf, make_wheel
 
 from flow.serve_wheels import Offer
+from flow.verify import verify_torch
 from images.flavour import load_suite
 from recipes.companions import build as companions
 from recipes.recipe import load
@@ -219,6 +220,9 @@ def test_the_recipe_builds_for_armhf_only(tmp_path: Path) -> None:
         build.Plan.of(load("torch"), config, load_suite("trixie"))
     assert "published.toml" in caught.value.fix
     assert resolve.key(config) == ""
+    for full in (False, True):
+        with pytest.raises(RecipeInvalid, match="no variant for arm64"):
+            verify_torch(config, full=full)
 
 
 def test_a_pin_names_its_distribution_and_version() -> None:
