@@ -193,7 +193,7 @@ def build_tvm_ffi(context: Context, plan: bool = False) -> None:
     progress.summary(f"TVM's FFI built in {done.seconds:.1f} s", [done.row], warnings=done.warnings)
 
 
-@task(
+@_target_task(
     help={
         "artefact": "torch",
         "sample": "number of objects to compile again (default: 20)",
@@ -201,7 +201,6 @@ def build_tvm_ffi(context: Context, plan: bool = False) -> None:
         "seed": "select the same objects as an earlier run",
     }
 )
-@_reported
 def verify(context: Context, artefact: str, sample: int = 20, full: bool = False, seed: int = -1) -> None:
     """Build an artefact again and compare it bit for bit."""
     if artefact != "torch":
@@ -506,7 +505,7 @@ def completion(_: Context, shell: str) -> None:
     sys.stdout.write(shells.script(shell))
 
 
-@task(
+@_target_task(
     help={
         "name": "build, extension, export, device, kernels, torch or cpu (default: all)",
         "times": "how often short measurements are repeated",
@@ -514,7 +513,6 @@ def completion(_: Context, shell: str) -> None:
         "against": "another torch wheel, which --name=cpu compares with that of the image",
     },
 )
-@_reported
 def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, against: str = "") -> None:
     """Run the benchmarks and compare each result with the conventional approach."""
     _at_least(1, times=times)

@@ -68,6 +68,7 @@ class Workspace:
         return {
             "INVOKE_RUNTIME_CONFIG": "",  # a configuration file of the user would override the variables below
             "INVOKE_BUILD_FOLDER": str(config.build_root),
+            "INVOKE_IMAGE_ARCHITECTURE": config.image.architecture,
             "INVOKE_IMAGE_NAME": config.image.name,
             "INVOKE_IMAGE_SOURCE_DATE_EPOCH": str(config.image.source_date_epoch),
             "INVOKE_NFS_FOLDER": "",

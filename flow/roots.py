@@ -49,6 +49,8 @@ def common_packages(context: Context) -> tuple[str, ...]:
         common |= set(packages_for("companions", context.image))
     if context.image.ml_packages:
         common |= set(packages_for("ml_packages", context.image))
+    if context.config.torch.source == "distribution":
+        common |= {"python3-torch"}
     if context.config.remote.ffi_in_image:
         common |= {*context.suite.torch_python}  # includes what TVM's FFI imports
     return tuple(sorted(common))

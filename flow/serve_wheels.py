@@ -15,9 +15,9 @@ from pathlib import Path
 from images.flavour import load_suite
 from recipes.companions import build as companions
 from recipes.companions.locate import key_with
-from recipes.torch import resolve
+from recipes.torch import published, resolve
 from recipes.tvm_ffi import locate as tvm_ffi
-from toolchain import process, progress
+from toolchain import files, process, progress
 from toolchain.addresses import server_address
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, UserError
@@ -90,12 +90,16 @@ class Offer:
         return None
 
     def _find_companions(self) -> tuple[Path, ...]:
-        key = key_with(self._config, self.torch)
-        return companions.finished(self._config, key)[0] if key else ()
+        if key := key_with(self._config, self.torch):
+            return companions.finished(self._config, key)[0]
+        if self._config.image.companions and self.torch.wheel is not None:
+            return tuple(companions.published_for(self._config, files.sha256_of(self.torch.wheel), fetch=False))
+        return ()
 
     def _list(self) -> str:
         mine = companions.listing(self._config)
-        return f"{resolve.listing(self._config)}\n{tvm_ffi.listing(self._config)}\n{mine}"
+        fetched = [pin.file for pin in published.pins(self._config) if published.place(pin, self._config).is_file()]
+        return f"{resolve.listing(self._config)}\n{tvm_ffi.listing(self._config)}\n{mine}\n{fetched}"
 
     def _fitting_torch(self) -> list[Path]:
         image = self._config.image

@@ -20,6 +20,8 @@ from engine.start import ensure_running
 from flow import torch_job
 from flow.build_lock import build_lock
 from flow.context import Context
+from images.flavour import load_suite
+from recipes.recipe import load
 from recipes.torch import build as building
 from recipes.torch import provenance, resolve
 from toolchain import files, progress
@@ -49,9 +51,11 @@ class Verified:
 def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: int | None = None) -> Verified:
     """Build again and compare.
 
-    Raises ChecksFailed with the names that differ, ArtefactMissing without a complete build. An object that does not
-    compile raises CommandFailed, DiskFull or CommandFailed, as in ``Builder.run``.
+    Raises RecipeInvalid for a target that the recipe does not build, before the engine is started; ChecksFailed with
+    the names that differ; ArtefactMissing without a complete build. An object that does not compile raises CommandFailed,
+    DiskFull or CommandFailed, as in ``Builder.run``.
     """
+    building.Plan.of(load("torch"), config, load_suite(config.image.suite))
     ensure_running(config)
     with build_lock(config.target_root), Context(config) as context:
         if full:

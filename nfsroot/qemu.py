@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolchain import ports, process
-from toolchain.errors import ArtefactMissing, BoardSilent, ProgramMissing, UserError
+from toolchain.errors import ArtefactMissing, BoardSilent, PlatformMismatch, ProgramMissing, UserError
 
 HOST_SEEN_FROM_GUEST = "10.0.2.2"
 """The guest's address for the host's loopback interface in QEMU's user-mode network."""
@@ -109,13 +109,25 @@ class BootFiles:
 def boot_files(tree: Path, architecture: str) -> BootFiles:
     """Find the newest kernel in the tree's /boot that has an initramfs and boots on QEMU's ``virt`` machine.
 
-    Raises ArtefactMissing.
+    Raises ArtefactMissing, and PlatformMismatch if the kernel is for another architecture.
     """
     flavour = _EMULATIONS[architecture].kernel_flavour
     boot = tree / "boot"
     releases = [path.name.removeprefix("vmlinuz-") for path in boot.glob("vmlinuz-*")]
     whole = [name for name in releases if (boot / f"initrd.img-{name}").is_file()]
     usable = [name for name in whole if flavour in name]
+    others = [
+        name
+        for name, other in _EMULATIONS.items()
+        if name != architecture and any(other.kernel_flavour in release for release in whole)
+    ]
+    if others and not usable:
+        raise PlatformMismatch(
+            f"{tree} cannot be booted as {architecture}",
+            expected=f"boot/vmlinuz-…-{flavour} and its initrd.img",
+            found=f"a kernel for {others[0]} ({', '.join(whole)})",
+            fix=f"use --architecture={others[0]}, or export the image for {architecture} again",
+        )
     if not usable:
         raise ArtefactMissing(
             f"{tree} cannot be booted by QEMU",

@@ -229,8 +229,9 @@ class TorchConfig:
     from_source: bool = _setting(False, "build the wheel from source first, and take that")
     source: str = _setting(
         "archive",
-        "what is built: the distribution's source package (archive) or upstream's tag",
-        _one_of("archive", "git"),
+        "what build-torch builds: the distribution's source package (archive) or upstream's tag (git); or take torch "
+        "from here alone: the pinned wheel (pypi), python3-torch (distribution), wheelhouse",
+        _one_of("archive", "git", "pypi", "distribution", "wheelhouse"),
     )
     variant: str = _setting("neon", "CPU of the wheel: a variant of recipes/torch/recipe.toml", _name)
     options: tuple[str, ...] = _setting([], "CMake options over the recipe's, NAME=VALUE", _each(_option))
@@ -462,6 +463,8 @@ def load_config(
         sections[name] = _load_section(name, section, given, faults)
     if "image" in sections and not any(fault.startswith(("image.flavour:", "image.architecture:")) for fault in faults):
         faults += _of_flavour(sections["image"])
+    if not faults and (sections["torch"].source, sections["image"].architecture) == ("distribution", "armhf"):
+        faults.append("torch.source: the distribution has no python3-torch for armhf, found 'distribution'")
     if faults:
         raise ConfigError([_with_its_variable(fault) for fault in faults])
     return Config(**sections)

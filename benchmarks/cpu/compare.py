@@ -71,7 +71,7 @@ def measure(workspace: Workspace) -> Result:
             "the benchmark cpu counts instructions of 32-bit ARM only",
             expected="image.architecture: armhf",
             found=config.image.architecture,
-            fix="set INVOKE_IMAGE_ARCHITECTURE=armhf for this task",
+            fix="./inv bench --name=cpu --architecture=armhf",
         )
     against = Path(workspace.against) if workspace.against else None
     if against and not against.is_file():

@@ -33,7 +33,8 @@ def step(context: Context) -> Step:
         )
         (context.root / "Dockerfile").write_text(text)
         loaded = system.build(context.client, reference, text, added, context.target)
-        modules = ["torch", "numpy"] if needs["torch"].facts["wheel"] else ["numpy"]
+        with_torch = needs["torch"].facts["wheel"] or config.torch.source == "distribution"
+        modules = ["torch", "numpy"] if with_torch else ["numpy"]
         modules += MODULES if needs["qpu-ops"].facts["wheel"] else ()
         modules += ["tvm_ffi"] if "tvm-ffi" in needs else []
         modules += (

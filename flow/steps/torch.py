@@ -21,6 +21,9 @@ def step(context: Context) -> Step:
     def action(_: Mapping[str, Manifest]) -> Made:
         found = resolve.resolve(config, fetch=True)
         if found.wheel is None:
+            if config.torch.source == "distribution":
+                progress.say(f"    {found.reason}")
+                return Made(facts={"wheel": "", "version": ""})
             warning = f"the image is built WITHOUT torch: {found.reason}"
             progress.warn(warning)
             return Made(facts={"wheel": "", "version": ""}, warnings=(warning,))
@@ -52,6 +55,7 @@ def step(context: Context) -> Step:
             "python": context.suite.python,
             "required": str(config.torch.required),
             "from source": str(config.torch.from_source),
+            "source": config.torch.source,
         },
         action=action,
         missing=missing,

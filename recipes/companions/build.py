@@ -58,15 +58,15 @@ def listing(config: Config) -> str:
     return " ".join(artefacts.keys(config, NAME))
 
 
-def published_for(config: Config, torch: str) -> list[Path]:
-    """The package index's wheels for the torch wheel with this SHA-256, fetched and audited; empty if there are none.
+def published_for(config: Config, torch: str, *, fetch: bool = True) -> list[Path]:
+    """The package index's wheels for the torch wheel with this SHA-256, audited; empty if there are none.
 
-    Raises as ``published.obtain`` and ``wheels.find.audit``.
+    Without ``fetch`` those that were fetched before. Raises as ``published.obtain`` and ``wheels.find.audit``.
     """
     pins = published.pins(config)
     if not pins or pins[0].sha256 != torch:
         return []
-    found = [published.obtain(pin, config) for pin in pins[1:]]
+    found = [published.obtain(pin, config) for pin in pins[1:] if fetch or published.place(pin, config).is_file()]
     for wheel in found:
         wheels.audit(wheel, config.image.target)
     return found

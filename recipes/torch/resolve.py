@@ -3,9 +3,9 @@
 A wheel in a wheelhouse is chosen by its name, tag and contents; the user is responsible for it. The next three are
 ours and are used only if their provenance states the current key of the recipe, so that an old wheel is never used
 after flags, options or patches have changed. The package index's wheel is pinned by its SHA-256 (published.toml), for
-targets that the recipe does not build. Each wheel is audited before it is used: archive, RECORD, machine and
-float ABI of every ELF file. A wheel that fails is skipped with a warning if another place has a usable one. Without
-any wheel the image is built without torch, with a warning.
+targets that the recipe does not build. ``torch.source`` can restrict the search to one place. Each wheel is audited
+before it is used: archive, RECORD, machine and float ABI of every ELF file. A wheel that fails is skipped with a
+warning if another place has a usable one. Without any wheel the image is built without torch, with a warning.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ def resolve(config: Config, *, fetch: bool = False) -> Resolution:
     In each wheelhouse only the newest suitable wheel is considered. A wheel that is damaged or for another machine
     causes a warning if another place has a usable one, and an error otherwise.
     """
+    if config.torch.source == "distribution":
+        return Resolution(None, "", "torch.source is distribution, so the image has python3-torch")
     target, suite = config.image.target, load_suite(config.image.suite)
     tags = wheels.tags_for(target, suite)
     distribution = load("torch").settings["distribution"]
@@ -108,10 +110,10 @@ def resolve(config: Config, *, fetch: bool = False) -> Resolution:
     of_the_user = [(item.path, str(item.version), f"from {folder}") for folder, item in newest.items()]
     unusable: list[Unusable] = []
     ours = of_this_recipe(config, refused, unusable)
-    for path, version, reason in itertools.chain(
-        *((ours, of_the_user) if config.torch.from_source else (of_the_user, ours)),
-        _published(config, refused, fetch=fetch),
-    ):
+    of_the_index = _published(config, refused, fetch=fetch)
+    own = (ours, of_the_user) if config.torch.from_source else (of_the_user, ours)
+    alone = {"wheelhouse": of_the_user, "pypi": of_the_index}
+    for path, version, reason in alone.get(config.torch.source, itertools.chain(*own, of_the_index)):
         try:
             wheels.audit(path, target)
         except (WheelUnusable, PlatformMismatch) as fault:
@@ -190,11 +192,15 @@ def _placed(
 
 def _published(config: Config, refused: list[str], *, fetch: bool) -> Iterator[tuple[Path, str, str]]:
     """The wheel of the package index that is pinned for the target, if there is one."""
-    for pin in published.pins(config)[:1]:
+    pins = published.pins(config)[:1]
+    if not pins and config.torch.source == "pypi":
+        refused.append(f"torch.source is pypi, and no wheel is pinned for {config.image.label}")
+    for pin in pins:
         if fetch or published.place(pin, config).is_file():
             yield published.obtain(pin, config), pin.version, "from the package index, of the pinned SHA-256"
         else:
-            refused.append(f"{pin.file} is not downloaded: ./inv build-image fetches it")
+            task = f"./inv build-image --architecture={config.image.architecture}"
+            refused.append(f"{pin.file} is not downloaded: {task} fetches it")
 
 
 def _key_of(wheel: Path) -> str:

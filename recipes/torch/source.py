@@ -38,7 +38,17 @@ class Source:
 
 
 def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
-    """The source that the recipe pins; nothing is fetched. Raises SourceUnavailable for a release without a pin."""
+    """The source that the recipe pins; nothing is fetched.
+
+    Raises SourceUnavailable for a release without a pin, and for a kind that is not built.
+    """
+    if kind not in ("archive", "git"):
+        raise SourceUnavailable(
+            "torch is not built from source here",
+            expected="torch.source: archive or git",
+            found=f"torch.source: {kind}",
+            fix="./inv build-torch --source=archive",
+        )
     if kind == "git":
         return f"git {recipe.tables['git']['commit']}"
     version, digest = _pinned(recipe, suite)

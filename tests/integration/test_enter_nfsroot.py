@@ -432,6 +432,15 @@ def test_cleans_up_without_mount_namespaces(root: Path, tmp_path: Path) -> None:
 def test_another_architecture_is_refused(root: Path) -> None:
     done = subprocess.run([HELPER, "--local", root, "true"], capture_output=True, text=True, check=False)
     assert done.returncode == 125
+    assert f"{root} is a root filesystem for amd64, not for armhf" in done.stderr
+    assert "add the option -a amd64" in done.stderr
+    assert traces_of(root) == []
+
+
+@needs_root
+def test_a_folder_that_is_no_root_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run([HELPER, "--local", tmp_path, "true"], capture_output=True, text=True, check=False)
+    assert done.returncode == 125
     assert "is not an armhf root filesystem: it has no ld-linux-armhf.so.3" in done.stderr
 
 

@@ -17,7 +17,7 @@ from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
 from toolchain import process
 from toolchain.config import ROOT, Config
-from toolchain.errors import ArtefactMissing, BoardSilent, UserError
+from toolchain.errors import ArtefactMissing, BoardSilent, PlatformMismatch, UserError
 
 
 def tree_with(folder: Path, *kernels: str, without_initrd: str = "") -> Path:
@@ -50,6 +50,13 @@ def test_a_tree_that_qemu_cannot_boot_is_refused(tmp_path: Path, kernels: tuple[
         qemu.boot_files(tree_with(tmp_path, *kernels), "armhf")
     assert said in caught.value.found
     assert "image.profile: bootable" in caught.value.fix
+
+
+def test_a_tree_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlatformMismatch, match="cannot be booted as armhf") as caught:
+        qemu.boot_files(tree_with(tmp_path, "6.12.107+deb13-arm64"), "armhf")
+    assert caught.value.found == "a kernel for arm64 (6.12.107+deb13-arm64)"
+    assert "--architecture=arm64" in caught.value.fix
 
 
 def test_kernel_command_line_names_server_path_and_init(tmp_path: Path) -> None:

@@ -211,8 +211,9 @@ def test_a_run_without_a_record_is_not_a_measurement(tmp_path: Path) -> None:
         observe([], environment={}, log=tmp_path / "log", cwd=tmp_path, program="silent")
 
 
-def workspace_in(folder: Path) -> Workspace:
-    return Workspace.of(load_config({"build": {"folder": str(folder)}, "torch": {"wheelhouse": ["wheelhouse"]}}))
+def workspace_in(folder: Path, **image: str) -> Workspace:
+    torch = {"wheelhouse": ["wheelhouse"]}
+    return Workspace.of(load_config({"build": {"folder": str(folder)}, "torch": torch, "image": image}))
 
 
 def test_the_workspace_is_separate_from_the_users_build(tmp_path: Path) -> None:
@@ -226,11 +227,12 @@ def test_the_workspace_is_separate_from_the_users_build(tmp_path: Path) -> None:
 
 
 def test_a_task_gets_the_workspaces_settings(tmp_path: Path) -> None:
-    workspace = workspace_in(tmp_path)
+    workspace = workspace_in(tmp_path, architecture="arm64")
     script = (
         "import invoke; from toolchain.config import defaults, load_config; "
         "c = invoke.Config(defaults=defaults()); c.load_shell_env(); c = load_config(c); "
-        "print(c.build_root, c.image.name, c.image.source_date_epoch, c.nfsroot, c.torch.wheelhouse[0])"
+        "i = c.image; "
+        "print(c.build_root, i.name, i.architecture, i.source_date_epoch, c.nfsroot, c.torch.wheelhouse[0])"
     )
     environment = {**os.environ, **workspace.environment(), "PYTHONPATH": str(ROOT)}
     said = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
@@ -238,6 +240,7 @@ def test_a_task_gets_the_workspaces_settings(tmp_path: Path) -> None:
     assert said.stdout.split() == [
         str(config.build_root),
         config.image.name,
+        "arm64",
         str(config.image.source_date_epoch),
         str(config.nfsroot),
         config.torch.wheelhouse[0],

@@ -308,6 +308,14 @@ def test_an_unsupported_architecture_is_reported() -> None:
         assert load_config({"image": {"architecture": architecture}}).image.architecture == architecture
 
 
+def test_the_distribution_has_no_torch_for_armhf() -> None:
+    torch = {"source": "distribution"}
+    assert fault_of({"torch": torch}) == (
+        "torch.source: the distribution has no python3-torch for armhf, found 'distribution'"
+    )
+    assert load_config({"torch": torch, "image": {"architecture": "arm64"}}).torch.source == "distribution"
+
+
 def test_a_list_of_options_is_taken_as_it_is() -> None:
     """Also with spaces and commas, although the text of a variable is split at commas."""
     whole = ("A=-O1 -Wl,--as-needed", "B=", "C=x=y ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,17 @@ import pytest
 from packaging.utils import parse_wheel_filename
 from wheel_parts import EM_AARCH64, EM_ARM, HARD, elf, make_wheel
 
+from flow.serve_wheels import Offer
+from flow.verify import verify_torch
 from images.flavour import load_suite
 from recipes.companions import build as companions
 from recipes.recipe import load
 from recipes.torch import build, published, resolve
 from recipes.torch.published import Pin
+from recipes.torch.source import identity
 from toolchain import files, progress
 from toolchain.config import Config, load_config
-from toolchain.errors import NetworkUnreachable, PlatformMismatch, RecipeInvalid, SourceUnavailable
+from toolchain.errors import NetworkUnreachable, PlatformMismatch, RecipeInvalid, SourceUnavailable, WheelUnusable
 from wheels import find as wheels
 from wheels.index import running_index, wheels_in
 
@@ -76,7 +80,7 @@ def test_the_wheel_is_fetched_once_and_chosen(index: Path, tmp_path: Path) -> No
     config = configured(tmp_path)
     found = resolve.resolve(config)
     assert (found.wheel, found.version) == (None, "")
-    assert "is not downloaded: ./inv build-image fetches it" in found.reason
+    assert "is not downloaded: ./inv build-image --architecture=arm64 fetches it" in found.reason
     found = resolve.resolve(config, fetch=True)
     assert (found.wheel, found.version) == (tmp_path / "build" / "published" / f"torch-2.9.1-{TAG}.whl", "2.9.1")
     assert "package index" in found.reason
@@ -143,9 +147,71 @@ def test_the_listing_has_the_pins(index: Path, tmp_path: Path, monkeypatch: pyte
 def test_companions_belong_to_the_pinned_torch(index: Path, tmp_path: Path) -> None:
     config = configured(tmp_path)
     torch, torchvision = published.pins(config)
+    assert companions.published_for(config, torch.sha256, fetch=False) == []
     assert companions.published_for(config, torch.sha256) == [published.place(torchvision, config)]
     assert companions.published_for(config, "0" * 64) == []
     assert companions.published_for(load_config({}), torch.sha256) == []
+
+
+def test_the_fetched_wheels_are_served(index: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    offer = Offer(config)
+    assert offer() == {}
+    torch, torchvision = published.pins(config)
+    resolve.resolve(config, fetch=True)
+    assert list(offer()) == [torch.file]
+    companions.published_for(config, torch.sha256)
+    assert offer() == {pin.file: published.place(pin, config) for pin in (torch, torchvision)}
+    without = dataclasses.replace(config, image=dataclasses.replace(config.image, companions=False))
+    assert list(Offer(without)()) == [torch.file]
+
+
+@pytest.mark.parametrize(
+    ("source", "chosen"), [("archive", OWN), ("pypi", TAG), ("wheelhouse", OWN), ("distribution", "")]
+)
+def test_torch_comes_from_the_requested_place(index: Path, tmp_path: Path, source: str, chosen: str) -> None:
+    a_wheel(tmp_path / "house", "torch", tag=OWN)
+    config = configured(tmp_path, source=source, required=source != "distribution")
+    wheel = resolve.resolve(config, fetch=True).wheel
+    assert (wheel.name if wheel else "") == (f"torch-2.9.1-{chosen}.whl" if chosen else "")
+
+
+@pytest.mark.parametrize(
+    ("source", "architecture", "reason"),
+    [
+        ("wheelhouse", "arm64", "no torch wheel in "),
+        ("wheelhouse", "armhf", "no torch wheel in "),
+        ("pypi", "armhf", "torch.source is pypi, and no wheel is pinned for trixie-armhf"),
+        ("distribution", "arm64", "torch.source is distribution, so the image has python3-torch"),
+    ],
+)
+def test_another_place_is_not_searched(
+    index: Path, tmp_path: Path, source: str, architecture: str, reason: str
+) -> None:
+    torch = {"source": source, "wheelhouse": [str(tmp_path / "house")]}
+    config = load_config(
+        {"image": {"architecture": architecture}, "torch": torch, "build": {"folder": str(tmp_path / "build")}}
+    )
+    found = resolve.resolve(config, fetch=True)
+    assert found.wheel is None
+    assert reason in found.reason
+
+
+def test_an_armhf_wheel_in_the_wheelhouse_is_not_used(index: Path, tmp_path: Path) -> None:
+    wheel = a_wheel(tmp_path / "house", "torch", tag="cp313-cp313-linux_armv7l", machine=EM_ARM)
+    found = resolve.resolve(configured(tmp_path, source="wheelhouse"))
+    assert found.wheel is None
+    assert "no usable wheel is tagged cp313-cp313-linux_aarch64" in found.reason
+    assert wheel.name in found.reason
+    with pytest.raises(WheelUnusable, match=r"torch\.required is set"):
+        resolve.resolve(configured(tmp_path, source="wheelhouse", required=True))
+
+
+@pytest.mark.parametrize("source", ["pypi", "distribution", "wheelhouse"])
+def test_nothing_is_built_for_another_place(source: str) -> None:
+    with pytest.raises(SourceUnavailable, match="not built from source") as caught:
+        identity(load("torch"), load_suite("trixie"), source)
+    assert caught.value.fix == "./inv build-torch --source=archive"
 
 
 def test_the_recipe_builds_for_armhf_only(tmp_path: Path) -> None:
@@ -154,6 +220,9 @@ def test_the_recipe_builds_for_armhf_only(tmp_path: Path) -> None:
         build.Plan.of(load("torch"), config, load_suite("trixie"))
     assert "published.toml" in caught.value.fix
     assert resolve.key(config) == ""
+    for full in (False, True):
+        with pytest.raises(RecipeInvalid, match="no variant for arm64"):
+            verify_torch(config, full=full)
 
 
 def test_a_pin_names_its_distribution_and_version() -> None:
