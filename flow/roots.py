@@ -44,7 +44,7 @@ def common_packages(context: Context) -> tuple[str, ...]:
         *context.image.extra_packages,
     }
     if context.image.profile == "bootable":
-        common |= set(packages_for("bootable", context.image))
+        common |= {*packages_for("bootable", context.image), *packages_for("card", context.image)}
     if context.image.companions:
         common |= set(packages_for("companions", context.image))
     if context.config.remote.ffi_in_image:
