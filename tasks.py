@@ -627,6 +627,8 @@ namespace = Collection(
     export_nfsroot,
     serve_nfsroot,
     share_internet,
+    sd_image,
+    write_card,
     deploy,
     run_on_pi,
     profile_remote,

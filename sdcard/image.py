@@ -126,7 +126,6 @@ def build(config: Config) -> Manifest:
     began = time.monotonic()
     folder = Folder.of(config)
     source = unpack.find_image(connect(), config.image_reference("system"), config.image.target)
-    tools, firmware = ready_tools(config)
     folder.place.mkdir(parents=True, exist_ok=True)
     another = InUse(
         f"another run makes the card image in {folder.place}",
@@ -136,6 +135,7 @@ def build(config: Config) -> Manifest:
     )
     needed = 3 * (source.size >> 20) + BOOT_MIB + _ROOT_FREE_MIB
     files.require_space(folder.place, needed, "the card image")
+    tools, firmware = ready_tools(config)
     with files.held(folder.place / "lock", another), _room(folder.place):
         with files.scratch_folder(folder.place, "card") as scratch:
             made = _make(config, source, tools, firmware, scratch, folder)
@@ -175,14 +175,14 @@ def _make(
         hashed = TreeHash.of(tree)
     before = hashed.sha256
     ids = Identifiers(before)
+    boot = scratch / "boot"
+    _write_boot(config, tree, firmware, boot, ids)
     hostname = config.sd.hostname or re.sub(r"[^a-z0-9-]", "-", config.image.name)
     settings = Settings(hostname=hostname, nameservers=(), client_public_key="", now=tools.epoch)
     audited = audit(tree, settings, ON_EVERY_MEDIUM)
     first_boot.fit_for_card(audited, ids.number("disk"))
     hashed.refresh(audited.touched)
     user_data = first_boot.user_data(config.sd, hostname)
-    boot = scratch / "boot"
-    _write_boot(config, tree, firmware, boot, ids)
     (boot / "user-data").write_text(user_data)
     (boot / "meta-data").write_text(first_boot.meta_data(ids.number(f"instance {user_data}")))
     image = scratch / f"{folder.name}.img"
@@ -255,7 +255,8 @@ def _root_of(tree: Path, root: Path, tools: Tools, ids: Identifiers, counts: dic
         [
             "tar", "--create", f"--file={tar}", f"--directory={tree}", "--format=posix", "--numeric-owner",
             "--sort=name", "--xattrs", "--xattrs-include=*", "--clamp-mtime", f"--mtime=@{tools.epoch}",
-            "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime", ".",
+            # Names are bytes; libarchive takes them as UTF-8 otherwise.
+            "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime,hdrcharset:=BINARY", ".",
         ],
         env={"LC_ALL": "C"},
         fix="see its last lines; the usual cause is a full disk",
