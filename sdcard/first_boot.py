@@ -25,6 +25,8 @@ _CLOUD = """\
 # The data source NoCloud: files on the boot partition. ifupdown configures the network.
 datasource_list: [NoCloud]
 network: {config: disabled}
+apt: {preserve_sources_list: true}
+ssh_genkeytypes: [ed25519, ecdsa]
 """
 
 

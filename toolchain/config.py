@@ -141,11 +141,15 @@ def _address(value: Any) -> str:
     return ""
 
 
-_host_name = _matches(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?|", "a host name of lower-case letters, digits and hyphens")
-_user = _matches(r"[a-z_][a-z0-9_-]{0,31}|", "a user name of lower-case letters, digits, - and _")
-_password_hash = _matches(r"\$(?:5|6|y|2b)\$[A-Za-z0-9./$=,]+|", "a hash that begins with $6$, $5$, $y$ or $2b$")
+_host_name = _matches(
+    r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?|", "a host name of lower-case letters, digits and hyphens, or nothing"
+)
+_user = _matches(r"[a-z_][a-z0-9_-]{0,31}|", "a user name of lower-case letters, digits, - and _, or nothing")
+_password_hash = _matches(
+    r"\$(?:5|6|y|2b)\$[A-Za-z0-9./$=,]+|", "a hash that begins with $6$, $5$, $y$ or $2b$, or nothing"
+)
 _public_key = _matches(r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-\S+ [A-Za-z0-9+/=]+(?: [^\n]*)?", "a line of authorized_keys")
-_locale = _matches(r"[a-z]{2,3}_[A-Z]{2}\.UTF-8|C\.UTF-8|", "LANGUAGE_COUNTRY.UTF-8")
+_locale = _matches(r"[a-z]{2,3}_[A-Z]{2}\.UTF-8|C\.UTF-8|", "LANGUAGE_COUNTRY.UTF-8, or nothing")
 _option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=.*", "NAME=VALUE, such as USE_OPENMP=OFF")
 
 
