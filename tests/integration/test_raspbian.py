@@ -34,7 +34,11 @@ IMAGE = ImageConfig(flavour="raspbian")
 def of_the_target(version: str) -> list[Package]:
     """The packages of a target root and of a release, with hardly any content."""
     suite = load_suite(SUITE)
-    roles = {name for role in ("base", "board", "bootable", "card", "companions", "dev") for name in packages_for(role, IMAGE)}
+    roles = {
+        name
+        for role in ("base", "board", "bootable", "card", "companions", "dev")
+        for name in packages_for(role, IMAGE)
+    }
     names = {*roles, *suite.torch_libraries, *suite.torch_python, "libc6", "linux-base", "debian-archive-keyring"}
     names = {name for name in names if not name.startswith(("linux-image", "raspi-firmware"))} - {"less"}
     return [

@@ -360,6 +360,7 @@ def spec(real_card: RealCard) -> qemu.MachineSpec:
 
 
 @pytest.mark.machine
+@pytest.mark.expensive
 def test_the_root_of_the_card_boots(spec: qemu.MachineSpec, tmp_path: Path) -> None:
     """The initramfs finds it by its partition's identifier; the lean init starts."""
     machine = qemu.Machine(spec, tmp_path / "console.log")
