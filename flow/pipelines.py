@@ -14,6 +14,9 @@
 
     mirror ── cpu-tools
 
+    mirror ── card-tools
+          └── card-firmware
+
     mirror ── tvm-ffi-builder ── tvm-ffi-wheel
 
     mirror ── cuda-builder ── cuda-wheel
@@ -37,6 +40,8 @@ from flow.steps import (
     archives,
     base,
     builder,
+    card_firmware,
+    card_tools,
     companions,
     cpu_tools,
     cuda_builder,
@@ -103,6 +108,11 @@ def cpu_job(context: Context) -> Pipeline:
 def cpu_tools_job(context: Context) -> Pipeline:
     """The tools of the benchmark ``cpu`` and of ``audit-wheel``."""
     return Pipeline(context.root, [mirror.step(context), cpu_tools.step(context)])
+
+
+def card_job(context: Context) -> Pipeline:
+    """The tools that make a card image, and the firmware on it."""
+    return Pipeline(context.root, [module.step(context) for module in (mirror, card_tools, card_firmware)])
 
 
 def tvm_ffi_job(context: Context) -> Pipeline:
