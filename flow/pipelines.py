@@ -41,12 +41,11 @@ from flow.steps import (
     base,
     builder,
     card_firmware,
-    card_tools,
     companions,
-    cpu_tools,
     cuda_builder,
     cuda_wheel,
     dev,
+    extracted_tools,
     libqpu,
     mirror,
     native_breadth,
@@ -107,12 +106,14 @@ def cpu_job(context: Context) -> Pipeline:
 
 def cpu_tools_job(context: Context) -> Pipeline:
     """The tools of the benchmark ``cpu`` and of ``audit-wheel``."""
-    return Pipeline(context.root, [mirror.step(context), cpu_tools.step(context)])
+    programs = extracted_tools.step(context, "cpu-tools", "emulator with plugins and LLVM")
+    return Pipeline(context.root, [mirror.step(context), programs])
 
 
 def card_job(context: Context) -> Pipeline:
     """The tools that make a card image, and the firmware on it."""
-    return Pipeline(context.root, [module.step(context) for module in (mirror, card_tools, card_firmware)])
+    programs = extracted_tools.step(context, "card-tools", "tools for card images")
+    return Pipeline(context.root, [mirror.step(context), programs, card_firmware.step(context)])
 
 
 def tvm_ffi_job(context: Context) -> Pipeline:

@@ -2,7 +2,7 @@
 
 The image has an MBR partition table, a FAT partition with the files that the firmware of a board reads, and an ext4
 root. All identifiers are derived from the hash of the image's tree, and all times from ``image.source_date_epoch``. The
-programs are extracted packages (flow.steps.card_tools), so that the image does not depend on the host's versions. Only
+programs are extracted packages (flow.pipelines.card_job), so the image does not depend on the host's versions. Only
 unpacking the system image requires root, because files have several owners.
 
 Products, in ``sd/`` in the folder of the target: the compressed image, its block map, its SHA-256, the entry for
@@ -28,16 +28,16 @@ from engine.connect import connect
 from flow import pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
-from flow.steps import card_firmware, card_tools
+from flow.steps import card_firmware, extracted_tools
 from nfsroot import unpack
 from nfsroot.audit import ON_EVERY_MEDIUM, Settings, audit
 from nfsroot.boot_files import boot_parts, write_board_files
 from nfsroot.export import left_out_warnings, origin_of
-from nfsroot.tree import TreeHash
+from nfsroot.tree import TreeHash, follow
 from sdcard import bmap, first_boot
 from sdcard.tools import Tools
 from toolchain import checkout, files, process, progress
-from toolchain.config import Config
+from toolchain.config import Config, ImageConfig
 from toolchain.errors import ArtefactMissing, CommandFailed, InUse
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import MANIFEST_SUFFIX, key_of
@@ -158,11 +158,16 @@ def _room(folder: Path) -> Iterator[None]:
 
 def ready_tools(config: Config) -> tuple[Tools, Path]:
     """The programs, and the folder of the firmware's package. Raises the UserError of the step that failed."""
-    image = dataclasses.replace(config.image, suite=TOOLS_SUITE, flavour="debian", kernel="distribution")
+    own = ImageConfig()  # native programs, and firmware of all boards: one folder for all targets
+    image = dataclasses.replace(
+        config.image, suite=TOOLS_SUITE, flavour=own.flavour, architecture=own.architecture, kernel=own.kernel
+    )
     with Context(dataclasses.replace(config, image=image)) as context, build_lock(context.root):
         pipeline = pipelines.card_job(context)
         pipeline.execute(pipeline.plan())
-        return Tools(card_tools.folder(context), config.image.source_date_epoch), card_firmware.folder(context)
+        return Tools(
+            extracted_tools.folder(context, "card-tools"), config.image.source_date_epoch
+        ), card_firmware.folder(context)
 
 
 def _make(
@@ -229,12 +234,15 @@ def _make(
 def _write_boot(config: Config, tree: Path, firmware: Path, boot: Path, ids: Identifiers) -> None:
     """The files of the boot partition. Raises ArtefactMissing if a board could not boot from them."""
     parts = boot_parts(tree, firmware / card_firmware.PARTS[0])
-    if missing := parts.missing():
+    missing = parts.missing()
+    if not follow(tree, "usr/bin/cloud-init").is_file():
+        missing.append("cloud-init (image.card: true)")
+    if missing:
         raise ArtefactMissing(
             "a board cannot boot from a card with this image",
-            expected="a kernel, device trees and the firmware",
+            expected="a kernel, device trees, the firmware and cloud-init",
             found=f"without {'; '.join(missing)}",
-            fix="set image.profile: bootable and run ./inv build-image",
+            fix="set image.card: true in invoke.yaml and run ./inv build-image",
         )
     script = "boot=local " if parts.initramfs else ""
     root = f"root=PARTUUID={ids.number('disk')}-02 rootfstype=ext4 rw rootwait"
@@ -330,6 +338,7 @@ def _imager_entry(config: Config, folder: Folder, extracted: Artefact, size: int
     return {
         "name": f"{config.image.name} {config.image.label}",
         "description": "PyTorch with kernels for the QPUs of VideoCore IV",
+        "icon": "icons/use_custom.png",  # part of Raspberry Pi Imager; its schema requires one
         "url": f"{place}/{folder.image.name}",
         "extract_size": extracted.size,
         "extract_sha256": extracted.sha256,

@@ -48,7 +48,8 @@ CHANGED = {
 
 def boot_layer() -> list[object]:
     return [
-        *(folder(name) for name in ("boot", "usr", "usr/lib", TREES)),
+        *(folder(name) for name in ("boot", "usr", "usr/bin", "usr/lib", TREES)),
+        entry("usr/bin/cloud-init", b"program"),
         entry(f"boot/vmlinuz-{RELEASE}", b"kernel" * 1000),
         entry(f"boot/initrd.img-{RELEASE}", b"initramfs" * 1000),
         entry(f"{TREES}/bcm2837-rpi-3-b.dtb", b"device tree"),
@@ -184,9 +185,19 @@ def test_two_builds_are_equal(card: Card) -> None:
     assert again.facts == card.manifest.facts
 
 
+REQUIRED = {
+    **dict.fromkeys(("name", "description", "icon", "url", "extract_sha256", "release_date"), str),
+    **dict.fromkeys(("extract_size", "image_download_size"), int),
+}
+"""Fields that Imager's schema requires of an entry: doc/json-schema/os-list-schema.json in its repository."""
+
+
 def test_the_imagers_entry_describes_the_image(card: Card) -> None:
     place = Folder.of(card.config)
-    (row,) = json.loads(place.imager.read_text())["os_list"]
+    listed = json.loads(place.imager.read_text())
+    assert listed.keys() == {"os_list"}, "the schema allows only one other field"
+    (row,) = listed["os_list"]
+    assert {name: type(row.get(name)) for name in REQUIRED} == REQUIRED
     packed = place.image.stat().st_size
     assert row["url"] == place.image.as_uri()
     assert (row["extract_size"], row["extract_sha256"]) == (
@@ -300,6 +311,7 @@ def test_an_image_without_a_kernel_is_refused(engine_runs: None) -> None:
     with loaded(f"{NAME}-container", nasty_image.lower_layer()) as config, pytest.raises(ArtefactMissing) as caught:
         image.build(config)
     assert "a kernel" in caught.value.found
+    assert "cloud-init (image.card: true)" in caught.value.found
     assert not list(Folder.of(config).place.glob(f"*{NAME}-container*"))
 
 
