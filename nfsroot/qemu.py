@@ -148,14 +148,13 @@ class MachineSpec:
 
     ``nfs_path`` and ``nfs_port`` are the tree's path and port on the NFS server of the loopback interface. ``init`` is
     ``lean`` or ``systemd``, ``cpu`` a name of ``cpu_of``. ``extra_arguments`` are appended to the kernel command line.
-    With ``disk``, the raw image of a card, the machine does not use NFS: ``disk_arguments`` select its root.
+    With ``disk``, the raw image of a card, the machine does not use NFS, and they select its root.
     """
 
     boot: BootFiles
     nfs_path: str = ""
     nfs_port: int = 2049
     disk: Path | None = None
-    disk_arguments: str = ""
     architecture: str = "armhf"
     init: str = "lean"
     cpu: str = ""
@@ -181,7 +180,7 @@ class MachineSpec:
         )
         words = [
             f"console={_EMULATIONS[self.architecture].console}",
-            self.disk_arguments if self.disk else network,
+            *([] if self.disk else [network]),
             "net.ifnames=0 panic=5",
         ]
         if self.init == "lean":
