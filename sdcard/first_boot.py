@@ -34,7 +34,9 @@ def fit_for_card(tree: Audit, disk_id: str) -> None:
     """Write the files of a root on a card whose partition table has the identifier ``disk_id`` (8 hex digits)."""
     tree.write(
         "/etc/fstab",
-        f"PARTUUID={disk_id}-02 / ext4 defaults,noatime 0 1\nPARTUUID={disk_id}-01 {BOOT} vfat defaults,nofail 0 2\n",
+        f"PARTUUID={disk_id}-02 / ext4 defaults,noatime 0 1\n"
+        # Only root may read the password's hash in user-data.
+        f"PARTUUID={disk_id}-01 {BOOT} vfat umask=0077,nofail 0 2\n",
     )
     inside(tree.root, BOOT).mkdir(exist_ok=True)
     tree.touched.append(BOOT.lstrip("/"))

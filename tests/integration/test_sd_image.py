@@ -173,7 +173,7 @@ def test_the_root_has_the_files_of_the_image(card: Card, tmp_path: Path) -> None
     disk = card.manifest.facts["disk"]
     assert fstab.splitlines() == [
         f"PARTUUID={disk}-02 / ext4 defaults,noatime 0 1",
-        f"PARTUUID={disk}-01 /boot/firmware vfat defaults,nofail 0 2",
+        f"PARTUUID={disk}-01 /boot/firmware vfat umask=0077,nofail 0 2",
     ]
     differing = {os.fsdecode(name) for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)}
     assert differing - CHANGED == set()
@@ -392,7 +392,7 @@ def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path
         extra_arguments=" ".join(word for word in words if not word.startswith("console=")),
     )
     with qemu.running_machine(spec, tmp_path / "console.log", boot_timeout_s=BOOT_LIMIT_S) as machine:
-        ssh = ["ssh", "-i", real_card.key, "-p", str(machine.ssh_port), "-o", "StrictHostKeyChecking=accept-new"]
+        ssh = ["ssh", "-i", str(real_card.key), "-p", str(machine.ssh_port), "-o", "StrictHostKeyChecking=accept-new"]
         ssh += ["-o", f"UserKnownHostsFile={tmp_path}/known", "-o", "BatchMode=yes", "ada@127.0.0.1"]
 
         def on_board(command: str) -> str:
