@@ -38,6 +38,8 @@ from nfsroot import share_internet as sharing
 from registry import client as registry_client
 from registry import credentials, mirrors
 from registry import local as local_registry
+from sdcard import image as card_image
+from sdcard import write as card_writing
 from toolchain import caller, checks, progress
 from toolchain import completion as shells
 from toolchain.config import Config, defaults, load_config, take_variables
@@ -396,6 +398,23 @@ def deploy(context: Context, qpulib: str = "") -> None:
     progress.summary(f"{state} {done.layout.tree} in {done.seconds:.1f} s", done.rows, warnings=done.warnings)
 
 
+@task(name="sd-image")
+@_reported
+def sd_image(context: Context) -> None:
+    """Make a card image from the system image: compressed, with a block map, and an entry for Raspberry Pi Imager."""
+    made = card_image.build(_config(context))
+    rows = [progress.row_of(item.path.name, item, made.seconds) for item in made.artefacts]
+    progress.summary(f"made in {made.seconds:.1f} s", rows, warnings=made.warnings)
+
+
+@task(name="write-card", help={"device": "the card, such as /dev/mmcblk0: everything on it is lost"})
+@_reported
+def write_card(context: Context, device: str) -> None:
+    """Write the card image to a card, and compare what the card returns. Mounted or fixed disks are refused."""
+    done = card_writing.write_card(_config(context), _path("device", device))
+    print(f"{done.device}: {progress.human_size(done.size)} written and read back in {done.seconds:.1f} s")
+
+
 _REGISTRY_HELP = {
     "registry": "HOST[:PORT]/NAMESPACE (default: registry.address and registry.namespace)",
     "tag": "default: registry.tag, or SUITE-ARCHITECTURE",
@@ -683,6 +702,8 @@ namespace = Collection(
     serve_nfsroot,
     netboot,
     share_internet,
+    sd_image,
+    write_card,
     deploy,
     run_on_pi,
     profile_remote,

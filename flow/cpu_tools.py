@@ -8,7 +8,7 @@ from pathlib import Path
 from flow import pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
-from flow.steps import cpu_tools
+from flow.steps import extracted_tools
 from toolchain.config import Config, ImageConfig
 
 SUITE = "bookworm"
@@ -24,4 +24,4 @@ def ready(config: Config) -> Path:
     with Context(replace(config, image=image)) as context, build_lock(context.root):
         pipeline = pipelines.cpu_tools_job(context)
         pipeline.execute(pipeline.plan())
-        return cpu_tools.folder(context)
+        return extracted_tools.folder(context, "cpu-tools")

@@ -14,6 +14,9 @@
 
     mirror ── cpu-tools
 
+    mirror ── card-tools
+          └── card-firmware
+
     mirror ── tvm-ffi-builder ── tvm-ffi-wheel
 
     mirror ── cuda-builder ── cuda-wheel
@@ -37,11 +40,12 @@ from flow.steps import (
     archives,
     base,
     builder,
+    card_firmware,
     companions,
-    cpu_tools,
     cuda_builder,
     cuda_wheel,
     dev,
+    extracted_tools,
     libqpu,
     mirror,
     native_breadth,
@@ -102,7 +106,14 @@ def cpu_job(context: Context) -> Pipeline:
 
 def cpu_tools_job(context: Context) -> Pipeline:
     """The tools of the benchmark ``cpu`` and of ``audit-wheel``."""
-    return Pipeline(context.root, [mirror.step(context), cpu_tools.step(context)])
+    programs = extracted_tools.step(context, "cpu-tools", "emulator with plugins and LLVM")
+    return Pipeline(context.root, [mirror.step(context), programs])
+
+
+def card_job(context: Context) -> Pipeline:
+    """The tools that make a card image, and the firmware on it."""
+    programs = extracted_tools.step(context, "card-tools", "tools for card images")
+    return Pipeline(context.root, [mirror.step(context), programs, card_firmware.step(context)])
 
 
 def tvm_ffi_job(context: Context) -> Pipeline:

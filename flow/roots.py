@@ -45,6 +45,8 @@ def common_packages(context: Context) -> tuple[str, ...]:
     }
     if context.image.profile == "bootable":
         common |= set(packages_for("bootable", context.image))
+    if context.image.card:
+        common |= set(packages_for("card", context.image))
     if context.image.companions:
         common |= set(packages_for("companions", context.image))
     if context.image.ml_packages:

@@ -152,10 +152,10 @@ class Audit:
         return str(place.relative_to(self.root))
 
 
-def audit(root: Path, settings: Settings) -> Audit:
-    """Audit the tree at ``root``."""
+def audit(root: Path, settings: Settings, checks: Sequence[Callable[[Audit], None]] | None = None) -> Audit:
+    """Audit the tree at ``root``, by ``CHECKS`` unless others are given."""
     made = Audit(root, settings)
-    for check in CHECKS:
+    for check in checks or CHECKS:
         check(made)
     return made
 
@@ -478,3 +478,6 @@ CHECKS: tuple[Callable[[Audit], None], ...] = (
     _resolv_conf, _hostname, _machine_id, _fstab, _swap, _network, _host_keys, _root_login, _capabilities,
     _engine_files, _dev, _clock, _proxies, _helper,
 )  # fmt: skip
+
+ON_EVERY_MEDIUM = (_hostname, _machine_id, _engine_files, _dev, _clock, _proxies)
+"""Checks that also apply to a root on a card."""

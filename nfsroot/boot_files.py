@@ -76,8 +76,11 @@ class BootParts:
         return any(item.name.startswith(soc) for item in self.device_trees)
 
 
-def boot_parts(tree: Path) -> BootParts:
-    """Find the newest kernel, its initramfs and device trees, and the Pi's firmware."""
+def boot_parts(tree: Path, firmware: Path | None = None) -> BootParts:
+    """Find the newest kernel, its initramfs and device trees, and the Pi's firmware.
+
+    Firmware that the tree lacks is taken from the folder ``firmware``.
+    """
     boot = follow(tree, "boot")
 
     def version(path: Path) -> list[int]:
@@ -103,17 +106,18 @@ def boot_parts(tree: Path) -> BootParts:
             if settings.is_file() and not driver.search(settings.read_text()):
                 found = {name: item for name, item in found.items() if not name.startswith(soc)}
         trees = tuple(found[name] for name in sorted(found))
-    firmware = {
+    places = [*(follow(tree, folder) for folder in _FIRMWARE_FOLDERS), *([firmware] if firmware else [])]
+    found_firmware = {
         item.name: item
-        for folder in reversed(_FIRMWARE_FOLDERS)
-        for item in (follow(tree, folder) / name for name in _FIRMWARE)
+        for folder in reversed(places)
+        for item in (folder / name for name in _FIRMWARE)
         if item.is_file()
     }
     return BootParts(
         kernel=kernel,
         initramfs=initramfs if initramfs and initramfs.is_file() else None,
         device_trees=trees,
-        firmware=tuple(firmware.values()),
+        firmware=tuple(found_firmware.values()),
     )
 
 
@@ -150,29 +154,12 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
     tftp = output / place.tftp.name
     tftp.mkdir(parents=True)
     initramfs = parts.initramfs is not None
-    (tftp / "cmdline.txt").write_text(
-        render("cmdline.txt", address=address, path=path, port=config.nfs.port, initramfs=initramfs, init="")
+    write_board_files(
+        config,
+        parts,
+        tftp,
+        render("cmdline.txt", address=address, path=path, port=config.nfs.port, initramfs=initramfs, init=""),
     )
-    (tftp / "config.txt").write_text(
-        render(
-            "config.txt",
-            bits=config.image.target.bits,
-            kernel="vmlinuz",
-            initramfs="initrd.img" if initramfs else "",
-            device_trees=trees_by_filter(parts.device_trees),
-            boots_pi_4=parts.boots("bcm2711"),
-            boots_pi_5=parts.boots("bcm2712"),
-            gpu_memory_mib=GPU_MEMORY_MIB,
-        )
-    )
-    for source, name in (
-        (parts.kernel, "vmlinuz"),
-        (parts.initramfs, "initrd.img"),
-        *((item, item.name) for item in (*parts.device_trees, *parts.firmware)),
-    ):
-        if source is not None:
-            process.run(["cp", "--reflink=auto", "--", source, tftp / name], limit_s=120)
-            (tftp / name).chmod(0o644)
     if missing := parts.missing():
         warnings.append("missing in the TFTP folder for boards without a card: " + "; ".join(missing))
     (output / final.exports.name).write_text(render("exports", path=_exports_path(path), subnet=str(subnet)))
@@ -234,6 +221,31 @@ def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: 
         path=str(tree),
         tftp=str(tftp),
     )
+
+
+def write_board_files(config: Config, parts: BootParts, folder: Path, command_line: str) -> None:
+    """Write the files that the firmware of a board reads: ``parts``, config.txt, and the kernel's command line."""
+    (folder / "cmdline.txt").write_text(command_line)
+    (folder / "config.txt").write_text(
+        render(
+            "config.txt",
+            bits=config.image.target.bits,
+            kernel="vmlinuz",
+            initramfs="initrd.img" if parts.initramfs else "",
+            device_trees=trees_by_filter(parts.device_trees),
+            boots_pi_4=parts.boots("bcm2711"),
+            boots_pi_5=parts.boots("bcm2712"),
+            gpu_memory_mib=GPU_MEMORY_MIB,
+        )
+    )
+    for source, name in (
+        (parts.kernel, "vmlinuz"),
+        (parts.initramfs, "initrd.img"),
+        *((item, item.name) for item in (*parts.device_trees, *parts.firmware)),
+    ):
+        if source is not None:
+            process.run(["cp", "--reflink=auto", "--", source, folder / name], limit_s=120)
+            (folder / name).chmod(0o644)
 
 
 def lease_range(

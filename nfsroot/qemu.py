@@ -160,11 +160,13 @@ class MachineSpec:
 
     ``nfs_path`` and ``nfs_port`` are the tree's path and port on the NFS server of the loopback interface. ``init`` is
     ``lean`` or ``systemd``, ``cpu`` a name of ``cpu_of``. ``extra_arguments`` are appended to the kernel command line.
+    With ``disk``, the raw image of a card, the machine does not use NFS, and they select its root.
     """
 
     boot: BootFiles
-    nfs_path: str
+    nfs_path: str = ""
     nfs_port: int = 2049
+    disk: Path | None = None
     architecture: str = "armhf"
     init: str = "lean"
     cpu: str = ""
@@ -184,10 +186,13 @@ class MachineSpec:
                 found=self.nfs_path,
                 fix="export to another folder: ./inv export-nfsroot --folder=PATH",
             )
+        network = (
+            "boot=nfs4 root=/dev/nfs rw ip=dhcp "
+            f"nfsroot={HOST_SEEN_FROM_GUEST}:{self.nfs_path},vers=4.1,port={self.nfs_port}"
+        )
         words = [
             f"console={_EMULATIONS[self.architecture].console}",
-            "boot=nfs4 root=/dev/nfs rw ip=dhcp",
-            f"nfsroot={HOST_SEEN_FROM_GUEST}:{self.nfs_path},vers=4.1,port={self.nfs_port}",
+            *([] if self.disk else [network]),
             "net.ifnames=0 panic=5",
         ]
         if self.init == "lean":
@@ -202,6 +207,7 @@ class MachineSpec:
         It has only options that QEMU 7.2 and 10.0 interpret in the same way.
         """
         emulation = _EMULATIONS[self.architecture]
+        drive = f"file={str(self.disk).replace(',', ',,')},if=none,id=card,format=raw"
         return [
             emulation.program,
             "-M", "virt", "-cpu", cpu_of(self.architecture, self.cpu),
@@ -210,6 +216,7 @@ class MachineSpec:
             "-append", self.kernel_command_line(),
             "-netdev", f"user,id=n0,hostfwd=tcp:127.0.0.1:{ssh_port}-:22",
             "-device", "virtio-net-device,netdev=n0", "-device", "virtio-rng-device",
+            *(["-drive", drive, "-device", "virtio-blk-device,drive=card"] if self.disk else []),
             "-display", "none", "-monitor", "none", "-serial", f"file:{str(console).replace(',', ',,')}", "-no-reboot",
         ]  # fmt: skip
 

@@ -141,6 +141,15 @@ def _address(value: Any) -> str:
     return ""
 
 
+_host_name = _matches(
+    r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?|", "a host name of lower-case letters, digits and hyphens, or nothing"
+)
+_user = _matches(r"[a-z_][a-z0-9_-]{0,31}|", "a user name of lower-case letters, digits, - and _, or nothing")
+_password_hash = _matches(
+    r"\$(?:5|6|y|2b)\$[A-Za-z0-9./$=,]+|", "a hash that begins with $6$, $5$, $y$ or $2b$, or nothing"
+)
+_public_key = _matches(r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-\S+ [A-Za-z0-9+/=]+(?: [^\n]*)?", "a line of authorized_keys")
+_locale = _matches(r"[a-z]{2,3}_[A-Z]{2}\.UTF-8|C\.UTF-8|", "LANGUAGE_COUNTRY.UTF-8, or nothing")
 _option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=.*", "NAME=VALUE, such as USE_OPENMP=OFF")
 
 
@@ -179,6 +188,7 @@ class ImageConfig:
     ml_packages: bool = _setting(
         False, "onnxruntime, OpenCV, SciPy, pandas, scikit-learn, Pillow and Matplotlib of the distribution"
     )
+    card: bool = _setting(False, "packages for card images: cloud-init, growpart, a DHCP client and sudo")
     documentation: bool = _setting(False, "packages come with documentation, translations and their tests")
     name: str = _setting("pitorch", "first part of all image names", _name)
     mirror: str = _setting("", "apt mirror; empty: the one this host's apt uses", _url)
@@ -277,6 +287,20 @@ class NfsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SdConfig:
+    """The card image and its first boot: section ``sd``. Raspberry Pi Imager's settings replace those of first boot."""
+
+    hostname: str = _setting("", "host name; empty: the first part of image names", _host_name)
+    user: str = _setting("", "user that the first boot creates, with sudo; empty: none", _user)
+    password_hash: str = _setting(
+        "", "hash of the user's password, by openssl passwd -6; empty: no log-in by password", _password_hash
+    )
+    ssh_keys: tuple[str, ...] = _setting([], "public SSH keys of the user", _each(_public_key))
+    locale: str = _setting("", "locale that the first boot generates, such as en_GB.UTF-8", _locale)
+    url: str = _setting("", "URL of the folder where the image is published, for Raspberry Pi Imager", _url)
+
+
+@dataclass(frozen=True, kw_only=True)
 class WheelsConfig:
     """The package index for the board's pip: section ``wheels``."""
 
@@ -343,6 +367,7 @@ class Config:
     qpu: QpuConfig = field(default_factory=QpuConfig)
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     nfs: NfsConfig = field(default_factory=NfsConfig)
+    sd: SdConfig = field(default_factory=SdConfig)
     wheels: WheelsConfig = field(default_factory=WheelsConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)

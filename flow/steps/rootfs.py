@@ -16,7 +16,8 @@ from toolchain.steps import Made, Step
 
 def step(context: Context) -> Step:
     """Build the root and load it as an image."""
-    overlays = roots.overlays(context, *(["bootable"] if context.image.profile == "bootable" else []))
+    parts = {"bootable": context.image.profile == "bootable", "card": context.image.card}
+    overlays = roots.overlays(context, *(name for name, wanted in parts.items() if wanted))
 
     def action(needs: Mapping[str, Manifest]) -> Made:
         require_execution(context)

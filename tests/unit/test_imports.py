@@ -22,6 +22,7 @@ ORDER = (
         "recipes",
         "flow",
         "nfsroot",
+        "sdcard",
         "device",
         "doctor",
         "benchmarks",

@@ -1,0 +1,86 @@
+"""What makes an exported root a system on a card: the files for the card, and cloud-init's settings of the first boot.
+
+cloud-init reads ``user-data`` and ``meta-data`` from the boot partition, which it finds by the label ``LABEL``.
+Raspberry Pi Imager replaces both files. cloud-init also generates the host keys and enlarges the root.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from nfsroot.audit import Audit
+from nfsroot.tree import inside
+from toolchain.config import SdConfig
+from toolchain.errors import ConfigError
+
+LABEL = "CIDATA"
+"""Label of the boot partition; cloud-init's data source NoCloud looks for it."""
+
+BOOT = "/boot/firmware"
+"""Mount point of the boot partition."""
+
+_CLOUD = """\
+# The data source NoCloud: files on the boot partition. ifupdown configures the network.
+datasource_list: [NoCloud]
+network: {config: disabled}
+apt: {preserve_sources_list: true}
+ssh_genkeytypes: [ed25519, ecdsa]
+"""
+
+
+def fit_for_card(tree: Audit, disk_id: str) -> None:
+    """Write the files of a root on a card whose partition table has the identifier ``disk_id`` (8 hex digits)."""
+    tree.write(
+        "/etc/fstab",
+        f"PARTUUID={disk_id}-02 / ext4 defaults,noatime 0 1\n"
+        # Only root may read the password's hash in user-data.
+        f"PARTUUID={disk_id}-01 {BOOT} vfat umask=0077,nofail 0 2\n",
+    )
+    inside(tree.root, BOOT).mkdir(exist_ok=True)
+    tree.touched.append(BOOT.lstrip("/"))
+    tree.write("/etc/network/interfaces.d/eth0", "allow-hotplug eth0\niface eth0 inet dhcp\n")
+    tree.write("/etc/cloud/cloud.cfg.d/99-card.cfg", _CLOUD)
+    host_keys = tree.listing("/etc/ssh", "ssh_host_*")
+    for path in ("/etc/resolv.conf", "/etc/cloud/cloud-init.disabled", *host_keys):
+        if tree.has(path):
+            tree.remove(path)
+
+
+def require_complete(sd: SdConfig) -> None:
+    """Raise ConfigError if settings are incomplete."""
+    if (sd.ssh_keys or sd.password_hash) and not sd.user:
+        raise ConfigError(["sd.user: expected the name of the user that sd.ssh_keys and sd.password_hash are for"])
+
+
+def user_data(sd: SdConfig, hostname: str) -> str:
+    """The file ``user-data``: cloud-config, written as JSON, which is YAML.
+
+    Without a user in the settings, nobody can log in, and there is no default password.
+    """
+    data: dict[str, Any] = {"hostname": hostname, "manage_etc_hosts": True, "users": [], "ssh_pwauth": False}
+    if sd.user:
+        data["users"] = [_user(sd)]
+        data["ssh_pwauth"] = bool(sd.password_hash)
+    if sd.locale:
+        data["locale"] = sd.locale
+    return "#cloud-config\n" + json.dumps(data, indent=2) + "\n"
+
+
+def _user(sd: SdConfig) -> Mapping[str, Any]:
+    password = {"lock_passwd": False, "passwd": sd.password_hash} if sd.password_hash else {"lock_passwd": True}
+    return {
+        "name": sd.user,
+        "groups": "sudo,video",
+        "shell": "/bin/bash",
+        # A user without a password cannot type one.
+        "sudo": "ALL=(ALL:ALL) ALL" if sd.password_hash else "ALL=(ALL:ALL) NOPASSWD:ALL",
+        "ssh_authorized_keys": list(sd.ssh_keys),
+        **password,
+    }
+
+
+def meta_data(identifier: str) -> str:
+    """The file ``meta-data``. cloud-init applies the settings once per identifier."""
+    return f"instance-id: pitorch-{identifier}\n"

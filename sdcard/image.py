@@ -1,0 +1,350 @@
+"""``sd-image``: a card image from the system image, reproducibly, without loop devices.
+
+The image has an MBR partition table, a FAT partition with the files that the firmware of a board reads, and an ext4
+root. All identifiers are derived from the hash of the image's tree, and all times from ``image.source_date_epoch``. The
+programs are extracted packages (flow.pipelines.card_job), so the image does not depend on the host's versions. Only
+unpacking the system image requires root, because files have several owners.
+
+Products, in ``sd/`` in the folder of the target: the compressed image, its block map, its SHA-256, the entry for
+Raspberry Pi Imager, and the manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.connect import connect
+from flow import pipelines
+from flow.build_lock import build_lock
+from flow.context import Context
+from flow.steps import card_firmware, extracted_tools
+from nfsroot import unpack
+from nfsroot.audit import ON_EVERY_MEDIUM, Settings, audit
+from nfsroot.boot_files import boot_parts, write_board_files
+from nfsroot.export import left_out_warnings, origin_of
+from nfsroot.tree import TreeHash, follow
+from sdcard import bmap, first_boot
+from sdcard.tools import Tools
+from toolchain import checkout, files, process, progress
+from toolchain.config import Config, ImageConfig
+from toolchain.errors import ArtefactMissing, CommandFailed, InUse
+from toolchain.manifest import Artefact, Manifest
+from toolchain.steps import MANIFEST_SUFFIX, key_of
+
+TOOLS_SUITE = "trixie"
+"""Its mke2fs reads a tarball. The firmware comes from there, too."""
+
+SECTOR = 512
+BOOT_START_MIB = 4
+BOOT_MIB = 128
+ROOT_START = (BOOT_START_MIB + BOOT_MIB) << 20
+"""First byte of the root's file system."""
+
+_ROOT_FREE_MIB = 128
+"""Free space of the root before the first boot enlarges it: cloud-init writes there."""
+_JOURNAL_MIB = 16
+_INODE_RATIO = 16384
+_XZ = ("--threads=2", "--block-size=16MiB", "-3")
+"""The block size makes the result independent of the number of threads."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The products in a folder."""
+
+    place: Path
+    name: str
+
+    @classmethod
+    def of(cls, config: Config) -> Folder:
+        """The products of the configuration."""
+        return cls(config.target_root / "sd", f"{config.image.name.replace('/', '-')}-{config.image.label}")
+
+    @property
+    def image(self) -> Path:
+        """The compressed image."""
+        return self.place / f"{self.name}.img.xz"
+
+    @property
+    def bmap(self) -> Path:
+        """Its block map."""
+        return self.place / f"{self.name}.bmap"
+
+    @property
+    def checksum(self) -> Path:
+        """SHA-256 of the image, in sha256sum's format."""
+        return self.place / f"{self.name}.img.xz.sha256"
+
+    @property
+    def imager(self) -> Path:
+        """The list of images for Raspberry Pi Imager."""
+        return self.place / f"{self.name}.imager.json"
+
+    @property
+    def manifest(self) -> Path:
+        """The manifest; written last."""
+        return self.place / f"sd{MANIFEST_SUFFIX}"
+
+
+@dataclass(frozen=True)
+class Identifiers:
+    """Identifiers on the card, derived from the hash of a tree."""
+
+    seed: str
+
+    def _digest(self, purpose: str) -> bytes:
+        return hashlib.sha256(f"{purpose} {self.seed}".encode()).digest()
+
+    def number(self, purpose: str) -> str:
+        """Eight hex digits."""
+        return self._digest(purpose)[:4].hex()
+
+    def uuid(self, purpose: str) -> str:
+        """A UUID."""
+        return str(uuid.UUID(bytes=self._digest(purpose)[:16], version=4))
+
+
+def build(config: Config) -> Manifest:
+    """Make the card image of the configuration; return its manifest.
+
+    Raises RootNeeded, ConfigError, EngineUnavailable, ArtefactMissing (no image, or one without a kernel),
+    PlatformMismatch, InUse (another run), DiskFull.
+    """
+    process.require_root("to give files to their owners", "./inv sd-image")
+    first_boot.require_complete(config.sd)
+    began = time.monotonic()
+    folder = Folder.of(config)
+    source = unpack.find_image(connect(), config.image_reference("system"), config.image.target)
+    folder.place.mkdir(parents=True, exist_ok=True)
+    another = InUse(
+        f"another run makes the card image in {folder.place}",
+        expected="one run at a time",
+        found="a lock",
+        fix="wait for it",
+    )
+    needed = 3 * (source.size >> 20) + BOOT_MIB + _ROOT_FREE_MIB
+    files.require_space(folder.place, needed, "the card image")
+    tools, firmware = ready_tools(config)
+    with files.held(folder.place / "lock", another), _room(folder.place):
+        with files.scratch_folder(folder.place, "card") as scratch:
+            made = _make(config, source, tools, firmware, scratch, folder)
+        manifest = dataclasses.replace(made, seconds=time.monotonic() - began, source=checkout.origin())
+        manifest.write(folder.manifest)
+    return manifest
+
+
+@contextlib.contextmanager
+def _room(folder: Path) -> Iterator[None]:
+    """Raise DiskFull if the block or a program started by it finds the disk full."""
+    try:
+        with files.room_for("the card image", folder):
+            yield
+    except CommandFailed as fault:
+        if full := files.full_disk(fault.tail, "the card image", folder):
+            raise full from fault
+        raise
+
+
+def ready_tools(config: Config) -> tuple[Tools, Path]:
+    """The programs, and the folder of the firmware's package. Raises the UserError of the step that failed."""
+    own = ImageConfig()  # native programs, and firmware of all boards: one folder for all targets
+    image = dataclasses.replace(
+        config.image, suite=TOOLS_SUITE, flavour=own.flavour, architecture=own.architecture, kernel=own.kernel
+    )
+    with Context(dataclasses.replace(config, image=image)) as context, build_lock(context.root):
+        pipeline = pipelines.card_job(context)
+        pipeline.execute(pipeline.plan())
+        return Tools(
+            extracted_tools.folder(context, "card-tools"), config.image.source_date_epoch
+        ), card_firmware.folder(context)
+
+
+def _make(
+    config: Config, source: unpack.SourceImage, tools: Tools, firmware: Path, scratch: Path, folder: Folder
+) -> Manifest:
+    tree = scratch / "tree"
+    with progress.step(f"copy {source.reference}"):
+        unpack.unpack(connect(), source, tree)
+    with progress.step("hash the tree"):
+        hashed = TreeHash.of(tree)
+    before = hashed.sha256
+    ids = Identifiers(before)
+    boot = scratch / "boot"
+    _write_boot(config, tree, firmware, boot, ids)
+    hostname = config.sd.hostname or re.sub(r"[^a-z0-9-]", "-", config.image.name)
+    settings = Settings(hostname=hostname, nameservers=(), client_public_key="", now=tools.epoch)
+    audited = audit(tree, settings, ON_EVERY_MEDIUM)
+    first_boot.fit_for_card(audited, ids.number("disk"))
+    hashed.refresh(audited.touched)
+    user_data = first_boot.user_data(config.sd, hostname)
+    (boot / "user-data").write_text(user_data)
+    (boot / "meta-data").write_text(first_boot.meta_data(ids.number(f"instance {user_data}")))
+    image = scratch / f"{folder.name}.img"
+    with progress.step("file systems"):
+        root = _root_of(tree, scratch / "root.ext4", tools, ids, dict(hashed.counts()))
+        used = list(_used_blocks(tools.run("dumpe2fs", root), root.stat().st_size // bmap.BLOCK))
+        _assemble(image, root, used, boot, tools, ids)
+        start = ROOT_START // bmap.BLOCK
+        mapped = [(0, start - 1), *((start + first, start + last) for first, last in used)]
+        blocks = bmap.measured(image, mapped)
+    extracted = Artefact.of(image)
+    with progress.step(f"compress {image.name}"):
+        tools.run("xz", "--keep", *_XZ, image)
+    packed = image.with_name(f"{image.name}.xz")
+    digest = files.sha256_of(packed)
+    entry = _imager_entry(config, folder, extracted, packed.stat().st_size, digest)
+    folder.manifest.unlink(missing_ok=True)
+    os.replace(packed, folder.image)
+    files.write_text_atomically(folder.bmap, bmap.text_of(blocks))
+    files.write_text_atomically(folder.checksum, f"{digest}  {folder.image.name}\n")
+    files.write_text_atomically(folder.imager, json.dumps({"os_list": [entry]}, indent=2) + "\n")
+    origin = origin_of(config, source)
+    inputs = {"image": source.id, "user-data": hashlib.sha256(user_data.encode()).hexdigest()}
+    return Manifest(
+        step="sd",
+        key=key_of("sd", inputs),
+        inputs=inputs,
+        artefacts=tuple(Artefact.of(path) for path in (folder.image, folder.bmap, folder.checksum, folder.imager)),
+        facts={
+            "image": source.reference,
+            "image_id": source.id,
+            **origin,
+            "image_tree_sha256": before,
+            "rootfs_sha256": hashed.sha256,
+            "disk": ids.number("disk"),
+            "extract_size": extracted.size,
+            "extract_sha256": extracted.sha256,
+            "mapped_size": sum(item.size for item in blocks.ranges),
+        },
+        warnings=left_out_warnings(origin),
+    )
+
+
+def _write_boot(config: Config, tree: Path, firmware: Path, boot: Path, ids: Identifiers) -> None:
+    """The files of the boot partition. Raises ArtefactMissing if a board could not boot from them."""
+    parts = boot_parts(tree, firmware / card_firmware.PARTS[0])
+    missing = parts.missing()
+    if not follow(tree, "usr/bin/cloud-init").is_file():
+        missing.append("cloud-init (image.card: true)")
+    if missing:
+        raise ArtefactMissing(
+            "a board cannot boot from a card with this image",
+            expected="a kernel, device trees, the firmware and cloud-init",
+            found=f"without {'; '.join(missing)}",
+            fix="set image.card: true in invoke.yaml and run ./inv build-image",
+        )
+    script = "boot=local " if parts.initramfs else ""
+    root = f"root=PARTUUID={ids.number('disk')}-02 rootfstype=ext4 rw rootwait"
+    boot.mkdir()
+    write_board_files(
+        config,
+        parts,
+        boot,
+        f"console=serial0,115200 console=tty1 {script}{root} net.ifnames=0\n",
+    )
+    (boot / "LICENCE.raspi-firmware").write_bytes((firmware / card_firmware.PARTS[1]).read_bytes())
+
+
+def _root_of(tree: Path, root: Path, tools: Tools, ids: Identifiers, counts: dict[str, int]) -> Path:
+    """The ext4 file system of a tree, which is removed. Its size is that of the files and some free space."""
+    tar = root.with_suffix(".tar")
+    process.run(
+        [
+            "tar", "--create", f"--file={tar}", f"--directory={tree}", "--format=posix", "--numeric-owner",
+            "--sort=name", "--xattrs", "--xattrs-include=*", "--clamp-mtime", f"--mtime=@{tools.epoch}",
+            # Names are bytes; libarchive takes them as UTF-8 otherwise.
+            "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime,hdrcharset:=BINARY", ".",
+        ],
+        env={"LC_ALL": "C"},
+        fix="see its last lines; the usual cause is a full disk",
+    )  # fmt: skip
+    files.remove(tree)
+    entries = counts["files"] + counts["folders"]
+    content = counts["bytes"] + entries * bmap.BLOCK
+    size_mib = ((content + content // 16) >> 20) + _JOURNAL_MIB + _ROOT_FREE_MIB
+    size_mib += -size_mib % 4
+    tools.run(
+        "mke2fs", "-q", "-t", "ext4", "-b", str(bmap.BLOCK), "-I", "256", "-i", str(_INODE_RATIO), "-m", "1",
+        "-J", f"size={_JOURNAL_MIB}", "-L", "rootfs", "-U", ids.uuid("root"),
+        "-E", f"hash_seed={ids.uuid('hash seed')},root_owner=0:0", "-d", tar, root, f"{size_mib}M",
+    )  # fmt: skip
+    tar.unlink()
+    return root
+
+
+def _used_blocks(dumped: str, total: int) -> Iterator[tuple[int, int]]:
+    """Ranges of blocks (first, last) that are in use, from the output of dumpe2fs."""
+    begin = 0
+    for line in re.findall(r"^  Free blocks: (.+)$", dumped, re.MULTILINE):
+        for part in line.split(", "):
+            first, _, last = part.partition("-")
+            if int(first) > begin:
+                yield begin, int(first) - 1
+            begin = int(last or first) + 1
+    if begin < total:
+        yield begin, total - 1
+
+
+def _assemble(image: Path, root: Path, used: list[tuple[int, int]], boot: Path, tools: Tools, ids: Identifiers) -> None:
+    """Write partition table, boot partition and root into the image."""
+    root_size = root.stat().st_size
+    with image.open("wb") as stream:
+        stream.truncate(ROOT_START + root_size)
+    start, boot_size = (BOOT_START_MIB << 20) // SECTOR, (BOOT_MIB << 20) // SECTOR
+    table = (
+        f"label: dos\nlabel-id: 0x{ids.number('disk')}\nunit: sectors\n"
+        f"start={start}, size={boot_size}, type=c\n"
+        f"start={ROOT_START // SECTOR}, size={root_size // SECTOR}, type=83\n"
+    )
+    tools.run("sfdisk", "--quiet", image, stdin=table.encode())
+    tools.run(
+        "mkfs.fat", "--invariant", "-F", "32", "-n", first_boot.LABEL, "-i", ids.number("boot"),
+        "--offset", str(start), image, str(BOOT_MIB << 10),
+    )  # fmt: skip
+    names = sorted(boot.iterdir())
+    for path in names:
+        os.utime(path, (tools.epoch, tools.epoch))
+    tools.run("mcopy", "-m", "-i", f"{image}@@{BOOT_START_MIB}M", *names, "::")
+    with root.open("rb") as source, image.open("r+b") as sink:
+        for first, last in used:
+            source.seek(first * bmap.BLOCK)
+            sink.seek(ROOT_START + first * bmap.BLOCK)
+            left = (last - first + 1) * bmap.BLOCK
+            while left:
+                content = source.read(min(left, 1 << 20))
+                sink.write(content)
+                left -= len(content)
+    root.unlink()
+
+
+_DEVICES = {"armhf": ["pi2-32bit", "pi3-32bit"], "arm64": ["pi3-64bit"]}
+"""Raspberry Pi Imager's names of the boards with the device trees and firmware above."""
+
+
+def _imager_entry(config: Config, folder: Folder, extracted: Artefact, size: int, sha256: str) -> dict[str, Any]:
+    """The image in the list that Raspberry Pi Imager reads."""
+    place = config.sd.url.rstrip("/") or folder.place.as_uri()
+    return {
+        "name": f"{config.image.name} {config.image.label}",
+        "description": "PyTorch with kernels for the QPUs of VideoCore IV",
+        "icon": "icons/use_custom.png",  # part of Raspberry Pi Imager; its schema requires one
+        "url": f"{place}/{folder.image.name}",
+        "extract_size": extracted.size,
+        "extract_sha256": extracted.sha256,
+        "image_download_size": size,
+        "image_download_sha256": sha256,
+        "release_date": time.strftime("%Y-%m-%d", time.gmtime(config.image.source_date_epoch)),
+        "devices": _DEVICES[config.image.architecture],
+        "init_format": "cloudinit",
+    }

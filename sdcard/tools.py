@@ -1,0 +1,45 @@
+"""Run the extracted programs that make card images (flow.pipelines.card_job), with their own loader and libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolchain import process
+
+_LIMIT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The folder of the programs. ``epoch`` is the time, in Unix seconds, that they write into file systems."""
+
+    folder: Path
+    epoch: int
+
+    def command(self, name: str, *words: str | Path) -> list[str]:
+        """The command line of a program such as ``mke2fs``."""
+        usr = self.folder / "usr"
+        loader = next(usr.glob("lib*/ld-linux*.so.*"))
+        library = next(usr.glob("lib/*/libc.so.6")).parent
+        program = next(path for path in (usr / "sbin" / name, usr / "bin" / name) if path.is_file())
+        return [*map(str, (loader, "--library-path", library, "--argv0", name, program, *words))]
+
+    def run(self, name: str, *words: str | Path, stdin: bytes | None = None) -> str:
+        """Run a program and return its standard output. Raises CommandFailed."""
+        environment: Mapping[str, str] = {
+            "SOURCE_DATE_EPOCH": str(self.epoch),
+            "E2FSPROGS_FAKE_TIME": str(self.epoch),
+            "MKE2FS_CONFIG": str(self.folder / "etc/mke2fs.conf"),
+            "MTOOLSRC": "/dev/null",
+            "TZ": "UTC",
+        }
+        return process.run(
+            self.command(name, *words),
+            env=environment,
+            stdin=stdin,
+            limit_s=_LIMIT_S,
+            merge_stderr=False,
+            fix="see its last lines; the usual cause is a full disk",
+        ).output

@@ -1,0 +1,132 @@
+"""``write-card``: write the card image to a card by its block map, and read it back."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdcard import bmap
+from sdcard.image import Folder
+from toolchain import manifest, process, progress
+from toolchain.config import Config
+from toolchain.errors import ArtefactDamaged, InUse, UserError
+
+_LIMIT_S = 7200.0
+_BLKFLSBUF = 0x1261
+"""Number of the ioctl that drops a block device's cache (linux/fs.h)."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A finished card: the device, the bytes that were written and read back, and the duration."""
+
+    device: Path
+    size: int
+    seconds: float
+
+
+def write_card(config: Config, device: Path, *, removable: bool = True) -> Written:
+    """Write the card image of the configuration to a block device and compare what the device returns.
+
+    With ``removable``, only a card or USB device is accepted. Raises ArtefactMissing or ArtefactDamaged (no image, or
+    one that was changed), RootNeeded, UserError (not such a device, or too small), InUse (something on it is mounted),
+    and ArtefactDamaged if the card returns other bytes.
+    """
+    began = time.monotonic()
+    folder = Folder.of(config)
+    for artefact in manifest.require(folder.manifest, "sd-image").artefacts:
+        artefact.verify()
+    blocks = bmap.read(folder.bmap)
+    process.require_root("to write to a device", "./inv write-card DEVICE")
+    _require_card(device, blocks.size, removable=removable)
+    program = process.require_program("bmaptool", "to write the card")
+    with progress.step(f"write {folder.image.name} to {device}"):
+        process.run(
+            [program, "copy", "--bmap", folder.bmap, folder.image, device],
+            limit_s=_LIMIT_S,
+            fix="if the card was removed or is worn out, try another one",
+        )
+    with progress.step(f"read {device} back"):
+        _compare(device, blocks)
+    return Written(device, sum(item.size for item in blocks.ranges), time.monotonic() - began)
+
+
+def _require_card(device: Path, size: int, *, removable: bool) -> None:
+    try:
+        is_device = stat.S_ISBLK(device.stat().st_mode)
+        found = "another file" if not is_device else ""
+    except FileNotFoundError:
+        found = "no such file"
+    names = "lsblk prints the devices; a card is often /dev/mmcblk0 or /dev/sdb"
+    if found:
+        raise UserError(f"{device} is not a card", expected="a block device", found=found, fix=names)
+    listed = _lsblk(device)
+    if listed["type"] not in ("disk", "loop"):
+        raise UserError(
+            f"{device} is not a whole device",
+            expected="a device with all its partitions",
+            found=f"type {listed['type']}",
+            fix=f"name the device that it is a part of; {names}",
+        )
+    mounted = [point for item in _with_children(listed) for point in item["mountpoints"] if point]
+    if mounted:
+        raise InUse(
+            f"{device} is in use and is not overwritten",
+            expected="no mounted partition and no swap space on it",
+            found=", ".join(mounted),
+            fix=f"umount {mounted[0]}, if it is the right device",
+        )
+    if listed["ro"]:
+        raise UserError(
+            f"{device} is read-only",
+            expected="a writable card",
+            found="its write protection",
+            fix="move the card's lock",
+        )
+    if removable and not (listed["rm"] or listed["hotplug"]):
+        raise UserError(
+            f"{device} is not a removable device",
+            expected="a card or a USB device",
+            found=f"{listed['model'] or 'a fixed disk'} of {progress.human_size(listed['size'])}",
+            fix=names,
+        )
+    if listed["size"] < size:
+        raise UserError(
+            f"{device} is too small for the image",
+            expected=f"at least {size} bytes ({progress.human_size(size)})",
+            found=f"{listed['size']} bytes",
+            fix="use a larger card",
+        )
+
+
+def _lsblk(device: Path) -> dict[str, Any]:
+    columns = "NAME,TYPE,RM,HOTPLUG,RO,SIZE,MODEL,MOUNTPOINTS"
+    text = process.output_of(["lsblk", "--json", "--bytes", "--output", columns, str(device)])
+    found: dict[str, Any] = json.loads(text)["blockdevices"][0]
+    return found
+
+
+def _with_children(listed: dict[str, Any]) -> list[dict[str, Any]]:
+    return [listed, *(below for item in listed.get("children", ()) for below in _with_children(item))]
+
+
+def _compare(device: Path, blocks: bmap.BlockMap) -> None:
+    """Compare the device's blocks with their checksums, without the kernel's cache. Raises ArtefactDamaged."""
+    with device.open("rb", buffering=0) as stream:
+        fcntl.ioctl(stream, _BLKFLSBUF)
+        for item in blocks.ranges:
+            content = os.pread(stream.fileno(), item.size, item.first * bmap.BLOCK)
+            if hashlib.sha256(content).hexdigest() != item.sha256:
+                raise ArtefactDamaged(
+                    f"{device} does not contain what was written",
+                    expected=f"SHA-256 {item.sha256} of blocks {item.first} to {item.last}",
+                    found=f"{len(content)} bytes with another one",
+                    fix="the card or its reader is damaged, or its capacity is false: use another one",
+                )

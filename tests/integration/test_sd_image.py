@@ -1,0 +1,403 @@
+"""Card images: partitions, file systems, content, reproducibility, writing to a device, and boots from the image."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import lzma
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import nasty_image
+import pytest
+from device_parts import BOOT_LIMIT_S
+from nasty_image import entry, folder, tree_listing
+
+from engine.connect import connect
+from flow import main_job
+from nfsroot import qemu, unpack
+from sdcard import bmap, image, write
+from sdcard.image import Folder
+from sdcard.tools import Tools
+from toolchain import process
+from toolchain.config import Config, load_config
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, DiskFull, InUse, UserError
+from toolchain.manifest import Manifest
+
+NAME = f"pitorch-test-card-{os.getpid()}"
+RELEASE = "6.12.107-armmp"
+TREES = f"usr/lib/linux-image-{RELEASE}"
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: an image has files of several owners")
+pytestmark = [pytest.mark.engine, needs_root]
+
+CHANGED = {
+    *("boot", "boot/firmware", "dev", "dev/console", "etc", "etc/cloud", "etc/cloud/cloud.cfg.d"),
+    *("etc/cloud/cloud.cfg.d/99-card.cfg", "etc/fstab", "etc/hostname", "etc/hosts", "etc/machine-id"),
+    *("etc/network", "etc/network/interfaces.d", "etc/network/interfaces.d/eth0", "etc/resolv.conf", "etc/ssh"),
+    *("etc/ssh/ssh_host_ed25519_key", "etc/ssh/ssh_host_ed25519_key.pub", "etc/environment"),
+    *("etc/apt/apt.conf.d", "etc/apt/apt.conf.d/01proxy", ".", ".dockerenv", "usr/sbin", "usr/sbin/policy-rc.d"),
+    *("usr/lib", "usr/lib/clock-epoch", "lost+found"),
+}
+"""What a card has, or has not, that the image has not, or has."""
+
+
+def boot_layer() -> list[object]:
+    return [
+        *(folder(name) for name in ("boot", "usr", "usr/bin", "usr/lib", TREES)),
+        entry("usr/bin/cloud-init", b"program"),
+        entry(f"boot/vmlinuz-{RELEASE}", b"kernel" * 1000),
+        entry(f"boot/initrd.img-{RELEASE}", b"initramfs" * 1000),
+        entry(f"{TREES}/bcm2837-rpi-3-b.dtb", b"device tree"),
+        entry(f"{TREES}/bcm2836-rpi-2-b.dtb", b"device tree"),
+    ]
+
+
+def config_for(name: str, **sections: dict[str, object]) -> Config:
+    return load_config({"image": {"name": name}, "build": {"folder": "build/test"}, **sections})
+
+
+@contextlib.contextmanager
+def loaded(name: str, *layers: object) -> Iterator[Config]:
+    config = config_for(name)
+    with contextlib.closing(connect()) as client:
+        nasty_image.load(client, config.image_reference("system"), [nasty_image.layer(item) for item in layers])  # type: ignore[arg-type]
+        try:
+            yield config
+        finally:
+            client.images.remove(config.image_reference("system"), force=True)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card image, unpacked."""
+
+    config: Config
+    manifest: Manifest
+    raw: Path
+    boot: Path
+    root: Path
+    tools: Tools
+
+
+def unpacked(config: Config, place: Path) -> tuple[Path, Path, Path]:
+    """The raw image and copies of its two partitions, at the offsets of its partition table."""
+    raw = place / "card.img"
+    with lzma.open(Folder.of(config).image) as source, raw.open("wb") as sink:
+        shutil.copyfileobj(source, sink, 1 << 20)
+    table = json.loads(process.output_of(["sfdisk", "--json", str(raw)]))["partitiontable"]
+    parts = []
+    for number, row in enumerate(table["partitions"]):
+        parts.append(place / f"part{number}")
+        with raw.open("rb") as source, parts[-1].open("wb") as sink:
+            source.seek(row["start"] * 512)
+            sink.write(source.read(row["size"] * 512))
+    return raw, parts[0], parts[1]
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory, engine_runs: None) -> Iterator[Card]:
+    with loaded(NAME, nasty_image.lower_layer(), nasty_image.upper_layer(), boot_layer()) as config:
+        made = image.build(config)
+        raw, boot, root = unpacked(config, tmp_path_factory.mktemp("card"))
+        yield Card(config, made, raw, boot, root, image.ready_tools(config)[0])
+    for path in Folder.of(config).place.glob(f"{NAME}*"):
+        path.unlink()
+
+
+def on_boot(card: Card) -> dict[str, bytes]:
+    """The files of the boot partition."""
+    listed = card.tools.run("mdir", "-b", "-i", card.boot, "::").split()
+    names = [name.removeprefix("::/") for name in listed]
+    return {name: card.tools.run("mtype", "-i", card.boot, f"::{name}").encode() for name in names}
+
+
+def test_both_file_systems_are_intact(card: Card) -> None:
+    table = json.loads(process.output_of(["sfdisk", "--json", str(card.raw)]))["partitiontable"]
+    assert table["label"] == "dos"
+    assert table["id"] == f"0x{card.manifest.facts['disk']}"
+    assert [row["type"] for row in table["partitions"]] == ["c", "83"]
+    last = table["partitions"][-1]
+    assert (last["start"] + last["size"]) * 512 == card.raw.stat().st_size == card.manifest.facts["extract_size"]
+    card.tools.run("e2fsck", "-fn", card.root)
+    card.tools.run("fsck.fat", "-n", card.boot)
+
+
+def test_the_boot_partition_has_what_a_board_reads(card: Card) -> None:
+    files = on_boot(card)
+    assert {"bootcode.bin", "start.elf", "fixup.dat", "LICENCE.raspi-firmware"} <= set(files)
+    assert files["vmlinuz"] == b"kernel" * 1000
+    assert files["initrd.img"] == b"initramfs" * 1000
+    assert files["cmdline.txt"].decode() == (
+        f"console=serial0,115200 console=tty1 boot=local root=PARTUUID={card.manifest.facts['disk']}-02 "
+        "rootfstype=ext4 rw rootwait net.ifnames=0\n"
+    )
+    assert b"[pi3]\ndevice_tree=bcm2837-rpi-3-b.dtb\n" in files["config.txt"]
+    assert b"Broadcom" in files["LICENCE.raspi-firmware"]
+
+
+def test_an_unconfigured_image_has_no_password_and_no_user(card: Card) -> None:
+    files = on_boot(card)
+    first, _, rest = files["user-data"].decode().partition("\n")
+    assert first == "#cloud-config"
+    assert json.loads(rest) == {"hostname": NAME, "manage_etc_hosts": True, "users": [], "ssh_pwauth": False}
+    assert files["meta-data"].startswith(b"instance-id: pitorch-")
+
+
+@contextlib.contextmanager
+def mounted(part: Path, place: Path) -> Iterator[Path]:
+    place.mkdir()
+    done = subprocess.run(["mount", "-o", "loop,ro,noload", part, place], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no loop devices here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def test_the_root_has_the_files_of_the_image(card: Card, tmp_path: Path) -> None:
+    """Owners, modes, times, hard links, devices, attributes and names, except what a card changes."""
+    with contextlib.closing(connect()) as client:
+        source = unpack.find_image(client, card.config.image_reference("system"), card.config.image.target)
+        unpack.unpack(client, source, tmp_path / "tree")
+    wanted = tree_listing(tmp_path / "tree")
+    with mounted(card.root, tmp_path / "root") as place:
+        found = tree_listing(place)
+        fstab = (place / "etc/fstab").read_text()
+        assert not list((place / "etc/ssh").glob("ssh_host_*"))
+    disk = card.manifest.facts["disk"]
+    assert fstab.splitlines() == [
+        f"PARTUUID={disk}-02 / ext4 defaults,noatime 0 1",
+        f"PARTUUID={disk}-01 /boot/firmware vfat umask=0077,nofail 0 2",
+    ]
+    differing = {os.fsdecode(name) for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)}
+    assert differing - CHANGED == set()
+
+
+def test_two_builds_are_equal(card: Card) -> None:
+    again = image.build(card.config)
+    assert [item.sha256 for item in again.artefacts] == [item.sha256 for item in card.manifest.artefacts]
+    assert again.facts == card.manifest.facts
+
+
+REQUIRED = {
+    **dict.fromkeys(("name", "description", "icon", "url", "extract_sha256", "release_date"), str),
+    **dict.fromkeys(("extract_size", "image_download_size"), int),
+}
+"""Fields that Imager's schema requires of an entry: doc/json-schema/os-list-schema.json in its repository."""
+
+
+def test_the_imagers_entry_describes_the_image(card: Card) -> None:
+    place = Folder.of(card.config)
+    listed = json.loads(place.imager.read_text())
+    assert listed.keys() == {"os_list"}, "the schema allows only one other field"
+    (row,) = listed["os_list"]
+    assert {name: type(row.get(name)) for name in REQUIRED} == REQUIRED
+    packed = place.image.stat().st_size
+    assert row["url"] == place.image.as_uri()
+    assert (row["extract_size"], row["extract_sha256"]) == (
+        card.raw.stat().st_size,
+        process.output_of(["sha256sum", str(card.raw)]).split()[0],
+    )
+    assert row["image_download_size"] == packed
+    assert row["init_format"] == "cloudinit"
+    subprocess.run(["sha256sum", "--check", "--quiet", place.checksum.name], check=True, cwd=place.place)
+
+
+@contextlib.contextmanager
+def loop_device(size: int, folder: Path) -> Iterator[Path]:
+    """A block device that returns 0xFF where nothing was written."""
+    backing = folder / "device"
+    with backing.open("wb") as stream:
+        for _ in range(size >> 20):
+            stream.write(b"\xff" * (1 << 20))
+    done = subprocess.run(["losetup", "--find", "--show", backing], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no loop devices here: {done.stderr.strip()}")
+    try:
+        yield Path(done.stdout.strip())
+    finally:
+        subprocess.run(["losetup", "--detach", done.stdout.strip()], check=True)
+
+
+def test_a_card_is_written_by_its_block_map_and_compared(card: Card, tmp_path: Path) -> None:
+    """Blocks outside the map keep what the card had, and both file systems are intact nevertheless."""
+    with loop_device(card.raw.stat().st_size + (8 << 20), tmp_path) as device:
+        done = write.write_card(card.config, device, removable=False)
+        assert done.size == card.manifest.facts["mapped_size"] < card.raw.stat().st_size
+        with device.open("rb") as stream:
+            stream.seek(image.ROOT_START)
+            root = tmp_path / "root"
+            root.write_bytes(stream.read(card.root.stat().st_size))
+        with device.open("r+b") as stream:
+            stream.seek(image.ROOT_START + 1024)
+            stream.write(b"\0" * 512)
+        with pytest.raises(ArtefactDamaged, match="does not contain what was written"):
+            write._compare(device, bmap.read(Folder.of(card.config).bmap))
+    assert root.read_bytes() != card.root.read_bytes(), "free blocks are not written"
+    card.tools.run("e2fsck", "-fn", root)
+
+
+def test_a_mounted_card_is_refused(card: Card, tmp_path: Path) -> None:
+    with loop_device(8 << 20, tmp_path) as device:
+        subprocess.run(["mkfs.ext4", "-q", device], check=True)
+        place = tmp_path / "mounted"
+        place.mkdir()
+        subprocess.run(["mount", device, place], check=True)
+        try:
+            with pytest.raises(InUse) as caught:
+                write.write_card(card.config, device, removable=False)
+        finally:
+            subprocess.run(["umount", place], check=True)
+    assert str(place) in caught.value.found
+
+
+def test_a_fixed_disk_is_refused(card: Card, tmp_path: Path) -> None:
+    with loop_device(1 << 20, tmp_path) as device, pytest.raises(UserError) as caught:
+        write.write_card(card.config, device)
+    assert "not a removable device" in caught.value.summary
+
+
+def test_a_small_card_is_refused(card: Card, tmp_path: Path) -> None:
+    with loop_device(1 << 20, tmp_path) as device, pytest.raises(UserError) as caught:
+        write.write_card(card.config, device, removable=False)
+    assert "too small" in caught.value.summary
+
+
+@pytest.mark.parametrize(("name", "found"), [("absent", "no such file"), ("file", "another file")])
+def test_what_is_no_device_is_refused(card: Card, tmp_path: Path, name: str, found: str) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(UserError) as caught:
+        write.write_card(card.config, tmp_path / name)
+    assert caught.value.found == found
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_changed_image_is_not_written(card: Card, tmp_path: Path) -> None:
+    place = Folder.of(card.config)
+    before = place.image.read_bytes()
+    try:
+        place.image.write_bytes(before[:-1])
+        with pytest.raises(ArtefactDamaged):
+            write.write_card(card.config, tmp_path / "any")
+    finally:
+        place.image.write_bytes(before)
+
+
+def test_a_missing_card_image_is_reported(tmp_path: Path) -> None:
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    with pytest.raises(ArtefactMissing) as caught:
+        write.write_card(config, tmp_path / "any")
+    assert "./inv sd-image" in caught.value.fix
+
+
+def test_a_missing_system_image_is_reported(engine_runs: None) -> None:
+    with pytest.raises(ArtefactMissing) as caught:
+        image.build(config_for(f"{NAME}-absent"))
+    assert "./inv build-image" in caught.value.fix
+
+
+def test_an_image_without_a_kernel_is_refused(engine_runs: None) -> None:
+    with loaded(f"{NAME}-container", nasty_image.lower_layer()) as config, pytest.raises(ArtefactMissing) as caught:
+        image.build(config)
+    assert "a kernel" in caught.value.found
+    assert "cloud-init (image.card: true)" in caught.value.found
+    assert not list(Folder.of(config).place.glob(f"*{NAME}-container*"))
+
+
+def test_a_full_disk_is_reported_first(card: Card, tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", tmp_path], check=True)
+    try:
+        full = replace(card.config, build=replace(card.config.build, folder=tmp_path))
+        with pytest.raises(DiskFull):
+            image.build(full)
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_keys_without_a_user_are_refused() -> None:
+    config = load_config({"sd": {"ssh_keys": ["ssh-ed25519 AAAA you@pc"]}})
+    with pytest.raises(ConfigError, match=r"sd\.user"):
+        image.build(config)
+
+
+@dataclass(frozen=True)
+class RealCard:
+    """The card image of a bootable system image, with a user."""
+
+    config: Config
+    manifest: Manifest
+    raw: Path
+    boot: Path
+    root: Path
+    key: Path
+
+
+@pytest.fixture(scope="module")
+def real_card(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCard]:
+    """Of an image of its own, because the tests' shared image is not for cards."""
+    place = tmp_path_factory.mktemp("real")
+    key = place / "key"
+    process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key])
+    public = key.with_suffix(".pub").read_text().strip()
+    config = replace(
+        product_config,
+        build=replace(product_config.build, folder=place / "build"),
+        image=replace(product_config.image, name=f"{product_config.image.name}-card", card=True),
+        sd=replace(product_config.sd, user="ada", ssh_keys=(public,), hostname="card-test", locale="en_GB.UTF-8"),
+    )
+    main_job.build_image(config)
+    made = image.build(config)
+    yield RealCard(config, made, *unpacked(config, place), key)
+    shutil.rmtree(place)
+
+
+@pytest.mark.expensive
+@pytest.mark.emulation
+@pytest.mark.timeout(3600)
+def test_a_real_card_is_intact_and_reproducible(real_card: RealCard) -> None:
+    tools, _ = image.ready_tools(real_card.config)
+    tools.run("e2fsck", "-fn", real_card.root)
+    tools.run("fsck.fat", "-n", real_card.boot)
+    again = image.build(real_card.config)
+    assert [item.sha256 for item in again.artefacts] == [item.sha256 for item in real_card.manifest.artefacts]
+
+
+@pytest.mark.expensive
+@pytest.mark.emulation
+@pytest.mark.machine
+@pytest.mark.timeout(3600)
+def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path) -> None:
+    """By systemd and cloud-init: the user, no password, the host name, the locale, host keys, and the larger root."""
+    tools, _ = image.ready_tools(real_card.config)
+    for name in ("vmlinuz", "initrd.img", "cmdline.txt"):
+        tools.run("mcopy", "-i", real_card.boot, f"::{name}", tmp_path)
+    size = real_card.raw.stat().st_size + (512 << 20)
+    os.truncate(real_card.raw, size)  # a card is larger than its image
+    words = (tmp_path / "cmdline.txt").read_text().split()
+    spec = qemu.MachineSpec(
+        boot=qemu.BootFiles(tmp_path / "vmlinuz", tmp_path / "initrd.img", "of the card"),
+        disk=real_card.raw,
+        init="systemd",
+        extra_arguments=" ".join(word for word in words if not word.startswith("console=")),
+    )
+    with qemu.running_machine(spec, tmp_path / "console.log", boot_timeout_s=BOOT_LIMIT_S) as machine:
+        ssh = ["ssh", "-i", str(real_card.key), "-p", str(machine.ssh_port), "-o", "StrictHostKeyChecking=accept-new"]
+        ssh += ["-o", f"UserKnownHostsFile={tmp_path}/known", "-o", "BatchMode=yes", "ada@127.0.0.1"]
+
+        def on_board(command: str) -> str:
+            return process.run([*ssh, command], limit_s=BOOT_LIMIT_S, merge_stderr=False).output
+
+        assert "status: done" in on_board("cloud-init status --wait || true")
+        assert on_board("hostname").strip() == "card-test"
+        assert on_board("locale -a").split().count("en_GB.utf8") == 1
+        assert on_board("sudo grep -c '^ada:!' /etc/shadow").strip() == "1"
+        assert "passwordauthentication no" in on_board("sudo sshd -T")
+        assert on_board("findmnt -no SOURCE /boot/firmware").strip() == "/dev/vda1"
+        assert int(on_board("findmnt -bno SIZE /")) > size - image.ROOT_START - (128 << 20), "the root has grown"
+        on_board("sudo systemctl --no-block poweroff")
