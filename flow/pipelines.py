@@ -14,6 +14,8 @@
 
     mirror ── cpu-tools
 
+    mirror ── card-firmware
+
     mirror ── tvm-ffi-builder ── tvm-ffi-wheel
 
     mirror ── cuda-builder ── cuda-wheel
@@ -37,6 +39,7 @@ from flow.steps import (
     archives,
     base,
     builder,
+    card_firmware,
     companions,
     cpu_tools,
     cuda_builder,
@@ -103,6 +106,11 @@ def cpu_job(context: Context) -> Pipeline:
 def cpu_tools_job(context: Context) -> Pipeline:
     """The tools of the benchmark ``cpu`` and of ``audit-wheel``."""
     return Pipeline(context.root, [mirror.step(context), cpu_tools.step(context)])
+
+
+def firmware_job(context: Context) -> Pipeline:
+    """The boot firmware of boards."""
+    return Pipeline(context.root, [mirror.step(context), card_firmware.step(context)])
 
 
 def tvm_ffi_job(context: Context) -> Pipeline:

@@ -496,6 +496,30 @@ def download(
         return [Path(line) for line in named.read_text().splitlines()]
 
 
+def download_alone(sources: tuple[Source, ...], lists: Path, package: str, folder: Path, log: Path) -> Path:
+    """Fetch one package without its dependencies into ``folder``, which is empty. Returns the file.
+
+    Raises CommandTimedOut, or CommandFailed with the end of apt's output, which is written to ``log``.
+    """
+    architecture = sources[0].architectures[0]
+    with files.scratch_folder(folder.parent, "apt") as scratch:
+        for name in ("cache", "etc/preferences.d", "etc/apt.conf.d"):
+            (scratch / name).mkdir(parents=True)
+        (scratch / "status").touch()
+        (scratch / "sources.list").write_text(sources_text(sources, (architecture,)))
+        words = [*_apart(scratch), "-o", f"Dir::State::lists={lists}", "-o", f"APT::Architecture={architecture}"]
+        words += ["-o", "Debug::NoLocking=true"]
+        run(
+            ["apt-get", "download", *words, package],
+            limit_s=_UPDATE_LIMIT_S,
+            env=build_environment(),
+            cwd=folder,
+            log=log,
+        )
+    (found,) = folder.glob("*.deb")
+    return found
+
+
 def _installed(name: str, architecture: str) -> str:
     """An entry of dpkg's status file for a package whose version satisfies all dependencies."""
     package, _, other = name.partition(":")

@@ -15,7 +15,7 @@ from pathlib import Path
 from nfsroot.audit import HELPER, nameservers_of_host
 from nfsroot.layout import Layout
 from nfsroot.rendering import render
-from nfsroot.serve import ganesha_configuration, major_version, plugin_folder
+from nfsroot.serve import ganesha_configuration, major_version, plugin_folder, served_folders
 from nfsroot.tree import follow
 from toolchain import process
 from toolchain.addresses import server_address, subnet_of
@@ -53,6 +53,11 @@ class BootParts:
     device_trees: tuple[Path, ...]
     firmware: tuple[Path, ...]
 
+    @property
+    def lacks_firmware(self) -> bool:
+        """Whether a file of the Pi's firmware is absent."""
+        return not {item.name for item in self.firmware} >= set(_FIRMWARE)
+
     def missing(self) -> list[str]:
         """Names of the files that a network boot needs and the tree lacks."""
         gone = [] if self.kernel else ["a kernel (image.profile: bootable)"]
@@ -62,8 +67,11 @@ class BootParts:
         return gone + ([f"{', '.join(lacking)} (package raspi-firmware)"] if lacking else [])
 
 
-def boot_parts(tree: Path) -> BootParts:
-    """Find the newest kernel, its initramfs and device trees, and the Pi's firmware."""
+def boot_parts(tree: Path, firmware: Path | None = None) -> BootParts:
+    """Find the newest kernel, its initramfs and device trees, and the Pi's firmware.
+
+    Firmware that the tree lacks is taken from the folder ``firmware``.
+    """
     boot = follow(tree, "boot")
 
     def version(path: Path) -> list[int]:
@@ -85,17 +93,18 @@ def boot_parts(tree: Path) -> BootParts:
             if _DEVICE_TREES.fullmatch(item.name)
         }
         trees = tuple(found[name] for name in sorted(found))
-    firmware = {
+    places = [*(follow(tree, folder) for folder in _FIRMWARE_FOLDERS), *([firmware] if firmware else [])]
+    found_firmware = {
         item.name: item
-        for folder in reversed(_FIRMWARE_FOLDERS)
-        for item in (follow(tree, folder) / name for name in _FIRMWARE)
+        for folder in reversed(places)
+        for item in (folder / name for name in _FIRMWARE)
         if item.is_file()
     }
     return BootParts(
         kernel=kernel,
         initramfs=initramfs if initramfs and initramfs.is_file() else None,
         device_trees=trees,
-        firmware=tuple(firmware.values()),
+        firmware=tuple(found_firmware.values()),
     )
 
 
@@ -132,30 +141,25 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
     tftp = output / place.tftp.name
     tftp.mkdir(parents=True)
     initramfs = parts.initramfs is not None
-    (tftp / "cmdline.txt").write_text(
-        render("cmdline.txt", address=address, path=path, port=config.nfs.port, initramfs=initramfs, init="")
-    )
-    (tftp / "config.txt").write_text(
+    write_board_files(
+        config,
+        parts,
+        tftp,
         render(
-            "config.txt",
-            bits=config.image.target.bits,
-            kernel="vmlinuz",
-            initramfs="initrd.img" if initramfs else "",
-            device_trees=trees_by_filter(parts.device_trees),
-            gpu_memory_mib=GPU_MEMORY_MIB,
-        )
+            "cmdline.txt",
+            address=address,
+            path=path,
+            port=config.nfs.port,
+            initramfs=initramfs,
+            init="",
+            overlay=" ".join(overlay_arguments(config, final)),
+        ),
     )
-    for source, name in (
-        (parts.kernel, "vmlinuz"),
-        (parts.initramfs, "initrd.img"),
-        *((item, item.name) for item in (*parts.device_trees, *parts.firmware)),
-    ):
-        if source is not None:
-            process.run(["cp", "--reflink=auto", "--", source, tftp / name], limit_s=120)
-            (tftp / name).chmod(0o644)
     if missing := parts.missing():
         warnings.append("missing in the TFTP folder for boards without a card: " + "; ".join(missing))
-    (output / final.exports.name).write_text(render("exports", path=_exports_path(path), subnet=str(subnet)))
+    served = served_folders(config, final)
+    access = [(_exports_path(str(place)), "rw" if is_writable else "ro") for place, is_writable in served.items()]
+    (output / final.exports.name).write_text(render("exports", folders=access, subnet=str(subnet)))
     # For a server that the user starts: serve-nfsroot renders another one with its own address and port.
     try:
         major = major_version(process.require_program("ganesha.nfsd", "to serve the tree"))
@@ -165,7 +169,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
     else:
         (output / final.ganesha_conf.name).write_text(
             ganesha_configuration(
-                [final.tree],
+                list(served),
                 address=address,
                 port=config.nfs.port,
                 nfsv3=False,
@@ -173,6 +177,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
                 recovery=final.folder / "ganesha-recovery",
                 plugins=plugins,
                 major=major,
+                read_only=[place for place, is_writable in served.items() if not is_writable],
             )
         )
     (output / "ganesha-recovery").mkdir()
@@ -214,6 +219,37 @@ def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: 
         path=str(tree),
         tftp=str(tftp),
     )
+
+
+def overlay_arguments(config: Config, layout: Layout) -> list[str]:
+    """Words of the kernel command line for the initramfs script ``nfs4``, from ``nfs.overlay``."""
+    if not config.nfs.overlay:
+        return []
+    kept = [f"pitorch.boards={layout.boards}", f"pitorch.persistent={','.join(config.nfs.persistent)}"]
+    return ["pitorch.overlay", *(kept if config.nfs.persistent else [])]
+
+
+def write_board_files(config: Config, parts: BootParts, folder: Path, command_line: str) -> None:
+    """Write the files that the firmware of a board reads: ``parts``, config.txt, and the kernel's command line."""
+    (folder / "cmdline.txt").write_text(command_line)
+    (folder / "config.txt").write_text(
+        render(
+            "config.txt",
+            bits=config.image.target.bits,
+            kernel="vmlinuz",
+            initramfs="initrd.img" if parts.initramfs else "",
+            device_trees=trees_by_filter(parts.device_trees),
+            gpu_memory_mib=GPU_MEMORY_MIB,
+        )
+    )
+    for source, name in (
+        (parts.kernel, "vmlinuz"),
+        (parts.initramfs, "initrd.img"),
+        *((item, item.name) for item in (*parts.device_trees, *parts.firmware)),
+    ):
+        if source is not None:
+            process.run(["cp", "--reflink=auto", "--", source, folder / name], limit_s=120)
+            (folder / name).chmod(0o644)
 
 
 def lease_range(

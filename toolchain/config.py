@@ -141,6 +141,10 @@ def _address(value: Any) -> str:
     return ""
 
 
+_kept_folder = _matches(
+    r"(?!/(?:dev|proc|run|sys|tmp)(?:/|$))(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.-]+)+",
+    "an absolute folder without blanks, such as /home, and not in /dev, /proc, /run, /sys or /tmp",
+)
 _option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=.*", "NAME=VALUE, such as USE_OPENMP=OFF")
 
 
@@ -269,6 +273,12 @@ class NfsConfig:
     address: str = _setting("", "address the board reaches this PC at; empty: found by route", _address)
     port: int = _setting(2049, "TCP port of the user-space NFS server", _between(1, 65535))
     subnet: str = _setting("192.168.77.0/24", "the board's subnet (exports line, NAT)", _subnet)
+    overlay: bool = _setting(
+        False, "boards mount the tree read-only and keep what they write in memory, so that many boards share one tree"
+    )
+    persistent: tuple[str, ...] = _setting(
+        [], "with overlay: folders of which this PC keeps one copy for each board", _each(_kept_folder)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
