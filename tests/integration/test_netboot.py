@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 import socket
@@ -23,7 +24,7 @@ from nfsroot.layout import Layout, identity_of, write_marker
 from nfsroot.private_network import private_network
 from nfsroot.qemu import LEAN_INIT
 from toolchain import process
-from toolchain.config import Config, load_config
+from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactMissing, InUse, NetworkUnreachable
 from toolchain.manifest import Manifest
 
@@ -50,6 +51,7 @@ def exported(tmp_path: Path) -> Config:
     layout.place.chmod(0o700)
     layout.tftp.mkdir(parents=True)
     (layout.tftp / "config.txt").write_text("arm_64bit=0\n")
+    (layout.tftp / "cmdline.txt").write_text("root=/dev/nfs rw pitorch.overlay\n")
     write_marker(layout, frozenset({identity_of(layout.tree)}))
     Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
     return config
@@ -72,7 +74,9 @@ def cable() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def booting(config: Config, *, alone: bool = True) -> Iterator[Callable[[Callable[[Board], bool]], Board]]:
+def booting(
+    config: Config, *, alone: bool = True, fetch_firmware: Callable[[], Path] | None = None
+) -> Iterator[Callable[[Callable[[Board], bool]], Board]]:
     """Run ``netboot`` in a thread, which is in the same namespace; yields a function that waits for a board's event."""
     stop, changed = threading.Event(), threading.Condition()
     seen: list[Board] = []
@@ -85,7 +89,7 @@ def booting(config: Config, *, alone: bool = True) -> Iterator[Callable[[Callabl
 
     def run() -> None:
         try:
-            netboot.netboot(config, alone=alone, stop=stop, on_event=on_event)
+            netboot.netboot(config, alone=alone, fetch_firmware=fetch_firmware, stop=stop, on_event=on_event)
         except BaseException as fault:
             with changed:
                 failed.append(fault)
@@ -172,6 +176,173 @@ def test_an_export_is_required(exported: Config) -> None:
     Layout.of(exported).manifest.unlink()
     with pytest.raises(ArtefactMissing, match="export-nfsroot"):
         netboot.netboot(exported)
+
+
+def with_nfs(config: Config, **nfs: object) -> Config:
+    """The configuration with other settings of the section ``nfs``."""
+    return dataclasses.replace(config, nfs=dataclasses.replace(config.nfs, **nfs))
+
+
+def test_boards_that_share_a_tree_write_into_their_own_folders_only(exported: Config, tmp_path: Path) -> None:
+    config, layout = with_nfs(exported, overlay=True, persistent=("/home",)), Layout.of(exported)
+    (layout.tree / "etc").mkdir()
+    shutil.copytree(ROOT / "images/overlay/bootable/etc/initramfs-tools", layout.tree / "etc/initramfs-tools")
+    source = tmp_path / "source"
+    source.write_text("of a board")
+
+    def write_by_nfs(namespace: str, folder: Path) -> str:
+        return on_board(namespace, "nfs-cp", str(source), f"nfs://{PC}{folder}/new?version=4&nfsport=12049")
+
+    with cable() as namespace:
+        ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")
+        with booting(config, alone=False) as wait_for:
+            kept = f"pitorch.boards={layout.boards} pitorch.persistent=/home"
+            assert fetched(namespace, "cmdline.txt") == f"root=/dev/nfs rw pitorch.overlay {kept}\n"
+            wait_for(lambda board: board.file == "cmdline.txt")
+            assert "ROFS" in write_by_nfs(namespace, layout.tree)
+            write_by_nfs(namespace, layout.boards)
+    assert not (layout.tree / "new").exists()
+    assert (layout.boards / "new").read_text() == "of a board"
+    assert layout.boards.stat().st_mode & 0o777 == 0o700
+
+
+def test_one_board_writes_into_its_tree_by_default(exported: Config) -> None:
+    with cable() as namespace:
+        ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")
+        with booting(exported, alone=False):
+            assert fetched(namespace, "cmdline.txt") == "root=/dev/nfs rw\n"
+            url = f"nfs://{PC}{Layout.of(exported).tree}/new?version=4&nfsport=12049"
+            on_board(namespace, "nfs-cp", str(Layout.of(exported).tftp / "config.txt"), url)
+    assert (Layout.of(exported).tree / "new").read_text() == "arm_64bit=0\n"
+
+
+def test_a_tree_of_an_older_image_cannot_be_shared(exported: Config) -> None:
+    scripts = Layout.of(exported).tree / "etc/initramfs-tools/scripts"
+    scripts.mkdir(parents=True)
+    (scripts / "nfs4").write_text("mount -t nfs\n")
+    with cable(), pytest.raises(ArtefactMissing, match=r"does not support nfs\.overlay"):
+        netboot.netboot(with_nfs(exported, overlay=True))
+
+
+def test_firmware_that_the_tree_lacks_is_fetched_and_served(exported: Config, tmp_path: Path) -> None:
+    firmware = tmp_path / "firmware"
+    firmware.mkdir()
+    for name in ("bootcode.bin", "start.elf", "fixup.dat"):
+        (firmware / name).write_text(f"contents of {name}")
+    with cable() as namespace:
+        ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")
+        with booting(exported, alone=False, fetch_firmware=lambda: firmware):
+            assert fetched(namespace, "start.elf") == "contents of start.elf"
+
+
+def test_without_the_firmware_the_other_files_are_served(exported: Config) -> None:
+    def unreachable() -> Path:
+        raise NetworkUnreachable("the mirror does not answer")
+
+    with cable() as namespace:
+        ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")
+        with booting(exported, alone=False, fetch_firmware=unreachable):
+            assert fetched(namespace, "config.txt") == "arm_64bit=0\n"
+
+
+def test_a_board_outside_the_subnet_is_refused_and_shown(exported: Config) -> None:
+    with cable() as namespace:
+        ip("-n", namespace, "address", "add", "192.168.78.50/24", "dev", "eth0")
+        ip("-n", namespace, "route", "add", PC, "dev", "eth0")
+        ip("route", "add", "192.168.78.0/24", "dev", "toboard")
+        with booting(exported, alone=False) as wait_for:
+            assert fetched(namespace, "config.txt") == "arm_64bit=0\n"
+            assert "is not in nfs.subnet" in wait_for(lambda board: bool(board.outside)).advice(0.0)
+            url = f"nfs://{PC}{Layout.of(exported).tree}?version=4&nfsport=12049"
+            assert "failed" in on_board(namespace, "nfs-ls", url)
+            board = wait_for(lambda board: bool(board.refused))
+            assert "the NFS server refuses it" in board.advice(0.0)
+            assert board.state == "files"
+
+
+def test_host_keys_of_boards_are_pinned_and_nothing_else_is(exported: Config) -> None:
+    layout = Layout.of(exported)
+    secret = layout.place / "secret.pub"
+    secret.write_text("ssh-ed25519 AAAA of another file\n")
+    for name, content in (("00000001", "ssh-ed25519 AAAAC3Nz root@pi\n"), ("00000002", "no key\n")):
+        keys = layout.boards / name / "host-keys"
+        keys.mkdir(parents=True)
+        (keys / "ssh_host_ed25519_key.pub").write_text(content)
+    (layout.boards / "00000002/host-keys/link.pub").symlink_to(secret)
+    layout.known_hosts.write_text("* ssh-ed25519 BBBB\n")
+    for _ in range(2):
+        netboot.pin_host_keys(layout)
+        assert layout.known_hosts.read_text() == "* ssh-ed25519 BBBB\n* ssh-ed25519 AAAAC3Nz\n"
+
+
+# --- beside another DHCP server -------------------------------------------------------------------------------------
+
+ASK = """
+import json, os, socket, struct
+mac = bytes.fromhex(open("/sys/class/net/eth0/address").read().strip().replace(":", ""))
+discover, architecture, interface = b"\\x35\\x01\\x01", b"\\x5d\\x02\\0\\0", b"\\x5e\\x03\\x01\\x02\\x01"
+options = discover + architecture + interface + b"\\x3c\\x20PXEClient:Arch:00000:UNDI:002001\\xff"
+ask = struct.pack(">BBBBIHH16s16s192s4s", 1, 1, 6, 0, 0x1234, 0, 0x8000, b"", mac, b"", b"\\x63\\x82\\x53\\x63") + options
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+    link.setsockopt(socket.SOL_SOCKET, 25, b"eth0")
+    link.bind(("", 68))
+    link.settimeout(1)
+    seen = {}
+    for _ in range(60):
+        link.sendto(ask, ("255.255.255.255", 67))
+        try:
+            while len(seen) < 2:
+                answer, (sender, _port) = link.recvfrom(2048)
+                seen[sender] = [socket.inet_ntoa(answer[16:20]), b"Raspberry Pi Boot" in answer]
+        except TimeoutError:
+            continue
+        break
+print(json.dumps(seen))
+"""
+"""Ask for an address as the firmware of a Pi does, until two servers have answered."""
+
+
+@contextlib.contextmanager
+def bridged(name: str) -> Iterator[str]:
+    """A namespace with a cable to the bridge of the private network; yields its name."""
+    namespace = f"pitorch-{name}-{os.getpid()}"
+    ip("netns", "add", namespace)
+    try:
+        ip("link", "add", f"to{name}", "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        ip("link", "set", f"to{name}", "master", "pitorch", "up")
+        ip("-n", namespace, "link", "set", "eth0", "up")
+        yield namespace
+    finally:
+        ip("netns", "delete", namespace)
+
+
+@contextlib.contextmanager
+def router() -> Iterator[None]:
+    """Another DHCP server on the bridge. It also names the PC and U-Boot's script, because U-Boot asks no proxy."""
+    with bridged("router") as namespace:
+        ip("-n", namespace, "address", "add", "192.168.77.254/24", "dev", "eth0")
+        words = ["dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--leasefile-ro", "--pid-file"]
+        words += ["--dhcp-range=192.168.77.200,192.168.77.220,1h", f"--dhcp-boot=boot.scr.uimg,,{PC}", "--user=root"]
+        words += ["--log-facility=/dev/null"]
+        child = subprocess.Popen(["ip", "netns", "exec", namespace, *words])
+        try:
+            yield
+        finally:
+            child.terminate()
+            child.wait()
+
+
+def test_beside_a_router_the_pc_adds_where_to_boot_from(exported: Config) -> None:
+    with private_network():
+        ip("address", "add", f"{PC}/24", "dev", "pitorch")
+        with router(), bridged("board") as namespace, booting(exported, alone=False) as wait_for:
+            answers = json.loads(on_board(namespace, sys.executable, "-c", ASK))
+            address, names_the_pi = answers.pop("192.168.77.254")
+            assert address.startswith("192.168.77.2")
+            assert not names_the_pi
+            assert list(answers.values()) == [["0.0.0.0", True]], "the PC gives out no address"
+            assert wait_for(lambda board: board.by_firmware).state == "address"
 
 
 # --- the whole chain ------------------------------------------------------------------------------------------------
