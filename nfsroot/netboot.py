@@ -28,7 +28,7 @@ from rich.table import Table
 from nfsroot.boards import STALLED_S, Board, Boards
 from nfsroot.boot_files import BootParts, boot_parts, dnsmasq_configuration, overlay_arguments
 from nfsroot.layout import Layout, require_export
-from nfsroot.serve import NfsServer, serving_boards
+from nfsroot.serve import NfsServer, served_folders, serving_boards
 from nfsroot.tree import follow
 from toolchain import files, process, process_identity, progress
 from toolchain.addresses import own_addresses, server_address, subnet_of
@@ -69,15 +69,19 @@ def netboot(
     for item in parts.missing():
         progress.warn(f"boards without a card need {item}")
     stop = stop or threading.Event()
+
+    def event(board: Board) -> None:
+        if board.state == "up" and layout.boards in served_folders(config, layout):
+            pin_host_keys(layout)
+        on_event(board)
+
     with (
         process.stopped_by_signals(stop),
         serving_boards(config, layout, address=address) as server,
         _running_dnsmasq(config, layout, parts, address, proxy=not alone) as lines,
     ):
         progress.say(f"DHCP ({'alone' if alone else 'beside the router'}), TFTP and NFS on {address}; stop with Ctrl-C")
-        _watch(Boards(neighbour, subnet_of(config)), server, lines, stop, on_event)
-        if config.nfs.overlay and config.nfs.persistent:
-            pin_host_keys(layout)
+        _watch(Boards(neighbour, subnet_of(config)), server, lines, stop, event)
         progress.say("stopping the servers")
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import socket
 import struct
@@ -16,13 +17,16 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from nfsroot import netboot
+from nfsroot import access, netboot
 from nfsroot.boards import Board
+from nfsroot.boot_files import overlay_arguments
 from nfsroot.layout import Layout, identity_of, write_marker
 from nfsroot.private_network import private_network
 from nfsroot.qemu import LEAN_INIT
+from nfsroot.tree import TreeHash
 from toolchain import process
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactMissing, InUse, NetworkUnreachable
@@ -282,7 +286,7 @@ import json, os, socket, struct
 mac = bytes.fromhex(open("/sys/class/net/eth0/address").read().strip().replace(":", ""))
 discover, architecture, interface = b"\\x35\\x01\\x01", b"\\x5d\\x02\\0\\0", b"\\x5e\\x03\\x01\\x02\\x01"
 options = discover + architecture + interface + b"\\x3c\\x20PXEClient:Arch:00000:UNDI:002001\\xff"
-ask = struct.pack(">BBBBIHH16s16s192s4s", 1, 1, 6, 0, 0x1234, 0, 0x8000, b"", mac, b"", b"\\x63\\x82\\x53\\x63") + options
+ask = struct.pack(">BBBBIHH16s16s192s4s", 1, 1, 6, 0, 1, 0, 0x8000, b"", mac, b"", b"\\x63\\x82\\x53\\x63") + options
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
     link.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
     link.setsockopt(socket.SOL_SOCKET, 25, b"eth0")
@@ -395,32 +399,160 @@ def boards_of_qemu(count: int, bios: Path, folder: Path) -> Iterator[list[Path]]
         yield consoles
 
 
-@pytest.mark.expensive
-@pytest.mark.machine
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("count", [1, 4])
-def test_boards_boot_from_dhcp_to_ssh(exported_config: Config, u_boot: Path, tmp_path: Path, count: int) -> None:
-    """U-Boot asks for an address, fetches kernel and initramfs by TFTP, and the kernel mounts its root by NFS."""
-    config = dataclasses.replace(exported_config, nfs=dataclasses.replace(exported_config.nfs, address=PC))
+@contextlib.contextmanager
+def bridge_for_boards(config: Config) -> Iterator[None]:
+    """The PC on the bridge of a private network, and the files for U-Boot in the TFTP folder."""
     layout = Layout.of(config)
     command = f"boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot={PC}:{layout.tree},vers=4.1 net.ifnames=0 panic=5"
-    added = {
-        layout.tftp / "boot.scr.uimg": boot_script(SCRIPT),
-        layout.tftp / "pxelinux.cfg/default": MENU.format(
-            arguments=f"console=ttyAMA0 {command} init={LEAN_INIT}"
-        ).encode(),
-    }
-    (layout.tftp / "pxelinux.cfg").mkdir(exist_ok=True)
-    for path, content in added.items():
-        path.write_bytes(content)
+    arguments = " ".join(["console=ttyAMA0", command, f"init={LEAN_INIT}", *overlay_arguments(config, layout)])
+    script, menu = layout.tftp / "boot.scr.uimg", layout.tftp / "pxelinux.cfg"
+    menu.mkdir(exist_ok=True)
+    (menu / "default").write_text(MENU.format(arguments=arguments))
+    script.write_bytes(boot_script(SCRIPT))
     try:
         with private_network():
             ip("address", "add", f"{PC}/24", "dev", "pitorch")
-            up: set[str] = set()
-            with booting(config) as wait_for, boards_of_qemu(count, u_boot, tmp_path):
-                while len(up) < count:
-                    up.add(wait_for(lambda board: board.state == "up" and board.mac not in up).mac)
-            assert up == {f"52:54:00:77:00:0{number + 1}" for number in range(count)}
+            yield
     finally:
-        shutil.rmtree(layout.tftp / "pxelinux.cfg")
-        (layout.tftp / "boot.scr.uimg").unlink()
+        shutil.rmtree(menu)
+        script.unlink()
+
+
+def all_up(wait_for: Callable[[Callable[[Board], bool]], Board], count: int) -> list[Board]:
+    """The boards, as soon as the SSH server of each has answered."""
+    up: dict[str, Board] = {}
+    while len(up) < count:
+        board = wait_for(lambda board: board.state == "up" and board.mac not in up)
+        up[board.mac] = board
+    return [up[mac] for mac in sorted(up)]
+
+
+def ssh(config: Config, board: Board, *words: str) -> list[str]:
+    """The command line that runs words on a board whose host key is pinned."""
+    layout = Layout.of(config)
+    known = access.pin(layout.known_hosts, layout.folder / "known_hosts.pinned")
+    login = access.SshAccess(host=board.address, key=layout.client_key, known_hosts=known)
+    return login.command(words, connect_timeout_s=120)
+
+
+def run_on(config: Config, board: Board, *words: str) -> str:
+    """The output of a program on a board."""
+    return process.run(ssh(config, board, *words), limit_s=300).output.strip()
+
+
+@pytest.fixture
+def of_one(exported_config: Config) -> Config:
+    """A tree that one board writes into."""
+    return with_nfs(exported_config, address=PC)
+
+
+@pytest.fixture
+def of_many(exported_config: Config) -> Iterator[Config]:
+    """A tree that boards share, and of which each keeps /home."""
+    config = with_nfs(exported_config, address=PC, overlay=True, persistent=("/home",))
+    yield config
+    shutil.rmtree(Layout.of(config).boards, ignore_errors=True)
+
+
+@pytest.mark.expensive
+@pytest.mark.machine
+@pytest.mark.timeout(1800)
+def test_one_board_boots_from_dhcp_to_ssh(of_one: Config, u_boot: Path, tmp_path: Path) -> None:
+    """U-Boot asks for an address, fetches kernel and initramfs by TFTP, and the kernel mounts its root by NFS."""
+    with bridge_for_boards(of_one), booting(of_one) as wait_for, boards_of_qemu(1, u_boot, tmp_path):
+        (board,) = all_up(wait_for, 1)
+        assert board.mac == "52:54:00:77:00:01"
+        run_on(of_one, board, "touch", "/root/written-by-the-board")
+    written = Layout.of(of_one).tree / "root/written-by-the-board"
+    assert written.exists()
+    written.unlink()
+
+
+@pytest.mark.expensive
+@pytest.mark.machine
+@pytest.mark.timeout(3600)
+def test_four_boards_share_a_read_only_tree(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
+    layout = Layout.of(of_many)
+    before = TreeHash.of(layout.tree).sha256
+    with bridge_for_boards(of_many), booting(of_many) as wait_for, boards_of_qemu(4, u_boot, tmp_path):
+        boards = all_up(wait_for, 4)
+        names = [run_on(of_many, board, "hostname") for board in boards]
+        name = (layout.tree / "etc/hostname").read_text().strip()
+        assert names == [f"{name}-525400770{number:03}" for number in range(1, 5)]
+        assert len({run_on(of_many, board, "cat", "/etc/machine-id") for board in boards}) == 4
+        assert len({run_on(of_many, board, "cat", "/etc/ssh/ssh_host_ed25519_key.pub") for board in boards}) == 4
+        for board, name in zip(boards, names, strict=True):
+            run_on(of_many, board, "sh", "-c", "hostname >/home/kept && hostname >/usr/in-memory && sync")
+            assert run_on(of_many, board, "cat", "/home/kept", "/usr/in-memory").split() == [name, name]
+        assert TreeHash.of(layout.tree).sha256 == before
+        # What deploy does: a file of the tree is replaced while boards run from it.
+        deployed = layout.tree / "usr/lib/deployed"
+        deployed.write_text("to all boards")
+        try:
+            assert {run_on(of_many, board, "cat", "/usr/lib/deployed") for board in boards} == {"to all boards"}
+        finally:
+            deployed.unlink()
+    for board, name in zip(boards, names, strict=True):
+        assert (layout.boards / board.mac.replace(":", "") / "tree/home/kept").read_text() == f"{name}\n"
+
+
+@pytest.mark.expensive
+@pytest.mark.machine
+@pytest.mark.timeout(1800)
+def test_a_board_boots_beside_a_router(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
+    network = bridge_for_boards(of_many), router(), booting(of_many, alone=False), boards_of_qemu(1, u_boot, tmp_path)
+    with network[0], network[1], network[2] as wait_for, network[3]:
+        (board,) = all_up(wait_for, 1)
+        assert board.address.startswith("192.168.77.2"), "an address of the router"
+        assert run_on(of_many, board, "hostname").endswith("-525400770001")
+
+
+LOSS = b"""table bridge lossy {
+  chain from_boards {
+    type filter hook input priority 0; policy accept;
+    numgen random mod 100 < 5 counter drop
+  }
+  chain to_boards {
+    type filter hook output priority 0; policy accept;
+    numgen random mod 100 < 5 counter drop
+  }
+}
+"""
+"""Not tc's netem, which the kernel of the test machine lacks."""
+
+
+@pytest.mark.expensive
+@pytest.mark.machine
+@pytest.mark.timeout(3600)
+def test_a_board_boots_while_one_packet_in_twenty_is_lost(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
+    with bridge_for_boards(of_many):
+        process.run(["nft", "-f", "-"], stdin=LOSS, limit_s=30)
+        with booting(of_many) as wait_for, boards_of_qemu(1, u_boot, tmp_path):
+            (board,) = all_up(wait_for, 1)
+            assert run_on(of_many, board, "hostname").endswith("-525400770001")
+        dropped = re.findall(r"counter packets (\d+)", process.output_of(["nft", "list", "ruleset"]))
+        assert len(dropped) == 2
+        assert all(int(count) > 0 for count in dropped)
+
+
+@pytest.mark.expensive
+@pytest.mark.machine
+@pytest.mark.timeout(1800)
+def test_boards_wait_for_a_server_that_was_killed(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
+    with bridge_for_boards(of_many), boards_of_qemu(1, u_boot, tmp_path):
+        ended = pytest.raises(AssertionError, match="NFS server ended unexpectedly")
+        with ended, booting(of_many) as wait_for:
+            (board,) = all_up(wait_for, 1)
+            assert run_on(of_many, board, "cat", "/proc/sys/kernel/hostname").endswith("-525400770001")
+            (server,) = [child for child in psutil.Process().children() if child.name() == "ganesha.nfsd"]
+            server.kill()
+            wait_for(lambda _board: False)
+        reading = subprocess.Popen(ssh(of_many, board, "md5sum", "/usr/bin/python3", "/usr/bin/ssh-keygen"))
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                reading.wait(10)
+            with booting(of_many):
+                assert reading.wait(LIMIT_S) == 0
+        finally:
+            reading.kill()
+            reading.wait()
