@@ -21,6 +21,8 @@ def ready(config: Config) -> Path:
     firmware, licence = (folder / part for part in card_firmware.PARTS)
     shown = folder / "licence-shown"
     if not shown.exists():
-        progress.say(f"the licence of raspi-firmware, also in {licence}:\n{licence.read_text(errors='replace')}")
+        text = licence.read_text(errors="replace")
+        boot = [part for part in text.split("\n\n") if part.startswith("Files: boot/")]
+        progress.say("\n\n".join([f"the licence of raspi-firmware, also in {licence}:", *(boot or [text])]))
         shown.touch()
     return firmware

@@ -279,7 +279,7 @@ def test_host_keys_of_boards_are_pinned_and_nothing_else_is(exported: Config) ->
         assert layout.known_hosts.read_text() == "* ssh-ed25519 BBBB\n* ssh-ed25519 AAAAC3Nz\n"
 
 
-# --- beside another DHCP server -------------------------------------------------------------------------------------
+# --- next to another DHCP server --------------------------------------------------------------------------------------
 
 ASK = """
 import json, os, socket, struct
