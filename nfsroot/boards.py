@@ -126,9 +126,9 @@ class Boards:
             self._of_firmware.add(found["xid"])
             return None
         if found := _DHCP.search(line):
-            board = self._asked(found["mac"], found["kind"], found["ip"] or "", now)
-            board.by_firmware |= found["xid"] in self._of_firmware
-            return board
+            asking = self._asked(found["mac"], found["kind"], found["ip"] or "", now)
+            asking.by_firmware |= found["xid"] in self._of_firmware
+            return asking
         if found := _REFUSED.search(line):
             return self._refused(found["cause"], found["ip"], now)
         for pattern in (_SENT, _ABSENT, _FAILED):
