@@ -274,11 +274,12 @@ def clients_of(port: int) -> set[str]:
 def pin_host_keys(layout: Layout) -> None:
     """Add the host keys that boards keep on this PC to ``ssh_known_hosts``.
 
-    Boards can write there: only regular files with one public key count.
+    Boards can write there: links out of the folder and other contents are ignored.
     """
+    top = layout.boards.resolve()
     known = layout.known_hosts.read_text().splitlines() if layout.known_hosts.is_file() else []
     for path in sorted(layout.boards.glob("*/host-keys/*.pub")):
-        if path.is_file() and not path.is_symlink() and path.stat().st_size < _KEY_LIMIT:
+        if path.is_file() and path.resolve().is_relative_to(top) and path.stat().st_size < _KEY_LIMIT:
             known += [f"* {key}" for key in _PUBLIC_KEY.findall(path.read_text(errors="replace"))]
     files.write_text_atomically(layout.known_hosts, "".join(f"{line}\n" for line in dict.fromkeys(known)))
 
