@@ -27,7 +27,7 @@ from engine.dockerd import Daemon
 from engine.stop import stop_engine
 from flow import audit_wheel as wheel_audit
 from flow import build_wheel as any_wheel
-from flow import cuda_checks, cuda_job, main_job, serve_wheels, torch_job, tvm_ffi_job
+from flow import cuda_checks, cuda_job, firmware, main_job, serve_wheels, torch_job, tvm_ffi_job
 from flow import cuda_timing as cuda_timing_tool
 from flow import share_artefacts as share
 from flow import upstream_tests as upstream
@@ -297,7 +297,8 @@ def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: i
 )
 def netboot(context: Context, alone: bool = False, address: str = "") -> None:
     """Boot boards without a card: DHCP, TFTP and NFS until Ctrl-C, with a table of the boards."""
-    network_boot.netboot(_config(context, {"nfs.address": address}), alone=alone)
+    config = _config(context, {"nfs.address": address})
+    network_boot.netboot(config, alone=alone, fetch_firmware=functools.partial(firmware.ready, config))
 
 
 @task(help={"state": "on, off or status"})

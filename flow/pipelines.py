@@ -116,6 +116,11 @@ def card_job(context: Context) -> Pipeline:
     return Pipeline(context.root, [mirror.step(context), programs, card_firmware.step(context)])
 
 
+def firmware_job(context: Context) -> Pipeline:
+    """The boot firmware of boards."""
+    return Pipeline(context.root, [mirror.step(context), card_firmware.step(context)])
+
+
 def tvm_ffi_job(context: Context) -> Pipeline:
     """From the mirror to the wheel of TVM's FFI. Raises PlatformMismatch, RecipeInvalid."""
     return Pipeline(context.root, [module.step(context) for module in (mirror, tvm_ffi_builder, tvm_ffi_wheel)])

@@ -1,4 +1,4 @@
-"""Boards that boot over the network, as seen in the log of dnsmasq.
+"""Boards that boot over the network, as seen in the logs of dnsmasq and of the NFS server.
 
 A board asks for an address (DHCP), fetches the firmware's files, the kernel and the initramfs (TFTP), mounts its root
 (NFS), and starts its SSH server. ``Boards`` records how far each one has got, and why one stays where it is.
@@ -6,6 +6,7 @@ A board asks for an address (DHCP), fetches the firmware's files, the kernel and
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -18,10 +19,15 @@ _STATES = ("address", "files", "mounted", "up")
 """In the order of a boot."""
 
 _MAC = r"(?P<mac>(?:[0-9a-f]{2}:){5}[0-9a-f]{2})"
-_DHCP = re.compile(rf"dnsmasq-dhcp\S* \d+ (?P<kind>DHCP[A-Z]+|PXE)\([^)]*\) (?:(?P<ip>[\d.]+) )?{_MAC}")
+_DHCP = re.compile(rf"dnsmasq-dhcp\S* (?P<xid>\d+) (?P<kind>DHCP[A-Z]+|PXE)\([^)]*\) (?:(?P<ip>[\d.]+) )?{_MAC}")
+_FIRMWARE_ASKS = re.compile(r"dnsmasq-dhcp\S* (?P<xid>\d+) vendor class: PXEClient")
 _SENT = re.compile(r"dnsmasq-tftp\S* sent (?P<file>\S+) to (?P<ip>[\d.]+)")
 _ABSENT = re.compile(r"dnsmasq-tftp\S* file (?P<file>\S+) not found for (?P<ip>[\d.]+)")
 _FAILED = re.compile(r"dnsmasq-tftp\S* (?:failed sending|error \d+ .* received from) .*?(?P<ip>\d+\.\d+\.\d+\.\d+)")
+_REFUSED = re.compile(
+    r"(?P<cause>Access|Non-reserved Port \d+) (?:is )?not allowed on Export_Id "
+    r"\d+ .* for client (?:::ffff:)?(?P<ip>[\d.]+)"
+)
 _SERIAL = re.compile(r"[0-9a-f]{8}")
 # The boot loader of a Pi 4 or 5 uses the hardware address instead if TFTP_PREFIX=2 is set.
 _FOLDER = re.compile(rf"{_SERIAL.pattern}|([0-9a-f]{{2}}-){{5}}[0-9a-f]{{2}}")
@@ -47,6 +53,14 @@ class Board:
     """Required files that it asked for and that do not exist."""
     lost: bool = False
     """Whether a transfer has failed."""
+    by_firmware: bool = False
+    """Whether its firmware has asked for an address, and not only a system that it booted from a card."""
+    declined: bool = False
+    """Whether it was offered an address and has not taken it."""
+    outside: str = ""
+    """The subnet in which its address is not."""
+    refused: str = ""
+    """Why the NFS server refused it."""
 
     def reach(self, state: str, now: float) -> None:
         """Record an event; states never go back until the board asks for an address again."""
@@ -58,6 +72,10 @@ class Board:
         """What keeps it from booting, and the fix; empty if it boots, or as long as it may still."""
         if self.state in ("mounted", "up"):
             return ""
+        if self.refused:
+            return self.refused
+        if self.outside:
+            return f"{self.address} is not in nfs.subnet ({self.outside}): set nfs.subnet to the subnet of the boards"
         if self.absent:
             name = min(self.absent)
             fix = _FIXES.get(name) or _KERNELS.get(name[:7], "run ./inv export-nfsroot again")
@@ -66,8 +84,15 @@ class Board:
             return ""
         if self.lost:
             return "a transfer was lost: check the cable and the switch, then power the board off and on"
+        if self.state == "address" and self.declined:
+            return "it takes no address from this PC: if another DHCP server answers it, run netboot without --alone"
+        if self.state == "address" and not self.by_firmware:
+            return (
+                "a system on the board asks for an address, not its firmware: enable network boot (Pi 4 and 5: "
+                "BOOT_ORDER=0xf21 in the EEPROM; Pi 3B: program_usb_boot_mode=1), and remove the card"
+            )
         if self.state == "address":
-            return "it has an address but fetches no file: enable network boot on the board, and allow UDP port 69"
+            return "its firmware fetches no file: allow UDP port 69 in the firewall of this PC"
         if _LAST_FILE.fullmatch(self.file):
             return "its kernel does not mount the tree: nfs.address, the firewall (TCP port of NFS), or its console"
         return f"it stopped after {self.file}: power it off and on, or see its console"
@@ -91,20 +116,29 @@ class Boards:
     """All boards that have asked for an address or a file, in that order.
 
     ``mac_of`` returns the hardware address of a neighbour, or an empty string: if a router gives out addresses, that
-    of a board is seen only when it fetches a file.
+    of a board is seen only when it fetches a file. Only addresses in ``subnet`` may mount the tree.
     """
 
-    def __init__(self, mac_of: Callable[[str], str]) -> None:
+    def __init__(self, mac_of: Callable[[str], str], subnet: ipaddress.IPv4Network) -> None:
         self._mac_of = mac_of
+        self._subnet = subnet
+        self._of_firmware: set[str] = set()
         self._by_mac: dict[str, Board] = {}
 
     def __iter__(self) -> Iterator[Board]:
         return iter(self._by_mac.values())
 
     def record(self, line: str, now: float) -> Board | None:
-        """Record a line of dnsmasq's log; returns the board that it is about."""
+        """Record a line of a log; returns the board that it is about."""
+        if found := _FIRMWARE_ASKS.search(line):
+            self._of_firmware.add(found["xid"])
+            return None
         if found := _DHCP.search(line):
-            return self._asked(found["mac"], found["kind"], found["ip"] or "", now)
+            asking = self._asked(found["mac"], found["kind"], found["ip"] or "", now)
+            asking.by_firmware |= found["xid"] in self._of_firmware
+            return asking
+        if found := _REFUSED.search(line):
+            return self._refused(found["cause"], found["ip"], now)
         for pattern in (_SENT, _ABSENT, _FAILED):
             if (found := pattern.search(line)) and (board := self._at(found["ip"], now)):
                 if pattern is _FAILED:
@@ -116,7 +150,11 @@ class Boards:
 
     def mounted(self, addresses: Collection[str], now: float) -> list[Board]:
         """Record the addresses that are connected to the NFS server; returns the boards that are new."""
-        new = [board for board in self if board.address in addresses and board.state in ("address", "files")]
+        new = [
+            board
+            for board in self
+            if board.address in addresses and board.state in ("address", "files") and not board.refused
+        ]
         for board in new:
             board.reach("mounted", now)
         return new
@@ -134,9 +172,20 @@ class Boards:
         # is a new boot.
         if kind == "DHCPDISCOVER" and board.state == "up" and now - board.last > STALLED_S:
             board = self._by_mac[mac] = Board(mac, now, now, board.address, board.serial, board.model)
+        if kind in ("DHCPOFFER", "DHCPACK"):
+            board.declined = kind == "DHCPOFFER"
         if address and kind != "DHCPNAK":
             board.address = address
+            board.outside = "" if ipaddress.IPv4Address(address) in self._subnet else str(self._subnet)
         board.reach("address", now)
+        return board
+
+    def _refused(self, cause: str, address: str, now: float) -> Board | None:
+        board = self._at(address, now)
+        if board is not None:
+            board.state = "files"  # a refused board has had a connection to the server for a moment
+            fix = f"set nfs.subnet to a subnet with {address}" if cause == "Access" else "mount without noresvport"
+            board.refused = f"the NFS server refuses it ({cause}): {fix}"
         return board
 
     def _fetched(self, board: Board, path: PurePosixPath, now: float, *, is_there: bool) -> None:

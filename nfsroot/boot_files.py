@@ -15,7 +15,7 @@ from pathlib import Path
 from nfsroot.audit import HELPER, nameservers_of_host
 from nfsroot.layout import Layout
 from nfsroot.rendering import render
-from nfsroot.serve import ganesha_configuration, major_version, plugin_folder
+from nfsroot.serve import ganesha_configuration, major_version, plugin_folder, served_folders
 from nfsroot.tree import follow
 from toolchain import process
 from toolchain.addresses import server_address, subnet_of
@@ -62,6 +62,11 @@ class BootParts:
     initramfs: Path | None
     device_trees: tuple[Path, ...]
     firmware: tuple[Path, ...]
+
+    @property
+    def lacks_firmware(self) -> bool:
+        """Whether a file of the Pi's firmware is absent."""
+        return not {item.name for item in self.firmware} >= set(_FIRMWARE)
 
     def missing(self) -> list[str]:
         """Names of the files that a network boot needs and the tree lacks."""
@@ -158,11 +163,21 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
         config,
         parts,
         tftp,
-        render("cmdline.txt", address=address, path=path, port=config.nfs.port, initramfs=initramfs, init=""),
+        render(
+            "cmdline.txt",
+            address=address,
+            path=path,
+            port=config.nfs.port,
+            initramfs=initramfs,
+            init="",
+            overlay=" ".join(overlay_arguments(config, final)),
+        ),
     )
     if missing := parts.missing():
         warnings.append("missing in the TFTP folder for boards without a card: " + "; ".join(missing))
-    (output / final.exports.name).write_text(render("exports", path=_exports_path(path), subnet=str(subnet)))
+    served = served_folders(config, final)
+    access = [(_exports_path(str(place)), "rw" if is_writable else "ro") for place, is_writable in served.items()]
+    (output / final.exports.name).write_text(render("exports", folders=access, subnet=str(subnet)))
     # For a server that the user starts: serve-nfsroot renders another one with its own address and port.
     try:
         major = major_version(process.require_program("ganesha.nfsd", "to serve the tree"))
@@ -172,7 +187,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
     else:
         (output / final.ganesha_conf.name).write_text(
             ganesha_configuration(
-                [final.tree],
+                list(served),
                 address=address,
                 port=config.nfs.port,
                 nfsv3=False,
@@ -180,6 +195,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
                 recovery=final.folder / "ganesha-recovery",
                 plugins=plugins,
                 major=major,
+                read_only=[place for place, is_writable in served.items() if not is_writable],
             )
         )
     (output / "ganesha-recovery").mkdir()
@@ -221,6 +237,14 @@ def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: 
         path=str(tree),
         tftp=str(tftp),
     )
+
+
+def overlay_arguments(config: Config, layout: Layout) -> list[str]:
+    """Words of the kernel command line for the initramfs script ``nfs4``, from ``nfs.overlay``."""
+    if not config.nfs.overlay:
+        return []
+    kept = [f"pitorch.boards={layout.boards}", f"pitorch.persistent={','.join(config.nfs.persistent)}"]
+    return ["pitorch.overlay", *(kept if config.nfs.persistent else [])]
 
 
 def write_board_files(config: Config, parts: BootParts, folder: Path, command_line: str) -> None:

@@ -6,6 +6,7 @@ The exported tree has the board's files only; all metadata is next to it. For an
     nfsroot/tree/            the root filesystem, with the board's owners and modes
     nfsroot.manifest.json    image, hashes, counts, findings of the audit
     nfsroot.files/           the marker that identifies the tree, keys, and files rendered from templates
+    nfsroot.boards/          with nfs.persistent: what each board keeps, in a folder with its serial number or address
     .nfsroot.lock            held by an export, so that only one runs at a time
     .nfsroot.served          held by each server of the tree, so that no export replaces it under a board
     .nfsroot.export/         the next tree while an export runs
@@ -65,6 +66,11 @@ class Layout:
     def folder(self) -> Path:
         """The folder with the files next to the tree."""
         return self.place.with_name(f"{self.place.name}.files")
+
+    @property
+    def boards(self) -> Path:
+        """Folders and host keys that boards keep, by serial number or hardware address (``nfs.persistent``)."""
+        return self.place.with_name(f"{self.place.name}.boards")
 
     @property
     def lock(self) -> Path:

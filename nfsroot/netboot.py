@@ -1,7 +1,7 @@
 """Boot boards without a card: DHCP and TFTP (dnsmasq) and the NFS server in one foreground command.
 
 dnsmasq serves a copy of the TFTP folder, because it gives up root's rights and the exported folder is root's alone. A
-table shows how far each board has got.
+table shows how far each board has got. With ``nfs.overlay`` the boards share a tree that none of them can change.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
+import math
 import queue
 import re
 import shutil
@@ -24,18 +25,21 @@ from typing import IO
 from rich.live import Live
 from rich.table import Table
 
-from nfsroot.boards import Board, Boards
-from nfsroot.boot_files import boot_parts, dnsmasq_configuration
+from nfsroot.boards import STALLED_S, Board, Boards
+from nfsroot.boot_files import BootParts, boot_parts, dnsmasq_configuration, overlay_arguments
 from nfsroot.layout import Layout, require_export
-from nfsroot.serve import NfsServer, running_server
-from toolchain import process, process_identity, progress
+from nfsroot.serve import NfsServer, served_folders, serving_boards
+from nfsroot.tree import follow
+from toolchain import files, process, process_identity, progress
 from toolchain.addresses import own_addresses, server_address, subnet_of
 from toolchain.config import Config
-from toolchain.errors import InUse, NetworkUnreachable, UserError
+from toolchain.errors import ArtefactMissing, CommandFailed, InUse, NetworkUnreachable, UserError
 
 _POLL_S = 0.5
 _READY_LIMIT_S = 15.0
 _BANNER_WAIT_S = 5.0
+_KEY_LIMIT = 4096
+_PUBLIC_KEY = re.compile(r"^(?:ssh-ed25519|ecdsa-sha2-nistp256) [A-Za-z0-9+/=]+", re.MULTILINE)
 _STATES = {"address": "has an address", "files": "fetches files", "mounted": "mounted", "up": "up"}
 
 
@@ -43,36 +47,64 @@ def netboot(
     config: Config,
     *,
     alone: bool = False,
+    fetch_firmware: Callable[[], Path] | None = None,
     stop: threading.Event | None = None,
     on_event: Callable[[Board], None] = lambda _board: None,
 ) -> None:
     """Serve DHCP, TFTP and NFS until Ctrl-C, SIGTERM, SIGHUP or ``stop``, and show the boards.
 
-    ``alone`` gives out addresses too; otherwise a router does. ``on_event`` is called after each change of a board.
-    Raises the errors of ``running_server``, ArtefactMissing if nothing was exported, NetworkUnreachable if this PC has
-    no address in ``nfs.subnet``, InUse if another DHCP or TFTP server runs here, and UserError if a server ends.
+    ``alone`` gives out addresses too; otherwise a router does. ``fetch_firmware`` returns the folder of the boot
+    firmware; it is called if the tree has none. ``on_event`` is called after each change of a board. Raises the errors
+    of ``running_server``, ArtefactMissing if nothing was exported or the tree does not support ``nfs.overlay``,
+    NetworkUnreachable if this PC has no address in ``nfs.subnet``, InUse if another DHCP or TFTP server runs here, and
+    UserError if a server ends.
     """
     layout = Layout.of(config)
     process.require_root("to serve DHCP, TFTP and NFS", "./inv netboot")
     require_export(layout)
     address = _address_in_subnet(config)
-    for item in boot_parts(layout.tree).missing():
+    if config.nfs.overlay:
+        _require_overlay(layout)
+    parts = _parts(layout, fetch_firmware)
+    for item in parts.missing():
         progress.warn(f"boards without a card need {item}")
     stop = stop or threading.Event()
+
+    def event(board: Board) -> None:
+        if board.state == "up" and layout.boards in served_folders(config, layout):
+            pin_host_keys(layout)
+        on_event(board)
+
     with (
         process.stopped_by_signals(stop),
-        running_server(
-            layout.tree,
-            address=address,
-            port=config.nfs.port,
-            clients=(str(subnet_of(config)), "127.0.0.1"),
-            log=layout.folder / "ganesha.log",
-        ) as server,
-        _running_dnsmasq(config, layout, address, proxy=not alone) as lines,
+        serving_boards(config, layout, address=address) as server,
+        _running_dnsmasq(config, layout, parts, address, proxy=not alone) as lines,
     ):
         progress.say(f"DHCP ({'alone' if alone else 'beside the router'}), TFTP and NFS on {address}; stop with Ctrl-C")
-        _watch(Boards(neighbour), server, lines, stop, on_event)
+        _watch(Boards(neighbour, subnet_of(config)), server, lines, stop, event)
         progress.say("stopping the servers")
+
+
+def _require_overlay(layout: Layout) -> None:
+    script = follow(layout.tree, "etc/initramfs-tools/scripts/nfs4")
+    if not (script.is_file() and "pitorch.overlay" in script.read_text(errors="replace")):
+        raise ArtefactMissing(
+            "the exported tree does not support nfs.overlay",
+            expected="an initramfs with the script nfs4 that makes the overlay",
+            found="an older image, or one that does not boot",
+            fix="./inv build-image and ./inv export-nfsroot (image.profile: bootable), or nfs.overlay: false",
+        )
+
+
+def _parts(layout: Layout, fetch_firmware: Callable[[], Path] | None) -> BootParts:
+    """The files that boards fetch; firmware that the tree lacks is fetched, with a warning if that fails."""
+    parts = boot_parts(layout.tree)
+    if parts.lacks_firmware and fetch_firmware is not None:
+        try:
+            return boot_parts(layout.tree, fetch_firmware())
+        except (NetworkUnreachable, CommandFailed) as fault:
+            progress.warn(f"the boot firmware cannot be fetched: {fault.summary}")
+    return parts
 
 
 def _address_in_subnet(config: Config) -> str:
@@ -88,14 +120,22 @@ def _address_in_subnet(config: Config) -> str:
 
 
 @contextlib.contextmanager
-def _running_dnsmasq(config: Config, layout: Layout, address: str, *, proxy: bool) -> Iterator[queue.Queue[str | None]]:
+def _running_dnsmasq(
+    config: Config, layout: Layout, parts: BootParts, address: str, *, proxy: bool
+) -> Iterator[queue.Queue[str | None]]:
     """Run dnsmasq; yields the lines of its log, and None at its end."""
     program = process.require_program("dnsmasq", "to serve DHCP and TFTP")
     with tempfile.TemporaryDirectory(prefix="pitorch-netboot.") as scratch, contextlib.ExitStack() as stack:
         place = Path(scratch)
         place.chmod(0o755)
-        shutil.copytree(layout.tftp, place / "tftp")
-        text = dnsmasq_configuration(subnet_of(config), address, tree=layout.tree, tftp=place / "tftp", proxy=proxy)
+        tftp = place / "tftp"
+        shutil.copytree(layout.tftp, tftp)
+        for item in parts.firmware:
+            shutil.copyfile(item, tftp / item.name)
+        # The settings may have changed since the export.
+        words = [word for word in (tftp / "cmdline.txt").read_text().split() if not word.startswith("pitorch.")]
+        (tftp / "cmdline.txt").write_text(" ".join([*words, *overlay_arguments(config, layout)]) + "\n")
+        text = dnsmasq_configuration(subnet_of(config), address, tree=layout.tree, tftp=tftp, proxy=proxy)
         configuration = place / "dnsmasq.conf"
         configuration.write_text(text)
         words = ["--keep-in-foreground", f"--conf-file={configuration}", "--log-facility=-", f"--pid-file={place}/pid"]
@@ -155,6 +195,7 @@ def _watch(
     on_event: Callable[[Board], None],
 ) -> None:
     shown: dict[str, tuple[str, str]] = {}
+    hint_at = time.monotonic() + STALLED_S
 
     def tell(board: Board) -> None:
         on_event(board)
@@ -166,15 +207,22 @@ def _watch(
     with concurrent.futures.ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
         logins: dict[str, concurrent.futures.Future[bool]] = {}
         live = stack.enter_context(_live()) if progress.console.is_terminal else None
+        refusals = stack.enter_context(server.log.open(errors="replace"))
         while not stop.is_set():
             for line in _drain(lines):
                 if line is None:
                     raise UserError("dnsmasq ended unexpectedly", fix="run ./inv netboot again")
                 if board := boards.record(line, time.monotonic()):
                     tell(board)
+            for line in refusals:
+                if board := boards.record(line, time.monotonic()):
+                    tell(board)
             if process_identity.find(server.pid) is None:
                 raise UserError("the NFS server ended unexpectedly", found=f"see {server.log}", fix="run it again")
             now = time.monotonic()
+            if now > hint_at and not any(boards):
+                progress.say("no board has asked for an address: check the cable, and enable network boot on the board")
+                hint_at = math.inf
             for board in boards.mounted(clients_of(server.port), now):
                 tell(board)
             for board in boards:
@@ -221,6 +269,19 @@ def clients_of(port: int) -> set[str]:
     listed = process.run(["ss", "-Hnt", "state", "established", f"sport = :{port}"], limit_s=20).output
     peers = (line.split()[-1].rpartition(":")[0] for line in listed.splitlines() if line.strip())
     return {peer.strip("[]").removeprefix("::ffff:") for peer in peers}
+
+
+def pin_host_keys(layout: Layout) -> None:
+    """Add the host keys that boards keep on this PC to ``ssh_known_hosts``.
+
+    Boards can write there: links out of the folder and other contents are ignored.
+    """
+    top = layout.boards.resolve()
+    known = layout.known_hosts.read_text().splitlines() if layout.known_hosts.is_file() else []
+    for path in sorted(layout.boards.glob("*/host-keys/*.pub")):
+        if path.is_file() and path.resolve().is_relative_to(top) and path.stat().st_size < _KEY_LIMIT:
+            known += [f"* {key}" for key in _PUBLIC_KEY.findall(path.read_text(errors="replace"))]
+    files.write_text_atomically(layout.known_hosts, "".join(f"{line}\n" for line in dict.fromkeys(known)))
 
 
 def neighbour(address: str) -> str:

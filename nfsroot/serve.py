@@ -24,7 +24,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,12 +109,13 @@ def ganesha_configuration(
     recovery: Path,
     plugins: Path,
     major: int,
+    read_only: Collection[Path] = (),
     privileged_port: bool = True,
 ) -> str:
     """Render the server's configuration.
 
     ``privileged_port`` rejects clients on ports that ordinary users may use. ``clients`` are addresses or subnets.
-    ``major`` is the server's version: it rejects unknown settings.
+    ``major`` is the server's version: it rejects unknown settings. Writes to the folders in ``read_only`` are refused.
     """
     for folder in folders:
         if set(str(folder)) & set('"\\\n\r;?'):
@@ -127,6 +128,7 @@ def ganesha_configuration(
     return render(
         "ganesha.conf",
         folders=[str(folder) for folder in folders],
+        read_only=[str(folder) for folder in read_only],
         address=address,
         port=port,
         nfsv3=nfsv3,
@@ -146,13 +148,15 @@ def running_server(
     port: int = 0,
     nfsv3: bool = False,
     clients: Sequence[str] = ("127.0.0.1",),
+    read_only: Collection[Path] = (),
     log: Path | None = None,
     limit_s: float = _READY_LIMIT_S,
 ) -> Iterator[NfsServer]:
     """Serve folders while the block runs; port 0 selects a free one.
 
-    ``clients`` may mount and write as root: keep the list short. They must connect from a port below 1024, except in a
-    ``private_network``. When the block starts, a client has listed every folder; when it ends, the server has stopped.
+    ``clients`` may mount and, except in ``read_only``, write as root: keep the list short. They must connect from a
+    port below 1024, except in a ``private_network``. When the block starts, a client has listed every folder; when it
+    ends, the server has stopped.
 
     Raises RootNeeded, ProgramMissing, InUse, ArtefactMissing (no such folder), InUse (an export is replacing a
     folder) or UserError with the last lines of the log.
@@ -191,6 +195,7 @@ def running_server(
                 recovery=scratch / "recovery",
                 plugins=plugins,
                 major=major_version(program),
+                read_only=read_only,
                 privileged_port=not private_network.is_entered(),
             )
         )
@@ -209,6 +214,35 @@ def running_server(
         made = NfsServer(folders=folders, address=address, port=port, nfsv3=nfsv3, log=log, pid=server.pid)
         _await_ready(made, server, limit_s)
         yield made
+
+
+@contextlib.contextmanager
+def serving_boards(
+    config: Config, layout: Layout, *, address: str, port: int | None = None, nfsv3: bool = False
+) -> Iterator[NfsServer]:
+    """Serve the exported tree to ``nfs.subnet`` and this PC as ``nfs.overlay`` and ``nfs.persistent`` say.
+
+    Raises the errors of ``running_server``.
+    """
+    folders = served_folders(config, layout)
+    if layout.boards in folders:
+        layout.boards.mkdir(mode=0o700, exist_ok=True)
+    with running_server(
+        list(folders),
+        address=address,
+        port=config.nfs.port if port is None else port,
+        nfsv3=nfsv3,
+        clients=tuple(dict.fromkeys([str(subnet_of(config)), "127.0.0.1"])),
+        read_only=[folder for folder, is_writable in folders.items() if not is_writable],
+        log=layout.folder / "ganesha.log",
+    ) as server:
+        yield server
+
+
+def served_folders(config: Config, layout: Layout) -> dict[Path, bool]:
+    """The folders that boards mount, and whether they may write there."""
+    kept = {layout.boards: True} if config.nfs.overlay and config.nfs.persistent else {}
+    return {layout.tree: not config.nfs.overlay, **kept}
 
 
 @contextlib.contextmanager
@@ -274,28 +308,22 @@ def serve(
     subnet = subnet_of(config)
     stop = stop or threading.Event()
     began = time.monotonic()
-    with process.stopped_by_signals(stop) as received:
-        clients = dict.fromkeys([str(subnet), "127.0.0.1"])
-        with running_server(
-            layout.tree,
-            address=shown,
-            port=config.nfs.port if port is None else port,
-            nfsv3=nfsv3,
-            clients=tuple(clients),
-            log=layout.folder / "ganesha.log",
-        ) as server:
-            if (first := unprivileged_port_start()) < _RESERVED:
-                progress.warn(
-                    f"every user of this PC may use ports from {first}: the server cannot tell them from root; run "
-                    f"sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
-                )
-            for line in _what_to_type(server, str(subnet), config.image.architecture):
-                progress.say(line)
-            while not stop.wait(0.5):
-                if process_identity.find(server.pid) is None:
-                    raise _failed(server, "the NFS server ended unexpectedly")
-            progress.say("stopping the NFS server")
-            source = server.source()
+    with (
+        process.stopped_by_signals(stop) as received,
+        serving_boards(config, layout, address=shown, port=port, nfsv3=nfsv3) as server,
+    ):
+        if (first := unprivileged_port_start()) < _RESERVED:
+            progress.warn(
+                f"every user of this PC may use ports from {first}: the server cannot tell them from root; run "
+                f"sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
+            )
+        for line in _what_to_type(server, str(subnet), config.image.architecture):
+            progress.say(line)
+        while not stop.wait(0.5):
+            if process_identity.find(server.pid) is None:
+                raise _failed(server, "the NFS server ended unexpectedly")
+        progress.say("stopping the NFS server")
+        source = server.source()
     ended_by = signal.Signals(received[0]).name if received else "request"
     return ServeResult(source=source, seconds=time.monotonic() - began, ended_by=ended_by)
 

@@ -150,6 +150,10 @@ _password_hash = _matches(
 )
 _public_key = _matches(r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-\S+ [A-Za-z0-9+/=]+(?: [^\n]*)?", "a line of authorized_keys")
 _locale = _matches(r"[a-z]{2,3}_[A-Z]{2}\.UTF-8|C\.UTF-8|", "LANGUAGE_COUNTRY.UTF-8, or nothing")
+_kept_folder = _matches(
+    r"(?!/(?:dev|proc|run|sys|tmp)(?:/|$))(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.-]+)+",
+    "an absolute folder without blanks, such as /home, and not in /dev, /proc, /run, /sys or /tmp",
+)
 _option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=.*", "NAME=VALUE, such as USE_OPENMP=OFF")
 
 
@@ -284,6 +288,12 @@ class NfsConfig:
     address: str = _setting("", "address the board reaches this PC at; empty: found by route", _address)
     port: int = _setting(2049, "TCP port of the user-space NFS server", _between(1, 65535))
     subnet: str = _setting("192.168.77.0/24", "the board's subnet (exports line, NAT)", _subnet)
+    overlay: bool = _setting(
+        False, "boards mount the tree read-only and keep what they write in memory, so that many boards share one tree"
+    )
+    persistent: tuple[str, ...] = _setting(
+        [], "with overlay: folders of which this PC keeps one copy for each board", _each(_kept_folder)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1056,6 +1056,22 @@ def test_the_exports_line_of_the_kernel_server(bootable: Path, tmp_path: Path) -
     )
 
 
+def test_a_shared_tree_is_read_only_for_each_kind_of_server(bootable: Path, tmp_path: Path) -> None:
+    folder, _ = written(bootable, tmp_path, overlay=True, persistent=["/home", "/var/lib/app"])
+    place = tmp_path / "served/nfsroot"
+    assert (folder / "exports").read_text().splitlines()[-2:] == [
+        f"{place}/tree 192.168.77.0/24(ro,sync,no_root_squash,no_subtree_check)",
+        f"{place}.boards 192.168.77.0/24(rw,sync,no_root_squash,no_subtree_check)",
+    ]
+    arguments = f"pitorch.overlay pitorch.boards={place}.boards pitorch.persistent=/home,/var/lib/app"
+    assert (folder / "tftp/cmdline.txt").read_text().rstrip().endswith(arguments)
+    if shutil.which("ganesha.nfsd") is not None:
+        assert re.findall(r"Access_Type = R[OW]", (folder / "ganesha.conf").read_text()) == [
+            "Access_Type = RO",
+            "Access_Type = RW",
+        ]
+
+
 def test_blanks_in_the_path_are_escaped_with_a_warning(bootable: Path, tmp_path: Path) -> None:
     final = Layout(tmp_path / "two words" / "nfsroot")
     config = load_config({"nfs": {"address": "192.168.77.1"}})

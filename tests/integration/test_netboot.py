@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
+import re
 import shutil
 import socket
 import struct
@@ -15,15 +17,18 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from nfsroot import netboot
+from nfsroot import access, netboot
 from nfsroot.boards import Board
+from nfsroot.boot_files import overlay_arguments
 from nfsroot.layout import Layout, identity_of, write_marker
 from nfsroot.private_network import private_network
 from nfsroot.qemu import LEAN_INIT
+from nfsroot.tree import TreeHash
 from toolchain import process
-from toolchain.config import Config, load_config
+from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactMissing, InUse, NetworkUnreachable
 from toolchain.manifest import Manifest
 
@@ -50,6 +55,7 @@ def exported(tmp_path: Path) -> Config:
     layout.place.chmod(0o700)
     layout.tftp.mkdir(parents=True)
     (layout.tftp / "config.txt").write_text("arm_64bit=0\n")
+    (layout.tftp / "cmdline.txt").write_text("root=/dev/nfs rw pitorch.overlay\n")
     write_marker(layout, frozenset({identity_of(layout.tree)}))
     Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
     return config
@@ -72,7 +78,9 @@ def cable() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def booting(config: Config, *, alone: bool = True) -> Iterator[Callable[[Callable[[Board], bool]], Board]]:
+def booting(
+    config: Config, *, alone: bool = True, fetch_firmware: Callable[[], Path] | None = None
+) -> Iterator[Callable[[Callable[[Board], bool]], Board]]:
     """Run ``netboot`` in a thread, which is in the same namespace; yields a function that waits for a board's event."""
     stop, changed = threading.Event(), threading.Condition()
     seen: list[Board] = []
@@ -85,7 +93,7 @@ def booting(config: Config, *, alone: bool = True) -> Iterator[Callable[[Callabl
 
     def run() -> None:
         try:
-            netboot.netboot(config, alone=alone, stop=stop, on_event=on_event)
+            netboot.netboot(config, alone=alone, fetch_firmware=fetch_firmware, stop=stop, on_event=on_event)
         except BaseException as fault:
             with changed:
                 failed.append(fault)
@@ -174,6 +182,173 @@ def test_an_export_is_required(exported: Config) -> None:
         netboot.netboot(exported)
 
 
+def with_nfs(config: Config, **nfs: object) -> Config:
+    """The configuration with other settings of the section ``nfs``."""
+    return dataclasses.replace(config, nfs=dataclasses.replace(config.nfs, **nfs))
+
+
+def test_boards_that_share_a_tree_write_into_their_own_folders_only(exported: Config, tmp_path: Path) -> None:
+    config, layout = with_nfs(exported, overlay=True, persistent=("/home",)), Layout.of(exported)
+    (layout.tree / "etc").mkdir()
+    shutil.copytree(ROOT / "images/overlay/bootable/etc/initramfs-tools", layout.tree / "etc/initramfs-tools")
+    source = tmp_path / "source"
+    source.write_text("of a board")
+
+    def write_by_nfs(namespace: str, folder: Path) -> str:
+        return on_board(namespace, "nfs-cp", str(source), f"nfs://{PC}{folder}/new?version=4&nfsport=12049")
+
+    with cable() as namespace:
+        ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")
+        with booting(config, alone=False) as wait_for:
+            kept = f"pitorch.boards={layout.boards} pitorch.persistent=/home"
+            assert fetched(namespace, "cmdline.txt") == f"root=/dev/nfs rw pitorch.overlay {kept}\n"
+            wait_for(lambda board: board.file == "cmdline.txt")
+            assert "ROFS" in write_by_nfs(namespace, layout.tree)
+            write_by_nfs(namespace, layout.boards)
+    assert not (layout.tree / "new").exists()
+    assert (layout.boards / "new").read_text() == "of a board"
+    assert layout.boards.stat().st_mode & 0o777 == 0o700
+
+
+def test_one_board_writes_into_its_tree_by_default(exported: Config) -> None:
+    with cable() as namespace:
+        ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")
+        with booting(exported, alone=False):
+            assert fetched(namespace, "cmdline.txt") == "root=/dev/nfs rw\n"
+            url = f"nfs://{PC}{Layout.of(exported).tree}/new?version=4&nfsport=12049"
+            on_board(namespace, "nfs-cp", str(Layout.of(exported).tftp / "config.txt"), url)
+    assert (Layout.of(exported).tree / "new").read_text() == "arm_64bit=0\n"
+
+
+def test_a_tree_of_an_older_image_cannot_be_shared(exported: Config) -> None:
+    scripts = Layout.of(exported).tree / "etc/initramfs-tools/scripts"
+    scripts.mkdir(parents=True)
+    (scripts / "nfs4").write_text("mount -t nfs\n")
+    with cable(), pytest.raises(ArtefactMissing, match=r"does not support nfs\.overlay"):
+        netboot.netboot(with_nfs(exported, overlay=True))
+
+
+def test_firmware_that_the_tree_lacks_is_fetched_and_served(exported: Config, tmp_path: Path) -> None:
+    firmware = tmp_path / "firmware"
+    firmware.mkdir()
+    for name in ("bootcode.bin", "start.elf", "fixup.dat"):
+        (firmware / name).write_text(f"contents of {name}")
+    with cable() as namespace:
+        ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")
+        with booting(exported, alone=False, fetch_firmware=lambda: firmware):
+            assert fetched(namespace, "start.elf") == "contents of start.elf"
+
+
+def test_without_the_firmware_the_other_files_are_served(exported: Config) -> None:
+    def unreachable() -> Path:
+        raise NetworkUnreachable("the mirror does not answer")
+
+    with cable() as namespace:
+        ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")
+        with booting(exported, alone=False, fetch_firmware=unreachable):
+            assert fetched(namespace, "config.txt") == "arm_64bit=0\n"
+
+
+def test_a_board_outside_the_subnet_is_refused_and_shown(exported: Config) -> None:
+    with cable() as namespace:
+        ip("-n", namespace, "address", "add", "192.168.78.50/24", "dev", "eth0")
+        ip("-n", namespace, "route", "add", PC, "dev", "eth0")
+        ip("route", "add", "192.168.78.0/24", "dev", "toboard")
+        with booting(exported, alone=False) as wait_for:
+            assert fetched(namespace, "config.txt") == "arm_64bit=0\n"
+            assert "is not in nfs.subnet" in wait_for(lambda board: bool(board.outside)).advice(0.0)
+            url = f"nfs://{PC}{Layout.of(exported).tree}?version=4&nfsport=12049"
+            assert "failed" in on_board(namespace, "nfs-ls", url)
+            board = wait_for(lambda board: bool(board.refused))
+            assert "the NFS server refuses it" in board.advice(0.0)
+            assert board.state == "files"
+
+
+def test_host_keys_of_boards_are_pinned_and_nothing_else_is(exported: Config) -> None:
+    layout = Layout.of(exported)
+    secret = layout.place / "secret.pub"
+    secret.write_text("ssh-ed25519 AAAA of another file\n")
+    for name, content in (("00000001", "ssh-ed25519 AAAAC3Nz root@pi\n"), ("00000002", "no key\n")):
+        keys = layout.boards / name / "host-keys"
+        keys.mkdir(parents=True)
+        (keys / "ssh_host_ed25519_key.pub").write_text(content)
+    (layout.boards / "00000002/host-keys/link.pub").symlink_to(secret)
+    layout.known_hosts.write_text("* ssh-ed25519 BBBB\n")
+    for _ in range(2):
+        netboot.pin_host_keys(layout)
+        assert layout.known_hosts.read_text() == "* ssh-ed25519 BBBB\n* ssh-ed25519 AAAAC3Nz\n"
+
+
+# --- next to another DHCP server --------------------------------------------------------------------------------------
+
+ASK = """
+import json, os, socket, struct
+mac = bytes.fromhex(open("/sys/class/net/eth0/address").read().strip().replace(":", ""))
+discover, architecture, interface = b"\\x35\\x01\\x01", b"\\x5d\\x02\\0\\0", b"\\x5e\\x03\\x01\\x02\\x01"
+options = discover + architecture + interface + b"\\x3c\\x20PXEClient:Arch:00000:UNDI:002001\\xff"
+ask = struct.pack(">BBBBIHH16s16s192s4s", 1, 1, 6, 0, 1, 0, 0x8000, b"", mac, b"", b"\\x63\\x82\\x53\\x63") + options
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+    link.setsockopt(socket.SOL_SOCKET, 25, b"eth0")
+    link.bind(("", 68))
+    link.settimeout(1)
+    seen = {}
+    for _ in range(60):
+        link.sendto(ask, ("255.255.255.255", 67))
+        try:
+            while len(seen) < 2:
+                answer, (sender, _port) = link.recvfrom(2048)
+                seen[sender] = [socket.inet_ntoa(answer[16:20]), b"Raspberry Pi Boot" in answer]
+        except TimeoutError:
+            continue
+        break
+print(json.dumps(seen))
+"""
+"""Ask for an address as the firmware of a Pi does, until two servers have answered."""
+
+
+@contextlib.contextmanager
+def bridged(name: str) -> Iterator[str]:
+    """A namespace with a cable to the bridge of the private network; yields its name."""
+    namespace = f"pitorch-{name}-{os.getpid()}"
+    ip("netns", "add", namespace)
+    try:
+        ip("link", "add", f"to{name}", "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        ip("link", "set", f"to{name}", "master", "pitorch", "up")
+        ip("-n", namespace, "link", "set", "eth0", "up")
+        yield namespace
+    finally:
+        ip("netns", "delete", namespace)
+
+
+@contextlib.contextmanager
+def router() -> Iterator[None]:
+    """Another DHCP server on the bridge. It also names the PC and U-Boot's script, because U-Boot asks no proxy."""
+    with bridged("router") as namespace:
+        ip("-n", namespace, "address", "add", "192.168.77.254/24", "dev", "eth0")
+        words = ["dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--leasefile-ro", "--pid-file"]
+        words += ["--dhcp-range=192.168.77.200,192.168.77.220,1h", f"--dhcp-boot=boot.scr.uimg,,{PC}", "--user=root"]
+        words += ["--log-facility=/dev/null"]
+        child = subprocess.Popen(["ip", "netns", "exec", namespace, *words])
+        try:
+            yield
+        finally:
+            child.terminate()
+            child.wait()
+
+
+def test_beside_a_router_the_pc_adds_where_to_boot_from(exported: Config) -> None:
+    with private_network():
+        ip("address", "add", f"{PC}/24", "dev", "pitorch")
+        with router(), bridged("board") as namespace, booting(exported, alone=False) as wait_for:
+            answers = json.loads(on_board(namespace, sys.executable, "-c", ASK))
+            address, names_the_pi = answers.pop("192.168.77.254")
+            assert address.startswith("192.168.77.2")
+            assert not names_the_pi
+            assert list(answers.values()) == [["0.0.0.0", True]], "the PC gives out no address"
+            assert wait_for(lambda board: board.by_firmware).state == "address"
+
+
 # --- the whole chain ------------------------------------------------------------------------------------------------
 
 SCRIPT = b"if pxe get; then pxe boot; fi\n"
@@ -224,32 +399,160 @@ def boards_of_qemu(count: int, bios: Path, folder: Path) -> Iterator[list[Path]]
         yield consoles
 
 
-@pytest.mark.expensive
-@pytest.mark.machine
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("count", [1, 4])
-def test_boards_boot_from_dhcp_to_ssh(exported_config: Config, u_boot: Path, tmp_path: Path, count: int) -> None:
-    """U-Boot asks for an address, fetches kernel and initramfs by TFTP, and the kernel mounts its root by NFS."""
-    config = dataclasses.replace(exported_config, nfs=dataclasses.replace(exported_config.nfs, address=PC))
+@contextlib.contextmanager
+def bridge_for_boards(config: Config) -> Iterator[None]:
+    """The PC on the bridge of a private network, and the files for U-Boot in the TFTP folder."""
     layout = Layout.of(config)
     command = f"boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot={PC}:{layout.tree},vers=4.1 net.ifnames=0 panic=5"
-    added = {
-        layout.tftp / "boot.scr.uimg": boot_script(SCRIPT),
-        layout.tftp / "pxelinux.cfg/default": MENU.format(
-            arguments=f"console=ttyAMA0 {command} init={LEAN_INIT}"
-        ).encode(),
-    }
-    (layout.tftp / "pxelinux.cfg").mkdir(exist_ok=True)
-    for path, content in added.items():
-        path.write_bytes(content)
+    arguments = " ".join(["console=ttyAMA0", command, f"init={LEAN_INIT}", *overlay_arguments(config, layout)])
+    script, menu = layout.tftp / "boot.scr.uimg", layout.tftp / "pxelinux.cfg"
+    menu.mkdir(exist_ok=True)
+    (menu / "default").write_text(MENU.format(arguments=arguments))
+    script.write_bytes(boot_script(SCRIPT))
     try:
         with private_network():
             ip("address", "add", f"{PC}/24", "dev", "pitorch")
-            up: set[str] = set()
-            with booting(config) as wait_for, boards_of_qemu(count, u_boot, tmp_path):
-                while len(up) < count:
-                    up.add(wait_for(lambda board: board.state == "up" and board.mac not in up).mac)
-            assert up == {f"52:54:00:77:00:0{number + 1}" for number in range(count)}
+            yield
     finally:
-        shutil.rmtree(layout.tftp / "pxelinux.cfg")
-        (layout.tftp / "boot.scr.uimg").unlink()
+        shutil.rmtree(menu)
+        script.unlink()
+
+
+def all_up(wait_for: Callable[[Callable[[Board], bool]], Board], count: int) -> list[Board]:
+    """The boards, as soon as the SSH server of each has answered."""
+    up: dict[str, Board] = {}
+    while len(up) < count:
+        board = wait_for(lambda board: board.state == "up" and board.mac not in up)
+        up[board.mac] = board
+    return [up[mac] for mac in sorted(up)]
+
+
+def ssh(config: Config, board: Board, *words: str) -> list[str]:
+    """The command line that runs words on a board whose host key is pinned."""
+    layout = Layout.of(config)
+    known = access.pin(layout.known_hosts, layout.folder / "known_hosts.pinned")
+    login = access.SshAccess(host=board.address, key=layout.client_key, known_hosts=known)
+    return login.command(words, connect_timeout_s=120)
+
+
+def run_on(config: Config, board: Board, *words: str) -> str:
+    """The output of a program on a board."""
+    return process.run(ssh(config, board, *words), limit_s=300).output.strip()
+
+
+@pytest.fixture
+def of_one(exported_config: Config) -> Config:
+    """A tree that one board writes into."""
+    return with_nfs(exported_config, address=PC)
+
+
+@pytest.fixture
+def of_many(exported_config: Config) -> Iterator[Config]:
+    """A tree that boards share, and of which each keeps /home."""
+    config = with_nfs(exported_config, address=PC, overlay=True, persistent=("/home",))
+    yield config
+    shutil.rmtree(Layout.of(config).boards, ignore_errors=True)
+
+
+@pytest.mark.expensive
+@pytest.mark.machine
+@pytest.mark.timeout(1800)
+def test_one_board_boots_from_dhcp_to_ssh(of_one: Config, u_boot: Path, tmp_path: Path) -> None:
+    """U-Boot asks for an address, fetches kernel and initramfs by TFTP, and the kernel mounts its root by NFS."""
+    with bridge_for_boards(of_one), booting(of_one) as wait_for, boards_of_qemu(1, u_boot, tmp_path):
+        (board,) = all_up(wait_for, 1)
+        assert board.mac == "52:54:00:77:00:01"
+        run_on(of_one, board, "touch", "/root/written-by-the-board")
+    written = Layout.of(of_one).tree / "root/written-by-the-board"
+    assert written.exists()
+    written.unlink()
+
+
+@pytest.mark.expensive
+@pytest.mark.machine
+@pytest.mark.timeout(3600)
+def test_four_boards_share_a_read_only_tree(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
+    layout = Layout.of(of_many)
+    before = TreeHash.of(layout.tree).sha256
+    with bridge_for_boards(of_many), booting(of_many) as wait_for, boards_of_qemu(4, u_boot, tmp_path):
+        boards = all_up(wait_for, 4)
+        names = [run_on(of_many, board, "hostname") for board in boards]
+        name = (layout.tree / "etc/hostname").read_text().strip()
+        assert names == [f"{name}-525400770{number:03}" for number in range(1, 5)]
+        assert len({run_on(of_many, board, "cat", "/etc/machine-id") for board in boards}) == 4
+        assert len({run_on(of_many, board, "cat", "/etc/ssh/ssh_host_ed25519_key.pub") for board in boards}) == 4
+        for board, name in zip(boards, names, strict=True):
+            run_on(of_many, board, "sh", "-c", "hostname >/home/kept && hostname >/usr/in-memory && sync")
+            assert run_on(of_many, board, "cat", "/home/kept", "/usr/in-memory").split() == [name, name]
+        assert TreeHash.of(layout.tree).sha256 == before
+        # What deploy does: a file of the tree is replaced while boards run from it.
+        deployed = layout.tree / "usr/lib/deployed"
+        deployed.write_text("to all boards")
+        try:
+            assert {run_on(of_many, board, "cat", "/usr/lib/deployed") for board in boards} == {"to all boards"}
+        finally:
+            deployed.unlink()
+    for board, name in zip(boards, names, strict=True):
+        assert (layout.boards / board.mac.replace(":", "") / "tree/home/kept").read_text() == f"{name}\n"
+
+
+@pytest.mark.expensive
+@pytest.mark.machine
+@pytest.mark.timeout(1800)
+def test_a_board_boots_beside_a_router(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
+    network = bridge_for_boards(of_many), router(), booting(of_many, alone=False), boards_of_qemu(1, u_boot, tmp_path)
+    with network[0], network[1], network[2] as wait_for, network[3]:
+        (board,) = all_up(wait_for, 1)
+        assert board.address.startswith("192.168.77.2"), "an address of the router"
+        assert run_on(of_many, board, "hostname").endswith("-525400770001")
+
+
+LOSS = b"""table bridge lossy {
+  chain from_boards {
+    type filter hook input priority 0; policy accept;
+    numgen random mod 100 < 5 counter drop
+  }
+  chain to_boards {
+    type filter hook output priority 0; policy accept;
+    numgen random mod 100 < 5 counter drop
+  }
+}
+"""
+"""Not tc's netem, which the kernel of the test machine lacks."""
+
+
+@pytest.mark.expensive
+@pytest.mark.machine
+@pytest.mark.timeout(3600)
+def test_a_board_boots_while_one_packet_in_twenty_is_lost(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
+    with bridge_for_boards(of_many):
+        process.run(["nft", "-f", "-"], stdin=LOSS, limit_s=30)
+        with booting(of_many) as wait_for, boards_of_qemu(1, u_boot, tmp_path):
+            (board,) = all_up(wait_for, 1)
+            assert run_on(of_many, board, "hostname").endswith("-525400770001")
+        dropped = re.findall(r"counter packets (\d+)", process.output_of(["nft", "list", "ruleset"]))
+        assert len(dropped) == 2
+        assert all(int(count) > 0 for count in dropped)
+
+
+@pytest.mark.expensive
+@pytest.mark.machine
+@pytest.mark.timeout(1800)
+def test_boards_wait_for_a_server_that_was_killed(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
+    with bridge_for_boards(of_many), boards_of_qemu(1, u_boot, tmp_path):
+        ended = pytest.raises(AssertionError, match="NFS server ended unexpectedly")
+        with ended, booting(of_many) as wait_for:
+            (board,) = all_up(wait_for, 1)
+            assert run_on(of_many, board, "cat", "/proc/sys/kernel/hostname").endswith("-525400770001")
+            (server,) = [child for child in psutil.Process().children() if child.name() == "ganesha.nfsd"]
+            server.kill()
+            wait_for(lambda _board: False)
+        reading = subprocess.Popen(ssh(of_many, board, "md5sum", "/usr/bin/python3", "/usr/bin/ssh-keygen"))
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                reading.wait(10)
+            with booting(of_many):
+                assert reading.wait(LIMIT_S) == 0
+        finally:
+            reading.kill()
+            reading.wait()

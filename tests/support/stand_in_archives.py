@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import itertools
 import re
 import shutil
 import tempfile
@@ -59,6 +60,7 @@ class StandIn:
     def __init__(self, folder: Path, origin: str) -> None:
         self.folder = folder
         self.origin = origin
+        self.components = ("main",)
         self._pool = folder / "pool"
         self._pool.mkdir(parents=True)
         self._described: dict[str, str] = {}
@@ -103,12 +105,12 @@ class StandIn:
             origin = [f"Origin: {self.origin}", f"Label: {self.origin}"] if self.origin else []
             lines = [*origin, f"Suite: {suite}", f"Codename: {suite}"]
             lines += ["Date: Thu, 01 Jan 2026 00:00:00 UTC", "Architectures: amd64 arm64 armhf all", "SHA256:"]
-            for architecture in ("amd64", "arm64", "armhf"):
+            for component, architecture in itertools.product(self.components, ("amd64", "arm64", "armhf")):
                 mine = (f"_{architecture}.deb", "_all.deb")
                 text = "\n".join(
                     self._described[name] for name in sorted(self._described) if name.endswith(mine)
                 ).encode()
-                index = f"main/binary-{architecture}/Packages"
+                index = f"{component}/binary-{architecture}/Packages"
                 packed = dist / f"{index}.gz"
                 packed.parent.mkdir(parents=True, exist_ok=True)
                 packed.write_bytes(gzip.compress(text, mtime=0))

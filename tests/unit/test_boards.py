@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 import pytest
 
 from nfsroot.boards import STALLED_S, Board, Boards
 
+SUBNET = ipaddress.IPv4Network("192.168.77.0/24")
 MAC = "b8:27:eb:12:34:56"
+FIRMWARE = "dnsmasq-dhcp[7]: 653460281 vendor class: PXEClient:Arch:00000:UNDI:002001"
 ASKS = f"dnsmasq-dhcp[7]: 653460281 DHCPDISCOVER(eth1) {MAC}"
 OFFERED = f"dnsmasq-dhcp[7]: 653460281 DHCPOFFER(eth1) 192.168.77.50 {MAC}"
 HAS_ADDRESS = f"dnsmasq-dhcp[7]: 653460281 DHCPACK(eth1) 192.168.77.50 {MAC} pi"
@@ -22,7 +26,7 @@ def absent(name: str) -> str:
 
 
 def recorded(*lines: str, mac: str = "") -> Boards:
-    boards = Boards(lambda _address: mac)
+    boards = Boards(lambda _address: mac, SUBNET)
     for second, line in enumerate(lines):
         boards.record(line, float(second))
     return boards
@@ -86,6 +90,8 @@ def test_an_absent_file_is_reported_at_once_with_its_fix(name: str, fix: str) ->
     ("lines", "advice"),
     [
         ([], "enable network boot"),
+        ([FIRMWARE, HAS_ADDRESS], "allow UDP port 69"),
+        ([ASKS, OFFERED], "without --alone"),
         ([sent("config.txt")], "it stopped after config.txt"),
         ([sent("vmlinuz")], "does not mount"),
         ([sent("vmlinuz"), "dnsmasq-tftp[7]: failed sending /tmp/x/vmlinuz to 192.168.77.50"], "transfer was lost"),
@@ -97,6 +103,28 @@ def test_a_board_that_stalls_gets_advice(lines: list[str], advice: str) -> None:
     assert advice in board.advice(board.last + STALLED_S)
     board.reach("mounted", 10.0)
     assert board.advice(1000.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("cause", "fix"),
+    [
+        ("Access not", "set nfs.subnet to a subnet with 192.168.77.50"),
+        ("Non-reserved Port 60790 is not", "without noresvport"),
+    ],
+)
+def test_a_board_that_the_nfs_server_refuses_gets_the_reason(cause: str, fix: str) -> None:
+    boards = recorded(HAS_ADDRESS, sent("vmlinuz"))
+    board = the_only(boards)
+    assert boards.mounted({"192.168.77.50"}, 4.0) == [board], "it is connected for a moment"
+    line = f"nfs4_export_check_access :NFS4 :INFO :{cause} allowed on Export_Id 1 /x y for client ::ffff:192.168.77.50"
+    assert boards.record(line, 5.0) is board
+    assert fix in board.advice(6.0)
+    assert boards.mounted({"192.168.77.50"}, 7.0) == []
+
+
+def test_an_address_outside_the_subnet_is_reported_at_once() -> None:
+    board = the_only(recorded(sent("config.txt").replace("77.50", "1.50"), mac=MAC))
+    assert "192.168.1.50 is not in nfs.subnet (192.168.77.0/24)" in board.advice(1.0)
 
 
 def test_behind_a_router_the_address_is_known_from_the_first_file() -> None:

@@ -1,0 +1,28 @@
+"""The boot firmware of boards, ready to use. Its licence is shown once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flow import pipelines
+from flow.build_lock import build_lock
+from flow.context import Context
+from flow.steps import card_firmware
+from toolchain import progress
+from toolchain.config import Config
+
+
+def ready(config: Config) -> Path:
+    """The folder of the firmware, fetched by apt if necessary. Raises the UserError of the step that failed."""
+    with Context(config) as context, build_lock(context.root):
+        pipeline = pipelines.firmware_job(context)
+        pipeline.execute(pipeline.plan())
+        folder = card_firmware.folder(context)
+    firmware, licence = (folder / part for part in card_firmware.PARTS)
+    shown = folder / "licence-shown"
+    if not shown.exists():
+        text = licence.read_text(errors="replace")
+        boot = [part for part in text.split("\n\n") if part.startswith("Files: boot/")]
+        progress.say("\n\n".join([f"the licence of raspi-firmware, also in {licence}:", *(boot or [text])]))
+        shown.touch()
+    return firmware

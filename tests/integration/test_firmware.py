@@ -1,0 +1,55 @@
+"""The boot firmware of boards, fetched by apt from an archive that is served here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stand_in_archives import Package, World
+
+from flow import firmware
+from toolchain.config import Config, load_config
+from toolchain.errors import CommandFailed
+
+LICENCE = b"""Format: 1.0
+
+Files: boot/*
+License: Proprietary
+ For a Raspberry Pi only.
+
+Files: debian/*
+License: GPL-2+
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with contextlib.closing(World(tmp_path / "world")) as made:
+        made.debian.components = ("main", "non-free-firmware")
+        made.debian.add(Package(name="base-files", essential=True))
+        yield made
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load_config({"build": {"folder": str(tmp_path / "build")}})
+
+
+def test_its_licence_is_shown_once(world: World, config: Config, capfd: pytest.CaptureFixture[str]) -> None:
+    files = {"usr/lib/raspi-firmware/start.elf": b"elf", "usr/share/doc/raspi-firmware/copyright": LICENCE}
+    world.debian.add(Package(name="raspi-firmware", architecture="all", files=files))
+    with world.serving():
+        folder = firmware.ready(config)
+        assert (folder / "start.elf").read_bytes() == b"elf"
+        shown = "".join(capfd.readouterr())
+        assert "For a Raspberry Pi only." in shown
+        assert "GPL" not in shown
+        assert firmware.ready(config) == folder
+        assert "For a Raspberry Pi only." not in "".join(capfd.readouterr())
+
+
+def test_an_archive_without_it_is_reported(world: World, config: Config) -> None:
+    with world.serving(), pytest.raises(CommandFailed, match="raspi-firmware"):
+        firmware.ready(config)
