@@ -32,7 +32,7 @@ from flow import cuda_timing as cuda_timing_tool
 from flow import share_artefacts as share
 from flow import upstream_tests as upstream
 from flow import verify as verification
-from nfsroot import export, serve
+from nfsroot import difference, export, serve
 from nfsroot import netboot as network_boot
 from nfsroot import share_internet as sharing
 from registry import client as registry_client
@@ -209,6 +209,22 @@ def verify(context: Context, artefact: str, sample: int = 20, full: bool = False
     _at_least(1, sample=sample)
     done = verification.verify_torch(_config(context), sample=sample, full=full, seed=seed if seed >= 0 else None)
     print(f"{artefact}: {done.summary()}")
+
+
+@_target_task(
+    help={
+        "old": "an image, an exported tree, a tar of a root filesystem, or a bill of materials",
+        "new": "what to compare it with",
+        "json": "print JSON",
+    }
+)
+def diff(context: Context, old: str, new: str, json: bool = False) -> None:
+    """Show the packages, wheels, files and sizes that differ between two images, trees or bills of materials."""
+    done = difference.compare(_config(context), old, new, folder=caller.folder())
+    if json:
+        sys.stdout.write(done.as_json())
+    else:
+        done.print()
 
 
 @_target_task(
@@ -653,6 +669,7 @@ namespace = Collection(
     build_torch,
     build_tvm_ffi,
     verify,
+    diff,
     upstream_tests,
     export_nfsroot,
     serve_nfsroot,
