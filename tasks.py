@@ -27,7 +27,7 @@ from engine.dockerd import Daemon
 from engine.stop import stop_engine
 from flow import audit_wheel as wheel_audit
 from flow import build_wheel as any_wheel
-from flow import cuda_checks, cuda_job, main_job, serve_wheels, torch_job, tvm_ffi_job
+from flow import cuda_checks, cuda_job, main_job, publish, serve_wheels, torch_job, tvm_ffi_job
 from flow import cuda_timing as cuda_timing_tool
 from flow import share_artefacts as share
 from flow import upstream_tests as upstream
@@ -35,8 +35,7 @@ from flow import verify as verification
 from nfsroot import difference, export, serve
 from nfsroot import netboot as network_boot
 from nfsroot import share_internet as sharing
-from registry import client as registry_client
-from registry import credentials, mirrors
+from registry import credentials, mirrors, signing
 from registry import local as local_registry
 from toolchain import caller, checks, progress
 from toolchain import completion as shells
@@ -49,6 +48,7 @@ from wheels.request import Options
 
 _VARIABLES = take_variables(os.environ)
 credentials.take_password()
+signing.take_password()
 
 
 def _reported(body: Callable[..., None]) -> Callable[..., None]:
@@ -115,6 +115,7 @@ def _at_least(low: float, **options: float) -> None:
         raise ConfigError(faults)
 
 
+_KEY_HELP = "public key of the signer, a PEM file (default: registry.public_key)"
 _QPULIB = "local or upstream: our own libqpu, or the original QPULib (default: qpu.library)"
 
 
@@ -193,22 +194,27 @@ def build_tvm_ffi(context: Context, plan: bool = False) -> None:
     progress.summary(f"TVM's FFI built in {done.seconds:.1f} s", [done.row], warnings=done.warnings)
 
 
-@task(
+@_target_task(
     help={
-        "artefact": "torch",
-        "sample": "number of objects to compile again (default: 20)",
-        "full": "build the whole wheel again without ccache",
-        "seed": "select the same objects as an earlier run",
+        "what": "torch, a file, or an image in a registry: HOST[:PORT]/REPOSITORY:TAG",
+        "key": _KEY_HELP,
+        "sample": "torch: number of objects to compile again (default: 20)",
+        "full": "torch: build the whole wheel again without ccache",
+        "seed": "torch: select the same objects as an earlier run",
     }
 )
-@_reported
-def verify(context: Context, artefact: str, sample: int = 20, full: bool = False, seed: int = -1) -> None:
-    """Build an artefact again and compare it bit for bit."""
-    if artefact != "torch":
-        raise Exit(f"verify: expected torch, found {artefact!r}", code=2)
+def verify(context: Context, what: str, key: str = "", sample: int = 20, full: bool = False, seed: int = -1) -> None:
+    """Verify the signature of an image, the provenance of a file, or that torch builds to the same bytes."""
+    if what != "torch":
+        path = _path("what", what)
+        if path.is_file():
+            print(publish.verify_file(path).text())
+        else:
+            print(publish.verify_image(_config(context), what, key=_path("key", key) if key else None).text())
+        return
     _at_least(1, sample=sample)
     done = verification.verify_torch(_config(context), sample=sample, full=full, seed=seed if seed >= 0 else None)
-    print(f"{artefact}: {done.summary()}")
+    print(f"{what}: {done.summary()}")
 
 
 @_target_task(
@@ -420,19 +426,35 @@ _REGISTRY_HELP = {
 }
 
 
-@_target_task(help=_REGISTRY_HELP)
-def push(context: Context, registry: str = "", tag: str = "", user: str = "") -> None:
+@_target_task(help={**_REGISTRY_HELP, "sign": "sign it, its provenance and its bill of materials (docs/trust.md)"})
+def push(context: Context, registry: str = "", tag: str = "", user: str = "", sign: bool = False) -> None:
     """Push the system image and verify that the registry has it."""
-    done = registry_client.push(_config(context), registry=registry or None, tag=tag or None, user=user or None)
-    note = f"{done.sent} of {done.layers} layers sent"
+    done = publish.push(_config(context), registry=registry or None, tag=tag or None, user=user or None, sign=sign)
+    note = f"{done.sent} of {done.layers} layers sent{', signed' if sign else ''}"
     progress.summary("pushed", [progress.Row(str(done.reference), done.size, done.digest, done.seconds, note)])
 
 
-@_target_task(help=_REGISTRY_HELP)
-def pull(context: Context, registry: str = "", tag: str = "", user: str = "") -> None:
+@_target_task(
+    help={
+        **_REGISTRY_HELP,
+        "verify": "refuse an image without a valid signature, provenance and bill of materials",
+        "key": _KEY_HELP,
+    }
+)
+def pull(
+    context: Context, registry: str = "", tag: str = "", user: str = "", verify: bool = False, key: str = ""
+) -> None:
     """Pull the system image, verify its digest and platform, and tag it with its local name."""
-    done = registry_client.pull(_config(context), registry=registry or None, tag=tag or None, user=user or None)
-    note = f"{done.received} of {done.layers} layers received, {done.platform}, now {done.name}"
+    done = publish.pull(
+        _config(context),
+        registry=registry or None,
+        tag=tag or None,
+        user=user or None,
+        verify=verify,
+        key=_path("key", key) if key else None,
+    )
+    signed = ", signature valid" if verify else ""
+    note = f"{done.received} of {done.layers} layers received, {done.platform}{signed}, now {done.name}"
     progress.summary("pulled", [progress.Row(str(done.reference), done.size, done.digest, done.seconds, note)])
 
 

@@ -122,11 +122,19 @@ def push(config: Config, *, registry: str | None = None, tag: str | None = None,
     )
 
 
-def pull(config: Config, *, registry: str | None = None, tag: str | None = None, user: str | None = None) -> Pulled:
+def pull(
+    config: Config,
+    *,
+    registry: str | None = None,
+    tag: str | None = None,
+    user: str | None = None,
+    digest: str = "",
+) -> Pulled:
     """Pull the system image, verify its digest and platform, and tag it with its local name.
 
-    Options and errors are those of ``push``; ReferenceNotFound means that the registry does not have the tag. An image
-    of another platform is refused before the transfer.
+    ``digest`` is the only digest that is accepted; empty: any. Options and errors are those of ``push``;
+    ReferenceNotFound means that the registry does not have the tag. An image of another platform is refused before the
+    transfer.
     """
     began = time.monotonic()
     reference = resolve(config, registry=registry, tag=tag)
@@ -141,6 +149,13 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
 
         def attempt() -> tuple[RemoteImage, Mapping[str, Any]]:
             held = read_image(remote, platform)
+            if digest and held.digest != digest:
+                raise RegistryFailed(
+                    f"{reference} changed after it was verified",
+                    expected=digest,
+                    found=held.digest,
+                    fix="another user may have pushed the same tag: run the task again",
+                )
             by_digest = f"{reference.name}@{held.digest}"
             pulled.add(by_digest)
             _transfer(client, shown, reference, credentials, pulled_as=by_digest, platform=platform)

@@ -19,11 +19,11 @@ from registry.reference import Reference
 from toolchain.errors import PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed, UserError
 from toolchain.text import one_line
 
-_MANIFEST_TYPES = (
+MANIFEST_TYPES = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-_INDEX_TYPES = (
+INDEX_TYPES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
@@ -61,7 +61,7 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
     """
     reference = remote.reference
     body, digest = read_manifest(remote, reference.tag)
-    if body.get("mediaType") in _INDEX_TYPES or "manifests" in body:
+    if body.get("mediaType") in INDEX_TYPES or "manifests" in body:
         body, _ = read_manifest(remote, choose_platform(body, platform, reference))
     try:
         config, *layers = (
@@ -95,7 +95,7 @@ def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict
     """
     reference = remote.reference
     path = f"/v2/{reference.repository}/manifests/{name}"
-    answer = remote.request("GET", path, headers={"Accept": ", ".join((*_MANIFEST_TYPES, *_INDEX_TYPES))})
+    answer = remote.request("GET", path, headers={"Accept": ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))})
     if answer.status_code == 404:
         raise _not_found(remote, fix)
     if answer.status_code != 200:

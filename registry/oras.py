@@ -211,6 +211,18 @@ class Store:
         _, found = distribution.read_manifest(self.connection, tag)
         self._compare(tag, answer.content, found)
 
+    def put(self, tag: str, document: bytes, blobs: Sequence[bytes]) -> None:
+        """Send a manifest and its blobs under a tag of the repository, and verify that.
+
+        Raises AccessDenied, RegistryFull, RegistryBroke or RegistryFailed.
+        """
+        for content in blobs:
+            blob = Blob(digest=digest_of(content), size=len(content))
+            self._upload(blob, lambda content=content: _Reader(io.BytesIO(content)))  # type: ignore[misc]
+        self._put_manifest(tag, document)
+        _, found = distribution.read_manifest(self.connection, tag)
+        self._compare(tag, document, found)
+
     def download(self, item: File, to: Path) -> None:
         """Download a file; ``to`` exists only if size and digest are correct.
 
