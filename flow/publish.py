@@ -158,7 +158,7 @@ def _require_newest(config: Config, wanted: Reference, found: attestations.Verif
             f"{wanted} is older than the image that was verified here before",
             expected=f"{before['digest']}, built {before['finished']}, or a later one",
             found=f"{found.digest}, built {found.finished}",
-            fix=f"the tag may have been set back by somebody else; if you did that, remove {path}",
+            fix=f"the tag may have been set back by another user; if you did that, remove {path}",
         )
 
 
