@@ -68,14 +68,10 @@ def libraries_in(tar: Path) -> list[Part]:
     """The shared libraries in the tar of a layer."""
     with tarfile.open(tar) as archive:
         found = [item for item in archive if item.isfile() and ".so" in Path(item.name).name]
-        return [Part(Path(item.name).name, _sha256(archive, item)) for item in found]
-
-
-def _sha256(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
-    content = archive.extractfile(member)
-    if content is None:
-        raise ValueError(f"{member.name} is not a file")
-    return hashlib.file_digest(content, "sha256").hexdigest()
+        contents = [(item, archive.extractfile(item)) for item in found]
+        return [
+            Part(Path(item.name).name, hashlib.sha256(stream.read()).hexdigest()) for item, stream in contents if stream
+        ]
 
 
 def write(
@@ -243,7 +239,7 @@ def _faults_of_spdx(path: Path) -> list[str]:
     try:
         return [item.validation_message for item in validate_full_spdx_document(parse_from_file(str(path)))]
     except SPDXParsingError as fault:
-        return list(fault.get_messages())
+        return list(fault.messages)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:  # spdx-tools checks no types
         return [f"{type(fault).__name__}: {fault}"]
 

@@ -168,7 +168,7 @@ def _changed_wheels(old: Mapping[str, Wheel], new: Mapping[str, Wheel]) -> Itera
         if before.version == after.version and (before.digest == after.digest or len(kinds) == 2):
             continue
         with_digest = before.version == after.version
-        yield Change(name, *(_of_wheel(item, with_digest) for item in (before, after)))
+        yield Change(name, _of_wheel(before, with_digest), _of_wheel(after, with_digest))
 
 
 def _of_wheel(wheel: Wheel, with_digest: bool) -> str:
@@ -179,8 +179,13 @@ def _changed_files(old: Mapping[str, File], new: Mapping[str, File]) -> Iterator
     for name in sorted({*old, *new}):
         before, after = old.get(name), new.get(name)
         if before != after:
-            sizes = (before and before.size, after and after.size)
-            yield Change(name, before.identity if before else "", after.identity if after else "", *sizes)
+            yield Change(
+                name,
+                before.identity if before else "",
+                after.identity if after else "",
+                before.size if before else None,
+                after.size if after else None,
+            )
 
 
 def read(config: Config, name: str, folder: Path) -> System:
@@ -206,7 +211,9 @@ def read(config: Config, name: str, folder: Path) -> System:
             container(client, source.id, ["true"], architecture=config.image.target) as box,
             progress.bar(f"read {name}", total=source.size, in_bytes=True) as bar,
         ):
-            stream = cast(BinaryIO, io.BufferedReader(ChunkReader(box.export(), bar, source.size), 1 << 20))
+            stream = cast(
+                BinaryIO, io.BufferedReader(ChunkReader(cast(Iterator[bytes], box.export()), bar, source.size), 1 << 20)
+            )
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 return _with_contents(System(name), _of_tar(archive))
 

@@ -140,7 +140,7 @@ def export(
                 hashed.refresh(audited.touched)
                 (metadata / final.known_hosts.name).write_text("".join(f"* {key}\n" for key in audited.host_keys))
             rootfs, counts = hashed.sha256, dict(hashed.counts())
-            documents = _write_sbom(config, source, tree, metadata)
+            documents = _write_sbom(config, source, tree, metadata) if role == "system" else {}
             inputs = {"image": source.id, "hostname": settings.hostname, "fix": str(fix)}
             packed = _pack(tree, tarball) if tarball is not None else None
             manifest = Manifest(

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from images import sbom
+from images.system import WHEELS
+from nfsroot import export
+from nfsroot.unpack import SourceImage
+from toolchain.config import load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing
+from toolchain.manifest import Artefact, Manifest
 
 STATUS = """Package: dpkg
 Essential: yes
@@ -133,3 +138,40 @@ def test_libraries_of_a_layer(tmp_path: Path) -> None:
     found = sbom.libraries_in(tmp_path / "layer.tar")
     assert found == [sbom.Part("libqpu.so.1.0.0", hashlib.sha256(b"library").hexdigest())]
     assert found[0].purl == "pkg:generic/libqpu@1.0.0?file_name=libqpu.so.1.0.0"
+
+
+@pytest.mark.parametrize("built_here", [True, False], ids=["built here", "pulled"])
+def test_exported_tree_has_documents(made: Path, tmp_path: Path, built_here: bool) -> None:
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    tree, folder = root_in(tmp_path), tmp_path / "nfsroot.files"
+    folder.mkdir()
+    (tree / "opt/pitorch/lib").mkdir(parents=True)
+    (tree / "opt/pitorch/lib" / LIBRARY.file).write_bytes(b"library")
+    needs = {"needs:torch": "1", "needs:rootfs": "2"}
+    artefacts = tuple(Artefact.of(made / name) for name in sbom.NAMES)
+    manifests = {
+        "sbom": Manifest(step="sbom", key="k", inputs={**needs, "needs:archives": "3"}, artefacts=artefacts),
+        "system": Manifest(step="system", key="k", inputs=needs, facts={"image": "sha256:1"}),
+    }
+    for name, manifest in manifests.items():
+        manifest.write(config.target_root / f"{name}.manifest.json")
+    source = SourceImage(
+        reference="image",
+        id="sha256:1" if built_here else "sha256:2",
+        digests=(),
+        size=0,
+        layers=(),
+        labels={WHEELS: json.dumps({WHEEL.file: WHEEL.sha256})},
+    )
+    found = export._write_sbom(config, source, tree, folder)
+    assert found == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in sbom.NAMES}
+    assert ((folder / SPDX).read_bytes() == (made / SPDX).read_bytes()) == built_here
+    names = {item["name"]: item for item in json.loads((folder / SPDX).read_text())["packages"]}
+    assert names["torch"]["checksums"][0]["checksumValue"] == WHEEL.sha256
+    library = LIBRARY.sha256 if built_here else hashlib.sha256(b"library").hexdigest()
+    assert names["libqpu"]["checksums"][0]["checksumValue"] == library
+
+
+def test_tree_without_packages_has_no_documents(tmp_path: Path) -> None:
+    source = SourceImage(reference="image", id="sha256:1", digests=(), size=0, layers=())
+    assert export._write_sbom(load_config({}), source, tmp_path, tmp_path) == {}
