@@ -209,7 +209,7 @@ def _layers(connection: Connection, digest: str, suffix: str, what: str) -> list
         )
     body, _ = distribution.read_manifest(connection, tag)
     layers = body.get("layers") or []
-    found = []
+    found: list[tuple[bytes, Mapping[str, Any]]] = []
     for layer in layers if isinstance(layers, list) else []:
         stated = _path(layer, "digest")
         answer = connection.request("GET", f"/v2/{connection.reference.repository}/blobs/{stated}")
