@@ -27,17 +27,17 @@ from engine.dockerd import Daemon
 from engine.stop import stop_engine
 from flow import audit_wheel as wheel_audit
 from flow import build_wheel as any_wheel
-from flow import cuda_checks, cuda_job, firmware, main_job, serve_wheels, torch_job, tvm_ffi_job
+from flow import cuda_checks, cuda_job, firmware, main_job, publish, serve_wheels, torch_job, tvm_ffi_job
 from flow import cuda_timing as cuda_timing_tool
 from flow import share_artefacts as share
 from flow import upstream_tests as upstream
 from flow import verify as verification
-from nfsroot import export, serve
+from nfsroot import difference, export, serve
 from nfsroot import netboot as network_boot
 from nfsroot import share_internet as sharing
-from registry import client as registry_client
-from registry import credentials, mirrors
+from registry import credentials, mirrors, signing
 from registry import local as local_registry
+from registry.client import PushedIndex
 from sdcard import image as card_image
 from sdcard import write as card_writing
 from toolchain import caller, checks, progress
@@ -51,6 +51,7 @@ from wheels.request import Options
 
 _VARIABLES = take_variables(os.environ)
 credentials.take_password()
+signing.take_password()
 
 
 def _reported(body: Callable[..., None]) -> Callable[..., None]:
@@ -117,6 +118,7 @@ def _at_least(low: float, **options: float) -> None:
         raise ConfigError(faults)
 
 
+_KEY_HELP = "public key of the signer, a PEM file (default: registry.public_key)"
 _QPULIB = "local or upstream: our own libqpu, or the original QPULib (default: qpu.library)"
 
 
@@ -197,19 +199,41 @@ def build_tvm_ffi(context: Context, plan: bool = False) -> None:
 
 @_target_task(
     help={
-        "artefact": "torch",
-        "sample": "number of objects to compile again (default: 20)",
-        "full": "build the whole wheel again without ccache",
-        "seed": "select the same objects as an earlier run",
+        "what": "torch, a file, or an image in a registry: HOST[:PORT]/REPOSITORY:TAG",
+        "key": _KEY_HELP,
+        "sample": "torch: number of objects to compile again (default: 20)",
+        "full": "torch: build the whole wheel again without ccache",
+        "seed": "torch: select the same objects as an earlier run",
     }
 )
-def verify(context: Context, artefact: str, sample: int = 20, full: bool = False, seed: int = -1) -> None:
-    """Build an artefact again and compare it bit for bit."""
-    if artefact != "torch":
-        raise Exit(f"verify: expected torch, found {artefact!r}", code=2)
+def verify(context: Context, what: str, key: str = "", sample: int = 20, full: bool = False, seed: int = -1) -> None:
+    """Verify the signature of an image, the provenance of a file, or that torch builds to the same bytes."""
+    if what != "torch":
+        path = _path("what", what)
+        if path.is_file():
+            print(publish.verify_file(path).text())
+        else:
+            print(publish.verify_image(_config(context), what, key=_path("key", key) if key else None).text())
+        return
     _at_least(1, sample=sample)
     done = verification.verify_torch(_config(context), sample=sample, full=full, seed=seed if seed >= 0 else None)
-    print(f"{artefact}: {done.summary()}")
+    print(f"{what}: {done.summary()}")
+
+
+@_target_task(
+    help={
+        "old": "an image, an exported tree, a tar of a root filesystem, or a bill of materials",
+        "new": "what to compare it with",
+        "json": "print JSON",
+    }
+)
+def diff(context: Context, old: str, new: str, json: bool = False) -> None:
+    """Show the packages, wheels, files and sizes that differ between two images, trees or bills of materials."""
+    done = difference.compare(_config(context), old, new, folder=caller.folder())
+    if json:
+        sys.stdout.write(done.as_json())
+    else:
+        done.print()
 
 
 @_target_task(
@@ -435,33 +459,51 @@ def _configs(context: Context) -> list[Config]:
     return list({config.image.architecture: config for config in found}.values())
 
 
-def _pushed_row(done: registry_client.Pushed) -> progress.Row:
-    note = f"{done.sent} of {done.layers} layers sent"
-    return progress.Row(str(done.reference), done.size, done.digest, done.seconds, note)
-
-
-@_target_task(help=_IMAGES_HELP)
-def push(context: Context, registry: str = "", tag: str = "", user: str = "") -> None:
+@_target_task(help={**_IMAGES_HELP, "sign": "sign it, its provenance and its bill of materials (docs/trust.md)"})
+def push(context: Context, registry: str = "", tag: str = "", user: str = "", sign: bool = False) -> None:
     """Push the system image and verify that the registry has it."""
     configs = _configs(context)
-    if len(configs) == 1:
-        done = registry_client.push(configs[0], registry=registry or None, tag=tag or None, user=user or None)
-        progress.summary("pushed", [_pushed_row(done)])
-        return
-    made = registry_client.push_index(configs, registry=registry or None, tag=tag or None, user=user or None)
-    note = f"index of {len(made.images)} images"
-    row = progress.Row(str(made.reference), made.size, made.digest, made.seconds, note)
-    progress.summary("pushed", [*map(_pushed_row, made.images), row])
+    made = publish.push(configs, registry=registry or None, tag=tag or None, user=user or None, sign=sign)
+    images = made.images if isinstance(made, PushedIndex) else (made,)
+    rows = [
+        progress.Row(
+            str(done.reference),
+            done.size,
+            done.digest,
+            done.seconds,
+            f"{done.sent} of {done.layers} layers sent{', signed' if sign else ''}",
+        )
+        for done in images
+    ]
+    if isinstance(made, PushedIndex):
+        note = f"index of {len(images)} images"
+        rows.append(progress.Row(str(made.reference), made.size, made.digest, made.seconds, note))
+    progress.summary("pushed", rows)
 
 
-@_target_task(help=_IMAGES_HELP)
-def pull(context: Context, registry: str = "", tag: str = "", user: str = "") -> None:
+@_target_task(
+    help={
+        **_IMAGES_HELP,
+        "verify": "refuse an image without a valid signature, provenance and bill of materials",
+        "key": _KEY_HELP,
+    }
+)
+def pull(
+    context: Context, registry: str = "", tag: str = "", user: str = "", verify: bool = False, key: str = ""
+) -> None:
     """Pull the system image, verify its digest and platform, and tag it with its local name."""
+    pulled = publish.pull(
+        _configs(context),
+        registry=registry or None,
+        tag=tag or None,
+        user=user or None,
+        verify=verify,
+        key=_path("key", key) if key else None,
+    )
+    signed = ", signature valid" if verify else ""
     rows = []
-    for done in registry_client.pull_all(
-        _configs(context), registry=registry or None, tag=tag or None, user=user or None
-    ):
-        note = f"{done.received} of {done.layers} layers received, {done.platform}, now {done.name}"
+    for done in pulled:
+        note = f"{done.received} of {done.layers} layers received, {done.platform}{signed}, now {done.name}"
         rows.append(progress.Row(str(done.reference), done.size, done.digest, done.seconds, note))
     progress.summary("pulled", rows)
 
@@ -698,6 +740,7 @@ namespace = Collection(
     build_torch,
     build_tvm_ffi,
     verify,
+    diff,
     upstream_tests,
     export_nfsroot,
     serve_nfsroot,

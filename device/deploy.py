@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from flow import main_job
+from images import sbom
 from nfsroot.layout import Layout, require_export
 from nfsroot.tree import TreeHash, follow, inside
 from recipes import recipe
@@ -211,6 +212,8 @@ def put(
                 for paths in stale:
                     for path in paths:
                         _remove(layout.tree, path)
+                for name in sbom.NAMES:  # it lists the replaced wheel and library
+                    (layout.folder / name).unlink(missing_ok=True)
         for _, content in contents:
             for path, item in content.items():
                 _verify(path, item)
@@ -426,7 +429,8 @@ def _with_deployed(
             entry["wheel"] = {"name": wheel.path.name, "size": wheel.size, "sha256": wheel.sha256}
         deployed.pop(name, None)
         deployed[name] = entry
-    return replace(manifest, facts={**manifest.facts, "rootfs_sha256": rootfs, "deployed": list(deployed.values())})
+    changed = {"rootfs_sha256": rootfs, "deployed": list(deployed.values()), "sbom": {}}
+    return replace(manifest, facts={**manifest.facts, **changed})
 
 
 def _hash(tree: Path) -> str:

@@ -32,6 +32,7 @@ def labels(image: ImageConfig, needs: Mapping[str, Manifest]) -> dict[str, str]:
         "pitorch.libqpu": needs["libqpu"].facts["library"],
         "pitorch.torch": needs["torch"].facts["version"] or "none",
         "pitorch.products": json.dumps({name: item.product[:16] for name, item in sorted(needs.items())}),
+        system.WHEELS: json.dumps({item["name"]: item["sha256"] for item in wheels_in(needs)}),
         **({system.LEFT_OUT: json.dumps(left_out)} if left_out is not None else {}),
     }
 

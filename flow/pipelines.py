@@ -8,6 +8,7 @@
                         └── dev ────── workbench
     torch ───── torch-site, archives
     mirror, builder, torch, torch-site ── companions ── system
+    archives, rootfs, torch, libqpu, qpu-ops, companions ── sbom
 
     mirror ── torch-builder ──┬── torch-wheel
           └── torch-source ───┘
@@ -56,6 +57,7 @@ from flow.steps import (
     qpu_ops,
     qpulib,
     rootfs,
+    sbom,
     system,
     tools,
     torch,
@@ -87,6 +89,7 @@ def main_job(context: Context, *, with_workbench: bool = False) -> Pipeline:
         *([tvm_server] if config.remote.server_in_image else []),
         *([tvm_ffi] if config.remote.ffi_in_image else []),
         system,
+        sbom,
         *([workbench] if with_workbench else []),
     )
     return Pipeline(context.root, [module.step(context) for module in modules])

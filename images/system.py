@@ -31,6 +31,9 @@ from toolchain.errors import CommandFailed
 LEFT_OUT = "pitorch.left_out"
 """Label: a JSON list of the pockets (by suite) that were left out because their index could not be verified."""
 
+WHEELS = "pitorch.wheels"
+"""Label: the wheels in the image, as a JSON object of file names and their SHA-256."""
+
 _TEMPLATE = Path(__file__).resolve().parent / "templates" / "Dockerfile.j2"
 
 _LINE_MADE = re.compile(r"^ ---> ([0-9a-f]{12})$", re.MULTILINE)

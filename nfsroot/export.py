@@ -17,6 +17,7 @@ import ctypes
 import json
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.connect import connect
-from images.system import LEFT_OUT
+from images import sbom
+from images.system import LEFT_OUT, WHEELS
 from nfsroot import unpack
 from nfsroot.audit import Finding, Settings, audit, nameservers_of_host, table
 from nfsroot.boot_files import write_boot_files
@@ -43,7 +45,7 @@ from nfsroot.tree import TreeHash, require_unmounted
 from toolchain import checkout, process, progress
 from toolchain.config import Config
 from toolchain.errors import CommandFailed, InUse, UserError
-from toolchain.files import MARKER, absolute, full_disk, held, remove, require_space, room_for, swapping
+from toolchain.files import MARKER, absolute, full_disk, held, remove, require_space, room_for, sha256_of, swapping
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import MANIFEST_SUFFIX, key_of
 
@@ -138,6 +140,7 @@ def export(
                 hashed.refresh(audited.touched)
                 (metadata / final.known_hosts.name).write_text("".join(f"* {key}\n" for key in audited.host_keys))
             rootfs, counts = hashed.sha256, dict(hashed.counts())
+            documents = _write_sbom(config, source, tree, metadata) if role == "system" else {}
             inputs = {"image": source.id, "hostname": settings.hostname, "fix": str(fix)}
             packed = _pack(tree, tarball) if tarball is not None else None
             manifest = Manifest(
@@ -155,6 +158,7 @@ def export(
                     "rootfs_sha256": rootfs,
                     "counts": counts,
                     "findings": [item.as_json() for item in findings],
+                    "sbom": documents,
                 },
                 warnings=warnings,
                 seconds=time.monotonic() - began,
@@ -195,6 +199,41 @@ def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
         if isinstance(suites := json.loads(source.labels[LEFT_OUT]), list):
             facts["left_out"] = [str(suite) for suite in suites]
     return facts
+
+
+def _write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: Path) -> dict[str, str]:
+    """Write the tree's bill of materials into a folder; its file names with SHA-256.
+
+    Of an image that was built here, it is that of the build. A tree without dpkg's status has none.
+    """
+    if not (tree / "var/lib/dpkg/status").is_file():
+        return {}
+    made, system = (Manifest.read(config.target_root / f"{step}{MANIFEST_SUFFIX}") for step in ("sbom", "system"))
+    if made and system and system.facts.get("image") == source.id and _same_needs(made, system):
+        for item in made.artefacts:
+            item.verify()
+            shutil.copyfile(item.path, folder / item.path.name)
+    else:
+        with progress.step("bill of materials"):
+            libraries = sorted(path for path in tree.glob("opt/pitorch/lib/*.so.*") if not path.is_symlink())
+            parts = [sbom.Part(path.name, sha256_of(path)) for path in libraries]
+            with contextlib.suppress(KeyError, ValueError, AttributeError):
+                parts = [*(sbom.Part(*item) for item in json.loads(source.labels[WHEELS]).items()), *parts]
+            sbom.write(
+                tree,
+                folder,
+                label=config.image.label,
+                parts=parts,
+                epoch=config.image.source_date_epoch,
+                log=config.target_root / "logs" / "sbom.log",
+            )
+    return {name: sha256_of(folder / name) for name in sbom.NAMES}
+
+
+def _same_needs(made: Manifest, system: Manifest) -> bool:
+    """Whether a bill of materials was made from the products that the image was made from."""
+    shared = {name for name in made.inputs if name.startswith("needs:")} & system.inputs.keys()
+    return bool(shared) and all(made.inputs[name] == system.inputs[name] for name in shared)
 
 
 def left_out_warnings(origin: Mapping[str, Any]) -> tuple[str, ...]:

@@ -184,7 +184,7 @@ def unpack_layers(client: docker.DockerClient, source: SourceImage, destination:
     with scratch_folder(destination.parent, "layers") as scratch:
         with _reported_errors(), progress.bar(f"reading {source.reference}", total=source.size, in_bytes=True) as bar:
             image = client.images.get(source.id)
-            layers = _spool(_ChunkReader(_chunks(image), bar, source.size), scratch)
+            layers = _spool(ChunkReader(_chunks(image), bar, source.size), scratch)
         destination.mkdir(mode=0o755)
         with progress.bar(f"unpacking {source.reference}", total=sum(path.stat().st_size for path in layers),
                           in_bytes=True) as bar:  # fmt: skip
@@ -217,16 +217,18 @@ def _chunks(image: Image) -> Iterable[bytes]:
     return cast(Iterable[bytes], image.save(chunk_size=1 << 20))
 
 
-class _ChunkReader(io.RawIOBase):
+class ChunkReader(io.RawIOBase):
     """A file object for tarfile that reads a stream of chunks."""
 
     def __init__(self, chunks: Iterable[bytes], bar: progress.Bar, total: int) -> None:
         self._chunks, self._rest, self._bar, self._done, self._total = iter(chunks), b"", bar, 0, total
 
     def readable(self) -> bool:
+        """Whether ``readinto`` works."""
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Fill the buffer with the next bytes; returns their number."""
         if not self._rest:
             self._rest = next(self._chunks, b"")
             self._done += len(self._rest)

@@ -154,18 +154,34 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
 
 
 def pull_all(
-    configs: Sequence[Config], *, registry: str | None = None, tag: str | None = None, user: str | None = None
+    configs: Sequence[Config],
+    *,
+    registry: str | None = None,
+    tag: str | None = None,
+    user: str | None = None,
+    digests: Sequence[str] = (),
 ) -> list[Pulled]:
-    """Pull the images of several architectures from one tag, by default ``shared_tag`` if there are several."""
-    if len(configs) > 1:
-        tag = tag or shared_tag(configs[0])
-    reference = resolve(configs[0], registry=registry, tag=tag)
+    """Pull the images of several architectures from one tag.
+
+    ``digests`` are the only ones that are accepted, one for each image; empty: any.
+    """
+    reference = shared_reference(configs, registry=registry, tag=tag)
     with (
         _engine("pulled the image") as client,
         _session(client, reference, actions="pull", user=_user(configs[0], user)) as (remote, credentials),
         _temporary_digests(client) as pulled,
     ):
-        return [_pull(client, remote, credentials, config, pulled) for config in configs]
+        return [
+            _pull(client, remote, credentials, config, pulled, required)
+            for config, required in zip(configs, digests or [""] * len(configs), strict=True)
+        ]
+
+
+def shared_reference(configs: Sequence[Config], *, registry: str | None, tag: str | None) -> Reference:
+    """The reference of the images of these architectures: with the tag of an index if there are several."""
+    if len(configs) > 1:
+        tag = tag or shared_tag(configs[0])
+    return resolve(configs[0], registry=registry, tag=tag)
 
 
 def shared_tag(config: Config) -> str:
@@ -235,8 +251,9 @@ def _pull(
     credentials: Credentials | None,
     config: Config,
     pulled: set[str],
+    required: str,
 ) -> Pulled:
-    """Pull the image of the connection's tag; adds its digest to ``pulled``."""
+    """Pull the image of the connection's tag; adds its digest to ``pulled``. ``required`` is as in ``pull_all``."""
     began = time.monotonic()
     reference = remote.reference
     name = config.image_reference(_ROLE)
@@ -247,6 +264,13 @@ def _pull(
         held = read_image(remote, platform)
         # The digest of the manifest, not of the index: the images of one index get different names.
         digest = held.manifest.digest
+        if required and digest != required:
+            raise RegistryFailed(
+                f"{reference} changed after it was verified",
+                expected=required,
+                found=digest,
+                fix="another user may have pushed the same tag: run the task again",
+            )
         by_digest = f"{reference.name}@{digest}"
         pulled.add(by_digest)
         _transfer(client, shown, reference, credentials, pulled_as=by_digest, platform=platform)

@@ -209,6 +209,16 @@ class Store:
             raise self.connection.unexpected(answer, f"GET {path}")
         distribution.put_manifest(self.connection.at(tag), answer.content, MANIFEST_TYPE)
 
+    def put(self, tag: str, document: bytes, blobs: Sequence[bytes]) -> None:
+        """Send a manifest and its blobs under a tag of the repository, and verify that.
+
+        Raises AccessDenied, RegistryFull, RegistryBroke or RegistryFailed.
+        """
+        for content in blobs:
+            blob = Blob(digest=digest_of(content), size=len(content))
+            self._upload(blob, lambda content=content: _Reader(io.BytesIO(content)))  # type: ignore[misc]
+        distribution.put_manifest(self.connection.at(tag), document, MANIFEST_TYPE)
+
     def download(self, item: File, to: Path) -> None:
         """Download a file; ``to`` exists only if size and digest are correct.
 

@@ -65,6 +65,22 @@ def resolve(config: Config, *, registry: str | None = None, tag: str | None = No
     return Reference(host=host, repository=repository, tag=tag)
 
 
+def parse(text: str) -> Reference:
+    """The reference HOST[:PORT]/REPOSITORY:TAG. Raises UserError."""
+    name, _, tag = text.rpartition(":")
+    host, _, repository = name.partition("/")
+    if not repository or not _TAG.fullmatch(tag):
+        raise UserError(
+            f"{text!r} is neither a file nor an image in a registry",
+            expected="an existing file, or HOST[:PORT]/REPOSITORY:TAG",
+            found=text,
+            fix="for example ./inv verify 127.0.0.1:5000/pitorch/system:trixie-armhf",
+        )
+    _check_host(host, text)
+    _check_repository(host, repository)
+    return Reference(host=host, repository=repository, tag=tag)
+
+
 def _check_host(host: str, registry: str) -> None:
     if "://" in registry or registry.startswith(("http:", "https:")):
         raise UserError(

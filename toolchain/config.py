@@ -273,6 +273,8 @@ class RegistryConfig:
     artefacts: str = _setting("artefacts", "repository of finished wheels in the namespace", _name)
     tag: str = _setting("", "tag; empty: the image's suite and architecture", _tag)
     user: str = _setting("", "user name; empty: the docker credential store's")
+    signing_key: str = _setting("", "private key for push --sign, a PEM file (ECDSA, P-256)", is_path=True)
+    public_key: str = _setting("", "public key for verify and pull --verify, a PEM file", is_path=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -195,6 +195,12 @@ class RegistryBroke(RegistryFailed):
     """The registry closed the connection or reported an internal error; a retry may help."""
 
 
+class SignatureRefused(UserError):
+    """A signature is missing, invalid, of another key or about another image, or the image is an older one."""
+
+    exit_code = 36
+
+
 class BoardSilent(UserError):
     """The board or the virtual machine did not answer in time."""
 

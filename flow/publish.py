@@ -1,0 +1,274 @@
+"""``push --sign``, ``pull --verify`` and ``verify``: images with signed statements.
+
+The provenance of an image is an in-toto statement with a SLSA provenance predicate, version 1, as torch's wheel has. It
+lists the wheels, libqpu, the package lists of the mirror, the commit, and the bill of materials with their SHA-256.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker.errors
+
+from engine.connect import connect
+from images import sbom
+from recipes.torch import provenance
+from registry import attestations, client, distribution, oras, reference, signing
+from registry.attestations import CYCLONEDX, PROVENANCE, SPDX
+from registry.client import Pulled, Pushed, PushedIndex
+from registry.reference import Reference
+from toolchain import files
+from toolchain.config import ROOT, Config
+from toolchain.errors import ArtefactMissing, ConfigError, SignatureRefused
+from toolchain.manifest import Manifest
+from toolchain.steps import MANIFEST_SUFFIX
+
+BUILD_TYPE = "tag:pitorch,2026:build-image/v1"
+"""A tag URI (RFC 4151), which is not a link: docs/trust.md describes this type of build."""
+BUILDER = "tag:pitorch,2026:pitorch/v1"
+_STEPS = ("system", "sbom", "mirror", "rootfs", "libqpu", "torch", "qpu-ops")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What ``verify`` has checked, one line each."""
+
+    subject: str
+    lines: tuple[str, ...]
+
+    def text(self) -> str:
+        """The result for a terminal."""
+        return "\n".join([self.subject, *(f"  {line}" for line in self.lines)])
+
+
+def push(
+    configs: Sequence[Config], *, registry: str | None, tag: str | None, user: str | None, sign: bool
+) -> Pushed | PushedIndex:
+    """Push the system image of each configuration, with ``sign`` also its signature and signed statements.
+
+    Several images, which differ in their architecture, also get an index. Raises as ``registry.client.push``, ConfigError
+    without a key, ArtefactMissing if an image was not built here.
+    """
+    predicates = []
+    if sign:
+        config = configs[0]
+        if not config.registry.signing_key:
+            raise ConfigError(["registry.signing_key: expected the path of a private key for --sign, found nothing"])
+        signer = signing.load_private(ROOT / config.registry.signing_key)
+        predicates = [statements(config) for config in configs]
+    if len(configs) == 1:
+        done: Pushed | PushedIndex = client.push(configs[0], registry=registry, tag=tag, user=user)
+    else:
+        done = client.push_index(configs, registry=registry, tag=tag, user=user)
+    images = done.images if isinstance(done, PushedIndex) else (done,)
+    for pushed, stated in zip(images, predicates, strict=False):
+        with oras.connect(pushed.reference, actions="pull,push", user=_user(configs[0], user)) as store:
+            attestations.attach(store, pushed.digest, stated, signer)
+    return done
+
+
+def pull(
+    configs: Sequence[Config],
+    *,
+    registry: str | None,
+    tag: str | None,
+    user: str | None,
+    verify: bool,
+    key: Path | None,
+) -> list[Pulled]:
+    """Pull the system images of these architectures; with ``verify`` only if signatures and statements are valid.
+
+    Raises as ``registry.client.pull``, ConfigError without a key, SignatureRefused.
+    """
+    if not verify:
+        return client.pull_all(configs, registry=registry, tag=tag, user=user)
+    wanted = client.shared_reference(configs, registry=registry, tag=tag)
+    chosen = public_key(configs[0], key)
+    found = [_verified(config, wanted, user=user, key=chosen, contents=False) for config in configs]
+    digests = [item.digest for item in found]
+    done = client.pull_all(configs, registry=registry, tag=tag, user=user, digests=digests)
+    for config, item in zip(configs, found, strict=True):
+        _remember(config, wanted, item)
+    return done
+
+
+def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
+    """Verify an image in a registry: its digests, down to every byte of its layers, its signature and statements.
+
+    Raises UserError, ConfigError without a key, SignatureRefused, and the errors of ``registry.client.pull``.
+    """
+    wanted = reference.parse(name)
+    chosen = public_key(config, key)
+    found = _verified(config, wanted, user=None, key=chosen, contents=True)
+    _remember(config, wanted, found)
+    packages = len(found.statements[SPDX].get("packages", ()))
+    return Checked(
+        f"{wanted}@{found.digest}",
+        (
+            f"signature: valid, by the key of {chosen.path}",
+            "contents: the digests of the manifest, the configuration and all layers match",
+            f"provenance: built {found.finished}",
+            f"bill of materials: SPDX with {packages} packages, and CycloneDX; both are those of the provenance",
+        ),
+    )
+
+
+def verify_file(path: Path) -> Checked:
+    """Verify a file: a wheel against its provenance, or a bill of materials against its format.
+
+    Raises ArtefactDamaged, or ArtefactMissing if there is nothing to compare the file with.
+    """
+    if path.name.endswith((".spdx.json", ".cdx.json")):
+        sbom.require_valid(path)
+        return Checked(str(path), ("bill of materials: the library of its format accepts it",))
+    statement = provenance.path_for(path)
+    if path.suffix != ".whl" or not statement.is_file():
+        raise ArtefactMissing(
+            f"there is nothing to verify {path.name} with",
+            expected="a wheel with its .provenance.json, or a bill of materials (.spdx.json, .cdx.json)",
+            found="no statement next to it",
+            fix="pass another file, or an image: HOST[:PORT]/REPOSITORY:TAG",
+        )
+    provenance.read(statement, path)
+    return Checked(str(path), (f"provenance: its SHA-256 is that of {statement.name}",))
+
+
+def public_key(config: Config, key: Path | None) -> signing.PublicKey:
+    """The key of --key, or of the configuration. Raises ConfigError if there is none, UserError."""
+    if key is None and not config.registry.public_key:
+        raise ConfigError(["registry.public_key: expected the path of a public key, found nothing; or pass --key"])
+    return signing.load_public(key or ROOT / config.registry.public_key)
+
+
+def _user(config: Config, user: str | None) -> str:
+    return config.registry.user if user is None else user
+
+
+def _verified(
+    config: Config, wanted: Reference, *, user: str | None, key: signing.PublicKey, contents: bool
+) -> attestations.Verified:
+    with oras.connect(wanted, actions="pull", user=_user(config, user)) as store:
+        held = distribution.read_image(store.connection, config.image.target.oci_platform)
+        found = attestations.verify(store.connection, held, key)
+        _require_newest(config, wanted, found)
+        if contents:
+            attestations.check_contents(store.connection, held)
+    return found
+
+
+def _record(config: Config) -> Path:
+    """The images that were verified here last, by their references."""
+    return config.build_root / "verified.json"
+
+
+def _record_name(config: Config, wanted: Reference) -> str:
+    """An index has an image for each platform."""
+    return f"{wanted} {config.image.target.oci_platform}"
+
+
+def _require_newest(config: Config, wanted: Reference, found: attestations.Verified) -> None:
+    """Raise SignatureRefused if an image of the same name that was built later was verified here before."""
+    path = _record(config)
+    before = _recorded(path).get(_record_name(config, wanted), {})
+    if found.finished < before.get("finished", ""):
+        raise SignatureRefused(
+            f"{wanted} is older than the image that was verified here before",
+            expected=f"{before['digest']}, built {before['finished']}, or a later one",
+            found=f"{found.digest}, built {found.finished}",
+            fix=f"the tag may have been set back by another user; if you did that, remove {path}",
+        )
+
+
+def _remember(config: Config, wanted: Reference, found: attestations.Verified) -> None:
+    path = _record(config)
+    entry = {"digest": found.digest, "finished": found.finished}
+    files.write_text_atomically(
+        path, json.dumps({**_recorded(path), _record_name(config, wanted): entry}, indent=2) + "\n"
+    )
+
+
+def _recorded(path: Path) -> dict[str, dict[str, str]]:
+    with contextlib.suppress(FileNotFoundError):
+        found: dict[str, dict[str, str]] = json.loads(path.read_text())
+        return found
+    return {}
+
+
+def statements(config: Config) -> dict[str, Mapping[str, Any]]:
+    """The predicates of the system image by type: provenance, SPDX and CycloneDX.
+
+    Raises ArtefactMissing if the engine's image is not the one that was built here.
+    """
+    made = {step: Manifest.read(config.target_root / f"{step}{MANIFEST_SUFFIX}") for step in _STEPS}
+    system, documents = made["system"], made["sbom"]
+    if system is None or documents is None or _image_id(config) != system.facts["image"]:
+        raise ArtefactMissing(
+            "there is no provenance of the image",
+            expected=f"the image {config.image_reference('system')} from the last ./inv build-image in this folder",
+            found="another image" if system and documents else "no manifest of its build",
+            fix="run ./inv build-image; a pulled image can be pushed, but not signed",
+        )
+    for item in documents.artefacts:
+        item.verify()
+    spdx, cyclonedx = (json.loads(documents.artefact(name).path.read_text()) for name in sbom.NAMES)
+    return {
+        PROVENANCE: _provenance(config, {name: item for name, item in made.items() if item is not None}),
+        SPDX: spdx,
+        CYCLONEDX: cyclonedx,
+    }
+
+
+def _image_id(config: Config) -> str:
+    with contextlib.closing(connect()) as engine:
+        try:
+            return str(engine.images.get(config.image_reference("system")).id)
+        except docker.errors.ImageNotFound:
+            return ""
+
+
+def _provenance(config: Config, made: Mapping[str, Manifest]) -> dict[str, Any]:
+    system = made["system"]
+    finished = (config.target_root / f"system{MANIFEST_SUFFIX}").stat().st_mtime
+    indices = made["mirror"].facts.get("indices", {}) if "mirror" in made else {}
+    commit = system.source.get("commit", "")
+    return {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {
+                "flavour": config.image.flavour,
+                "suite": config.image.suite,
+                "architecture": config.image.architecture,
+                "profile": config.image.profile,
+            },
+            "internalParameters": {
+                "image": system.facts["image"],
+                "steps": {name: item.key for name, item in sorted(made.items())},
+                "dirty": bool(system.source.get("dirty", False)),
+            },
+            "resolvedDependencies": [
+                *({"name": name, "digest": {"sha256": sha256}} for name, sha256 in made["sbom"].facts["parts"].items()),
+                *(
+                    # Without the mirror's address, which may be private.
+                    {"name": f"index of {name.rpartition(' ')[2]}", "digest": {"sha256": sha256}}
+                    for name, sha256 in sorted(indices.items())
+                ),
+                *([{"name": "pitorch", "digest": {"gitCommit": commit}}] if commit else []),
+            ],
+        },
+        "runDetails": {
+            "builder": {"id": BUILDER},
+            "metadata": {
+                "invocationId": system.key,
+                "finishedOn": datetime.datetime.fromtimestamp(finished, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            },
+            "byproducts": [
+                {"name": item.path.name, "digest": {"sha256": item.sha256}} for item in made["sbom"].artefacts
+            ],
+        },
+    }

@@ -1,0 +1,255 @@
+"""The software bill of materials (SBOM) of a root filesystem: SPDX 2.3 and CycloneDX 1.6, both as JSON.
+
+debsbom reads the packages from dpkg's status. The wheels and libraries of this project are added, each with the SHA-256
+of its file. The same input gives the same bytes: the identifiers are derived from the contents, and the time is that of
+the image.
+
+Both documents are validated before they are written: SPDX by spdx-tools, CycloneDX by the JSON schema in
+cyclonedx-python-lib.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import sys
+import tarfile
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from packaging.utils import parse_wheel_filename
+
+from toolchain import files, process
+from toolchain.errors import ArtefactDamaged, ArtefactMissing
+
+NAMES = ("sbom.spdx.json", "sbom.cdx.json")
+"""File names of the documents."""
+_CDX_VERSION = "1.6"
+_DISTRIBUTION = "pitorch-system"
+_STATUS = "var/lib/dpkg/status"
+_FILES = frozenset({_STATUS, "var/lib/dpkg/arch-native", "var/lib/apt/extended_states"})
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of this project that an image contains or was made of: a wheel, or a library."""
+
+    file: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """Name of the project."""
+        return str(parse_wheel_filename(self.file)[0]) if self._is_wheel else self.file.partition(".so")[0]
+
+    @property
+    def version(self) -> str:
+        """Version of the project; empty if the file's name does not contain it."""
+        return str(parse_wheel_filename(self.file)[1]) if self._is_wheel else self.file.partition(".so.")[2]
+
+    @property
+    def purl(self) -> str:
+        """The package URL (ECMA-427)."""
+        kind = "pypi" if self._is_wheel else "generic"
+        version = f"@{quote(self.version)}" if self.version else ""
+        return f"pkg:{kind}/{quote(self.name)}{version}?file_name={quote(self.file)}"
+
+    @property
+    def _is_wheel(self) -> bool:
+        return self.file.endswith(".whl")
+
+
+def libraries_in(tar: Path) -> list[Part]:
+    """The shared libraries in the tar of a layer."""
+    with tarfile.open(tar) as archive:
+        found = [item for item in archive if item.isfile() and ".so" in Path(item.name).name]
+        contents = [(item, archive.extractfile(item)) for item in found]
+        return [
+            Part(Path(item.name).name, hashlib.sha256(stream.read()).hexdigest()) for item, stream in contents if stream
+        ]
+
+
+def write(
+    root: Path,
+    folder: Path,
+    *,
+    label: str,
+    parts: Sequence[Part],
+    packages: Iterable[str] = (),
+    epoch: int,
+    log: Path,
+) -> tuple[Path, ...]:
+    """Write the documents of a root into ``folder``; their paths, in the order of ``NAMES``.
+
+    ``root`` is a folder or a tar. ``label`` is the version of the system, such as SUITE-ARCHITECTURE. ``packages`` are
+    lines with SHA-256 and file name of Debian packages, which are added to the packages of the same name and version.
+    ``epoch`` is the time of the documents in Unix seconds.
+
+    Raises ArtefactMissing for a root without packages, ArtefactDamaged for an invalid document, CommandFailed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.scratch_folder(folder, "sbom") as scratch:
+        if root.is_file():
+            root = _status_of(root, scratch / "root")
+        if not (root / _STATUS).is_file():
+            raise ArtefactMissing(
+                f"{root} has no list of packages",
+                expected=f"{_STATUS}, which dpkg writes",
+                found="no such file",
+                fix="pass the root filesystem of a Debian system",
+            )
+        moment = datetime.datetime.fromtimestamp(epoch, datetime.UTC).isoformat()
+        process.run(
+            [
+                sys.executable, "-m", "debsbom.cli", "generate", f"--root={root}", f"--out={scratch / 'sbom'}",
+                f"--distro-name={_DISTRIBUTION}", f"--distro-version={label}", f"--timestamp={moment}",
+                f"--cdx-schema-version={_CDX_VERSION}", "--spdx-namespace=tag:pitorch,2026:sbom",
+                f"--cdx-serialnumber={uuid.UUID(int=0)}",
+            ],
+            env={"PYTHONHASHSEED": "0"},  # the order of sets
+            log=log,
+        )  # fmt: skip
+        made = [scratch / name for name in NAMES]
+        documents = [json.loads(path.read_text()) for path in made]
+        sums = _sums(packages)
+        _complete_spdx(documents[0], parts, sums)
+        _complete_cyclonedx(documents[1], parts, sums)
+        for path, document in zip(made, documents, strict=True):
+            path.write_text(json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+            require_valid(path)
+        for path in made:
+            path.replace(folder / path.name)
+    return tuple(folder / name for name in NAMES)
+
+
+def _status_of(tar: Path, folder: Path) -> Path:
+    """Extract what debsbom reads from a tar; the folder. debsbom would extract the whole tar with Python 3.11.2."""
+    with tarfile.open(tar) as archive:
+        for item in archive:
+            name = item.name.removeprefix("./")
+            if name in _FILES and (content := archive.extractfile(item)) is not None:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content.read())
+    return folder
+
+
+def _sums(packages: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of Debian packages by NAME_VERSION_ARCHITECTURE, from lines with SHA-256 and file name."""
+    pairs = (line.split() for line in packages)
+    return {unquote(name).removesuffix(".deb"): digest for digest, name in pairs}
+
+
+def _file_name(purl: str) -> str:
+    """NAME_VERSION_ARCHITECTURE of Debian's package with a package URL."""
+    name, _, rest = purl.rpartition("/")[2].partition("@")
+    version, _, architecture = rest.partition("?arch=")
+    return "_".join(unquote(part) for part in (name, version, architecture))
+
+
+def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
+    """Add the parts, the SHA-256 of packages, and a namespace that follows from the contents."""
+    for item in document["packages"]:
+        purls = [
+            other["referenceLocator"] for other in item.get("externalRefs", ()) if other["referenceType"] == "purl"
+        ]
+        if purls and (found := sums.get(_file_name(purls[0]))):
+            item["checksums"] = [{"algorithm": "SHA256", "checksumValue": found}]
+    for part in parts:
+        identity = f"SPDXRef-file-{part.sha256[:16]}"
+        document["packages"].append(
+            {
+                "SPDXID": identity,
+                "name": part.name,
+                **({"versionInfo": part.version} if part.version else {}),
+                "packageFileName": part.file,
+                "checksums": [{"algorithm": "SHA256", "checksumValue": part.sha256}],
+                "externalRefs": [
+                    {"referenceCategory": "PACKAGE_MANAGER", "referenceType": "purl", "referenceLocator": part.purl}
+                ],
+                "filesAnalyzed": False,
+                "primaryPackagePurpose": "LIBRARY",
+                **dict.fromkeys(
+                    ("copyrightText", "downloadLocation", "licenseConcluded", "licenseDeclared"), "NOASSERTION"
+                ),
+            }
+        )
+        document["relationships"].append(
+            {
+                "spdxElementId": identity,
+                "relationshipType": "PACKAGE_OF",
+                "relatedSpdxElement": f"SPDXRef-{_DISTRIBUTION}",
+            }
+        )
+    document["packages"].sort(key=lambda item: str(item["SPDXID"]))
+    document["relationships"].sort(key=lambda item: json.dumps(item, sort_keys=True))
+    document["documentNamespace"] += f"/{_digest(document)}"
+
+
+def _complete_cyclonedx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
+    """Add the parts, the SHA-256 of packages, and a serial number that follows from the contents."""
+    for item in document["components"]:
+        if found := sums.get(_file_name(item.get("purl", ""))):
+            item["hashes"] = [{"alg": "SHA-256", "content": found}]
+    document["components"] += [
+        {
+            "type": "library",
+            "bom-ref": part.purl,
+            "name": part.name,
+            **({"version": part.version} if part.version else {}),
+            "purl": part.purl,
+            "hashes": [{"alg": "SHA-256", "content": part.sha256}],
+        }
+        for part in parts
+    ]
+    document["components"].sort(key=lambda item: str(item["bom-ref"]))
+    system = next(item for item in document["dependencies"] if item["ref"] == f"CDXRef-{_DISTRIBUTION}")
+    system["dependsOn"] = sorted([*system.get("dependsOn", ()), *(part.purl for part in parts)])
+    document["dependencies"] = sorted(
+        [*document["dependencies"], *({"ref": part.purl} for part in parts)], key=lambda item: str(item["ref"])
+    )
+    document["serialNumber"] = f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, _digest(document))}"
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def require_valid(path: Path) -> None:
+    """Validate a document by the library of its format. Raises ArtefactDamaged with the first faults."""
+    check = _faults_of_spdx if path.name.endswith(".spdx.json") else _faults_of_cyclonedx
+    if faults := check(path):
+        raise ArtefactDamaged(
+            f"{path.name} is not a valid bill of materials",
+            expected="a document that the library of its format accepts",
+            found="; ".join(faults[:3]),
+            fix="run the task that wrote it again",
+        )
+
+
+def _faults_of_spdx(path: Path) -> list[str]:
+    from spdx_tools.spdx.parser.error import SPDXParsingError
+    from spdx_tools.spdx.parser.json.json_parser import parse_from_file
+    from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+    try:
+        return [item.validation_message for item in validate_full_spdx_document(parse_from_file(str(path)))]
+    except SPDXParsingError as fault:
+        return list(fault.messages)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:  # spdx-tools checks no types
+        return [f"{type(fault).__name__}: {fault}"]
+
+
+def _faults_of_cyclonedx(path: Path) -> list[str]:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    try:
+        fault = JsonStrictValidator(SchemaVersion.from_version(_CDX_VERSION)).validate_str(path.read_text())
+    except (OSError, ValueError) as broken:
+        return [str(broken)]
+    return [str(fault.data)] if fault else []

@@ -1,0 +1,367 @@
+"""``diff``: the packages, wheels and files that differ between two systems.
+
+A system is an image of the engine, an exported tree, a tar of a root filesystem, or a bill of materials, which has no
+files. Packages come from dpkg's status, wheels from their records in /usr/local and /opt, both read from the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import stat
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+from urllib.parse import unquote
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from engine.connect import connect
+from engine.containers import container
+from nfsroot.unpack import ChunkReader, find_image
+from toolchain import progress
+from toolchain.config import Config
+from toolchain.errors import UserError
+
+_STATUS = "var/lib/dpkg/status"
+_OF_EXPORT = frozenset({".dockerenv", "dev/console", "etc/resolv.conf", "etc/hostname", "etc/hosts"})
+"""Files that the engine adds to, or empties in, the tree of a container."""
+_SHOWN = 30
+_FORMS = "a name of an image in the engine, a folder or a tar of a root filesystem, or a bill of materials (.json)"
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """An installed wheel, or a library of a bill of materials.
+
+    ``digest`` is ``record:`` or ``file:`` and a SHA-256, of the list of the installed files or of the file itself. Only
+    digests of the same kind can be compared.
+    """
+
+    version: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class File:
+    """An entry of a file tree. ``size`` is in bytes; ``identity`` has type, mode, owner, and SHA-256 or target."""
+
+    size: int
+    identity: str
+
+
+@dataclass
+class System:
+    """The contents of a system. ``files`` is None for a bill of materials."""
+
+    name: str
+    packages: dict[str, str] = field(default_factory=dict)
+    wheels: dict[str, Wheel] = field(default_factory=dict)
+    files: dict[str, File] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(item.size for item in (self.files or {}).values())
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference; ``old`` or ``new`` is empty for what is in one system only. Sizes are in bytes, or None."""
+
+    name: str
+    old: str
+    new: str
+    old_size: int | None = None
+    new_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The differences between two systems. ``files`` is None if one of them is a bill of materials."""
+
+    old: System
+    new: System
+    packages: tuple[Change, ...]
+    wheels: tuple[Change, ...]
+    files: tuple[Change, ...] | None
+
+    def as_json(self) -> str:
+        """All differences, for another program."""
+        document = {
+            "schema": 1,
+            "old": self.old.name,
+            "new": self.new.name,
+            "packages": [asdict(item) for item in self.packages],
+            "wheels": [asdict(item) for item in self.wheels],
+            "files": None if self.files is None else [asdict(item) for item in self.files],
+            "bytes": None if self.files is None else {"old": self.old.size, "new": self.new.size},
+        }
+        return json.dumps(document, indent=2) + "\n"
+
+    def print(self, console: Console | None = None) -> None:
+        """Print one table per kind; of the files, those whose sizes differ most."""
+        out = console or progress.make_console()
+        _print_changes(out, "packages", self.packages)
+        _print_changes(out, "wheels and libraries", self.wheels)
+        if self.files is None:
+            out.print("files: not compared, because a bill of materials does not list them")
+            return
+        largest = sorted(self.files, key=lambda item: (-abs((item.new_size or 0) - (item.old_size or 0)), item.name))
+        _print_changes(out, "files", largest, shown=_SHOWN)
+        sizes = f"{progress.human_size(self.old.size)} → {progress.human_size(self.new.size)}"
+        out.print(f"bytes: {sizes} ({self.new.size - self.old.size:+,})")
+
+
+def _print_changes(out: Console, title: str, changes: tuple[Change, ...] | list[Change], shown: int = 1000) -> None:
+    if not changes:
+        out.print(f"{title}: no difference")
+        return
+    table = Table(title=f"{title}: {len(changes)} differ", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("name", "old", "new"):
+        table.add_column(heading, overflow="fold")
+    for item in changes[:shown]:
+        old, new = (_cell(text, size) for text, size in ((item.old, item.old_size), (item.new, item.new_size)))
+        table.add_row(Text(item.name), Text(old), Text(new))
+    out.print(table)
+    if len(changes) > shown:
+        out.print(f"and {len(changes) - shown} more; --json lists all")
+
+
+def _cell(text: str, size: int | None) -> str:
+    return (text or "–") if size is None else f"{size:,}"
+
+
+def compare(config: Config, old: str, new: str, *, folder: Path) -> Difference:
+    """Compare two systems. A name that is not a path relative to ``folder`` is that of an image.
+
+    Raises UserError for what is not a system, ArtefactMissing, PlatformMismatch, EngineUnavailable.
+    """
+    before, after = (read(config, name, folder) for name in (old, new))
+    both = before.files is not None and after.files is not None
+    return Difference(
+        old=before,
+        new=after,
+        packages=tuple(_changes(before.packages, after.packages)),
+        wheels=tuple(_changed_wheels(before.wheels, after.wheels)),
+        files=tuple(_changed_files(before.files or {}, after.files or {})) if both else None,
+    )
+
+
+def _changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            yield Change(name, old.get(name, ""), new.get(name, ""))
+
+
+def _changed_wheels(old: Mapping[str, Wheel], new: Mapping[str, Wheel]) -> Iterator[Change]:
+    for name in sorted({*old, *new}):
+        before, after = old.get(name, Wheel("", "")), new.get(name, Wheel("", ""))
+        kinds = {item.digest.partition(":")[0] for item in (before, after)}
+        if before.version == after.version and (before.digest == after.digest or len(kinds) == 2):
+            continue
+        with_digest = before.version == after.version
+        yield Change(name, _of_wheel(before, with_digest), _of_wheel(after, with_digest))
+
+
+def _of_wheel(wheel: Wheel, with_digest: bool) -> str:
+    return f"{wheel.version} ({wheel.digest.partition(':')[2][:12]})" if with_digest else wheel.version
+
+
+def _changed_files(old: Mapping[str, File], new: Mapping[str, File]) -> Iterator[Change]:
+    for name in sorted({*old, *new}):
+        before, after = old.get(name), new.get(name)
+        if before != after:
+            yield Change(
+                name,
+                before.identity if before else "",
+                after.identity if after else "",
+                before.size if before else None,
+                after.size if after else None,
+            )
+
+
+def read(config: Config, name: str, folder: Path) -> System:
+    """Read one system. Raises as ``compare``."""
+    path = folder / name
+    if path.is_dir():
+        return _with_contents(System(name), _of_folder(path))
+    if path.is_file() and path.suffix == ".json":
+        return _of_sbom(name, path)
+    if path.is_file():
+        try:
+            with tarfile.open(path) as archive:
+                return _with_contents(System(name), _of_tar(archive))
+        except (tarfile.TarError, EOFError, OSError) as fault:
+            raise UserError(
+                f"{name} is not a system", expected=_FORMS, found=str(fault), fix="pass another file"
+            ) from fault
+    if name.startswith(("/", "./", "../")):
+        raise UserError(f"{name} does not exist", expected=_FORMS, found="no such file", fix="correct the path")
+    with contextlib.closing(connect()) as client:
+        source = find_image(client, name, config.image.target)
+        with (
+            container(client, source.id, ["true"], architecture=config.image.target) as box,
+            progress.bar(f"read {name}", total=source.size, in_bytes=True) as bar,
+        ):
+            stream = cast(
+                BinaryIO, io.BufferedReader(ChunkReader(cast(Iterator[bytes], box.export()), bar, source.size), 1 << 20)
+            )
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
+                return _with_contents(System(name), _of_tar(archive))
+
+
+_Entry = tuple[str, File, bytes]
+"""Path, description, and the content of files that are read."""
+
+
+def _with_contents(system: System, entries: Iterator[_Entry]) -> System:
+    """Fill a system from the entries of its tree. Raises UserError if dpkg's status is not among them."""
+    system.files = {}
+    for path, file, content in entries:
+        if path in _OF_EXPORT:
+            continue
+        system.files[f"/{path}"] = file
+        if path == _STATUS:
+            system.packages = dict(_packages(content.decode(errors="replace")))
+        elif _is_record(path):
+            name, _, version = Path(path).parent.name.removesuffix(".dist-info").partition("-")
+            system.wheels[_normal(name)] = Wheel(version, f"record:{hashlib.sha256(content).hexdigest()}")
+        elif path.startswith("opt/pitorch/lib/") and ".so." in path and content:
+            name, _, version = Path(path).name.partition(".so.")
+            system.wheels[name] = Wheel(version, f"file:{hashlib.sha256(content).hexdigest()}")
+    if not system.packages:
+        raise UserError(
+            f"{system.name} is not a root filesystem",
+            expected=f"{_STATUS} with at least one package; {_FORMS}",
+            found="no package",
+            fix="pass the root of a Debian system",
+        )
+    return system
+
+
+def _is_read(path: str) -> bool:
+    return path == _STATUS or _is_record(path) or (path.startswith("opt/pitorch/lib/") and ".so." in path)
+
+
+def _is_record(path: str) -> bool:
+    """Whether a path is the list of files of a wheel that no Debian package installed."""
+    return path.startswith(("usr/local/", "opt/")) and path.endswith(".dist-info/RECORD")
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def _packages(status: str) -> Iterator[tuple[str, str]]:
+    """NAME:ARCHITECTURE and version of each installed package in dpkg's status."""
+    for paragraph in status.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " ")
+        if fields.get("Status", "").endswith(" installed"):
+            yield f"{fields['Package']}:{fields['Architecture']}", fields["Version"]
+
+
+def _of_folder(top: Path) -> Iterator[_Entry]:
+    """The entries of a folder; links are not followed."""
+    for parent, folders, names in os.walk(top, onerror=_raise):
+        for name in sorted((*folders, *names)):
+            full = Path(parent, name)
+            path = str(full.relative_to(top))
+            found = full.lstat()
+            content, payload, size = b"", "", 0
+            if stat.S_ISLNK(found.st_mode):
+                payload = str(full.readlink())
+            elif stat.S_ISREG(found.st_mode):
+                with full.open("rb") as stream:
+                    payload = hashlib.file_digest(stream, "sha256").hexdigest()
+                size = found.st_size
+                content = full.read_bytes() if _is_read(path) else b""
+            yield path, File(size, _identity(found.st_mode, found.st_uid, found.st_gid, payload)), content
+
+
+def _raise(fault: OSError) -> None:
+    raise fault
+
+
+_TYPES = {
+    tarfile.DIRTYPE: stat.S_IFDIR,
+    tarfile.SYMTYPE: stat.S_IFLNK,
+    tarfile.CHRTYPE: stat.S_IFCHR,
+    tarfile.BLKTYPE: stat.S_IFBLK,
+    tarfile.FIFOTYPE: stat.S_IFIFO,
+}
+
+
+def _of_tar(archive: tarfile.TarFile) -> Iterator[_Entry]:
+    """The entries of a tar. A hard link has the description of its target."""
+    seen: dict[str, tuple[File, bytes]] = {}
+    for item in archive:
+        path = os.path.normpath(item.name).lstrip("/")
+        if path == ".":
+            continue
+        if item.islnk():
+            file, content = seen[os.path.normpath(item.linkname).lstrip("/")]
+        else:
+            content, payload = b"", item.linkname
+            if item.isreg() and (stream := archive.extractfile(item)) is not None:
+                digest, kept = hashlib.sha256(), _is_read(path)
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+                    content += block if kept else b""
+                payload = digest.hexdigest()
+            mode = _TYPES.get(item.type, stat.S_IFREG) | item.mode
+            file = File(item.size if item.isreg() else 0, _identity(mode, item.uid, item.gid, payload))
+            seen[path] = (file, content)
+        yield path, file, content
+
+
+def _identity(mode: int, uid: int, gid: int, payload: str) -> str:
+    # The mode of a symbolic link has no meaning, and tar programs record different ones.
+    shown = "l" + "rwxrwxrwx" if stat.S_ISLNK(mode) else stat.filemode(mode)
+    return f"{shown} {uid}:{gid} {payload}".rstrip()
+
+
+def _of_sbom(name: str, path: Path) -> System:
+    """Read a document of SPDX or CycloneDX. Raises UserError if it is neither."""
+    try:
+        document = json.loads(path.read_text())
+        system = System(name)
+        for purl, version, sha256 in _spdx(document) if "spdxVersion" in document else _cyclonedx(document):
+            kind, _, rest = purl.removeprefix("pkg:").partition("/")
+            if kind == "deb":
+                package, architecture = rest.rpartition("/")[2].partition("@")[0], rest.rpartition("arch=")[2]
+                if architecture != "source":
+                    system.packages[f"{unquote(package)}:{architecture}"] = version
+            else:
+                system.wheels[_normal(unquote(rest.partition("@")[0].partition("?")[0]))] = Wheel(
+                    version, f"file:{sha256}"
+                )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as fault:
+        raise UserError(
+            f"{name} is not a bill of materials",
+            expected="SPDX or CycloneDX as JSON",
+            found=f"{type(fault).__name__}: {fault}",
+            fix="./inv build-image writes sbom.spdx.json and sbom.cdx.json",
+        ) from fault
+    return system
+
+
+def _spdx(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for item in document["packages"]:
+        for reference in item.get("externalRefs", ()):
+            if reference["referenceType"] == "purl":
+                sums = [one["checksumValue"] for one in item.get("checksums", ()) if one["algorithm"] == "SHA256"]
+                yield reference["referenceLocator"], item.get("versionInfo", ""), next(iter(sums), "")
+
+
+def _cyclonedx(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for item in document["components"]:
+        sums = [one["content"] for one in item.get("hashes", ()) if one["alg"] == "SHA-256"]
+        yield item["purl"], item.get("version", ""), next(iter(sums), "")

@@ -1,0 +1,269 @@
+"""Signatures and statements of an image in a registry, in the layout of cosign.
+
+Two more manifests are in the repository of the image. Their tags are its digest with a suffix: ``sha256-HEX.sig`` has
+cosign's signature, and ``sha256-HEX.att`` DSSE envelopes with in-toto statements: the provenance, and the bill of
+materials in both formats. Both name the image as their ``subject`` (OCI image specification 1.1), so a registry that
+supports referrers lists them there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+from securesystemslib.signer import CryptoSigner
+
+from registry import distribution, faults, signing
+from registry.connection import Connection
+from registry.distribution import RemoteImage, digest_of
+from registry.oras import MANIFEST_TYPE, Store
+from registry.signing import PublicKey
+from toolchain import progress
+from toolchain.errors import SignatureRefused
+
+PROVENANCE = "https://slsa.dev/provenance/v1"
+SPDX = "https://spdx.dev/Document"
+CYCLONEDX = "https://cyclonedx.org/bom"
+_SIGNATURE = "dev.cosignproject.cosign/signature"
+_SIMPLE_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
+_ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
+_CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+_AGAIN = "push the image again with ./inv push --sign"
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """An image whose signature and statements were verified."""
+
+    digest: str
+    statements: Mapping[str, Mapping[str, Any]]
+    """The predicates by type."""
+
+    @property
+    def finished(self) -> str:
+        """When the image was built, as the signer states it (ISO 8601, UTC)."""
+        return _path(self.statements[PROVENANCE], "runDetails", "metadata", "finishedOn")
+
+
+def statement(name: str, digest: str, kind: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """An in-toto statement about an image."""
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": name, "digest": {"sha256": digest.removeprefix("sha256:")}}],
+        "predicateType": kind,
+        "predicate": predicate,
+    }
+
+
+def attach(store: Store, digest: str, predicates: Mapping[str, Mapping[str, Any]], signer: CryptoSigner) -> None:
+    """Sign an image of the registry, and push the signature and the signed statements.
+
+    Raises AccessDenied, RegistryFull, RegistryBroke or RegistryFailed.
+    """
+    reference = store.connection.reference
+    payload = json.dumps(
+        {
+            "critical": {
+                "identity": {"docker-reference": reference.name},
+                "image": {"docker-manifest-digest": digest},
+                "type": "cosign container image signature",
+            },
+            "optional": None,
+        },
+        separators=(",", ":"),
+    ).encode()
+    body = _fetch_manifest(store.connection, digest)
+    subject = {
+        "mediaType": json.loads(body).get("mediaType", MANIFEST_TYPE),
+        "digest": digest,
+        "size": len(body),
+    }
+    envelopes = [
+        (signing.envelope(statement(reference.name, digest, kind, predicate), signer), kind)
+        for kind, predicate in predicates.items()
+    ]
+    statements = [(content, {_SIGNATURE: "", "predicateType": kind}) for content, kind in envelopes]
+    _push(store, _tag(digest, "att"), statements, _ENVELOPE_TYPE, subject)
+    _push(store, _tag(digest, "sig"), [(payload, {_SIGNATURE: signing.sign(payload, signer)})], _SIMPLE_TYPE, subject)
+
+
+def _tag(digest: str, suffix: str) -> str:
+    return f"{digest.replace(':', '-')}.{suffix}"
+
+
+def _push(
+    store: Store, tag: str, layers: Sequence[tuple[bytes, Mapping[str, str]]], kind: str, subject: Mapping[str, Any]
+) -> None:
+    """Push a manifest with the given layers. cosign reads it as an image."""
+    diffs = [digest_of(content) for content, _ in layers]
+    config = json.dumps(
+        {
+            "architecture": "",
+            "os": "",
+            "config": {},
+            "history": [{"created": "0001-01-01T00:00:00Z"} for _ in layers],
+            "rootfs": {"type": "layers", "diff_ids": diffs},
+        }
+    ).encode()
+    document = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": {"mediaType": _CONFIG_TYPE, "digest": digest_of(config), "size": len(config)},
+        "layers": [
+            {"mediaType": kind, "digest": digest, "size": len(content), "annotations": dict(annotations)}
+            for digest, (content, annotations) in zip(diffs, layers, strict=True)
+        ],
+        "subject": dict(subject),
+    }
+    store.put(tag, json.dumps(document, indent=2).encode(), [config, *(content for content, _ in layers)])
+
+
+def verify(connection: Connection, image: RemoteImage, key: PublicKey) -> Verified:
+    """Verify the signature of an image and its statements.
+
+    Raises SignatureRefused, RegistryBroke or RegistryFailed.
+    """
+    reference, digest = connection.reference, image.manifest.digest
+    signature = f"the signature of {reference}"
+    for payload, notes in _layers(connection, digest, "sig", signature):
+        signing.require_signed(payload, str(notes.get(_SIGNATURE, "")), key, signature)
+        _require_subject(_path(payload, "critical", "image", "docker-manifest-digest"), digest, signature)
+    found: dict[str, Mapping[str, Any]] = {}
+    for content, _ in _layers(connection, digest, "att", f"the statement about {reference}"):
+        stated = signing.open_envelope(content, key, f"a statement about {reference}")
+        subjects = stated.get("subject")
+        subject = subjects[0] if isinstance(subjects, list) and len(subjects) == 1 else {}
+        stated_digest = f"sha256:{_path(subject, 'digest', 'sha256')}"
+        kind = str(stated.get("predicateType"))
+        _require_subject(stated_digest, digest, f"a statement about {reference} ({kind})")
+        found[kind] = stated["predicate"] if isinstance(stated.get("predicate"), dict) else {}
+    if missing := [kind for kind in (PROVENANCE, SPDX, CYCLONEDX) if kind not in found]:
+        raise SignatureRefused(
+            f"statements about {reference} are missing",
+            expected=f"the provenance and the bill of materials: {', '.join(missing)}",
+            found=", ".join(found) or "none",
+            fix=_AGAIN,
+        )
+    _require_same_documents(found, str(reference))
+    return Verified(digest=digest, statements=found)
+
+
+def document_text(document: Mapping[str, Any]) -> str:
+    """A bill of materials in the form that images.sbom writes, whose SHA-256 the provenance has."""
+    return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _require_same_documents(found: Mapping[str, Mapping[str, Any]], name: str) -> None:
+    """Raise SignatureRefused if the bill of materials is not the one that the provenance lists."""
+    details = found[PROVENANCE].get("runDetails")
+    products = details.get("byproducts") if isinstance(details, dict) else None
+    listed = {_path(item, "name"): _path(item, "digest", "sha256") for item in products or []}
+    for kind, file in ((SPDX, "sbom.spdx.json"), (CYCLONEDX, "sbom.cdx.json")):
+        sha256 = hashlib.sha256(document_text(found[kind]).encode()).hexdigest()
+        if listed.get(file) != sha256:
+            raise SignatureRefused(
+                f"the bill of materials of {name} is not that of its provenance",
+                expected=f"{file} with SHA-256 {listed.get(file) or 'in the provenance'}",
+                found=f"SHA-256 {sha256}",
+                fix=_AGAIN,
+            )
+
+
+def _require_subject(stated: str, digest: str, what: str) -> None:
+    if stated != digest:
+        raise SignatureRefused(
+            f"{what} belongs to another image",
+            expected=f"the digest {digest}",
+            found=stated or "no digest",
+            fix="do not use the image: another user exchanged the signatures. Push it again with --sign",
+        )
+
+
+def _path(value: Any, *keys: str) -> str:
+    """A text in nested objects, or in JSON; empty if it is not there."""
+    if isinstance(value, bytes):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return ""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else ""
+
+
+def _layers(connection: Connection, digest: str, suffix: str, what: str) -> list[tuple[bytes, Mapping[str, Any]]]:
+    """Contents and annotations of a manifest about an image. Raises SignatureRefused if there is none."""
+    tag = _tag(digest, suffix)
+    path = f"/v2/{connection.reference.repository}/manifests/{tag}"
+    if connection.request("HEAD", path, headers={"Accept": MANIFEST_TYPE}).status_code == 404:
+        raise SignatureRefused(
+            f"{connection.reference} is not signed",
+            expected=f"the tag {tag} in {connection.reference.name}",
+            found="no such tag",
+            fix=_AGAIN,
+        )
+    body, _ = distribution.read_manifest(connection, tag)
+    layers = body.get("layers") or []
+    found: list[tuple[bytes, Mapping[str, Any]]] = []
+    for layer in layers if isinstance(layers, list) else []:
+        stated = _path(layer, "digest")
+        answer = connection.request("GET", f"/v2/{connection.reference.repository}/blobs/{stated}")
+        if answer.status_code != 200:
+            raise connection.unexpected(answer, f"the download of {stated}")
+        if digest_of(answer.content) != stated:
+            raise _damaged(what, stated, answer.content)
+        annotations = layer.get("annotations")
+        found.append((answer.content, annotations if isinstance(annotations, dict) else {}))
+    if not found:
+        raise SignatureRefused(f"{what} is empty", expected="at least one layer", found="none", fix=_AGAIN)
+    return found
+
+
+def _damaged(what: str, stated: str, content: bytes) -> SignatureRefused:
+    return SignatureRefused(
+        f"{what} is damaged in the registry",
+        expected=stated,
+        found=f"{digest_of(content)}, computed over the received bytes",
+        fix=_AGAIN,
+    )
+
+
+def _fetch_manifest(connection: Connection, digest: str) -> bytes:
+    path = f"/v2/{connection.reference.repository}/manifests/{digest}"
+    accept = ", ".join((*distribution.MANIFEST_TYPES, *distribution.INDEX_TYPES))
+    answer = connection.request("GET", path, headers={"Accept": accept})
+    if answer.status_code != 200 or digest_of(answer.content) != digest:
+        raise connection.unexpected(answer, f"GET {path}")
+    return answer.content
+
+
+def check_contents(connection: Connection, image: RemoteImage) -> None:
+    """Download the layers of an image and compare their digests. Raises SignatureRefused or RegistryBroke."""
+    reference = connection.reference
+    with progress.bar(f"read {reference}", total=image.size, in_bytes=True) as bar:
+        done = 0
+        for blob in image.layers:
+            digest = hashlib.sha256()
+            answer = connection.request("GET", f"/v2/{reference.repository}/blobs/{blob.digest}", stream=True)
+            with answer:
+                if answer.status_code != 200:
+                    raise connection.unexpected(answer, f"the download of {blob.digest}")
+                try:
+                    for block in answer.iter_content(_BLOCK):
+                        digest.update(block)
+                        done += len(block)
+                        bar.update(done)
+                except requests.RequestException as fault:
+                    raise faults.explain(fault, reference.host) from None
+            if f"sha256:{digest.hexdigest()}" != blob.digest:
+                raise SignatureRefused(
+                    f"a layer of {reference} is damaged in the registry",
+                    expected=blob.digest,
+                    found=f"sha256:{digest.hexdigest()}, computed over the received bytes",
+                    fix="push the image again",
+                )

@@ -1,0 +1,172 @@
+"""Keys and signatures: DSSE envelopes of in-toto statements, and cosign's signatures of images.
+
+Keys are ECDSA keys on the curve P-256 in PEM files, the kind that cosign uses. The password of an encrypted key comes
+from ``PITORCH_SIGNING_PASSWORD`` or from a prompt. It is handled like the registry's password: it is never an argument,
+never logged, and removed from the environment before any program is started.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import getpass
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+from securesystemslib.dsse import Envelope
+from securesystemslib.exceptions import UnverifiedSignatureError, VerificationError
+from securesystemslib.signer import CryptoSigner, Signature, SSlibKey
+
+from toolchain.errors import SignatureRefused, UserError
+
+PASSWORD_VARIABLE = "PITORCH_SIGNING_PASSWORD"  # noqa: S105  (the name of a variable)
+STATEMENT_TYPE = "application/vnd.in-toto+json"
+_KIND = "an ECDSA key on the curve P-256 in a PEM file"
+_MAKE = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes-256-cbc -out signing.pem"
+_KEY_ID = ""
+"""cosign ignores an empty key id. It would look for another value among its own ids."""
+
+_taken = ""
+
+
+def take_password() -> str:
+    """The password in the environment. The first call removes it from there; later calls return it again."""
+    global _taken
+    _taken = os.environ.pop(PASSWORD_VARIABLE, "") or _taken
+    return _taken
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """A key that verifies signatures, and its file."""
+
+    key: SSlibKey
+    path: Path
+
+
+def load_private(path: Path) -> CryptoSigner:
+    """Load a private key; prompt for its password if the environment has none. Raises UserError."""
+    content = _read(path, "registry.signing_key")
+    try:
+        try:
+            key = load_pem_private_key(content, None)
+        except TypeError:  # it is encrypted
+            key = load_pem_private_key(content, _password(path).encode())
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # The library's text is left out: it may quote the input.
+        raise UserError(
+            f"{path} cannot be used to sign",
+            expected=f"{_KIND}, and its password",
+            found="another kind of file, or a wrong password",
+            fix=f"{_MAKE}; set registry.signing_key to its path",
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise _other_kind(path)
+    return CryptoSigner(key, _public(key.public_key()))
+
+
+def load_public(path: Path) -> PublicKey:
+    """Load a public key. Raises UserError."""
+    content = _read(path, "--key")
+    try:
+        key = load_pem_public_key(content)
+    except (ValueError, UnsupportedAlgorithm):
+        raise UserError(
+            f"{path} is not a public key",
+            expected=_KIND,
+            found="another kind of file",
+            fix="openssl pkey -in signing.pem -pubout -out signing.pub",
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise _other_kind(path)
+    return PublicKey(_public(key), path)
+
+
+def _read(path: Path, setting: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as fault:
+        raise UserError(
+            f"the key {path} cannot be read", expected=_KIND, found=str(fault.strerror), fix=f"correct {setting}"
+        ) from fault
+
+
+def _other_kind(path: Path) -> UserError:
+    return UserError(f"{path} has a key of another kind", expected=_KIND, found="another algorithm or curve", fix=_MAKE)
+
+
+def _password(path: Path) -> str:
+    if password := take_password():
+        return password
+    if not (sys.stdin is not None and sys.stdin.isatty()):
+        raise UserError(
+            f"the key {path} is encrypted",
+            expected=f"its password in {PASSWORD_VARIABLE}, or a terminal for a prompt",
+            found="neither",
+            fix=f"set {PASSWORD_VARIABLE}",
+        )
+    return getpass.getpass(f"Password of {path}: ", stream=sys.stderr)
+
+
+def _public(key: ec.EllipticCurvePublicKey) -> SSlibKey:
+    made = SSlibKey.from_crypto(key)
+    return SSlibKey(_KEY_ID, made.keytype, made.scheme, made.keyval)
+
+
+def envelope(statement: Mapping[str, Any], signer: CryptoSigner) -> bytes:
+    """A DSSE envelope with a signed statement."""
+    made = Envelope(json.dumps(statement, sort_keys=True).encode(), STATEMENT_TYPE, {})
+    made.sign(signer)
+    return json.dumps(made.to_dict(), sort_keys=True).encode()
+
+
+def open_envelope(content: bytes, key: PublicKey, what: str) -> dict[str, Any]:
+    """The statement in an envelope, if the key verifies it. Raises SignatureRefused."""
+    try:
+        found = Envelope.from_dict(json.loads(content))
+        found.verify([key.key], 1)
+        statement = json.loads(found.payload)
+        if found.payload_type != STATEMENT_TYPE or not isinstance(statement, dict):
+            raise ValueError(f"payload of type {found.payload_type}")
+    except VerificationError:
+        raise wrong_key(what, key) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise SignatureRefused(
+            f"{what} is not a signed statement",
+            expected="a DSSE envelope with an in-toto statement",
+            found=f"{type(fault).__name__}: {fault}",
+            fix="push the image again with ./inv push --sign",
+        ) from fault
+    return statement
+
+
+def sign(content: bytes, signer: CryptoSigner) -> str:
+    """Sign bytes as cosign does: the base64 form of the signature."""
+    return base64.b64encode(bytes.fromhex(signer.sign(content).signature)).decode()
+
+
+def require_signed(content: bytes, signature: str, key: PublicKey, what: str) -> None:
+    """Raise SignatureRefused if the key does not verify cosign's signature of some bytes."""
+    try:
+        raw = base64.b64decode(signature, validate=True).hex()
+        key.key.verify_signature(Signature(_KEY_ID, raw), content)
+    except (UnverifiedSignatureError, binascii.Error, ValueError):
+        raise wrong_key(what, key) from None
+
+
+def wrong_key(what: str, key: PublicKey) -> SignatureRefused:
+    """A signature that the key does not verify."""
+    return SignatureRefused(
+        f"{what} was not signed with this key, or was changed afterwards",
+        expected=f"a signature by the key of {key.path}",
+        found="a signature that the key does not verify",
+        fix="pass the public key of the signer with --key; if it is the right one, do not use the image",
+    )

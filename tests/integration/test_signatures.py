@@ -1,0 +1,373 @@
+"""Signed images in a real registry: what is accepted, and each refusal by its own message."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from registry_parts import KIB, ask, config_for, engine_client, forget, image, need
+
+from flow import publish
+from images import sbom
+from registry import attestations, oras, signing
+from registry import local as local_registry
+from registry.attestations import CYCLONEDX, PROVENANCE, SPDX
+from registry.distribution import digest_of
+from registry.local import Registry, Settings
+from registry.reference import Reference, resolve
+from toolchain.config import Config, load_config
+from toolchain.errors import ArtefactMissing, ConfigError, SignatureRefused, UserError
+from toolchain.manifest import Artefact, Manifest
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+PASSWORD = "Signing_secret_93"
+LAYER = b"a layer"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The files of a key pair."""
+
+    private: Path
+    public: Path
+
+
+def make_keys(folder: Path, name: str, *, password: str = "", curve: str = "P-256") -> Keys:
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    argv = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", f"ec_paramgen_curve:{curve}", "-out", str(private)]
+    if password:
+        argv += ["-aes-256-cbc", "-pass", "env:KEY_PASSWORD"]
+    environment = {**os.environ, "KEY_PASSWORD": password}
+    subprocess.run(argv, check=True, capture_output=True, env=environment)
+    argv = ["openssl", "pkey", "-in", str(private), "-passin", "env:KEY_PASSWORD", "-pubout", "-out", str(public)]
+    subprocess.run(argv, check=True, capture_output=True, env=environment)
+    return Keys(private, public)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    need("openssl")
+    return make_keys(tmp_path_factory.mktemp("keys"), "signer")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    need("docker-registry")
+    with local_registry.serve(Settings(folder=tmp_path_factory.mktemp("plain") / "r")) as running:
+        yield running
+
+
+def predicates(finished: str = "2026-01-02T03:04:05Z", *, name: str = "") -> dict[str, Mapping[str, Any]]:
+    """Statements as push makes them."""
+    spdx, cyclonedx = {"spdxVersion": "SPDX-2.3", "packages": [], "name": name}, {"bomFormat": "CycloneDX"}
+    products = [
+        {"name": file, "digest": {"sha256": hashlib.sha256(attestations.document_text(document).encode()).hexdigest()}}
+        for file, document in zip(sbom.NAMES, (spdx, cyclonedx), strict=True)
+    ]
+    provenance = {"runDetails": {"metadata": {"finishedOn": finished}, "byproducts": products}}
+    return {PROVENANCE: provenance, SPDX: spdx, CYCLONEDX: cyclonedx}
+
+
+def put_image(store: oras.Store, reference: Reference, layer: bytes = LAYER) -> str:
+    """An image of one layer, without an engine; its digest."""
+    settings = {"architecture": "arm", "os": "linux", "variant": "v7", "rootfs": {"type": "layers", "diff_ids": []}}
+    config = json.dumps(settings).encode()
+    kinds = ("application/vnd.oci.image.config.v1+json", "application/vnd.oci.image.layer.v1.tar")
+    parts = [
+        {"mediaType": kind, "digest": digest_of(content), "size": len(content)}
+        for kind, content in zip(kinds, (config, layer), strict=True)
+    ]
+    document = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "config": parts[0], "layers": parts[1:]}).encode()
+    store.put(reference.tag, document, [config, layer])
+    return digest_of(document)
+
+
+def signed(
+    config: Config, keys: Keys, made: Mapping[str, Mapping[str, Any]] | None = None, *, layer: bytes = LAYER
+) -> str:
+    """Put a signed image into the registry; its digest."""
+    reference = resolve(config)
+    with oras.connect(reference, actions="pull,push", user="") as store:
+        digest = put_image(store, reference, layer)
+        attestations.attach(store, digest, made or predicates(), signing.load_private(keys.private))
+    return digest
+
+
+def verify(config: Config, keys: Keys) -> publish.Checked:
+    return publish.verify_image(config, str(resolve(config)), key=keys.public)
+
+
+def blob(registry: Registry, digest: str) -> Path:
+    name = digest.removeprefix("sha256:")
+    return registry.settings.images / f"docker/registry/v2/blobs/sha256/{name[:2]}/{name}/data"
+
+
+@contextlib.contextmanager
+def changed(path: Path, old: bytes, new: bytes) -> Iterator[None]:
+    whole = path.read_bytes()
+    assert old in whole
+    path.write_bytes(whole.replace(old, new, 1))
+    try:
+        yield
+    finally:
+        path.write_bytes(whole)
+
+
+def about(registry: Registry, config: Config, digest: str, suffix: str) -> dict[str, Any]:
+    """The manifest with the signature or the statements."""
+    repository = resolve(config).repository
+    path = f"/v2/{repository}/manifests/{digest.replace(':', '-')}.{suffix}"
+    found: dict[str, Any] = ask(registry, path, headers={"Accept": MANIFEST}).json()
+    return found
+
+
+def test_signed_image_is_accepted(plain: Registry, keys: Keys, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, repository="good")
+    digest = signed(config, keys)
+    found = verify(config, keys)
+    assert found.subject == f"{resolve(config)}@{digest}"
+    assert "signature: valid" in found.text()
+    assert "built 2026-01-02T03:04:05Z" in found.text()
+    assert verify(config, keys) == found
+    for suffix in ("sig", "att"):
+        assert about(plain, config, digest, suffix)["subject"]["digest"] == digest
+
+
+def test_unsigned_image_is_refused(plain: Registry, keys: Keys, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, repository="unsigned")
+    with oras.connect(resolve(config), actions="pull,push", user="") as store:
+        put_image(store, resolve(config))
+    with pytest.raises(SignatureRefused, match="is not signed") as caught:
+        verify(config, keys)
+    assert caught.value.exit_code == 36
+
+
+def test_other_key_is_refused(plain: Registry, keys: Keys, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, repository="other-key")
+    signed(config, keys)
+    with pytest.raises(SignatureRefused, match="was not signed with this key"):
+        verify(config, make_keys(tmp_path, "other"))
+
+
+def test_changed_byte_in_a_layer_is_refused(plain: Registry, keys: Keys, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, repository="changed-layer")
+    layer = b"the bytes of a layer"
+    signed(config, keys, layer=layer)
+    with (
+        changed(blob(plain, digest_of(layer)), b"bytes", b"bytez"),
+        pytest.raises(SignatureRefused, match=r"a layer of .* is damaged"),
+    ):
+        verify(config, keys)
+    verify(config, keys)
+
+
+def test_changed_byte_in_a_signature_is_refused(plain: Registry, keys: Keys, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, repository="changed-signature")
+    digest = signed(config, keys)
+    layer = about(plain, config, digest, "sig")["layers"][0]["digest"]
+    with (
+        changed(blob(plain, layer), b"cosign container", b"cosign Container"),
+        pytest.raises(SignatureRefused, match=r"the signature of .* is damaged"),
+    ):
+        verify(config, keys)
+
+
+def test_changed_statement_is_refused(plain: Registry, keys: Keys, tmp_path: Path) -> None:
+    """An envelope with another payload and the old signature, with correct digests in the registry."""
+    config = config_for(tmp_path, plain.address, repository="changed-statement")
+    digest = signed(config, keys)
+    manifest = about(plain, config, digest, "att")
+    envelope = json.loads(blob(plain, manifest["layers"][0]["digest"]).read_bytes())
+    envelope["payload"] = ("A" if envelope["payload"][0] != "A" else "B") + envelope["payload"][1:]
+    content = json.dumps(envelope).encode()
+    manifest["layers"][0] |= {"digest": digest_of(content), "size": len(content)}
+    with oras.connect(resolve(config), actions="pull,push", user="") as store:
+        store.put(f"{digest.replace(':', '-')}.att", json.dumps(manifest).encode(), [content])
+    with pytest.raises(SignatureRefused, match=r"a statement about .* was not signed with this key, or was changed"):
+        verify(config, keys)
+
+
+@pytest.mark.parametrize("suffix", ["sig", "att"])
+def test_signature_of_another_image_is_refused(plain: Registry, keys: Keys, tmp_path: Path, suffix: str) -> None:
+    config = config_for(tmp_path, plain.address, repository=f"swapped-{suffix}")
+    good = signed(config, keys, layer=b"another layer")
+    digest = signed(config, keys)
+    manifest = about(plain, config, good, suffix)
+    with oras.connect(resolve(config), actions="pull,push", user="") as store:
+        store.put(f"{digest.replace(':', '-')}.{suffix}", json.dumps(manifest).encode(), [])
+    with pytest.raises(SignatureRefused, match="belongs to another image") as caught:
+        verify(config, keys)
+    assert (digest in caught.value.expected, caught.value.found) == (True, good)
+
+
+def test_older_image_is_refused(plain: Registry, keys: Keys, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, repository="older")
+    signed(config, keys, predicates("2026-02-01T00:00:00Z"))
+    verify(config, keys)
+    signed(config, keys, predicates("2026-01-01T00:00:00Z"), layer=b"an older layer")
+    with pytest.raises(SignatureRefused, match="is older than the image that was verified here before"):
+        verify(config, keys)
+    (tmp_path / "build/verified.json").unlink()
+    verify(config, keys)
+
+
+@pytest.mark.parametrize("kind", [PROVENANCE, SPDX, CYCLONEDX])
+def test_missing_statement_is_refused(plain: Registry, keys: Keys, tmp_path: Path, kind: str) -> None:
+    config = config_for(tmp_path, plain.address, repository="incomplete")
+    signed(config, keys, {name: value for name, value in predicates().items() if name != kind})
+    with pytest.raises(SignatureRefused, match="are missing") as caught:
+        verify(config, keys)
+    assert kind in caught.value.expected
+
+
+def test_other_bill_of_materials_is_refused(plain: Registry, keys: Keys, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, repository="other-sbom")
+    signed(config, keys, {**predicates(), SPDX: predicates(name="another")[SPDX]})
+    with pytest.raises(SignatureRefused, match="is not that of its provenance"):
+        verify(config, keys)
+
+
+def test_keys_of_other_kinds_are_refused(keys: Keys, tmp_path: Path) -> None:
+    other = make_keys(tmp_path, "p384", curve="P-384")
+    for load, path in ((signing.load_private, other.private), (signing.load_public, other.public)):
+        with pytest.raises(UserError, match="a key of another kind"):
+            load(path)
+    with pytest.raises(UserError, match="cannot be used to sign"):
+        signing.load_private(keys.public)
+    with pytest.raises(UserError, match="is not a public key"):
+        signing.load_public(keys.private)
+    with pytest.raises(UserError, match="cannot be read"):
+        signing.load_public(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"registry\.public_key"):
+        publish.public_key(load_config({}), None)
+
+
+def test_password_is_needed_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    need("openssl")
+    encrypted = make_keys(tmp_path, "encrypted", password=PASSWORD)
+    monkeypatch.setattr(signing, "_taken", "")
+    with pytest.raises(UserError, match="is encrypted"):
+        signing.load_private(encrypted.private)
+    monkeypatch.setenv(signing.PASSWORD_VARIABLE, "Wrong_secret_93")
+    with pytest.raises(UserError, match="cannot be used to sign") as caught:
+        signing.load_private(encrypted.private)
+    assert "Wrong_secret_93" not in f"{caught.value}{vars(caught.value)}{caught.value.__context__!r}"
+    monkeypatch.setenv(signing.PASSWORD_VARIABLE, PASSWORD)
+    signer = signing.load_private(encrypted.private)
+    assert signing.PASSWORD_VARIABLE not in os.environ
+    captured = capfd.readouterr()
+    assert PASSWORD not in f"{signer!r}{captured.out}{captured.err}"
+
+
+def test_cosign_accepts_the_image(plain: Registry, keys: Keys, tmp_path: Path) -> None:
+    need("cosign")
+    config = config_for(tmp_path, plain.address, repository="cosign")
+    signed(config, keys)
+    options = [f"--key={keys.public}", "--insecure-ignore-tlog=true", "--allow-http-registry", str(resolve(config))]
+    home = {**os.environ, "HOME": str(tmp_path)}
+    subprocess.run(["cosign", "verify", *options], check=True, capture_output=True, env=home)
+    for kind in (PROVENANCE, SPDX, CYCLONEDX):
+        argv = ["cosign", "verify-attestation", f"--type={kind}", *options]
+        subprocess.run(argv, check=True, capture_output=True, env=home)
+    other = [f"--key={make_keys(tmp_path, 'other').public}", *options[1:]]
+    assert subprocess.run(["cosign", "verify", *other], capture_output=True, env=home, check=False).returncode != 0
+
+
+def write_build(config: Config, image_id: str) -> None:
+    """The manifests of a build, with small documents."""
+    root = config.target_root
+    root.mkdir(parents=True)
+    for name, document in zip(sbom.NAMES, ({"spdxVersion": "SPDX-2.3"}, {"bomFormat": "CycloneDX"}), strict=True):
+        (root / name).write_text(attestations.document_text(document))
+    artefacts = tuple(Artefact.of(root / name) for name in sbom.NAMES)
+    facts = {"parts": {"torch-2.6.0.whl": "ab" * 32}}
+    Manifest(step="sbom", key="k", inputs={}, artefacts=artefacts, facts=facts).write(root / "sbom.manifest.json")
+    Manifest(
+        step="mirror", key="k", inputs={}, facts={"indices": {"http://user:pw@mirror/debian trixie": "cd" * 32}}
+    ).write(root / "mirror.manifest.json")
+    source = {"commit": "12" * 20, "dirty": False}
+    Manifest(step="system", key="k", inputs={}, facts={"image": image_id}, source=source).write(
+        root / "system.manifest.json"
+    )
+
+
+@pytest.mark.engine
+def test_push_signs_and_pull_verifies(plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encrypted = make_keys(tmp_path, "encrypted", password=PASSWORD)
+    monkeypatch.setattr(signing, "_taken", PASSWORD)
+    settings = {"signing_key": str(encrypted.private), "public_key": str(encrypted.public)}
+    config = config_for(tmp_path, plain.address, repository="whole", **settings)
+    name = config.image_reference("system")
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            for entry in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    seen.add(entry.read_bytes().decode(errors="replace"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with engine_client() as client, image(client, name, (4 * KIB,)) as identity:
+            with pytest.raises(ArtefactMissing, match="no provenance"):
+                publish.push([config], registry=None, tag=None, user=None, sign=True)
+            write_build(config, identity)
+            pushed = publish.push([config], registry=None, tag=None, user=None, sign=True)
+            forget(client, name)
+            (pulled,) = publish.pull([config], registry=None, tag=None, user=None, verify=True, key=None)
+            assert (pulled.digest, pulled.image_id) == (pushed.digest, identity)
+            forget(client, name)
+            other = make_keys(tmp_path, "other").public
+            with pytest.raises(SignatureRefused):
+                publish.pull([config], registry=None, tag=None, user=None, verify=True, key=other)
+            assert not [one for one in client.api.images() if name in (one["RepoTags"] or [])], "nothing was pulled"
+    finally:
+        done.set()
+        watcher.join(30)
+    stored = b"".join(path.read_bytes() for path in plain.settings.images.rglob("data"))
+    secret = encrypted.private.read_text().splitlines()[2]
+    for text in (PASSWORD, secret):
+        assert text.encode() not in stored
+        assert text not in "".join(seen) + plain.settings.log.read_text()
+    statement = json.loads(blob(plain, about(plain, config, pushed.digest, "att")["layers"][0]["digest"]).read_bytes())
+    provenance = json.loads(base64.b64decode(statement["payload"]))
+    names = [item["name"] for item in provenance["predicate"]["buildDefinition"]["resolvedDependencies"]]
+    assert names == ["torch-2.6.0.whl", "index of trixie", "pitorch"]
+
+
+def test_file_is_verified(tmp_path: Path) -> None:
+    wheel = tmp_path / "torch-2.6.0-py3-none-any.whl"
+    wheel.write_bytes(b"a wheel")
+    with pytest.raises(ArtefactMissing, match="nothing to verify"):
+        publish.verify_file(wheel)
+    subject = [{"name": wheel.name, "digest": {"sha256": hashlib.sha256(b"a wheel").hexdigest()}}]
+    document = {"subject": subject, "predicate": {"buildDefinition": {"externalParameters": {}}}}
+    wheel.with_name("torch-2.6.0-py3-none-any.provenance.json").write_text(json.dumps(document))
+    assert "provenance" in publish.verify_file(wheel).text()
+    wheel.write_bytes(b"a Wheel")
+    with pytest.raises(UserError, match="does not match its provenance"):
+        publish.verify_file(wheel)
+    (tmp_path / "x.cdx.json").write_text("{}")
+    with pytest.raises(UserError, match="not a valid bill of materials"):
+        publish.verify_file(tmp_path / "x.cdx.json")
+
+
+def test_other_words_are_refused() -> None:
+    for text in ("nonsense", "host:5000/x", "127.0.0.1:5000/UPPER:tag"):
+        with pytest.raises(UserError, match=re.escape(text.partition("/")[0])):
+            publish.verify_image(load_config({}), text, key=None)

@@ -1,0 +1,138 @@
+"""``diff`` on small trees, tars and bills of materials."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from nfsroot import difference
+from nfsroot.difference import Change, Difference
+from toolchain.config import load_config
+from toolchain.errors import UserError
+
+CONFIG = load_config({})
+RECORD = "usr/local/lib/python3.13/dist-packages/torch-2.6.0.dist-info/RECORD"
+
+
+def paragraph(name: str, version: str, status: str = "install ok installed") -> str:
+    return f"Package: {name}\nStatus: {status}\nArchitecture: armhf\nVersion: {version}\nDescription: a\n b: c\n"
+
+
+def tree(folder: Path, packages: dict[str, str], files: dict[str, str]) -> Path:
+    status = "\n".join(paragraph(name, version) for name, version in packages.items())
+    gone = paragraph("gone", "1", "deinstall ok config-files")
+    for name, content in {"var/lib/dpkg/status": f"{status}\n{gone}", **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+def sbom(path: Path, packages: dict[str, str], torch: str) -> Path:
+    def item(purl: str, version: str, sha256: str) -> dict[str, object]:
+        return {"purl": purl, "version": version, "hashes": [{"alg": "SHA-256", "content": sha256}]}
+
+    debian = [item(f"pkg:deb/debian/{name}@{text}?arch=armhf", text, "") for name, text in packages.items()]
+    source = item("pkg:deb/debian/dpkg@1?arch=source", "1", "")
+    document = {"bomFormat": "CycloneDX", "components": [*debian, source, item("pkg:pypi/torch@2.6.0", "2.6.0", torch)]}
+    path.write_text(json.dumps(document))
+    return path
+
+
+def compare(old: Path, new: Path) -> Difference:
+    return difference.compare(CONFIG, str(old), str(new), folder=Path("/"))
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    old = tree(tmp_path / "old", {"dpkg": "1", "apt": "3"}, {"bin/a": "a", "bin/same": "s", RECORD: "one"})
+    new = tree(tmp_path / "new", {"dpkg": "2", "zlib1g": "1"}, {"bin/b": "bb", "bin/same": "s", RECORD: "other"})
+    return old, new
+
+
+def test_packages_wheels_and_files_of_trees(pair: tuple[Path, Path]) -> None:
+    found = compare(*pair)
+    assert [(item.name, item.old, item.new) for item in found.packages] == [
+        ("apt:armhf", "3", ""),
+        ("dpkg:armhf", "1", "2"),
+        ("zlib1g:armhf", "", "1"),
+    ]
+    assert [item.name for item in found.wheels] == ["torch"]
+    assert found.files is not None
+    sizes = {item.name: (item.old_size, item.new_size) for item in found.files}
+    assert (sizes["/bin/a"], sizes["/bin/b"]) == ((1, None), (None, 2))
+    assert "/bin/same" not in sizes
+    assert sizes[f"/{RECORD}"] == (3, 5)
+
+
+def test_tree_equals_its_tar(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    old, _ = pair
+    (old / "bin/link").symlink_to("same")
+    os.link(old / "bin/same", old / "bin/hard")
+    with tarfile.open(tmp_path / "old.tar.gz", "w:gz") as archive:
+        archive.add(old, ".")
+    found = compare(old, tmp_path / "old.tar.gz")
+    assert (found.packages, found.wheels, found.files) == ((), (), ())
+    assert found.old.size == found.new.size > 0
+
+
+def test_changed_mode_and_link_are_differences(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    old, _ = pair
+    new = tree(tmp_path / "other", {"dpkg": "1", "apt": "3"}, {"bin/a": "a", "bin/same": "s", RECORD: "one"})
+    (new / "bin/a").chmod(0o4755)
+    (old / "bin/l").symlink_to("a")
+    (new / "bin/l").symlink_to("b")
+    found = compare(old, new)
+    assert found.files is not None
+    assert [item.name for item in found.files] == ["/bin/a", "/bin/l"]
+    assert found.files[0].new.startswith("-rwsr-xr-x ")
+
+
+def test_bills_of_materials(tmp_path: Path) -> None:
+    old = sbom(tmp_path / "old.json", {"dpkg": "1"}, "ab" * 32)
+    new = sbom(tmp_path / "new.json", {"dpkg": "1:2+b1"}, "cd" * 32)
+    found = compare(old, new)
+    assert found.packages == (Change("dpkg:armhf", "1", "1:2+b1"),)
+    assert found.wheels == (Change("torch", f"2.6.0 ({'ab' * 6})", f"2.6.0 ({'cd' * 6})"),)
+    assert found.files is None
+
+
+def test_bill_of_materials_and_tree(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    found = compare(sbom(tmp_path / "old.json", {"dpkg": "1", "apt": "3"}, "ab" * 32), pair[0])
+    assert (found.packages, found.wheels, found.files) == ((), (), None)
+
+
+def test_output_as_table_and_json(pair: tuple[Path, Path]) -> None:
+    found = compare(*pair)
+    screen = io.StringIO()
+    found.print(Console(file=screen, width=120))
+    assert "packages: 3 differ" in screen.getvalue()
+    assert "bytes: " in screen.getvalue()
+    document = json.loads(found.as_json())
+    assert document["bytes"]["new"] - document["bytes"]["old"] == found.new.size - found.old.size
+    assert document["packages"][1] == {
+        "name": "dpkg:armhf", "old": "1", "new": "2", "old_size": None, "new_size": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"components": [{}]}', '{"spdxVersion": 1, "packages": 3}'])
+def test_other_json_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(UserError, match=r"x\.json is not a bill of materials"):
+        compare(tmp_path / "x.json", tmp_path / "x.json")
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no tar")
+    with pytest.raises(UserError, match="is not a system"):
+        compare(tmp_path / "text", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="is not a root filesystem"):
+        compare(tmp_path / "empty", tmp_path)
+    with pytest.raises(UserError, match="does not exist"):
+        compare(tmp_path / "nothing", tmp_path)
