@@ -14,6 +14,8 @@
 
     mirror ── cpu-tools
 
+    mirror ── rust
+
     mirror ── tvm-ffi-builder ── tvm-ffi-wheel
 
     mirror ── cuda-builder ── cuda-wheel
@@ -52,6 +54,7 @@ from flow.steps import (
     qpu_ops,
     qpulib,
     rootfs,
+    rust,
     system,
     tools,
     torch,
@@ -103,6 +106,11 @@ def cpu_job(context: Context) -> Pipeline:
 def cpu_tools_job(context: Context) -> Pipeline:
     """The tools of the benchmark ``cpu`` and of ``audit-wheel``."""
     return Pipeline(context.root, [mirror.step(context), cpu_tools.step(context)])
+
+
+def rust_job(context: Context) -> Pipeline:
+    """The Rust toolchain for ``build-wheel``."""
+    return Pipeline(context.root, [mirror.step(context), rust.step(context)])
 
 
 def tvm_ffi_job(context: Context) -> Pipeline:
