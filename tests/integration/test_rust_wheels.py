@@ -197,11 +197,13 @@ pub unsafe extern "C" fn PyInit_rusty() -> Object {
 MATURIN = {
     "pyproject.toml": """\
 [build-system]
-requires = ["maturin"]
+requires = ["maturin>=1,<2"]
 build-backend = "maturin"
 [project]
 name = "pitorch-rusty"
 version = "1.0"
+[tool.maturin]
+module-name = "rusty"
 """,
     "Cargo.toml": """\
 [package]
