@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from pathlib import Path
 
 from engine.connect import connect
 from flow import main_job, pipelines
+from flow.build_lock import build_lock
 from flow.context import Context
 from flow.native_compiler import native_compiler
-from images import build_tools
+from flow.steps import rust as rust_step
+from images import build_tools, rust
 from images.recorded_sources import sources_of
 from toolchain import files, progress
 from toolchain.config import Config
 from toolchain.manifest import require
-from wheels import build
+from wheels import build, cargo_settings
 from wheels import distribution as distribution_wheels
+from wheels.faults import RustMissing
 from wheels.request import Options, Wanted
 
 
@@ -38,7 +42,23 @@ def build_wheel(config: Config, text: str, *, folder: Path, options: Options | N
         sources=sources_of(require(pipelines.main_job(context).manifest_path("mirror"), "build-image")),
     )
     with contextlib.closing(connect()) as client:
-        return build.build(client, container, wanted, options or Options(), config)
+        try:
+            return build.build(client, container, wanted, options or Options(), config)
+        except RustMissing:
+            if not mounts.paths:
+                raise
+            progress.say(f"    {wanted} contains Rust code: it is built again with a Rust toolchain")
+        return build.build(client, _with_rust(context, container), wanted, options or Options(), config)
+
+
+def _with_rust(context: Context, container: build.BuildContainer) -> build.BuildContainer:
+    """The container with a native Rust toolchain, which is made on first use, and this PC's Cargo configuration."""
+    settings = cargo_settings.of_this_pc()
+    with build_lock(context.root):
+        pipeline = pipelines.rust_job(context)
+        pipeline.execute(pipeline.plan())
+    mounts = build_tools.together(rust.rust_mounts(rust_step.folder(context), context.target, context.suite), settings)
+    return dataclasses.replace(container, mounts=build_tools.together(container.mounts, mounts))
 
 
 def build_requirements(config: Config) -> list[Path]:

@@ -18,6 +18,8 @@
     mirror ── card-tools
           └── card-firmware
 
+    mirror ── rust
+
     mirror ── tvm-ffi-builder ── tvm-ffi-wheel
 
     mirror ── cuda-builder ── cuda-wheel
@@ -58,6 +60,7 @@ from flow.steps import (
     qpulib,
     rootfs,
     sbom,
+    rust,
     system,
     tools,
     torch,
@@ -122,6 +125,11 @@ def card_job(context: Context) -> Pipeline:
 def firmware_job(context: Context) -> Pipeline:
     """The boot firmware of boards."""
     return Pipeline(context.root, [mirror.step(context), card_firmware.step(context)])
+
+
+def rust_job(context: Context) -> Pipeline:
+    """The Rust toolchain for ``build-wheel``."""
+    return Pipeline(context.root, [mirror.step(context), rust.step(context)])
 
 
 def tvm_ffi_job(context: Context) -> Pipeline:

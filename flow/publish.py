@@ -52,8 +52,8 @@ def push(
 ) -> Pushed | PushedIndex:
     """Push the system image of each configuration, with ``sign`` also its signature and signed statements.
 
-    Several images, which differ in their architecture, also get an index. Raises as ``registry.client.push``, ConfigError
-    without a key, ArtefactMissing if an image was not built here.
+    Several images, which differ in their architecture, also get an index. Raises the same exceptions as
+    ``registry.client.push``, ConfigError without a key, ArtefactMissing if an image was not built here.
     """
     predicates = []
     if sign:

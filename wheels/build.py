@@ -90,7 +90,7 @@ def build(
     """Build one wheel and put it into the first wheelhouse.
 
     Raises SourceUnavailable (no such package or version), NetworkUnreachable, DiskFull, CommandFailed (the package's
-    own build failed), PlatformMismatch or WheelUnusable (the wheel does not fit the target).
+    own build failed), RustMissing, PlatformMismatch or WheelUnusable (the wheel does not fit the target).
     """
     began = time.monotonic()
     wheelhouse = wheelhouses(config)[0]
@@ -104,6 +104,7 @@ def build(
         requirement = copy_project(wanted, source, config)
         available = wheel_mounts([*sorted(wheelhouse.glob("*.whl")), *container.wheels], wanted)
         settings = pip_settings.of_this_pc([_WHEELHOUSE] if available else [], options.constraints)
+        certificates = settings.environment.get("PIP_CERT", "")
         with progress.bar(f"pip wheel {wanted}") as bar:
             lines = 0
 
@@ -129,6 +130,7 @@ def build(
                     environment={
                         **container.mounts.environment,
                         **settings.environment,
+                        **({"CARGO_HTTP_CAINFO": certificates} if certificates else {}),
                         **_environment(config),
                         **options.environment,
                     },
@@ -278,6 +280,7 @@ def _environment(config: Config) -> dict[str, str]:
         "MAX_JOBS": jobs,
         "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
         "MAKEFLAGS": f"-j{jobs}",
+        "CARGO_BUILD_JOBS": jobs,
         "SOURCE_DATE_EPOCH": str(config.image.source_date_epoch),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PIP_ROOT_USER_ACTION": "ignore",

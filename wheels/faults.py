@@ -32,6 +32,7 @@ _TASKS = {"torch": "./inv build-torch", "apache-tvm-ffi": "./inv build-tvm-ffi"}
 _WITHOUT_RUST = re.compile(
     r"can't find Rust compiler|Cargo, the Rust package manager, is not installed|No such file or directory: 'cargo'"
 )
+_CARGO_UNREACHABLE = re.compile(r"^ *(?:failed to download from `|\[\d+\] ).*$", re.MULTILINE)
 _APT_NAMES = {
     "opencv-python": "opencv",
     "opencv-python-headless": "opencv",
@@ -41,6 +42,10 @@ _APT_NAMES = {
     "scikit-learn": "sklearn",
 }
 """Names of the distribution's packages, after ``python3-``, where they differ from the index's."""
+
+
+class RustMissing(CommandFailed):
+    """The package contains Rust code, and the container has no Rust compiler."""
 
 
 def explain(
@@ -73,13 +78,22 @@ def _explained(
         return full
     output = Output.parse(text)
     if output.build_failed and _WITHOUT_RUST.search(text):
-        return CommandFailed(
-            f"{wanted} contains Rust code, which build-wheel does not compile",
+        return RustMissing(
+            f"{wanted} contains Rust code, and the container has no Rust compiler",
             returncode=fault.returncode,
-            expected="a package without Rust code, or a wheel in the index that fits the target",
-            found="a build that requires a Rust compiler",
-            fix="use a version that the index has a wheel of, without --from-source",
+            expected="the native Rust toolchain, which requires the native compiler and Debian's packages",
+            found="a build without the native compiler",
+            fix="set build.native_compiler: true and image.flavour: debian, or use a version that the index has a "
+            "wheel of, without --from-source",
             tail=fault.tail,
+        )
+    if output.build_failed and (unreachable := _CARGO_UNREACHABLE.search(text)):
+        return NetworkUnreachable(
+            f"Cargo cannot download the crates that {wanted} requires",
+            expected="a response from the crate registry, or from the one in ~/.cargo/config.toml",
+            found=shortened(unreachable[0]),
+            fix="fix the network or https_proxy, or name a reachable registry or a folder of crates in "
+            "~/.cargo/config.toml, then run the task again",
         )
     if output.build_failed:
         return _with_advice(fault, text, config, sources)

@@ -316,18 +316,6 @@ def test_packages_without_source_are_reported(tmp_path: Path, monkeypatch: pytes
 
 
 FAILED = "error: subprocess-exited-with-error\n"
-WITHOUT_CARGO = {
-    "setuptools-rust": "error: can't find Rust compiler",
-    "maturin": "Cargo, the Rust package manager, is not installed or is not on PATH.",
-}
-
-
-@pytest.mark.parametrize("text", WITHOUT_CARGO.values(), ids=WITHOUT_CARGO)
-def test_a_missing_rust_compiler_is_recognised(text: str) -> None:
-    fault = explain(FAILED + text, Wanted(name="thing", version="1.0"))
-    assert isinstance(fault, CommandFailed)
-    assert "contains Rust code" in fault.summary
-    assert "without --from-source" in fault.fix
 
 
 @pytest.mark.parametrize(
