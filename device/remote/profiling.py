@@ -76,7 +76,7 @@ class Profile:
             ("result", f"{self.checked} elements agree with the reference"),
             ("mean", _seconds(self.mean_s)),
             ("std", f"{_seconds(self.deviation_s)} ({len(self.seconds)} repeats)"),
-            ("least", _seconds(min(self.seconds))),
+            ("minimum", _seconds(min(self.seconds))),
             (
                 "GFLOPS",
                 f"{self.gflops:.4g}" if self.gflops is not None else "the kernel does not define its operations",
