@@ -177,7 +177,7 @@ class DeviceSession:
             )
         elif self.status not in _COMPLETED:
             cause = _EARLY_ENDS.get(self.status, "exit requested")
-            self._abort(f"pytest ended early on the board: {cause} (status {self.status})", PYTEST_ENDED)
+            self._abort(f"pytest exited early on the board: {cause} (status {self.status})", PYTEST_ENDED)
         else:
             self._fail_tests_without_result(PYTEST_ENDED)
 

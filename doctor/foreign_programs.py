@@ -81,7 +81,7 @@ def check_listing(folder: Path) -> Finding:
             "the build steps avoid it; for your own emulated programs, point build.folder at a tmpfs, xfs or btrfs,"
             " or compile them with -D_FILE_OFFSET_BITS=64",
         )
-    reasons = {2: "the directory could not be opened", 3: "getdents64 failed", 4: "the listing ended early"}
+    reasons = {2: "the directory could not be opened", 3: "getdents64 failed", 4: "the listing was incomplete"}
     found = reasons.get(status, process.explain_exit(status))
     return fail(name, done, found, "point build.folder in invoke.yaml at a tmpfs, xfs, btrfs or ext4 disk")
 

@@ -147,7 +147,7 @@ def _remove(box: Container) -> None:
 
 
 def _end(box: Container, patience_s: float) -> None:
-    """End the process in a container, if it runs."""
+    """Stop the process in a container if it is running."""
     with contextlib.suppress(*ENGINE_ERRORS):
         box.reload()
         if box.status != "running":

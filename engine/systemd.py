@@ -45,7 +45,7 @@ def start_engine() -> None:
     if ended.returncode != 0:
         raise EngineUnavailable(
             "systemd could not start the Docker engine",
-            expected="systemctl start docker.service to end with status 0",
+            expected="systemctl start docker.service to exit with status 0",
             found=f"status {ended.returncode}: {ended.stderr.strip()[-400:]}",
             fix="journalctl -u docker.service shows why; apt-get install docker.io if the unit is missing",
         )

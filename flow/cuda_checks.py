@@ -181,7 +181,7 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
             "the tests of the CUDA operators fail on this machine\n" + "\n".join(done.output.splitlines()[-60:]),
             expected=f"{SUITE.name} to pass",
             found=last,
-            fix=f"the whole output is in {log}",
+            fix=f"the full output is in {log}",
         )
     counts = {name: int(number) for number, name in re.findall(r"(\d+) (passed|skipped)", last)}
     reasons = sorted(set(re.findall(r"^SKIPPED \[\d+\] [^ ]+: (.+)$", done.output, re.MULTILINE)))

@@ -171,7 +171,7 @@ def _fetch(
             fault,
             log,
             summary=f"fetching the packages of the {spec.role} root failed",
-            expected="apt-get to end with status 0",
+            expected="apt-get to exit with status 0",
         ) from fault
 
 
@@ -257,8 +257,8 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
             raise full from fault
         raise CommandFailed(
             "the native tools cannot be unpacked",
-            expected="dpkg-deb and tar to end with status 0 for every package",
-            found=f"{fault.tail.strip()[-500:] or fault.found} (whole log: {log})",
+            expected="dpkg-deb and tar to exit with status 0 for every package",
+            found=f"{fault.tail.strip()[-500:] or fault.found} (full log: {log})",
             fix=f"if a package is damaged, remove {packages[0].parent}; it is downloaded again",
         ) from fault
 
@@ -392,7 +392,7 @@ def _mmdebstrap(
                 fault,
                 log,
                 summary=f"building the {spec.role} root failed",
-                expected="mmdebstrap to end with status 0",
+                expected="mmdebstrap to exit with status 0",
             ) from fault
         if named != aside:
             named.rename(aside)
@@ -403,7 +403,7 @@ def _quoted(path: Path) -> str:
 
 
 def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str, expected: str) -> Exception:
-    """The error that the log shows; ``summary`` and ``expected`` are for errors that are not recognized."""
+    """The error that the log shows; ``summary`` and ``expected`` are for unknown errors."""
     text = log.read_text(errors="replace")
     if full := files.full_disk(text, f"the {spec.role} root", log.parent):
         return full
@@ -426,6 +426,6 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
     return CommandFailed(
         summary,
         expected=expected,
-        found=f"{found} (whole log: {log})",
+        found=f"{found} (full log: {log})",
         fix="read the log; ./inv doctor checks the requirements of this step",
     )

@@ -34,7 +34,7 @@ LEFT_OUT = "pitorch.left_out"
 _TEMPLATE = Path(__file__).resolve().parent / "templates" / "Dockerfile.j2"
 
 _LINE_MADE = re.compile(r"^ ---> ([0-9a-f]{12})$", re.MULTILINE)
-"""The engine's output for the image of a Dockerfile line, new or from the cache."""
+"""The engine's output for the image of a Dockerfile instruction, new or from the cache."""
 
 _INSPECT = """
 import ctypes, importlib, json, platform, subprocess, sys, sysconfig
@@ -71,7 +71,7 @@ def build(
 ) -> LoadedImage:
     """Build the image and verify its platform; a failed build leaves no untagged image.
 
-    Raises CommandFailed with the engine's own words.
+    Raises CommandFailed with the engine's message.
     """
     total = sum(layer.tar.stat().st_size for layer in layers)
     with (
@@ -187,7 +187,7 @@ def inspect(
             f"{reference} was built but does not work",
             expected=f"import of {', '.join(modules) or 'no module'}, and libqpu.so.1",
             found=fault.tail.strip()[-1500:] or fault.found,
-            fix=f"the whole output is in {log}",
+            fix=f"the full output is in {log}",
         ) from fault
     found: dict[str, Any] = json.loads(done.output.strip().splitlines()[-1])
     return found

@@ -85,7 +85,7 @@ _EMULATIONS = {
 
 
 def cpu_of(architecture: str, wanted: str) -> str:
-    """QEMU's name of the CPU; if none is wanted, the architecture's default. Raises UserError for an unsuitable one."""
+    """QEMU's name of a CPU; the architecture's default if ``wanted`` is empty. Raises UserError if it is unsuitable."""
     cpus = _EMULATIONS[architecture].cpus
     if wanted and wanted not in cpus:
         raise UserError(

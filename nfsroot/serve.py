@@ -359,7 +359,7 @@ def _failed(server: NfsServer, summary: str, found: str = "", *, fix: str = "") 
         fix = "add an address to an interface other than lo, which the server requires"
     return UserError(
         summary + (f"\n--- last lines of its log ---\n{tail}\n---" if tail else ""),
-        expected=f"a server that lists {server.source()}",
+        expected=f"a server that exports {server.source()}",
         found=found or "see the log",
         fix=fix or "see the last lines of its log above",
     )

@@ -106,7 +106,7 @@ def _from_cache(context: Context, cached: Sequence[Path], key: str) -> Made:
     stated = provenance.read(provenance.path_for(wheel), wheel).get("recipeKey")
     if stated != key:
         raise ArtefactDamaged(
-            f"the provenance of the cached {wheel.name} states another recipe key than its folder",
+            f"the provenance of the cached {wheel.name} states a recipe key other than that of its folder",
             expected=f"recipeKey {key}",
             found=str(stated or "none"),
             fix=f"delete {wheel.parent} and run the task again",

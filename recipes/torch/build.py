@@ -499,7 +499,7 @@ class Builder:
             "memory ran out during the build of torch",
             expected=f"memory for {self.jobs} compiler processes of 1.5 GiB each",
             found=found,
-            fix="run INVOKE_BUILD_JOBS=1 ./inv build-torch, or end other programs; the task continues from here",
+            fix="run INVOKE_BUILD_JOBS=1 ./inv build-torch, or stop other programs; the task continues from here",
         )
 
     def _run_in(

@@ -523,6 +523,9 @@ def test_the_figures_list_skipped_and_sanitized_tests() -> None:
     counts = {"tests": 20, "skipped": 5, "skips": skips}
     text = " ".join(figures.render({**document, "tests": counts, "sanitizer": watched}).split())
     assert "Tests: 15 passed, 5 skipped (2: no GPU: none; 3: no toolkit). " in text
-    assert "a selection of the tests (`SANITIZED` in `on_gpu.py`): memcheck checked 8 of 20 tests (error summary: 0" in text
+    assert (
+        "a selection of the tests (`SANITIZED` in `on_gpu.py`): memcheck checked 8 of 20 tests (error summary: 0"
+        in text
+    )
     text = " ".join(figures.render({**document, "tests": {**counts, "skipped": 0, "skips": []}}).split())
     assert "20 passed, 0 skipped. compute" in text

@@ -951,9 +951,9 @@ def test_results_before_the_time_limit_are_counted() -> None:
     assert result.ended == "cut off after 60 s: 1 of 3 tests ran"
     crashed = upstream.tally(T, begun, none, tests, seconds=3, limit_s=60)
     assert crashed.counts["failed"] == 1
-    assert crashed.failures == {"t.py": "pytest ended early"}
+    assert crashed.failures == {"t.py": "pytest exited early"}
     hung = upstream.tally(T, begun, none, tests, seconds=181, limit_s=60, hung=True)
-    assert (hung.counts["failed"], hung.ended) == (1, "hung, and no signal ended it: 1 of 3 tests ran")
+    assert (hung.counts["failed"], hung.ended) == (1, "hung, and could not be stopped by a signal: 1 of 3 tests ran")
 
 
 @pytest.mark.parametrize("status", [0, 1, 5])
@@ -967,9 +967,9 @@ def test_an_exit_status_does_not_prove_completion(status: int) -> None:
     assert (result.ended, result.counts["not run"]) == ("cut off after 60 s: 1 of 3 tests ran", 2)
     assert result.record()["not_run"] == 2
     crashed = upstream.tally(T, lines, none, tests, seconds=9, limit_s=60)
-    assert (crashed.ended, crashed.counts["failed"]) == ("pytest ended early: 1 of 3 tests ran", 1)
+    assert (crashed.ended, crashed.counts["failed"]) == ("pytest exited early: 1 of 3 tests ran", 1)
     uncollected = upstream.tally(T, lines[-1:], none, None, seconds=9, limit_s=60)
-    assert (uncollected.ended, uncollected.counts["failed"]) == ("pytest ended early", 1)
+    assert (uncollected.ended, uncollected.counts["failed"]) == ("pytest exited early", 1)
     outcome = upstream.Outcome([result, crashed], Path("none"))
     assert outcome.summary().endswith("4 not run; 2 not completed")
 
@@ -1044,7 +1044,7 @@ files = ["test_some.py"]
     assert file["unmet"] == ["test_some.py::*::test_unkown"]
     assert (deep["passed"], deep["failed"], deep["left_out"], deep["ended"]) == (1, 0, 1, "")
     assert deep["omissions"] == {"deep/test_some.py::test_endless": "does not end"}
-    assert (lost["ended"], lost["not_run"]) == ("pytest ended early: 1 of 3 tests ran", 2)
+    assert (lost["ended"], lost["not_run"]) == ("pytest exited early: 1 of 3 tests ran", 2)
     assert (part["file"], part["passed"], part["ended"]) == ("test_lost.py 3/3", 1, "")
 
 

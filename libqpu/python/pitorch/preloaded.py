@@ -350,7 +350,7 @@ class _Server:
                     os.close(number)
 
     def _stale(self, request: Mapping[str, Any]) -> str:
-        """The reason reason this server cannot run a request; empty if it can."""
+        """The reason why this server cannot run a request; empty if it can."""
         if request["modules"] != self._modules:
             return f"the previous server had imported {', '.join(self._modules)}"
         requested = _import_variables(request["environment"])

@@ -339,7 +339,9 @@ def nsys_record(words: Sequence[str], folder: Path) -> str:
         done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_NSYS_LIMIT_S)
     except subprocess.TimeoutExpired:
         return f"nsys did not write a report within {_NSYS_LIMIT_S:g} s"
-    return f"nsys report: {report}" if report.is_file() else f"nsys did not write a report: {done.stderr.strip()[-300:]}"
+    return (
+        f"nsys report: {report}" if report.is_file() else f"nsys did not write a report: {done.stderr.strip()[-300:]}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
