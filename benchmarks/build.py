@@ -60,7 +60,7 @@ def measure(workspace: Workspace) -> Result:
         )
         figures += [ours, plain, ratio("emulated / native", plain, ours)]
     else:
-        notes.append(f"emulated RUN instructions are measured for the flavour debian only, not {workspace.config.image.flavour}")
+        notes.append(f"RUN instructions are only measured for the flavour debian, not {workspace.config.image.flavour}")
     return Result(
         name="build",
         title="Image build",
@@ -96,7 +96,7 @@ def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> 
 
 
 def root_alone(workspace: Workspace) -> float:
-    """Seconds to build the root filesystem from nothing, without other steps in parallel."""
+    """Seconds to build the root filesystem from scratch, without other steps in parallel."""
     config = workspace.config
     for folder in config.build_root.glob("archives/*"):
         files.remove(folder)

@@ -15,12 +15,12 @@ _LIMIT_S = 120.0
 
 
 def booted() -> bool:
-    """Whether systemd is this machine's init: its folder exists (sd_booted(3))."""
+    """Whether systemd is this machine's init system: its folder exists (sd_booted(3))."""
     return _BOOTED.is_dir()
 
 
 def runs_engine() -> bool:
-    """Whether systemd is this machine's init and runs the engine."""
+    """Whether systemd is this machine's init system and runs the engine."""
     if not booted():
         return False
     with contextlib.suppress(CommandFailed, ProgramMissing):

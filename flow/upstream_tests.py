@@ -90,7 +90,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Collected:
-    """The names of tests that the plug-in wrote: all of the file, and those of the requested part."""
+    """The names of tests that the plug-in wrote: all tests of the file, and the tests of the requested part."""
 
     whole: Sequence[str]
     part: Sequence[str]
@@ -166,7 +166,7 @@ def run_tests(
     A name is that of a file or of a part (``Part``). ``limit_s`` is the limit per file or part in seconds; ``tests`` is
     another folder of test files. Prints a warning for patterns in ``upstream.toml`` that match no test of their file.
     Raises ChecksFailed with the unexplained failures, ArtefactMissing for an unknown file or without an image with
-    torch, and as ``fetch_packages`` and ``unpack``.
+    torch, and the same exceptions as ``fetch_packages`` and ``unpack``.
     """
     data = tomllib.loads(LIST.read_text())
     wanted = [Part.parse(name) for name in names or data["files"]]
@@ -356,8 +356,8 @@ def tally(
 ) -> Result:
     """The result of a file from the lines of pytest-reportlog (one JSON report each).
 
-    ``hung``: pytest could not be stopped by a signal. ``tests`` is None if pytest exited before it had collected them: the file then
-    counts as failed, whatever the exit status of pytest.
+    ``hung``: pytest could not be stopped by a signal. ``tests`` is None if pytest exited before it had collected them:
+    the file then counts as failed, whatever the exit status of pytest.
     """
     outcomes: dict[str, str] = {}
     messages: dict[str, str] = {}

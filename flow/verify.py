@@ -50,7 +50,7 @@ def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: 
     """Build again and compare.
 
     Raises ChecksFailed with the names that differ, ArtefactMissing without a complete build. An object that does not
-    compile raises CommandFailed, DiskFull or CommandFailed, as in ``Builder.run``.
+    compile raises CommandFailed or DiskFull, as in ``Builder.run``.
     """
     ensure_running(config)
     with build_lock(config.target_root), Context(config) as context:
@@ -63,7 +63,7 @@ def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: 
 
 
 def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
-    """Compile ``sample`` objects of the builder's tree again. Raises as ``verify_torch``."""
+    """Compile ``sample`` objects of the builder's tree again. Raises the same exceptions as ``verify_torch``."""
     began = time.monotonic()
     listed = builder.home / "pytorch" / "build" / "compile_commands.json"
     if not listed.is_file():

@@ -162,7 +162,7 @@ class _Context:
                     sent += member.size
                     self._bar.update(sent)
         except BrokenPipeError:
-            return  # the engine refused the build; its event says why
+            return  # the engine rejected the build; its event contains the reason
 
 
 def inspect(
@@ -176,8 +176,8 @@ def inspect(
 ) -> dict[str, Any]:
     """Start the image, import the modules, load libqpu, and return their versions.
 
-    ``own_libqpu``: the library is ours, and so has a qpu-info to ask.
-    Raises CommandFailed when one does not load: an image that was not seen working is not a product.
+    ``own_libqpu``: the library is this project's, so qpu-info is available. Raises CommandFailed if a module does not
+    load: an image is only a product after this test.
     """
     argv = ["python3", "-c", _INSPECT, json.dumps(list(modules)), json.dumps(own_libqpu)]
     try:

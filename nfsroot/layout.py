@@ -197,21 +197,19 @@ def _has_our_key(layout: Layout, tree: Path) -> bool:
 
 
 def write_marker(layout: Layout, trees: frozenset[str]) -> None:
-    """Make these trees ours."""
+    """Mark these trees as created by this program."""
     files.write_text_atomically(layout.marker, marker_of(trees))
 
 
 def marker_of(trees: frozenset[str]) -> str:
-    """What a marker says."""
+    """The contents of a marker."""
     return json.dumps({"trees": sorted(trees)}) + "\n"
 
 
 def require_export(layout: Layout) -> Manifest:
-    """The manifest of an export that is whole. As root, the folder that holds the tree is made private.
-
-    An ordinary user cannot look into that folder, and gets the manifest alone. Raises ArtefactMissing when there is no
-    export, or when the folder at its place is another one; InUse when a tree of an earlier version is to be moved and
-    is in use.
+    """The manifest of a complete export. If the caller is root, the folder that contains the tree is made private. An
+    ordinary user cannot access that folder, and gets only the manifest. Raises ArtefactMissing if there is no export or
+    if its folder was replaced by another one, and InUse if a tree of an earlier version must be moved and is in use.
     """
     found = manifest.require(layout.manifest, "export-nfsroot")
     is_root = os.geteuid() == 0

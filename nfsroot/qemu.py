@@ -8,8 +8,8 @@ accepts unprivileged ports. The kernel command line is
     console=ttyAMA0 boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot=10.0.2.2:PATH,vers=4.1,port=N net.ifnames=0 panic=5
 
 with ``init=/usr/local/sbin/pi-init`` for the lean init. ``boot=nfs4`` selects an initramfs script of the tree, because
-the NFS client of Debian's initramfs supports versions 2 and 3 only. With ``panic=5`` and ``-no-reboot`` a kernel panic
-ends QEMU, so that a failed boot is detected before the deadline.
+the NFS client of Debian's initramfs supports versions 2 and 3 only. With ``panic=5`` and ``-no-reboot``, QEMU exits
+after a kernel panic, so that a failed boot is detected before the deadline.
 
 The serial console is written to a log, and errors quote its end. Use: ``start`` → ``wait_until_answers`` → … → ``end``,
 which asks the guest to power off and then terminates QEMU. If this process is killed, the kernel terminates QEMU
@@ -64,7 +64,7 @@ _MOUNT_REFUSED = re.compile(
     r"mount: mounting \S+ on \S+ failed: (?:No such file or directory|Permission denied|Operation not permitted)"
 )
 _MOUNT_REFUSALS = 3
-"""The initramfs retries for minutes; after this number of refusals the boot counts as failed."""
+"""The initramfs retries for minutes; after this number of rejected mounts, the boot counts as failed."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Machine:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Start QEMU; returns before the guest answers.
+        """Start QEMU; returns before the guest responds.
 
         Raises ProgramMissing, or BoardSilent if QEMU fails.
         """
@@ -248,7 +248,7 @@ class Machine:
                 except FileNotFoundError as fault:
                     raise ProgramMissing(f"cannot run {program}", fix="apt-get install util-linux") from fault
             self._began = time.monotonic()
-            # QEMU ends at once if another program took the port in the meantime.
+            # QEMU exits immediately if another program has opened the port in the meantime.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
             if self._process.poll() is None:

@@ -44,13 +44,13 @@ _RESERVED = 1024
 _READY_LIMIT_S = 60.0
 _STOP_LIMIT_S = 10.0
 _TAIL_LINES = 15
-# Messages of every run without D-Bus, Kerberos and a portmapper, and lines without information.
+# Messages that appear in every run without D-Bus, Kerberos and a portmapper, and lines without information.
 _HARMLESS = re.compile(r"DBUS|dbus|krb5|gssd|RADOS|Cannot register NFS V4|:-{10,}|svc_vc_wait|successfully$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NfsServer:
-    """A running server that has answered a client."""
+    """A running server that has responded to a client."""
 
     folders: tuple[Path, ...]
     address: str
@@ -265,7 +265,7 @@ def serve(
     """Serve the exported tree in the foreground until Ctrl-C, SIGTERM, SIGHUP, or ``stop``.
 
     Clients in ``nfs.subnet`` and this machine may mount it. Prints the commands for the board. Raises the errors of
-    ``running_server``, ArtefactMissing if nothing was exported, and UserError if the server ends.
+    ``running_server``, ArtefactMissing if nothing was exported, and UserError if the server exits.
     """
     layout = Layout.of(config)
     process.require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")

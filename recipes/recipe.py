@@ -34,7 +34,7 @@ class Recipe:
     folder: Path
     """The folder of the data file."""
     sources: Path
-    """The folder of the sources: that of the recipe, or the folder of the checkout in ``tree``."""
+    """The folder of the sources: the folder of the recipe, or the folder of the checkout in ``tree``."""
     settings: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """TOML tables of texts (or of tables of texts) that are specific to this recipe, by name."""

@@ -126,7 +126,7 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
     """Pull the system image, verify its digest and platform, and tag it with its local name.
 
     Options and errors are those of ``push``; ReferenceNotFound means that the registry does not have the tag. An image
-    of another platform is refused before the transfer.
+    for another platform is an error before the transfer.
     """
     began = time.monotonic()
     reference = resolve(config, registry=registry, tag=tag)
@@ -263,7 +263,7 @@ def _transfer(
     pulled_as: str = "",
     platform: str = "",
 ) -> None:
-    """Let the engine push, or pull by a name, and translate its errors."""
+    """Make the engine push, or pull a name, and translate its errors."""
     auth = credentials.for_engine(reference.host) if credentials else {}
     if pulled_as:
         path, params = "/images/create", {"fromImage": pulled_as, "platform": platform}

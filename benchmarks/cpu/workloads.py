@@ -2,7 +2,7 @@
 
     python3 workloads.py ROWS.json
 
-Only ``import torch`` and the second call of each workload are counted: the first call allocates memory, packs weights
+Only ``import torch`` and the second call to each workload are counted: the first call allocates memory, packs weights
 and chooses kernels. ROWS.json is then a list of objects with ``name``, ``region`` (its number, or 0 if it was not run)
 and ``reason``.
 """

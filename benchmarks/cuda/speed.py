@@ -273,7 +273,7 @@ def rows() -> list[Comparison]:
 
 
 def launches(which: str) -> list[Comparison]:
-    """Host time per call of add2, with so few elements that the host never waits for the GPU."""
+    """Host time per call to add2, with so few elements that the host never waits for the GPU."""
     import cuda_ops
     import torch
 
@@ -296,7 +296,7 @@ def launches(which: str) -> list[Comparison]:
 
 
 def other_launches() -> list[Comparison]:
-    """Host time per call of the other operators; a matrix of few long rows is divided among many threads."""
+    """Host time per call to the other operators; a matrix of few long rows is divided among many threads."""
     import torch
 
     ops = torch.ops.cuda_ops

@@ -47,7 +47,7 @@ class Profile:
     board: str = ""
     """The model in the board's device tree; empty without one."""
     foreign: bool = False
-    """Whether the kernel is for another machine than this PC."""
+    """Whether the kernel is for a machine other than this PC."""
     emulated: bool = False
     """Whether the board or its QPUs were emulated."""
 
@@ -87,7 +87,7 @@ class Profile:
         if self.emulated:
             found.append(("note", "timed under emulation; not measured on hardware"))
         elif self.foreign and not self.board.startswith("Raspberry Pi"):
-            found.append(("note", "the board reports no Raspberry Pi and may be emulated; not measured on hardware"))
+            found.append(("note", "the board does not identify itself as a Raspberry Pi and may be emulated; not measured on hardware"))
         if self.model_s is not None:
             rate = f", {self.operations / self.model_s / 1e9:.4g} GFLOPS" if self.operations and self.model_s else ""
             found.append(("model", f"{_seconds(self.model_s)} per run{rate}: estimate of the emulator's cycle model"))
@@ -125,8 +125,8 @@ def profile(
 
     If its result is correct, the library is copied to ``keep``.
 
-    Raises UserError, ResultMismatch, UserError, InUse, BoardLost, BoardLost, BoardSilent,
-    PlatformMismatch and the errors of installing TVM and compiling.
+    Raises UserError, ResultMismatch, InUse, BoardLost, BoardSilent, PlatformMismatch, and the errors of installing TVM
+    and of compiling.
     """
     wanted = targets.load(target)
     path = kernel_file(kernel)

@@ -20,9 +20,8 @@ from wheels import artefacts
 
 
 def step(context: Context) -> Step:
-    """Find or build the wheels. They are left out where torch is, or where the mirror does not have their source.
-
-    Those of the package index are used with its torch.
+    """Find or build the wheels. They are left out if torch is left out, or if the mirror does not have their source.
+    The package index's wheels are used with the package index's torch.
     """
     data = recipe.load(build.NAME)
     tar = context.root / "companions-site.tar"

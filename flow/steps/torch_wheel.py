@@ -1,7 +1,7 @@
 """The torch wheel, compiled from source or taken from the artefact cache.
 
-Its key is the one that the recipe declares (``Plan.key``), not the code of this project: half an hour of compiling must
-not depend on a message. Only the finished and audited wheel leaves the target's folder, with its provenance.
+Its key is the recipe's (``Plan.key``) and does not include the code of this project, so that a changed message does not
+cause half an hour of compilation. Only the finished and audited wheel leaves the target's folder, with its provenance.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A wheel in a wheelhouse is chosen by its name, tag and contents; the user is res
 ours and are used only if their provenance states the current key of the recipe, so that an old wheel is never used
 after flags, options or patches have changed. The package index's wheel is pinned by its SHA-256 (published.toml), for
 targets that the recipe does not build. Each wheel is audited before it is used: archive, RECORD, machine and
-float ABI of every ELF file. A wheel that fails is skipped with a warning if another place has a usable one. Without
-any wheel the image is built without torch, with a warning.
+float ABI of every ELF file. A wheel that fails is skipped with a warning if another source has a usable wheel. If there
+is no wheel, the image is built without torch, with a warning.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ def listing(config: Config) -> str:
 
 
 def resolve(config: Config, *, fetch: bool = False) -> Resolution:
-    """Search all places. Raises WheelUnusable if ``torch.required`` is set and there is no suitable wheel.
+    """Search all sources. Raises WheelUnusable if ``torch.required`` is set and there is no suitable wheel.
 
-    With ``fetch`` the wheel of the package index is fetched if it is needed and not there; raises as
-    ``published.obtain``.
+    With ``fetch`` the wheel of the package index is fetched if it is needed and not there; raises the same exceptions
+    as ``published.obtain``.
 
     In each wheelhouse only the newest suitable wheel is considered. A wheel that is damaged or for another machine
-    causes a warning if another place has a usable one, and an error otherwise.
+    causes a warning if another source has a usable wheel, and an error otherwise.
     """
     target, suite = config.image.target, load_suite(config.image.suite)
     tags = wheels.tags_for(target, suite)
@@ -183,7 +183,7 @@ def _placed(
             unusable.append(Unusable(origin, fault))
             continue
         if not wanted or stated != wanted:
-            refused.append(f"{item.path.name} ({origin}) has another recipe key: ./inv build-torch builds it again")
+            refused.append(f"{item.path.name} ({origin}) has a different recipe key: ./inv build-torch builds it again")
         else:
             yield item.path, str(item.version), origin
 

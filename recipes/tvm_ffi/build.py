@@ -1,7 +1,6 @@
-"""apache-tvm-ffi's wheel for boards that the package index has none for, cross-compiled in its builder image.
-
-The package's own build back end makes the wheel. It learns about the target from the variables that CPython's own cross
-builds use, and from CMake's options.
+"""apache-tvm-ffi's wheel, cross-compiled in its builder image for boards for which the package index does not have a
+wheel. The package's own build backend creates the wheel. The variables of CPython's own cross builds and CMake options
+specify the target.
 """
 
 from __future__ import annotations
