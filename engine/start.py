@@ -1,7 +1,9 @@
 """Use the engine that responds, or start one.
 
 1. An engine that responds at the selected address (engine.connect) is used as it is.
-2. If systemd is the init system, it starts ``docker.service``. 3. Otherwise (containers, CI), this module starts ``dockerd`` in a separate session, so that it continues to run after the task.
+2. If systemd is the init system, it starts ``docker.service``.
+3. Otherwise (containers, CI), this module starts ``dockerd`` in a separate session, so that it continues to run after
+   the task.
 
 A ``dockerd`` that was started in step 3 is recorded, and ``stop_engine`` stops it (engine.dockerd, engine.stop).
 """

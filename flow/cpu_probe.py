@@ -1,5 +1,6 @@
-"""Import packages and run operators on an emulated CPU. This file runs in a container and requires only Python's
-standard library.
+"""Import packages and run operators on an emulated CPU.
+
+This file runs in a container and requires only Python's standard library.
 
 Usage: ``cpu_probe.py STEPS``, where STEPS is JSON: a list of [name, Python code]. The first step imports the package.
 Every other step runs in a separate process, in which the names of the first step are defined. For each step a line of

@@ -56,7 +56,10 @@ def push_artefacts(config: Config, *, registry: str | None = None, user: str | N
 
 
 def pull_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
-    """Pull the artefacts that this checkout would build, and optional ones. Raises the same exceptions as ``artefacts.pull``."""
+    """Pull the artefacts that this checkout would build, and optional ones.
+
+    Raises the same exceptions as ``artefacts.pull``.
+    """
     pulled = [_pull(config, name, key, registry=registry, user=user) for name, key in wanted(config)]
     for name, key in optional(config):
         with contextlib.suppress(ReferenceNotFound):

@@ -116,9 +116,10 @@ def _new_name() -> str:
 
 
 def _end(docker: str, name: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Remove the container, regardless of the state of the docker program that started it. That program then exits and
-    restores the terminal. It may still be creating the container: therefore the container is removed repeatedly until
-    the program has exited.
+    """Remove the container, regardless of the state of the docker program that started it.
+
+    That program then exits and restores the terminal. It may still be creating the container: therefore the container
+    is removed repeatedly until the program has exited.
     """
     deadline = time.monotonic() + _END_LIMIT_S
     while True:

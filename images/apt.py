@@ -235,7 +235,10 @@ def _fetched_keyring(flavour: Flavour, folder: Path) -> Path:
 
 
 def fetch_keys(config: Config, keyrings: Path) -> None:
-    """Fetch the keys of ``sources_for`` that are not in ``keyrings``, or not as pinned. Raises the same exceptions as ``fetch_key``."""
+    """Fetch the keys of ``sources_for`` that are missing in ``keyrings``, or not the pinned keys.
+
+    Raises the same exceptions as ``fetch_key``.
+    """
     for flavour, _ in _wanted(config.image):
         if flavour.keyring:
             continue

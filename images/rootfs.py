@@ -92,7 +92,7 @@ class RootSpec:
     """Folder of downloaded packages, which is preserved between builds."""
     source_date_epoch: int
     fetched: tuple[str, ...] = ()
-    """The result of ``download``, so that apt does not resolve the packages again. If it is empty, apt resolves them."""
+    """The result of ``download``, so that apt does not resolve the packages again; if empty, apt resolves them."""
     overlays: tuple[Path, ...] = ()
     """Folders that are copied into the root before packages are unpacked."""
     native_tools: Path | None = None

@@ -207,9 +207,11 @@ def marker_of(trees: frozenset[str]) -> str:
 
 
 def require_export(layout: Layout) -> Manifest:
-    """The manifest of a complete export. If the caller is root, the folder that contains the tree is made private. An
-    ordinary user cannot access that folder, and gets only the manifest. Raises ArtefactMissing if there is no export or
-    if its folder was replaced by another one, and InUse if a tree of an earlier version must be moved and is in use.
+    """The manifest of a complete export.
+
+    If the caller is root, the folder that contains the tree is made private. An ordinary user cannot access that
+    folder, and gets only the manifest. Raises ArtefactMissing if there is no export or if its folder was replaced by another
+    one, and InUse if a tree of an earlier version must be moved and is in use.
     """
     found = manifest.require(layout.manifest, "export-nfsroot")
     is_root = os.geteuid() == 0

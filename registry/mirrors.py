@@ -96,7 +96,10 @@ def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: Daemo
 
 
 def remove(urls: Sequence[str] = (), *, daemon_json: Path = DAEMON_JSON, daemon: Daemon | None = None) -> Mirrors:
-    """Remove some mirrors, or all if ``urls`` is empty; unknown mirrors are ignored. Raises the same exceptions as ``merge``."""
+    """Remove some mirrors, or all if ``urls`` is empty; unknown mirrors are ignored.
+
+    Raises the same exceptions as ``merge``.
+    """
     removed = {_checked(url) for url in urls}
 
     def change(now: list[str]) -> list[str]:

@@ -16,8 +16,9 @@ _TOLERANCE_S = 2.0
 
 
 def running(process: psutil.Process) -> bool:
-    """Whether the process is running. A zombie counts as running if it has other threads, which keep its files and
-    ports open.
+    """Whether the process is running.
+
+    A zombie counts as running if it has other threads, which keep its files and ports open.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)

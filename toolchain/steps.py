@@ -56,7 +56,10 @@ class Step:
     inputs: Mapping[str, str]
     action: Callable[[Mapping[str, Manifest]], Made]
     code: str = ""
-    """Name of the module that makes the product. Every module in its import closure is an input. If it is empty, no module is an input."""
+    """Name of the module that makes the product. Every module in its import closure is an input.
+
+    If it is empty, no module is an input.
+    """
     needs: tuple[str, ...] = ()
     missing: Callable[[Manifest], str] = lambda _: ""
 

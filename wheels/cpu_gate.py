@@ -131,7 +131,7 @@ def _modules(wheel: Path) -> list[str]:
 
 
 def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
-    """Examine every ELF file of a wheel. Raises CommandFailed, and the same exceptions as ``wheels.find.elf_members``."""
+    """Examine every ELF file of a wheel. Raises CommandFailed, and the exceptions of ``wheels.find.elf_members``."""
     count = 0
     found: list[Function] = []
     with zipfile.ZipFile(wheel) as archive:

@@ -55,8 +55,9 @@ class Disassembler:
 def unsupported(
     disassembler: Disassembler, words: Words, cpu: str, *, without: Iterable[str], extensions: Sequence[str]
 ) -> Mapping[str, Words]:
-    """The distinct words that are instructions of other CPUs only, grouped by extension. ``words`` are the distinct
-    words of a program. Words that no CPU can decode are data, and are left out.
+    """The distinct words that are instructions of other CPUs only, grouped by extension.
+
+    ``words`` are the distinct words of a program. Words that no CPU can decode are data, and are left out.
     """
     removed = [f"-{name}" for name in without]
     base = [f"--mcpu={cpu}"]

@@ -87,7 +87,7 @@ class Profile:
         if self.emulated:
             found.append(("note", "timed under emulation; not measured on hardware"))
         elif self.foreign and not self.board.startswith("Raspberry Pi"):
-            found.append(("note", "the board does not identify itself as a Raspberry Pi and may be emulated; not measured on hardware"))
+            found.append(("note", "not identified as a Raspberry Pi, possibly emulated; not measured on hardware"))
         if self.model_s is not None:
             rate = f", {self.operations / self.model_s / 1e9:.4g} GFLOPS" if self.operations and self.model_s else ""
             found.append(("model", f"{_seconds(self.model_s)} per run{rate}: estimate of the emulator's cycle model"))

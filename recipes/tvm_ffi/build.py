@@ -1,6 +1,7 @@
-"""apache-tvm-ffi's wheel, cross-compiled in its builder image for boards for which the package index does not have a
-wheel. The package's own build backend creates the wheel. The variables of CPython's own cross builds and CMake options
-specify the target.
+"""apache-tvm-ffi's wheel, cross-compiled in its builder image for boards without a wheel in the package index.
+
+The package's own build backend creates the wheel. The variables of CPython's own cross builds and CMake options specify
+the target.
 """
 
 from __future__ import annotations

@@ -450,7 +450,7 @@ def test_torch_with_another_key_is_not_served(tmp_path: Path, no_prebuilt: Path)
         a_wheel(folder, "0" * 64)
     offer = Offer(config)
     assert offer() == {}
-    assert offer.torch.reason.count("has another recipe key") == 2
+    assert offer.torch.reason.count("has a different recipe key") == 2
     a_wheel(no_prebuilt, resolve.key(config))
     assert offer() == {TORCH: no_prebuilt / TORCH}
     a_wheel(resolve.products(config), resolve.key(config))

@@ -523,7 +523,7 @@ def test_an_own_wheel_of_another_key_is_not_used(tmp_path: Path, monkeypatch: py
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     resolve.products(mine).mkdir(parents=True)
     wheel, statement = a_wheel(resolve.products(mine), "0" * 64)
-    assert "has another recipe key: ./inv build-torch builds it again" in resolve.resolve(mine).reason
+    assert "has a different recipe key: ./inv build-torch builds it again" in resolve.resolve(mine).reason
     statement.unlink()
     assert "has no provenance" in resolve.resolve(mine).reason
     a_wheel(resolve.products(mine), resolve.key(mine))
@@ -543,7 +543,7 @@ def test_verify_compares_with_a_wheel_of_the_same_recipe(tmp_path: Path, monkeyp
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     with pytest.raises(ArtefactMissing, match="no wheel to compare with") as caught:
         verify.wheels_to_compare(mine)
-    assert "has another recipe key" in caught.value.found
+    assert "has a different recipe key" in caught.value.found
     a_wheel(resolve.products(mine), resolve.key(mine))
     assert verify.wheels_to_compare(mine) == [(wheel, "built here")]
 
@@ -585,7 +585,7 @@ def test_the_prebuilt_wheel_passes_its_audit(kept: Path) -> None:
 def test_a_prebuilt_wheel_of_another_key_is_not_used() -> None:
     found = resolve.resolve(config(wheelhouse=[], options=["USE_OPENMP=OFF"]))
     assert found.wheel is None
-    assert "has another recipe key: ./inv build-torch builds it again" in found.reason
+    assert "has a different recipe key: ./inv build-torch builds it again" in found.reason
 
 
 def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> Path:
