@@ -91,7 +91,7 @@ def test_on_pi(
             raise _error_from_record(record.error)
         if not record.tests and not record.facts:
             raise CommandFailed(
-                "the device suite ended before the board sent any result",
+                "the device suite exited before the board sent any result",
                 returncode=done.returncode,
                 found=process.explain_exit(done.returncode),
                 tail=done.output[-4000:],

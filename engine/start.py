@@ -237,10 +237,10 @@ def _wait_for_response(daemon: Daemon, started: psutil.Process | None, offset: i
 def _ended_early(daemon: Daemon, offset: int) -> UserError:
     tail = _tail(daemon.log, offset)
     return UserError(
-        "dockerd ended while starting",
+        "dockerd exited during startup",
         expected="dockerd to keep running",
         found=f"its last lines:\n{tail}",
-        fix=_fix_for(tail) + f"; the whole log: {daemon.log}",
+        fix=_fix_for(tail) + f"; the full log: {daemon.log}",
     )
 
 

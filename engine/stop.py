@@ -67,9 +67,9 @@ def end_process(process: psutil.Process, name: str) -> None:
                 return
             time.sleep(0.05)
     raise UserError(
-        f"{name} does not end",
-        expected=f"the process to end within {_STOP_LIMIT_S:.0f} s of SIGTERM, or after SIGKILL",
-        found=f"pid {process.pid} still runs",
+        f"{name} does not exit",
+        expected=f"the process to exit within {_STOP_LIMIT_S:.0f} s of SIGTERM, or after SIGKILL",
+        found=f"pid {process.pid} is still running",
         fix="a process that survives SIGKILL waits for a disk or a file server: look at dmesg",
     )
 

@@ -38,7 +38,7 @@ def start_engine() -> None:
         except subprocess.TimeoutExpired as fault:
             raise EngineUnavailable(
                 "systemd timed out while starting the Docker engine",
-                expected="systemctl start docker.service to end",
+                expected="systemctl start docker.service to finish",
                 found=f"still running after {fault.timeout:.0f} s",
                 fix="look for the cause with journalctl -u docker.service",
             ) from fault

@@ -52,7 +52,7 @@ class Step:
     def result(self) -> str:
         """Its result as text."""
         if self.signal:
-            return "illegal instruction" if self.signal == _ILLEGAL else f"ended by signal {self.signal}"
+            return "illegal instruction" if self.signal == _ILLEGAL else f"killed by signal {self.signal}"
         return self.error or "ok"
 
 
@@ -231,7 +231,7 @@ def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) ->
 def _no_probe(config: Config) -> str:
     """Why the wheel cannot be run; empty if it can."""
     if host_architecture() == config.image.target:
-        return "this PC executes the target's programs itself, so no CPU can be emulated for them"
+        return "this PC executes the target's programs natively, so no CPU can be emulated"
     ensure_running(config)
     reference = config.image_reference("rootfs")
     with contextlib.closing(connect()) as client:

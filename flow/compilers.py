@@ -33,6 +33,6 @@ def newer_code_warning(context: Context, wheel: str) -> tuple[str, ...]:
     """If a cross-compiled wheel requires a newer CPU than the image, print and return a warning."""
     if not (older := target_flavour(context.image).compiles_for):
         return ()
-    warning = f"{wheel} is not {older} code: it does not run on a Pi 1, whose CPU supports nothing newer"
+    warning = f"{wheel} is not {older} code: it does not run on a Pi 1, whose CPU does not support newer code"
     progress.warn(warning)
     return (warning,)

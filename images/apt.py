@@ -428,7 +428,7 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
         return fault.found
     complaints = [line for line in done.output.splitlines() if line.startswith(("E:", "W:"))]
     if done.returncode or any("Failed to fetch" in line or "not signed" in line for line in complaints):
-        first = " ".join((complaints[0] if complaints else f"apt-get update ended with {done.returncode}").split())
+        first = " ".join((complaints[0] if complaints else f"apt-get update exited with {done.returncode}").split())
         if full := files.full_disk(done.output, _LISTS, scratch.parent):
             raise full
         if least[0] < _LEAST_ROOM:
@@ -573,7 +573,7 @@ def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folde
                 f"the source package {package} {version} cannot be fetched",
                 expected=f"the package in {places}",
                 found=complaints[0] if complaints else fault.found,
-                fix="check the network and the mirror (image.mirror): it must carry source packages",
+                fix="check the network and the mirror (image.mirror): it must provide source packages",
             ) from fault
 
 
@@ -597,7 +597,7 @@ def fetch_file(source: Source, path: str, sha256: str, place: Path, log: Path) -
                 f"{place.name} cannot be fetched",
                 expected=f"{uri} with SHA-256 {sha256}",
                 found=complaints[0] if complaints else fault.found,
-                fix="check the network and the mirror (image.mirror): it must carry source packages",
+                fix="check the network and the mirror (image.mirror): it must provide source packages",
             ) from fault
         aside.replace(place)
 

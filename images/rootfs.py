@@ -117,7 +117,7 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
     except OSError as fault:
         seen = os.strerror(fault.errno or 0)
     except subprocess.TimeoutExpired as fault:
-        seen = f"a program of a few bytes still ran after {fault.timeout:.0f} s"
+        seen = f"a program of a few bytes was still running after {fault.timeout:.0f} s"
     if seen:
         raise UserError(
             f"this host cannot execute {architecture.debian} programs",
@@ -291,7 +291,7 @@ def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _require_root(spec: RootSpec) -> None:
-    require_root(f"to give the files of the {spec.role} root their owners", "./inv TASK, with the task that you gave")
+    require_root(f"to give the files of the {spec.role} root their owners", "./inv TASK, with the same task")
 
 
 def _set_depmod_apart(tree: Path) -> None:

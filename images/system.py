@@ -122,7 +122,7 @@ def _failed(reference: str, found: str, said: Sequence[str]) -> CommandFailed:
     tail = "".join(said)[-1500:].strip()
     return CommandFailed(
         f"the engine did not build {reference}",
-        expected="every line of the Dockerfile to succeed",
+        expected="every instruction of the Dockerfile to succeed",
         found=found + (f"\n{tail}" if tail else ""),
         fix="./inv doctor checks the engine and emulation; then run ./inv build-image again",
     )

@@ -254,7 +254,7 @@ def locked(final: Layout) -> Iterator[None]:
         f"another run exports {final.tree}",
         expected=f"no lock on {final.lock}",
         found="a lock",
-        fix="wait for the other run, or end it",
+        fix="wait for the other run, or stop it",
     )
     served = InUse(
         f"{final.tree} is being served over NFS",

@@ -210,8 +210,8 @@ def require_export(layout: Layout) -> Manifest:
     """The manifest of a complete export.
 
     If the caller is root, the folder that contains the tree is made private. An ordinary user cannot access that
-    folder, and gets only the manifest. Raises ArtefactMissing if there is no export or if its folder was replaced by another
-    one, and InUse if a tree of an earlier version must be moved and is in use.
+    folder, and gets only the manifest. Raises ArtefactMissing if there is no export or if its folder was replaced,
+    and InUse if a tree of an earlier version must be moved and is in use.
     """
     found = manifest.require(layout.manifest, "export-nfsroot")
     is_root = os.geteuid() == 0
@@ -282,7 +282,7 @@ def _unused(layout: Layout) -> Iterator[None]:
         f"{layout.place} must be moved into a folder that only root can enter, but it is in use",
         expected=f"no lock on {layout.lock} and {layout.served}",
         found="a lock",
-        fix="end the export, ./inv serve-nfsroot or the test that uses it, then try again",
+        fix="stop the export, ./inv serve-nfsroot or the test that uses it, then try again",
     )
     with files.held(layout.lock, refusal), files.held(layout.served, refusal):
         yield

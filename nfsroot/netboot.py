@@ -173,7 +173,7 @@ def _watch(
                 if board := boards.record(line, time.monotonic()):
                     tell(board)
             if process_identity.find(server.pid) is None:
-                raise UserError("the NFS server ended unexpectedly", found=f"see {server.log}", fix="run it again")
+                raise UserError("the NFS server exited unexpectedly", found=f"see {server.log}", fix="run it again")
             now = time.monotonic()
             for board in boards.mounted(clients_of(server.port), now):
                 tell(board)

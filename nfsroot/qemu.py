@@ -228,7 +228,7 @@ class Machine:
             return
         program = _EMULATIONS[self.spec.architecture].program
         process.require_program(program, "to boot the exported tree")
-        process.require_program("setpriv", "to end QEMU together with this program")
+        process.require_program("setpriv", "to stop QEMU together with this program")
         self.console.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(_PORT_TRIES):
             self.console.write_bytes(b"")
@@ -275,16 +275,16 @@ class Machine:
                     shown += len(line) + 1
             if self.pid is None:
                 raise self._silence(
-                    "the virtual machine ended before its SSH server answered", "an SSH server that answers"
+                    "the virtual machine stopped before its SSH server responded", "an SSH server that responds"
                 )
             if _death(text):
                 # panic=5: the lines that explain a panic may follow
                 time.sleep(1.0)
-                raise self._silence("the virtual machine failed to boot", "an SSH server that answers")
+                raise self._silence("the virtual machine failed to boot", "an SSH server that responds")
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self._silence(
-                    "the virtual machine did not answer in time", f"an SSH server that answers within {limit_s:.0f} s"
+                    "the virtual machine did not respond in time", f"an SSH server that responds within {limit_s:.0f} s"
                 )
             if _has_banner(self.ssh_port, min(_BANNER_WAIT_S, left)):
                 self.boot_seconds = time.monotonic() - self._began

@@ -286,14 +286,14 @@ def serve(
         ) as server:
             if (first := unprivileged_port_start()) < _RESERVED:
                 progress.warn(
-                    f"every user of this PC may use ports from {first}: the server cannot tell them from root; run "
-                    f"sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
+                    f"every user of this PC may use ports from {first}: the server cannot distinguish them from root; "
+                    f"run sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
                 )
             for line in _what_to_type(server, str(subnet), config.image.architecture):
                 progress.say(line)
             while not stop.wait(0.5):
                 if process_identity.find(server.pid) is None:
-                    raise _failed(server, "the NFS server ended unexpectedly")
+                    raise _failed(server, "the NFS server exited unexpectedly")
             progress.say("stopping the NFS server")
             source = server.source()
     ended_by = signal.Signals(received[0]).name if received else "request"
@@ -327,7 +327,7 @@ def _await_ready(server: NfsServer, child: subprocess.Popen[bytes], limit_s: flo
     complaint = ""
     while waiting:
         if child.poll() is not None:
-            raise _failed(server, f"the NFS server ended at once: {process.explain_exit(child.returncode)}")
+            raise _failed(server, f"the NFS server exited immediately: {process.explain_exit(child.returncode)}")
         if time.monotonic() > deadline:
             raise _failed(server, f"the NFS server does not serve {waiting[0]} after {limit_s:.0f} s", complaint)
         complaint = "" if not _listens(server) else probe(server, waiting[0])
@@ -408,7 +408,7 @@ def _portmapper() -> Iterator[None]:
             if child.poll() is not None or time.monotonic() > deadline:
                 raise UserError(
                     "the portmapper (rpcbind) did not start",
-                    expected="an answer on TCP port 111",
+                    expected="a response on TCP port 111",
                     found="none" if child.poll() is None else process.explain_exit(child.returncode),
                     fix="start it by hand to see the error: rpcbind -f -d",
                 )

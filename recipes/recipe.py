@@ -50,7 +50,7 @@ class Recipe:
         for pattern in self.outputs:
             if not any(folder.glob(pattern)):
                 raise ArtefactMissing(
-                    f"recipe {self.name} did not make all of its outputs",
+                    f"recipe {self.name} did not produce all of its outputs",
                     expected=f"a file that matches {pattern}",
                     found=", ".join(sorted(path.name for path in folder.iterdir())) or "an empty folder",
                     fix=f"read the log of the recipe; the outputs are listed in recipes/{self.folder.name}/recipe.toml",

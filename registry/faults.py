@@ -162,7 +162,7 @@ def unknown_host(host: str) -> RegistryHostUnknown:
     return RegistryHostUnknown(
         f"unknown host {host.rpartition(':')[0] or host}",
         expected="a name that resolves",
-        found="the name servers do not know it",
+        found="the name servers cannot resolve it",
         fix="check the spelling of --registry (or registry.address in invoke.yaml), then the name servers",
     )
 

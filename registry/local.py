@@ -307,7 +307,7 @@ def _end(settings: Settings) -> bool:
             raise UserError(
                 "the local registry does not stop",
                 expected="an exit after SIGTERM or SIGKILL",
-                found=f"pid {registry.pid} still runs",
+                found=f"pid {registry.pid} is still running",
                 fix="the process waits for a disk: check dmesg",
             )
         with contextlib.suppress(ChildProcessError):

@@ -183,7 +183,7 @@ def belongs_to_another(folder: Path, found: str) -> RootNeeded:
         f"{folder} belongs to another user",
         expected="a build folder with write permission",
         found=found,
-        fix=f"run it as the user who built there: {caller.as_root('./inv TASK')}; or set build.folder to another one",
+        fix=f"run it as the user who built there: {caller.as_root('./inv TASK')}; or change build.folder",
     )
 
 

@@ -99,11 +99,11 @@ def explain_exit(returncode: int) -> str:
     """A description of an exit status."""
     if returncode < 0:
         known = -returncode in signal.valid_signals() and -returncode < signal.SIGRTMIN
-        return f"ended by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
+        return f"killed by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
     if returncode == 127:
         return "exit status 127: a program it calls was not found"
     if returncode == 137:
-        return "exit status 137: killed, nearly always by the kernel because memory ran out"
+        return "exit status 137: killed, usually by the kernel because memory ran out"
     return f"exit status {returncode}"
 
 

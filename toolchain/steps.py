@@ -111,7 +111,7 @@ class Pipeline:
             decision = self._decide(step, made, force)
             again = [name for name in step.needs if decisions[name].runs]
             if again and not decision.runs:
-                reason = f"{', '.join(again)} will be made again"
+                reason = f"{', '.join(again)} will run again"
                 decision = Decision(step, decision.key, True, reason, decision.previous)
             decisions[step.name] = decision
         return list(decisions.values())

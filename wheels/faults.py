@@ -78,7 +78,7 @@ def _explained(
             returncode=fault.returncode,
             expected="a package without Rust code, or a wheel in the index that fits the target",
             found="a build that requires a Rust compiler",
-            fix="use a version that the index has a wheel of, without --from-source",
+            fix="use a version for which the index has a wheel, without --from-source",
             tail=fault.tail,
         )
     if output.build_failed:

@@ -195,7 +195,7 @@ class LoaderSession:
         if not readable:
             if greeting:
                 raise self._error("silent", "no answer")
-            raise self._error("lost", f"no answer for {self._limit_s + GRACE_S:.0f} s")
+            raise self._error("lost", f"no response for {self._limit_s + GRACE_S:.0f} s")
         block = os.read(pipe.fileno(), 1 << 16)
         if not block:
             raise self._ended(greeting=greeting)

@@ -370,8 +370,8 @@ def _error_of_worker(run: _WorkerRun, done: process.Completed, job: _Job, addres
         if run.stage == "queue":
             return faults.error_of("busy", _queue(where, run.facts), where=where, limit_s=remote.queue_limit_s)
         if run.stage in ("connect", "reach"):
-            return faults.error_of("silent", f"no answer within {run.limit_s:g} s", **words)
-        return faults.error_of("lost", f"no answer for {run.limit_s:g} s at the stage {run.stage!r}", **words)
+            return faults.error_of("silent", f"no response within {run.limit_s:g} s", **words)
+        return faults.error_of("lost", f"no response for {run.limit_s:g} s at the stage {run.stage!r}", **words)
     if done.returncode < 0 and run.stage in ("run", "time", "load"):
         return faults.error_of("crashed", process.explain_exit(done.returncode), **words)
     return CommandFailed(
@@ -391,7 +391,7 @@ def _queue(where: str, facts: Mapping[str, Any]) -> str:
         return f"all {facts['boards']} boards with that key in sessions{gone}; {waiting}"
     if where.startswith("proxy"):
         return "the board is in another session, or no board with that key is connected to the proxy"
-    return "it accepts the connection but does not respond: it is in another session, or its server has died"
+    return "it accepts the connection but does not respond: it is in another session, or its server has exited"
 
 
 def _mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:

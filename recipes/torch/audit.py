@@ -92,7 +92,7 @@ def examine(
             with archive.open(name) as stream:
                 sums.faults += [f"{name} contains a path of its build"] if _holds(stream, _BUILD_PATHS) else []
     sums.faults += [
-        f"{name} requires the symbol {symbol}, which nothing in the wheel defines"
+        f"{name} requires the symbol {symbol}, which no library in the wheel defines"
         for symbol, name in sorted(sums.required.items())
         if symbol not in sums.defined and not symbol.startswith(_OF_PYTHON)
     ]

@@ -192,7 +192,7 @@ def _published(config: Config, refused: list[str], *, fetch: bool) -> Iterator[t
     """The wheel of the package index that is pinned for the target, if there is one."""
     for pin in published.pins(config)[:1]:
         if fetch or published.place(pin, config).is_file():
-            yield published.obtain(pin, config), pin.version, "from the package index, of the pinned SHA-256"
+            yield published.obtain(pin, config), pin.version, "from the package index, with the pinned SHA-256"
         else:
             refused.append(f"{pin.file} is not downloaded: ./inv build-image fetches it")
 

@@ -184,7 +184,7 @@ def test_a_lost_board_fails_the_running_test(board: Board, config: Config, tmp_p
     assert "1 passed, 0 failed, 2 errors" in caught.value.found
     ended = json.loads((config.target_root / "report" / "evidence.json").read_text())["results"]["tests"]
     texts = {test["nodeid"].partition("::")[2]: test["text"] for test in ended}
-    assert "ended (status 9) before the suite did" in texts["test_dies"]
+    assert "closed (status 9) before the suite finished" in texts["test_dies"]
     assert "not run" in texts["test_after"]
 
 

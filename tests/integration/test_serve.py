@@ -338,7 +338,7 @@ def test_the_end_of_the_server_is_reported(exported: Config) -> None:
         os.kill(server, signal.SIGKILL)
         _, errors = child.communicate(timeout=30)
     assert child.returncode != 0
-    assert "the NFS server ended unexpectedly" in errors
+    assert "the NFS server exited unexpectedly" in errors
 
 
 V3 = """

@@ -317,7 +317,7 @@ def test_an_undefined_symbol_is_detected(tmp_path: Path, whole: bool) -> None:
         return
     with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(wheel)
-    assert caught.value.found == "torch/lib/one.so requires the symbol missing, which nothing in the wheel defines"
+    assert caught.value.found == "torch/lib/one.so requires the symbol missing, which no library in the wheel defines"
 
 
 @pytest.mark.parametrize(

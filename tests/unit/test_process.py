@@ -139,9 +139,9 @@ def test_stdin_is_empty_by_default() -> None:
         ("exit 3", 3, "exit status 3"),
         ("exit 127", 127, "exit status 127: a program it calls was not found"),
         ("no-such-program-anywhere", 127, "exit status 127: a program it calls was not found"),
-        ("exit 137", 137, "exit status 137: killed, nearly always by the kernel because memory ran out"),
-        ("kill -SEGV $$", -signal.SIGSEGV, "ended by SIGSEGV"),
-        ("kill -KILL $$", -signal.SIGKILL, "ended by SIGKILL"),
+        ("exit 137", 137, "exit status 137: killed, usually by the kernel because memory ran out"),
+        ("kill -SEGV $$", -signal.SIGSEGV, "killed by SIGSEGV"),
+        ("kill -KILL $$", -signal.SIGKILL, "killed by SIGKILL"),
     ],
 )
 def test_an_exit_status_is_explained(ending: str, returncode: int, words: str) -> None:
@@ -158,7 +158,7 @@ def test_an_exit_status_is_explained(ending: str, returncode: int, words: str) -
 
 @pytest.mark.parametrize("number", [int(signal.SIGRTMIN), int(signal.SIGRTMIN) + 1, int(signal.SIGRTMAX)])
 def test_signals_without_a_name_are_numbered(number: int) -> None:
-    assert process.explain_exit(-number) == f"ended by signal {number}"
+    assert process.explain_exit(-number) == f"killed by signal {number}"
 
 
 def test_an_error_has_the_last_25_lines() -> None:
@@ -279,7 +279,7 @@ def test_interrupt_all_ends_programs_of_threads(tmp_path: Path) -> None:
         process.interrupt_all()
         time.sleep(0.02)
     assert not any(thread.is_alive() for thread in threads)
-    assert [str(fault.found) for fault in faults if isinstance(fault, CommandFailed)] == ["ended by SIGTERM"] * 2
+    assert [str(fault.found) for fault in faults if isinstance(fault, CommandFailed)] == ["killed by SIGTERM"] * 2
     assert not any(find(pid) for pid in pids)
 
 

@@ -808,7 +808,7 @@ def sampled(tree: Compiles, sample: int, seed: int = 7) -> verify.Verified:
 def test_equal_objects_are_verified(tree: Compiles) -> None:
     done = sampled(tree, 20)
     assert sorted(done.names) == ["one.c", "three.c", "two.c"]
-    assert re.fullmatch(r"3 objects built again to the same bytes in \d+ s, chosen with seed 7", done.summary())
+    assert re.fullmatch(r"3 objects built again with identical bytes in \d+ s, chosen with seed 7", done.summary())
     assert sampled(tree, 2).names == sampled(tree, 2).names
     assert len(sampled(tree, 2).names) == 2
 
@@ -919,7 +919,7 @@ def test_an_equal_wheel_is_verified(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     built = StandIn(FIT).build(tmp_path / "torch")
     done = full(tmp_path, FIT, built.wheel)
-    assert done.summary().startswith(f"{built.wheel.name} (built here) built again to the same bytes in ")
+    assert done.summary().startswith(f"{built.wheel.name} (built here) built again with identical bytes in ")
     assert [path.name for path in tmp_path.iterdir()] == ["torch"], "the second tree and wheel are removed"
 
 
