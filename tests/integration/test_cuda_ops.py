@@ -49,7 +49,7 @@ AMD64 = ARCHITECTURES["amd64"]
 
 @pytest.fixture(scope="session")
 def config(product_config: Config) -> Config:
-    # One architecture: each further one takes as long again and tests nothing new.
+    # One architecture only: others take additional time and do not test anything new.
     return dataclasses.replace(product_config, cuda=dataclasses.replace(product_config.cuda, architectures=("90+PTX",)))
 
 

@@ -421,7 +421,7 @@ def test_a_board_is_busy_until_a_lost_session_ends(board: Board) -> None:
 
 @pytest.mark.expensive
 def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
-    """Runs the commands that serve-wheels prints. Python then imports the downloaded torch, not that of the image."""
+    """Runs the commands that serve-wheels prints. Python then imports the downloaded torch, not the image's."""
     offer = Offer(board.config)
     wheel = offer.torch.wheel
     assert wheel is not None, offer.torch.reason
@@ -532,7 +532,7 @@ def test_an_interrupted_command_leaves_no_mount(board: Board, way: str) -> None:
 
 
 def test_the_machine_powers_off_on_request(board: Board) -> None:
-    """The last use of the board. The connection may end before the answer."""
+    """The last use of the board. The connection may be closed before the response."""
 
     def power_off() -> None:
         board.run("touch", "/run/poweroff")

@@ -1,4 +1,4 @@
-"""The loader: plain C kernels on this PC and under emulation, and the ends of sessions."""
+"""The loader: plain C kernels on this PC and under emulation, and the end of sessions."""
 
 from __future__ import annotations
 

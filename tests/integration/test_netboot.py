@@ -132,7 +132,7 @@ def on_board(namespace: str, *words: str) -> str:
 
 
 def fetched(namespace: str, name: str) -> str:
-    """A file that the board gets by TFTP."""
+    """A file that the board fetches over TFTP."""
     return on_board(namespace, sys.executable, "-c", FETCH, PC, name)
 
 

@@ -341,7 +341,7 @@ def test_read_errors_are_printed_as_warnings(
 
 @pytest.fixture
 def large(wheelhouse: Path) -> Path:
-    """A file larger than the socket buffers. Only its name is that of a wheel."""
+    """A file larger than the socket buffers. Only its name looks like a wheel."""
     path = wheelhouse / "large-1.0-py3-none-any.whl"
     path.write_bytes(bytes(32 << 20))
     return path

@@ -54,7 +54,7 @@ class StandIn:
         return [], []
 
     def build(self, folder: Path) -> building.Built:
-        """A wheel with the members, and what goes with it."""
+        """A wheel with these members, and its accompanying files."""
         self.built += 1
         wheel = make_wheel(folder, self.members, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
         symbols = folder / "torch-2.6.0-cp313-cp313-linux_armv7l.symbols.tar.xz"
@@ -162,7 +162,7 @@ def returning(made: Made) -> Callable[[object], Made]:
 
 @pytest.fixture
 def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """``build_torch`` and ``plan``, with a builder that takes a moment."""
+    """``build_torch`` and ``plan``, with a builder that finishes quickly."""
     builder = StandIn(FIT)
 
     def pipeline(context: Context, *, again: bool = False) -> Pipeline:

@@ -589,7 +589,7 @@ def test_a_prebuilt_wheel_of_another_key_is_not_used() -> None:
 
 
 def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> Path:
-    """A copy of a wheel with changed members and without RECORD, for tests that end before it is read."""
+    """A copy of a wheel with changed members and without RECORD, for tests that fail before RECORD is read."""
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
         for name in old.namelist():
             if (made := change(name, old.read(name))) is not None:

@@ -371,7 +371,7 @@ folder = Path(sys.argv[1])
 # One grandchild has a separate process group, and one ignores SIGTERM.
 script = 'timeout 600 sh -c "echo \\\\$\\\\$ >$0.group; sleep 600" & (trap "" TERM; sh -c "echo \\\\$\\\\$ >$0.deaf; ' \
     'while :; do sleep 1; done") & sleep 600 & echo $! >$0.plain; wait'
-# Programs that were started and not yet registered when the task is killed are not ended (toolchain/process.py).
+# Programs that were started but not yet registered when the task is killed are not stopped (toolchain/process.py).
 registered = threading.Semaphore(0)
 send = process._reaper.send
 
@@ -410,7 +410,7 @@ def test_programs_of_a_killed_task_are_ended(tmp_path: Path, kill: Callable[[int
 
 
 def test_descendants_of_ended_programs_are_left_alone(tmp_path: Path) -> None:
-    """The reaper ignores sessions whose program has ended: another session may have its number."""
+    """The reaper ignores sessions whose program has exited, because another session may have the same number."""
     code = (
         "import os, signal, sys; from toolchain import process; "
         'process.run(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $! >" + sys.argv[1]]); '
@@ -420,7 +420,7 @@ def test_descendants_of_ended_programs_are_left_alone(tmp_path: Path) -> None:
     assert subprocess.run(argv, cwd=ROOT, check=False).returncode == -signal.SIGKILL
     daemon = int((tmp_path / "daemon").read_text())
     with killed_afterwards(daemon):
-        time.sleep(1)  # the reaper has ended by then
+        time.sleep(1)  # the reaper has exited by then
         assert find(daemon)
 
 

@@ -459,7 +459,7 @@ def test_ctrl_c_ends_running_steps_without_a_manifest(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"begun", "pids"}
     begun = (tmp_path / "begun").read_text().split()
     assert sorted(begun) == ["0"] * 5 + ["1"] * 5, "two steps with five programs each; the third step did not start"
-    for pid in pids.read_text().split():  # some ended before they could write theirs
+    for pid in pids.read_text().split():  # some exited before they could write their number
         state = Path(f"/proc/{pid}/stat")
         assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
 

@@ -210,7 +210,7 @@ def test_disk_space_is_checked_before_each_stage(tmp_path: Path) -> None:
 
 
 class Quick(building.Builder):
-    """Phases that take no time. One of them can fail."""
+    """Phases that finish immediately. One of them can fail."""
 
     fault: BaseException | None = None
 
@@ -755,7 +755,7 @@ def test_the_benchmark_ignores_builds_answered_by_ccache(
 
 
 def test_gcc_accepts_the_command_line_of_the_benchmark(tmp_path: Path) -> None:
-    """Options of Clang and its warnings are removed with their arguments; the others stay."""
+    """Options of Clang and its warnings are removed with their arguments; all others are kept."""
     (tmp_path / "one.cpp").write_text("int one() { return X; }\n")
     stays = ["-DX=1", "-O2", "-fno-trapping-math", "-o", "one.o", "-c", "one.cpp"]
     goes = ["--target=arm-linux-gnueabihf", "-Wnewline-eof", "-Werror=braced-scalar-init", "-Qunused-arguments"]
