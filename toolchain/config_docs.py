@@ -104,7 +104,7 @@ def render() -> str:
 
 
 def _purpose(section: Any) -> str:
-    return re.sub(r": section ``\w+``\.", ".", str(section.__doc__).splitlines()[0])
+    return re.sub(r": section ``\w+``\.", ".", str(section.__doc__).splitlines()[0]).replace("``", "`")
 
 
 def _table(name: str, section: Any) -> str:
