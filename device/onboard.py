@@ -158,7 +158,7 @@ class Reporter:
         self._worst: dict[str, tuple[str, str]] = {}
 
     def pytest_collection_finish(self, session: Any) -> None:
-        """Say what will run."""
+        """Report the tests that will run."""
         self._say("collected", nodeids=[item.nodeid for item in session.items])
 
     def pytest_collectreport(self, report: Any) -> None:

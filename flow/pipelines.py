@@ -70,7 +70,7 @@ from toolchain.steps import Pipeline
 
 
 def main_job(context: Context, *, with_workbench: bool = False) -> Pipeline:
-    """From the mirror to the system image; optionally the image that shells are opened in."""
+    """From the mirror to the system image; optionally the image in which shells are opened."""
     config = context.config
     with_dev = with_workbench or not is_extension_cross_compiled(context)
     modules = (

@@ -1,7 +1,7 @@
 """Boot boards without a card: DHCP and TFTP (dnsmasq) and the NFS server in one foreground command.
 
-dnsmasq serves a copy of the TFTP folder, because it gives up root's rights and the exported folder is root's alone. A
-table shows how far each board has got.
+dnsmasq serves a copy of the TFTP folder, because it drops root's privileges and only root can access the exported
+folder. A table shows how far each board has got.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ def netboot(
 ) -> None:
     """Serve DHCP, TFTP and NFS until Ctrl-C, SIGTERM, SIGHUP or ``stop``, and show the boards.
 
-    ``alone`` gives out addresses too; otherwise a router does. ``on_event`` is called after each change of a board.
-    Raises the errors of ``running_server``, ArtefactMissing if nothing was exported, NetworkUnreachable if this PC has
-    no address in ``nfs.subnet``, InUse if another DHCP or TFTP server runs here, and UserError if a server ends.
+    ``alone`` also assigns addresses; otherwise a router assigns them. ``on_event`` is called after each change of a
+    board. Raises the errors of ``running_server``, ArtefactMissing if nothing was exported, NetworkUnreachable if this
+    PC has no address in ``nfs.subnet``, InUse if another DHCP or TFTP server runs here, and UserError if a server
+    exits.
     """
     layout = Layout.of(config)
     process.require_root("to serve DHCP, TFTP and NFS", "./inv netboot")

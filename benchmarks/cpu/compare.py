@@ -44,7 +44,7 @@ _SHOWN_BLOCKS = 3
 
 @dataclass(frozen=True)
 class Row:
-    """The counts of a workload. ``reason`` says why it was not run."""
+    """The counts of a workload. ``reason`` states why it was not run."""
 
     name: str
     reason: str = ""

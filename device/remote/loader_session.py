@@ -252,7 +252,7 @@ def session(
         scratch = stack.enter_context(files.scratch_folder(config.build_root / "remote", "session"))
         variables = {**os.environ, "TMPDIR": str(scratch)}
         if address.kind == "local":
-            # A PC has no QPUs. libqpu's emulator counts clocks, its interpreter does not.
+            # A PC has no QPUs. libqpu's emulator counts clock cycles, its interpreter does not.
             variables.setdefault("QPU_BACKEND", "emulator")
         if libraries:
             variables["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))

@@ -12,7 +12,7 @@ Kernels check the types, shapes and strides of their arguments; KernelError cont
 arrays that are aligned to 64 bytes, and crashes otherwise. Other arrays are copied for the call, and copied back
 afterwards. torch aligns its tensors; views and numpy arrays may be unaligned.
 
-Other functions of TVM's runtime, such as threads for parallel loops, are not available, and calling one would end the
+Other functions of TVM's runtime, such as threads for parallel loops, are not available, and calling one would crash the
 process. Therefore a library that uses them is rejected.
 """
 
