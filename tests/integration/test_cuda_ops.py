@@ -460,20 +460,20 @@ def test_the_recorded_trace_has_all_twenty_kernels(tool: ModuleType) -> None:
 def test_an_invalid_timeline_is_refused(tool: ModuleType, text: str, tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"timeline\.json (is not a trace|has an event that is nowhere)"):
+    with pytest.raises(ValueError, match=r"timeline\.json (is not a trace|has an event without a valid time)"):
         tool.kernels_of(path)
 
 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("", "nsys is not installed: no report of it"),
+        ("", "nsys is not installed, so there is no report"),
         (
             'for word; do case $word in --output=*) : >"${word#--output=}.nsys-rep";; esac; done',
             "nsys report: {report}",
         ),
-        ("echo no such driver >&2; exit 1", "nsys made no report: no such driver"),
-        ("exec sleep 30", "nsys made no report within 0.2 s"),
+        ("echo no such driver >&2; exit 1", "nsys did not write a report: no such driver"),
+        ("exec sleep 30", "nsys did not write a report within 0.2 s"),
     ],
     ids=["absent", "works", "fails", "hangs"],
 )
