@@ -1,4 +1,4 @@
-// Matrix times vector is bound by reading the matrix once, so the kernels keep as many loads in flight as possible, in
+// Matrix-vector multiplication is limited by reading the matrix once, so the kernels keep as many loads in flight as possible, in
 // packs of 16 bytes even if rows or columns are not aligned.
 //
 // If too few blocks would have work, the columns are distributed over blocks as well. A second kernel adds their sums
