@@ -55,10 +55,10 @@ signing.take_password()
 
 
 def _reported(body: Callable[..., None]) -> Callable[..., None]:
-    """End the task with the message and exit code of a user error; other exceptions are bugs and propagate.
+    """Exit with the message and exit code of a user error; other exceptions are bugs and propagate.
 
-    SIGTERM and a dropped terminal end a task as Ctrl-C does: everything is cleaned up. Before it begins, so are the
-    containers of tasks that were killed.
+    SIGTERM and the loss of the terminal stop a task in the same way as Ctrl-C, with all cleanup. The containers of
+    killed tasks are removed before the task begins.
     """
 
     @functools.wraps(body)
@@ -77,7 +77,7 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
 
 
 _for_all: dict[str, str] = {}
-"""The settings of ``--architecture``, which all tasks for a target have."""
+"""The setting of ``--architecture``, an option of all tasks for a target."""
 
 
 def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
@@ -91,7 +91,7 @@ def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
             try:
                 body(*args, **options)
             finally:
-                _for_all.clear()  # other tasks of the same command line have options of their own
+                _for_all.clear()  # each task of a command line has separate options
 
         signature = inspect.signature(body)
         option = inspect.Parameter("architecture", inspect.Parameter.KEYWORD_ONLY, default="", annotation=str)
@@ -135,9 +135,9 @@ def _config(context: Context, options: Mapping[str, str | Sequence[str]] | None 
 @_target_task(
     help={
         "plan": "print which steps would run and why, without running them",
-        "update": "read the mirror's indices again: packages may have changed",
+        "update": "fetch the mirror's indices again, in case packages have changed",
         "again": "run this step again even if it is up to date (may be repeated)",
-        "only": "run only this step and the steps it needs (may be repeated)",
+        "only": "run only this step and the steps that it requires (may be repeated)",
         "qpulib": _QPULIB,
         "from-source": "build torch from source first instead of using the existing wheel",
     },
@@ -175,7 +175,7 @@ def build_image(
 def build_torch(
     context: Context, option: list[str], source: str = "", variant: str = "", again: bool = False, plan: bool = False
 ) -> None:
-    """Build the torch wheel for the target from source. It takes long; an interrupted build is continued."""
+    """Build the torch wheel for the target from source. This takes long; an interrupted build can be continued."""
     settings = {"torch.source": source, "torch.variant": variant, "torch.options": option}
     config = _config(context, settings)
     if plan:
@@ -188,7 +188,7 @@ def build_torch(
 @task(name="build-tvm-ffi", help={"plan": "print which steps would run and why, without running them"})
 @_reported
 def build_tvm_ffi(context: Context, plan: bool = False) -> None:
-    """Build the wheel of apache-tvm-ffi for 32-bit ARM, with which boards load TVM kernels."""
+    """Build the wheel of apache-tvm-ffi for 32-bit ARM, which loads TVM kernels on boards."""
     config = _config(context)
     if plan:
         print(plan_table(tvm_ffi_job.plan(config)))
@@ -285,7 +285,7 @@ def shell(
     help={
         "folder": "destination of the tree (default: nfs.folder, or nfsroot in the build folder)",
         "tarball": "write the tree as a tar archive (and as a folder only with --folder)",
-        "untouched": "export the image exactly, without the audit's fixes (it will not boot over NFS)",
+        "untouched": "export the image without the audit's fixes (the tree cannot boot over NFS)",
     }
 )
 def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouched: bool = False) -> None:
@@ -302,21 +302,21 @@ def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouc
 
 @_target_task(
     help={
-        "v3": "NFS 3 as well, for boards whose initramfs knows no NFS 4 (needs rpcbind)",
-        "address": "listen on this address only",
+        "v3": "also serve NFS 3, for boards whose initramfs does not support NFS 4 (requires rpcbind)",
+        "address": "listen only on this address",
         "port": "TCP port (default: nfs.port)",
     }
 )
 def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: int = 0) -> None:
-    """Serve the exported tree by NFS until Ctrl-C; prints the commands for the Pi."""
+    """Serve the exported tree over NFS until Ctrl-C, and print the commands for the Pi."""
     config = _config(context, {"nfs.port": str(port) if port else ""})
     serve.serve(config, nfsv3=v3, address=address or None)
 
 
 @_target_task(
     help={
-        "alone": "give out addresses too, for boards on a cable of their own; otherwise a router does",
-        "address": "listen on this address only",
+        "alone": "assign addresses to directly connected boards; without it, a router assigns them",
+        "address": "listen only on this address",
     }
 )
 def netboot(context: Context, alone: bool = False, address: str = "") -> None:
@@ -338,10 +338,10 @@ def share_internet(context: Context, state: str) -> None:
 @_target_task(
     name="test-on-pi",
     help={
-        "host": "[USER@]HOST[:PORT] of a board that is up and booted from the exported tree",
+        "host": "[USER@]HOST[:PORT] of a running board that booted the exported tree",
         "qemu": "use a virtual machine that boots the exported tree over NFS (default without device.host)",
-        "chroot": "run through enter-nfsroot from the board's system; in QEMU from a root without torch and libqpu",
-        "init": "init of the virtual machine: lean or systemd (default: device.init)",
+        "chroot": "run in the tree with enter-nfsroot, from the board's system (in QEMU: without torch and libqpu)",
+        "init": "init system of the virtual machine: lean or systemd (default: device.init)",
         "cpu": "CPU of the virtual machine: cortex-a53 (Pi 3), -a72 (Pi 4), -a76 (Pi 5) or -a7 (default: device.cpu)",
         "select": "only tests whose names match this expression (pytest -k)",
         "no-timing": "leave out the timing table",
@@ -379,7 +379,7 @@ def run_on_pi(
         "size": "problem size (default: the kernel's)",
         "number": "runs per measurement",
         "repeat": "number of measurements",
-        "min-repeat-ms": "minimum duration of a measurement; runs are added if it would be shorter",
+        "min-repeat-ms": "minimum duration of a measurement; the number of runs is increased to reach it",
         "warm-up": "runs before the first measurement",
         "keep": "write the kernel's library to this file if its result is correct",
         "json": "print JSON",
@@ -442,7 +442,7 @@ def write_card(context: Context, device: str) -> None:
 
 _REGISTRY_HELP = {
     "registry": "HOST[:PORT]/NAMESPACE (default: registry.address and registry.namespace)",
-    "tag": "default: registry.tag, or SUITE-ARCHITECTURE",
+    "tag": "tag of the image (default: registry.tag, or SUITE-ARCHITECTURE)",
     "user": "user name; the password comes from the credential store, PITORCH_REGISTRY_PASSWORD or a prompt",
 }
 _IMAGES_HELP = {
@@ -511,8 +511,8 @@ def pull(
 @task(
     iterable=["url"],
     help={
-        "url": "mirror to add (or: mirror URL URL…); without one, show the mirrors",
-        "remove": "remove these mirrors, or all without URLs",
+        "url": "mirror to add (or: mirror URL URL…); without a URL, the mirrors are shown",
+        "remove": "remove these mirrors, or all mirrors if there is no URL",
     },
 )
 @_reported
@@ -526,7 +526,7 @@ def mirror(context: Context, url: list[str], remove: bool = False) -> None:
     print("\n".join(state.lines()))
 
 
-@task(help={"action": "up, down or status", "purge": "with down: delete its images as well"})
+@task(help={"action": "up, down or status", "purge": "with down: also delete the images"})
 @_reported
 def registry(context: Context, action: str, purge: bool = False) -> None:
     """Run a registry on this machine, for trials and tests."""
@@ -572,7 +572,7 @@ def completion(_: Context, shell: str) -> None:
         "name": "build, extension, export, device, kernels, torch or cpu (default: all)",
         "times": "how often short measurements are repeated",
         "keep": "keep the built files, so that the next run of a single benchmark starts sooner",
-        "against": "another torch wheel, which --name=cpu compares with that of the image",
+        "against": "a torch wheel that --name=cpu compares with the wheel in the image",
     },
 )
 def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, against: str = "") -> None:
@@ -587,7 +587,7 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, 
         "select": "only tests whose names match this expression (pytest -k)",
         "checks-only": "only the linters and the type checker",
         "quick": "the linters and the unit tests: no root, engine or network, under 90 s",
-        "lanes": "2: run the tests that share a build and all others in parallel; 1: one after another",
+        "lanes": "2: run the tests that share a build in parallel with all others; 1: run them one after another",
         "partial": "on a machine that cannot build images: skip those tests instead of failing",
     },
 )
@@ -610,7 +610,7 @@ _ARTEFACTS_HELP = {name: text for name, text in _REGISTRY_HELP.items() if name !
 
 @_target_task(help=_ARTEFACTS_HELP)
 def push_artefacts(context: Context, registry: str = "", user: str = "") -> None:
-    """Push the wheels in the artefact cache, so that a team builds each only once."""
+    """Push the wheels in the artefact cache, so that a team builds each wheel only once."""
     done = share.push_artefacts(_config(context), registry=registry or None, user=user or None)
     progress.summary("pushed", [item.row for item in done])
 
@@ -627,10 +627,10 @@ def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None
     help={
         "what": "NAME==VERSION, or the path of a project's folder or source archive",
         "from-source": "build the package even if the index has a wheel",
-        "package": "a package of the distribution that the build needs, such as libxml2-dev (may be repeated)",
+        "package": "a distribution package that the build requires, such as libxml2-dev (may be repeated)",
         "constraint": "a pip constraints file, also for build requirements (may be repeated)",
-        "env": "NAME to pass a variable to the build, or NAME=VALUE (may be repeated)",
-        "no-build-isolation": "build with the packages in the container, like pip's option",
+        "env": "NAME passes a variable of this shell to the build, NAME=VALUE sets one (may be repeated)",
+        "no-build-isolation": "build with the packages in the container (pip's option of the same name)",
     },
     iterable=["package", "constraint", "env"],
 )
@@ -681,7 +681,7 @@ def audit_wheel(context: Context, what: str, cpu: str, json: bool = False) -> No
     help={"address": "listen on this address (default: wheels.address)", "port": "TCP port (default: wheels.port)"},
 )
 def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None:
-    """Serve the wheels as a package index until Ctrl-C; prints the pip commands for the Pi."""
+    """Serve the wheels as a package index until Ctrl-C, and print the pip commands for the Pi."""
     config = _config(context, {"wheels.port": str(port) if port else ""})
     serve_wheels.serve_wheels(config, address=address or None)
 
@@ -691,7 +691,7 @@ def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None
         "architecture": "amd64, or arm64 for boards with an NVIDIA GPU (built and audited, not run here)",
         "plan": "print which steps would run and why, without running them",
         "check": "run the operators' tests on this machine: on the CPU, and on a GPU if torch finds one",
-        "torch": "also run them with this release of torch, which is downloaded (may be repeated)",
+        "torch": "also run the tests with this release of torch, which is downloaded (may be repeated)",
     },
     iterable=["torch"],
 )
@@ -699,7 +699,7 @@ def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None
 def build_cuda_wheel(
     context: Context, torch: list[str], architecture: str = "amd64", plan: bool = False, check: bool = False
 ) -> None:
-    """Build the wheel of CUDA operators for the GPUs in cuda.architectures; no GPU is needed."""
+    """Build the wheel of CUDA operators for the GPUs in cuda.architectures; does not require a GPU."""
     config = _config(context)
     if plan:
         print(plan_table(cuda_job.plan(config, architecture)))
@@ -716,7 +716,7 @@ def build_cuda_wheel(
     help={
         "op": "an operation of cuda_ops, or a dotted name such as torch.add",
         "input": "TYPE[SIZE,…] or a number per input, such as f32[1024,16] (default: the operation's)",
-        "runs": "timed calls per way",
+        "runs": "number of timed calls in each way",
         "timeline": "also write a trace for https://ui.perfetto.dev, and an nsys report if nsys is installed",
     },
     iterable=["input"],

@@ -1,4 +1,4 @@
-"""Builds of the image: clean, without changes, and with its packages installed by emulated RUN lines."""
+"""Builds of the image: clean, without changes, and with its packages installed by emulated RUN instructions."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from toolchain.manifest import Artefact, Manifest
 CLEAN = "clean build-image"
 AGAIN = "build-image again, nothing changed"
 OURS = "root filesystem, the native way"
-EMULATED = "the same packages by emulated RUN lines"
+EMULATED = "the same packages by emulated RUN instructions"
 PEAK = "peak memory of Python, build-image"
 
 _LEAN = rootfs.HERE / "overlay/lean"
 """Configuration files of dpkg and of Debian's byte compiler that exclude parts of packages."""
 _PLAIN_STEPS = ("mirror", "tools", "rootfs")
-"""The steps that build the root filesystem from nothing."""
+"""The steps that build the root filesystem from scratch."""
 
 RULE = (
     "Clean: an empty build folder, no image and no downloaded package; one run, downloads included. Again: one warm-up "
-    "run, then the median. Both run the task in a separate process. Root filesystem, RUN lines: one run each, alone, "
-    "downloads included; the minimal root that the RUN lines start from is not counted."
+    "run, then the median. Both run the task in a separate process. Root filesystem, RUN instructions: one run each, "
+    "alone, downloads included; the minimal root from which the RUN instructions start is not counted."
 )
 
 
 def measure(workspace: Workspace) -> Result:
-    """Measure a clean build, a build without changes, and emulated RUN lines. Raises the errors of the tasks."""
+    """Measure a clean build, a build without changes, and emulated RUN instructions. Raises the errors of the tasks."""
     workspace.clean()
     with progress.step("clean build-image"):
         clean = workspace.task("build-image")
@@ -60,7 +60,7 @@ def measure(workspace: Workspace) -> Result:
         )
         figures += [ours, plain, ratio("emulated / native", plain, ours)]
     else:
-        notes.append(f"emulated RUN lines are measured for the flavour debian, not {workspace.config.image.flavour}")
+        notes.append(f"RUN instructions are only measured for the flavour debian, not {workspace.config.image.flavour}")
     return Result(
         name="build",
         title="Image build",
@@ -96,7 +96,7 @@ def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> 
 
 
 def root_alone(workspace: Workspace) -> float:
-    """Seconds to build the root filesystem from nothing, without other steps in parallel."""
+    """Seconds to build the root filesystem from scratch, without other steps in parallel."""
     config = workspace.config
     for folder in config.build_root.glob("archives/*"):
         files.remove(folder)
@@ -141,7 +141,7 @@ def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[f
         archive.load(client, [layer], base, target, epoch=config.image.source_date_epoch)
         settings = {} if config.image.documentation else lean_settings()
         text = dockerfile(base, packages, settings)
-        with progress.step(f"{len(packages)} packages by emulated RUN lines"):
+        with progress.step(f"{len(packages)} packages by emulated RUN instructions"):
             (seconds,) = timed(
                 lambda: system.build(client, f"{config.image.name}/run-lines:{config.image.label}", text, [], target),
                 times=1,

@@ -276,7 +276,7 @@ class Rounds:
         return access.SshAccess(host="127.0.0.1", port=machine.ssh_port, key=self._layout.client_key, known_hosts=known)
 
     def _ran(self, entry: access.SshAccess) -> tuple[float, float]:
-        """The seconds to get the result, and those of the imports. Raises CommandFailed for a wrong result."""
+        """The seconds until the result, and the seconds of the imports. Raises CommandFailed for a wrong result."""
         began = time.monotonic()
         output = self._subject.run(entry)
         seconds = time.monotonic() - began

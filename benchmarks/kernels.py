@@ -1,4 +1,4 @@
-"""libqpu's kernel library in the emulator: clocks of its model of a Raspberry Pi 3, and compile times on this PC."""
+"""libqpu's kernel library in the emulator: cycles in its model of a Raspberry Pi 3, and compile times on this PC."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def check(
 
 
 def broken_links(document: Mapping[str, Any], severity: str) -> list[str]:
-    """One line for each link of a severity that does not hold."""
+    """One line for each broken link with this severity."""
     return [
         f"{link['name']}: expected {_short(link['expected'])}, found {_short(link['found'])}"
         for link in document["links"]

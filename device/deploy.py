@@ -177,7 +177,7 @@ def put(
 ) -> Deployed:
     """Install layers (uncompressed tars of a root) in an exported tree.
 
-    ``owned_prefixes`` are folders that only these layers write to; other files in them are removed. Also removed are
+    ``owned_prefixes`` are folders that only these layers write to; other files in them are removed. It also removes
     the files of an earlier version of a layer's wheel, according to its RECORD in the tree, and the byte code of
     replaced modules.
 

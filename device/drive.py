@@ -163,7 +163,7 @@ class DeviceSession:
                     tail="\n".join(self.last_lines),
                     fix=f"read its output{f'; the complete output is in {log}' if log else ''}",
                 )
-            self._abort(f"the connection ended (status {done.returncode}) before the suite did", BOARD_LOST)
+            self._abort(f"the connection was closed (status {done.returncode}) before the suite finished", BOARD_LOST)
         elif self.status == _USAGE_ERROR and not self.current and self.reported.isdisjoint(self.collected):
             raise CommandFailed(
                 "pytest on the board rejected the selection of tests",
@@ -177,7 +177,7 @@ class DeviceSession:
             )
         elif self.status not in _COMPLETED:
             cause = _EARLY_ENDS.get(self.status, "exit requested")
-            self._abort(f"pytest ended early on the board: {cause} (status {self.status})", PYTEST_ENDED)
+            self._abort(f"pytest exited early on the board: {cause} (status {self.status})", PYTEST_ENDED)
         else:
             self._fail_tests_without_result(PYTEST_ENDED)
 

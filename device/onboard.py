@@ -14,7 +14,7 @@ all other output goes to standard error. The lines, in order:
     {"pitorch": "end", "status": …, "seconds": …} pytest's exit status
 
 Without an ``end`` line, the connection to the board was lost. With a status other than 0, 1 and 5, or without the
-result of a collected test, pytest ended early.
+result of a collected test, pytest exited early.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Reporter:
         self._worst: dict[str, tuple[str, str]] = {}
 
     def pytest_collection_finish(self, session: Any) -> None:
-        """Say what will run."""
+        """Report the tests that will run."""
         self._say("collected", nodeids=[item.nodeid for item in session.items])
 
     def pytest_collectreport(self, report: Any) -> None:

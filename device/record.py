@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BOARD_LOST = "not run: the connection to the board ended earlier"
-PYTEST_ENDED = "not run: pytest ended earlier"
+BOARD_LOST = "not run: the connection to the board was closed earlier"
+PYTEST_ENDED = "not run: pytest exited earlier"
 """The reasons why a collected test has no result."""
 
 _ABSENT = re.compile(r"the image is built without (.+)")

@@ -60,8 +60,8 @@ def test_on_pi(
 
     The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran, ChainBroken if all
     tests passed but the tested files are not the built ones, InUse if another run writes to the same report,
-    ArtefactMissing without an exported tree, RootNeeded if the tree has to be served, BoardSilent, AccessDenied,
-    AccessDenied, UserError, and UserError if ``keyword`` is not a valid expression.
+    ArtefactMissing without an exported tree, RootNeeded if the tree has to be served, BoardSilent, AccessDenied, and
+    UserError, for example if ``keyword`` is not a valid expression.
     """
     if host is not None and qemu:
         raise UserError(
@@ -91,7 +91,7 @@ def test_on_pi(
             raise _error_from_record(record.error)
         if not record.tests and not record.facts:
             raise CommandFailed(
-                "the device suite ended before the board sent any result",
+                "the device suite exited before the board sent any result",
                 returncode=done.returncode,
                 found=process.explain_exit(done.returncode),
                 tail=done.output[-4000:],

@@ -180,7 +180,7 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
         )
 
     def on_activate(self) -> None:
-        """Log in. Raises AccessDenied, AccessDenied, or BoardSilent after ``connection_timeout`` seconds."""
+        """Log in. Raises AccessDenied, or BoardSilent after ``connection_timeout`` seconds."""
         self._last_error = ""
         self.ssh_prefix: list[str] = []
         try:

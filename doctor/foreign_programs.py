@@ -40,7 +40,7 @@ def _execution(name: str, program: Path, *, output: bytes) -> Finding:
         ended = subprocess.run([program], check=False, capture_output=True, timeout=RUN_LIMIT_S)
     except OSError as fault:
         reasons = {
-            errno.ENOEXEC: ("the kernel does not know how to start it", "./inv --set-up registers the emulator"),
+            errno.ENOEXEC: ("the kernel cannot start it", "./inv --set-up registers the emulator"),
             errno.EACCES: ("the disk is mounted noexec", "point build.folder in invoke.yaml at another disk"),
             errno.ENOENT: (
                 "the registered emulator is gone",
@@ -77,11 +77,11 @@ def check_listing(folder: Path) -> Finding:
         return warn(
             name,
             done,
-            "EOVERFLOW: entries have 64-bit numbers; an emulated 32-bit readdir takes such directories for empty",
+            "EOVERFLOW: entries have 64-bit numbers; an emulated 32-bit readdir treats such directories as empty",
             "the build steps avoid it; for your own emulated programs, point build.folder at a tmpfs, xfs or btrfs,"
             " or compile them with -D_FILE_OFFSET_BITS=64",
         )
-    reasons = {2: "the directory could not be opened", 3: "getdents64 failed", 4: "the listing ended early"}
+    reasons = {2: "the directory could not be opened", 3: "getdents64 failed", 4: "the listing was incomplete"}
     found = reasons.get(status, process.explain_exit(status))
     return fail(name, done, found, "point build.folder in invoke.yaml at a tmpfs, xfs, btrfs or ext4 disk")
 

@@ -42,7 +42,7 @@ def check_disk(folder: Path, *, wanted_mib: int = _DISK_WANTED_MIB, needed_mib: 
 
 
 def check_engine_disk(data_root: Path) -> Finding:
-    """Free space in the engine's folder, if that is on another disk than the build folder."""
+    """Free space in the engine's folder, if the build folder is on a different disk."""
     done = f"read the free space of {data_root}"
     free_mib = shutil.disk_usage(data_root).free >> 20
     found = f"{free_mib} MiB free; images of a first build take up to {_DISK_NEEDED_MIB} MiB"

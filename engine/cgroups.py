@@ -1,7 +1,7 @@
 """Mount the cgroup hierarchies that dockerd needs.
 
-A systemd machine has them. In a bare container nothing is mounted, so this mounts them as the package cgroupfs-mount
-does: the unified hierarchy, unless controllers are bound to version 1.
+On a machine with systemd they are mounted. In a bare container they are not, so this module mounts them in the same way
+as the package cgroupfs-mount: the unified hierarchy, unless controllers are bound to version 1.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 def mount_commands(proc_cgroups: str, mounted: Sequence[str]) -> list[list[str]]:
     """The commands that mount the cgroup hierarchies; empty if some are mounted already.
 
-    ``proc_cgroups`` is the text of /proc/cgroups (name, hierarchy, number, enabled), ``mounted`` the file system
-    types mounted at and below /sys/fs/cgroup. A controller whose hierarchy is 0 is free for version 2.
+    ``proc_cgroups`` is the text of /proc/cgroups (name, hierarchy, number, enabled), ``mounted`` the types of the file
+    systems that are mounted at and below /sys/fs/cgroup. A controller whose hierarchy is 0 is free for version 2.
     """
     if "cgroup" in mounted or "cgroup2" in mounted:
         return []

@@ -28,7 +28,7 @@ ENGINE_ERRORS = (
     *(docker.errors.DockerException, requests.RequestException),
     *(urllib3.exceptions.HTTPError, http.client.HTTPException, ConnectionError),
 )
-"""docker-py raises these if the engine refuses a request, does not respond, or ends during a response."""
+"""docker-py raises these if the engine rejects a request, does not respond, or exits during a response."""
 
 
 class Selection(NamedTuple):
@@ -41,7 +41,7 @@ class Selection(NamedTuple):
 
 
 def selected() -> Selection:
-    """The engine in DOCKER_HOST, else that of docker's context. Raises EngineUnavailable if it cannot be used."""
+    """The engine in DOCKER_HOST, or else in docker's context. Raises EngineUnavailable if it cannot be used."""
     if host := os.environ.get("DOCKER_HOST", ""):
         return _supported(Selection(host))
     from_environment = os.environ.get("DOCKER_CONTEXT", "")
@@ -80,7 +80,7 @@ def _supported(selection: Selection) -> Selection:
 def connect(*, timeout_s: float = 600.0) -> docker.DockerClient:
     """A client of the selected engine.
 
-    ``timeout_s`` is the limit for each API call. Raises EngineUnavailable, EngineUnavailable.
+    ``timeout_s`` is the limit for each API call. Raises EngineUnavailable.
     """
     return connect_to(selected(), timeout_s=timeout_s)
 

@@ -57,7 +57,7 @@ def _namespace() -> str:
 
 
 def remove_abandoned() -> None:
-    """Remove the containers of processes that have ended, running or stopped, and print their names.
+    """Remove the containers of processes that no longer exist, whether running or stopped, and print their names.
 
     Does nothing if no engine responds.
     """
@@ -75,7 +75,7 @@ def remove_abandoned() -> None:
 
 
 def _creator_runs(text: str) -> bool:
-    """Whether a container's process may still run; in another namespace this is not known."""
+    """Whether a container's process may still be running; this is not known in another namespace."""
     try:
         creator = json.loads(text)
         return creator["namespace"] != _namespace() or find_recorded(creator) is not None
@@ -147,7 +147,7 @@ def _remove(box: Container) -> None:
 
 
 def _end(box: Container, patience_s: float) -> None:
-    """End the process in a container, if it runs."""
+    """Stop the process in a container if it is running."""
     with contextlib.suppress(*ENGINE_ERRORS):
         box.reload()
         if box.status != "running":
@@ -178,10 +178,10 @@ def run_in(
     fix: str = "",
     patience_s: float = 0.0,
 ) -> Ran:
-    """Run ``argv`` to its end in a new container of ``image``; its output is written to ``log`` immediately.
+    """Run ``argv`` to completion in a new container of ``image``; its output is written to ``log`` immediately.
 
     ``binds`` are ``SOURCE:TARGET:ro|rw``. Raises CommandFailed (unless ``check`` is false) or CommandTimedOut
-    (``limit_s`` seconds), with the last lines of the output; EngineUnavailable if the engine ends meanwhile.
+    (``limit_s`` seconds), with the last lines of the output; EngineUnavailable if the engine exits in the meantime.
     ``patience_s`` as in ``container``.
     """
     began = time.monotonic()
@@ -253,7 +253,7 @@ def run_in(
 def _collect(
     stream: Iterator[bytes], write: Callable[[str], object] | None, on_line: Callable[[str], None] | None
 ) -> str:
-    """The whole output; each block is passed to ``write``, each line to ``on_line``."""
+    """The full output; each block is passed to ``write``, each line to ``on_line``."""
     output: list[str] = []
     rest = ""
     decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode  # a block may end within a character
@@ -275,6 +275,6 @@ def _collect(
 
 
 def calling_user() -> tuple[int, int]:
-    """User and group id of the caller; under sudo, those of the user who ran sudo."""
+    """User and group id of the caller; under sudo, of the user who ran sudo."""
     uid, gid = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
     return (int(uid), int(gid)) if uid and gid else (os.getuid(), os.getgid())

@@ -1,8 +1,9 @@
 """Use the engine that responds, or start one.
 
 1. An engine that responds at the selected address (engine.connect) is used as it is.
-2. Where systemd is the init, it starts ``docker.service``.
-3. Elsewhere (containers, CI) this starts ``dockerd`` in its own session, so that it outlives the task.
+2. If systemd is the init system, it starts ``docker.service``.
+3. Otherwise (containers, CI), this module starts ``dockerd`` in a separate session, so that it continues to run after
+   the task.
 
 A ``dockerd`` that was started in step 3 is recorded, and ``stop_engine`` stops it (engine.dockerd, engine.stop).
 """
@@ -50,7 +51,7 @@ class EngineInfo:
     """An engine that responds."""
 
     address: str
-    """In the form of DOCKER_HOST."""
+    """The address in the format of DOCKER_HOST."""
     version: str
     api_version: str
     storage_driver: str
@@ -64,7 +65,7 @@ class EngineInfo:
 def ensure_running(config: Config) -> EngineInfo:
     """Use the engine that responds, else start one (see the module's docstring); returns its description.
 
-    Raises EngineUnavailable, UserError (with the log's last lines), EngineUnavailable or ProgramMissing.
+    Raises EngineUnavailable, UserError (with the log's last lines) or ProgramMissing.
     """
     return ensure_daemon(Daemon.of(config), selected())
 
@@ -236,15 +237,15 @@ def _wait_for_response(daemon: Daemon, started: psutil.Process | None, offset: i
 def _ended_early(daemon: Daemon, offset: int) -> UserError:
     tail = _tail(daemon.log, offset)
     return UserError(
-        "dockerd ended while starting",
+        "dockerd exited during startup",
         expected="dockerd to keep running",
         found=f"its last lines:\n{tail}",
-        fix=_fix_for(tail) + f"; the whole log: {daemon.log}",
+        fix=_fix_for(tail) + f"; the full log: {daemon.log}",
     )
 
 
 def _fix_for(tail: str) -> str:
-    """The fix for the usual causes of an early end of dockerd."""
+    """The fix for the usual causes if dockerd exits early."""
     lowered = tail.lower()
     known = (
         ("needs to be started with root", "run as root, or install sudo"),

@@ -1,4 +1,4 @@
-"""Stop the engine that ``./inv`` started, and nothing else."""
+"""Stop the engine that ``./inv`` started, and no other engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STOP_LIMIT_S = 30.0
 def stop_engine(config: Config) -> str:
     """Stop the engine that ``ensure_running`` started; returns a description of what was done.
 
-    It is not an error if there is nothing to stop. Raises UserError if the process does not end.
+    It is not an error if there is nothing to stop. Raises UserError if the process does not exit.
     """
     return stop_daemon(Daemon.of(config))
 
@@ -51,7 +51,7 @@ def stop_daemon(daemon: Daemon) -> str:
 
 
 def end_process(process: psutil.Process, name: str) -> None:
-    """Send SIGTERM, wait, then send SIGKILL. Raises UserError if the process still runs."""
+    """Send SIGTERM, wait, then send SIGKILL. Raises UserError if the process is still running."""
     for number, wait_s in ((signal.SIGTERM, _STOP_LIMIT_S), (signal.SIGKILL, 5.0)):
         if not running(process):
             return
@@ -67,15 +67,15 @@ def end_process(process: psutil.Process, name: str) -> None:
                 return
             time.sleep(0.05)
     raise UserError(
-        f"{name} does not end",
-        expected=f"the process to end within {_STOP_LIMIT_S:.0f} s of SIGTERM, or after SIGKILL",
-        found=f"pid {process.pid} still runs",
+        f"{name} does not exit",
+        expected=f"the process to exit within {_STOP_LIMIT_S:.0f} s of SIGTERM, or after SIGKILL",
+        found=f"pid {process.pid} is still running",
         fix="a process that survives SIGKILL waits for a disk or a file server: look at dmesg",
     )
 
 
 def end_leftovers(daemon: Daemon, *, shims: bool = True) -> Iterator[str]:
-    """End containerd and its ``shims`` after dockerd was killed; yields a description for each process.
+    """Stop containerd and its ``shims`` after dockerd was killed; yields a description for each process.
 
     They are recognised by the daemon's exec-root on their command line. The same path in another root (a chroot, a
     container) or mount namespace belongs to another daemon, so both must be ours.

@@ -15,12 +15,12 @@ _LIMIT_S = 120.0
 
 
 def booted() -> bool:
-    """Whether systemd is this machine's init: its folder exists (sd_booted(3))."""
+    """Whether systemd is this machine's init system: its folder exists (sd_booted(3))."""
     return _BOOTED.is_dir()
 
 
 def runs_engine() -> bool:
-    """Whether systemd is this machine's init and runs the engine."""
+    """Whether systemd is this machine's init system and runs the engine."""
     if not booted():
         return False
     with contextlib.suppress(CommandFailed, ProgramMissing):
@@ -38,14 +38,14 @@ def start_engine() -> None:
         except subprocess.TimeoutExpired as fault:
             raise EngineUnavailable(
                 "systemd timed out while starting the Docker engine",
-                expected="systemctl start docker.service to end",
+                expected="systemctl start docker.service to finish",
                 found=f"still running after {fault.timeout:.0f} s",
                 fix="look for the cause with journalctl -u docker.service",
             ) from fault
     if ended.returncode != 0:
         raise EngineUnavailable(
             "systemd could not start the Docker engine",
-            expected="systemctl start docker.service to end with status 0",
+            expected="systemctl start docker.service to exit with status 0",
             found=f"status {ended.returncode}: {ended.stderr.strip()[-400:]}",
             fix="journalctl -u docker.service shows why; apt-get install docker.io if the unit is missing",
         )

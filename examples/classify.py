@@ -6,7 +6,7 @@
     python3 classify.py --weights mobilenet_v2.pth --camera clip.mp4 # or of a video, or of a stream's URL
 
 The weights are a state dict, such as torchvision offers for its models. The int8 network is made from them here: its
-ranges are those of the picture and of its mirror image.
+ranges are computed from the image and its mirror image.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _COLOURS = {PASS: "green", FAIL: "bold red", INCOMPLETE: "yellow"}
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the probe: the number of the signal that ended it, and the error that it raised."""
+    """A step of the probe: the number of the signal that killed it, and the error that it raised."""
 
     step: str
     signal: int
@@ -52,20 +52,20 @@ class Step:
     def result(self) -> str:
         """Its result as text."""
         if self.signal:
-            return "illegal instruction" if self.signal == _ILLEGAL else f"ended by signal {self.signal}"
+            return "illegal instruction" if self.signal == _ILLEGAL else f"killed by signal {self.signal}"
         return self.error or "ok"
 
 
 @dataclass(frozen=True)
 class Probed:
-    """The run on the emulated CPU. ``reason`` says why there is none."""
+    """The run on the emulated CPU. ``reason`` states why there is none."""
 
     steps: tuple[Step, ...] = ()
     reason: str = ""
 
     @property
     def verdict(self) -> str:
-        """Illegal instructions fail; steps that end in another way prove nothing."""
+        """Illegal instructions fail; a step that fails for another reason does not prove anything."""
         if any(item.signal == _ILLEGAL for item in self.steps):
             return FAIL
         return PASS if self.steps and all(item.result == "ok" for item in self.steps) else INCOMPLETE
@@ -85,7 +85,7 @@ class Audited:
 
     @property
     def verdict(self) -> str:
-        """Unchecked instructions fail the wheel even if the probe did not reach them."""
+        """A wheel with unchecked instructions fails even if the probe did not execute them."""
         return FAIL if self.static.count(UNCHECKED) else self.probed.verdict
 
     def as_json(self) -> str:
@@ -121,7 +121,7 @@ class Audited:
         out.print(Text(f"verdict: {self.verdict}", style=_COLOURS[self.verdict]))
 
     def require_pass(self) -> None:
-        """Raise WheelUnusable for a wheel that fails, and ChecksFailed if the probe did not run to its end."""
+        """Raise WheelUnusable for a wheel that fails, and ChecksFailed if the probe did not run to completion."""
         if self.verdict == FAIL:
             illegal = [item.step for item in self.probed.steps if item.signal == _ILLEGAL]
             found = (
@@ -175,8 +175,8 @@ def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
     """Audit a wheel for a CPU, whose architecture is the target instead of the configuration's.
 
     ``text`` is NAME==VERSION or the path of a wheel, relative to ``folder``. Raises ConfigError for an unknown CPU,
-    SourceUnavailable, NetworkUnreachable, WheelUnusable or PlatformMismatch for a wheel that is not one of the target,
-    and what ``flow.cpu_tools.ready`` raises.
+    SourceUnavailable, NetworkUnreachable, WheelUnusable or PlatformMismatch for a wheel that is not for the target, and
+    the same exceptions as ``flow.cpu_tools.ready``.
     """
     wanted_cpu = cpu_gate.load_cpu(cpu)
     config = dataclasses.replace(config, image=dataclasses.replace(config.image, architecture=wanted_cpu.architecture))
@@ -231,7 +231,7 @@ def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) ->
 def _no_probe(config: Config) -> str:
     """Why the wheel cannot be run; empty if it can."""
     if host_architecture() == config.image.target:
-        return "this PC executes the target's programs itself, so no CPU can be emulated for them"
+        return "this PC executes the target's programs natively, so no CPU can be emulated"
     ensure_running(config)
     reference = config.image_reference("rootfs")
     with contextlib.closing(connect()) as client:
@@ -278,7 +278,7 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
 
 
 def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
-    """The first functions that are not checked: the unchecked ones before the unproven ones."""
+    """The first functions without a check: unchecked functions, then unproven functions."""
     lines = []
     for state in (UNCHECKED, UNPROVEN):
         found = [item for item in static.functions if item.state == state]

@@ -14,8 +14,8 @@ from toolchain.errors import UserError
 def build_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of a target's folder, and remove what killed builds left there.
 
-    A folder that is read-only for this user can be used as long as no step has to run. Raises RootNeeded where not even
-    the lock file can be opened, UserError where another build holds it.
+    A folder that is read-only for this user can be used as long as no step has to run. Raises RootNeeded if the lock
+    file cannot be opened, UserError if another build holds the lock.
     """
     refusal = UserError(
         f"another build is running in {folder}",

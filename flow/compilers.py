@@ -1,4 +1,4 @@
-"""Which compiler makes the code of the image: Debian's cross compiler, or the emulated compiler of the target."""
+"""Which compiler generates the code of the image: Debian's cross compiler, or the emulated compiler of the target."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from toolchain import progress
 
 
 def emulated_compiler_reason(context: Context) -> str:
-    """Why only the target's own compiler can be used; empty where Debian's cross compiler can."""
+    """Why only the target's own compiler can be used; empty if Debian's cross compiler can be used."""
     flavour = target_flavour(context.image)
     if not flavour.compiles_for:
         return ""
@@ -30,9 +30,9 @@ def library_image(context: Context) -> str:
 
 
 def newer_code_warning(context: Context, wheel: str) -> tuple[str, ...]:
-    """Print and return the warning that a cross-compiled wheel needs a newer CPU than the image, where it does."""
+    """If a cross-compiled wheel requires a newer CPU than the image, print and return a warning."""
     if not (older := target_flavour(context.image).compiles_for):
         return ()
-    warning = f"{wheel} is not {older} code: it does not run on a Pi 1, whose CPU supports nothing newer"
+    warning = f"{wheel} is not {older} code: it does not run on a Pi 1, whose CPU does not support newer code"
     progress.warn(warning)
     return (warning,)

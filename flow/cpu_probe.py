@@ -1,8 +1,10 @@
-"""Import packages and run operators on an emulated CPU. This file runs in a container, with Python's library only.
+"""Import packages and run operators on an emulated CPU.
+
+This file runs in a container and requires only Python's standard library.
 
 Usage: ``cpu_probe.py STEPS``, where STEPS is JSON: a list of [name, Python code]. The first step imports the package.
-Each other step runs in a process of its own, which has the names of the first one. For each step a line of JSON is
-printed: its name, and the signal that ended it (0: none) or the last line of its error.
+Every other step runs in a separate process, in which the names of the first step are defined. For each step a line of
+JSON is printed: its name, and the signal that killed it (0: none) or the last line of its error.
 """
 
 import ctypes
@@ -19,7 +21,7 @@ def report(step: str, number: int, error: str) -> None:
 
 
 def run(step: str, code: str, names: dict[str, object]) -> bool:
-    """Run a step in a process of its own."""
+    """Run a step in a separate process."""
     child = os.fork()
     if child == 0:
         os._exit(0 if execute(step, code, names) else 1)

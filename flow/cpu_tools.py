@@ -12,7 +12,7 @@ from flow.steps import extracted_tools
 from toolchain.config import Config, ImageConfig
 
 SUITE = "bookworm"
-"""The release whose emulator supports plugins. That of trixie is linked statically, and cannot load any."""
+"""The release whose emulator supports plugins. Trixie's emulator is statically linked and cannot load plugins."""
 
 
 def ready(config: Config) -> Path:

@@ -33,7 +33,7 @@ _RELEASE = re.compile(r"\d+\.\d+\.\d+")
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The results of the tests. ``reasons`` are those of skipped tests."""
+    """The results of the tests. ``reasons`` are the reasons for skipped tests."""
 
     torch: str
     passed: int
@@ -49,7 +49,7 @@ class Checked:
 def require_checkable(architecture: str, *, check: bool, torch: Sequence[str]) -> None:
     """Check, before the wheel is built, that this machine can run the requested tests.
 
-    Raises PlatformMismatch for the wheel of another machine, and as ``other_torch`` for a release.
+    Raises PlatformMismatch for a wheel for another machine, and the same exceptions as ``other_torch``.
     """
     for version in torch:
         _require_release(version)
@@ -98,7 +98,7 @@ def other_torch(config: Config, version: str) -> Path:
             return SourceUnavailable(
                 f"the package index does not have {name}",
                 expected="a release for this Python and machine",
-                found=f"none for Python {platform.python_version()} (whole log: {log})",
+                found=f"none for Python {platform.python_version()} (full log: {log})",
                 fix="pip index versions torch lists the releases",
             )
 
@@ -119,7 +119,7 @@ def other_torch(config: Config, version: str) -> Path:
 
 
 def install(config: Config, wheel: Path) -> Mapping[str, str]:
-    """Install the wheel into a separate folder; the variables with which Python finds it."""
+    """Install the wheel into a separate folder; returns the variables that make Python find it."""
     site = config.build_root / "cuda" / "site"
     with files.scratch_folder(site.parent, site.name) as scratch:
         made = scratch / "made"
@@ -148,7 +148,7 @@ def install(config: Config, wheel: Path) -> Mapping[str, str]:
 def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
     """Install the wheel and run its tests with the torch of the native environment or another release.
 
-    Raises ChecksFailed with the end of pytest's output, and as ``other_torch``.
+    Raises ChecksFailed with the end of pytest's output, and the same exceptions as ``other_torch``.
     """
     environment = install(config, wheel)
     python = other_torch(config, torch) if torch else native.python_of(config)
@@ -181,7 +181,7 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
             "the tests of the CUDA operators fail on this machine\n" + "\n".join(done.output.splitlines()[-60:]),
             expected=f"{SUITE.name} to pass",
             found=last,
-            fix=f"the whole output is in {log}",
+            fix=f"the full output is in {log}",
         )
     counts = {name: int(number) for number, name in re.findall(r"(\d+) (passed|skipped)", last)}
     reasons = sorted(set(re.findall(r"^SKIPPED \[\d+\] [^ ]+: (.+)$", done.output, re.MULTILINE)))
@@ -190,7 +190,7 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
 
 
 def interpreter(config: Config) -> Path:
-    """The Python for ``cuda-timing``: the configured one, or that of the native environment."""
+    """The Python for ``cuda-timing``: the configured Python, or the Python of the native environment."""
     if config.cuda.python:
         return ROOT / config.cuda.python
     ours = native.python_of(config)

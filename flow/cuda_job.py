@@ -17,9 +17,9 @@ from toolchain.errors import PlatformMismatch
 from toolchain.steps import Decision
 
 TARGETS = ("amd64", "arm64")
-"""Machines that a wheel can be for: PCs, and boards with an NVIDIA GPU."""
+"""Machines for which a wheel can be built: PCs, and boards with an NVIDIA GPU."""
 SUITE = "bookworm"
-"""The older release, regardless of the configuration: what is linked there also runs on newer systems."""
+"""The older release, regardless of the configuration: libraries that are linked there also run on newer systems."""
 
 
 @dataclass(frozen=True, kw_only=True)

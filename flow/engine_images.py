@@ -37,6 +37,6 @@ def image_missing(context: Context, role: str) -> Callable[[Manifest], str]:
             return "the engine no longer has its image"
         except (EngineUnavailable, *ENGINE_ERRORS):
             return NO_ENGINE
-        return "" if found == made.facts["image"] else "the engine has another image under its name"
+        return "" if found == made.facts["image"] else "the engine has a different image with this name"
 
     return probe

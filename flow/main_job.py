@@ -24,7 +24,7 @@ from toolchain.steps import MANIFEST_SUFFIX, Decision, Pipeline
 
 _MIRROR = "mirror"
 _NEED_ROOT = ("tools", "builder", "dev", "rootfs")
-"""Steps whose products contain files of several owners: only root can make them."""
+"""Steps whose products contain files of several owners: only root can create them."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Built:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of all steps, including those of earlier runs: they apply as long as the product is used."""
+        """Warnings of all steps, including earlier runs, because they apply as long as the product is used."""
         return all_warnings(self.manifests)
 
 
@@ -74,7 +74,7 @@ def plan(
 
 
 def _pipeline(context: Context, again: Sequence[str], only: Sequence[str]) -> Pipeline:
-    """The steps of the main job, and those of the workbench if one of them is named."""
+    """The steps of the main job, and also the steps of the workbench if one of them is named."""
     usual = pipelines.main_job(context)
     with_workbench = pipelines.main_job(context, with_workbench=True)
     extra = {step.name for step in with_workbench.steps} - {step.name for step in usual.steps}

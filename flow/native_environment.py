@@ -62,6 +62,6 @@ def pip(config: Config, *words: str) -> None:
 
 
 def python_output(config: Config, code: str) -> str:
-    """Run ``code`` in the environment; what it prints to standard output."""
+    """Run ``code`` in the environment; returns its standard output."""
     done = process.run([python_of(config), "-c", code], env=environment_of(config), limit_s=300, merge_stderr=False)
     return done.output.strip()

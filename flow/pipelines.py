@@ -27,9 +27,9 @@
     native-python ──┬── native-qpu-ops ──┬── native-suite
     native-libqpu ──┘                    └── native-breadth
 
-The development root is needed for shells, and for an extension that is built in the target's own container: where the
-native compiler is switched off, or where only the target's compiler generates the right code. libqpu is compiled there
-too in the latter case.
+The development root is required for shells. It is also required if the extension is built in the target's container,
+because the native compiler is disabled or because only the target's compiler generates the right code. In the latter
+case, libqpu is also compiled there.
 
 Manifests and products of the steps are in the folder of the target.
 """
@@ -79,7 +79,7 @@ from toolchain.steps import Pipeline
 
 
 def main_job(context: Context, *, with_workbench: bool = False) -> Pipeline:
-    """From the mirror to the system image; optionally the image that shells are opened in."""
+    """From the mirror to the system image; optionally the image in which shells are opened."""
     config = context.config
     with_dev = with_workbench or not is_extension_cross_compiled(context)
     modules = (

@@ -2,7 +2,7 @@
 
 The index offers the wheels in the wheelhouses, the torch wheel that the image would get (recipes.torch.resolve), its
 companions if they are finished, and the wheel of TVM's FFI. Other torch wheels that fit the image are left out: pip
-would choose the newest one, and the board would run another torch than the image.
+would choose the newest one, and the board would run a different torch from the image's.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Offer:
     """The wheels to serve for a configuration, by file name; call it for the current ones.
 
     torch, its companions and TVM's FFI are chosen and audited again only if the available wheels have changed, because
-    an audit takes seconds. The constructor raises what ``resolve.resolve`` and ``tvm_ffi.find`` raise for wheels that
-    are damaged or for another machine. Later such a wheel causes a warning, and is not served.
+    an audit takes seconds. The constructor raises the same exceptions as ``resolve.resolve`` and ``tvm_ffi.find`` for
+    wheels that are damaged or for another machine. Later such a wheel causes a warning, and is not served.
     """
 
     def __init__(self, config: Config) -> None:
@@ -110,7 +110,7 @@ class Offer:
 def serve_wheels(config: Config, *, address: str | None = None, port: int | None = None) -> None:
     """Serve the wheels until Ctrl-C, SIGTERM or SIGHUP; prints the commands for the board.
 
-    Raises ArtefactMissing if there is no wheel, and what ``running_index`` raises.
+    Raises ArtefactMissing if there is no wheel, and the same exceptions as ``running_index``.
     """
     with progress.step("examine the wheels"):
         offer = Offer(config)

@@ -51,12 +51,15 @@ def optional(config: Config) -> list[tuple[str, str]]:
 
 
 def push_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
-    """Push the whole artefact cache. Raises as ``artefacts.push``."""
+    """Push the complete artefact cache. Raises the same exceptions as ``artefacts.push``."""
     return artefacts.push(config, registry=registry, user=user)
 
 
 def pull_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
-    """Pull the artefacts that this checkout would build, and optional ones. Raises as ``artefacts.pull``."""
+    """Pull the artefacts that this checkout would build, and optional ones.
+
+    Raises the same exceptions as ``artefacts.pull``.
+    """
     pulled = [_pull(config, name, key, registry=registry, user=user) for name, key in wanted(config)]
     for name, key in optional(config):
         with contextlib.suppress(ReferenceNotFound):
@@ -65,7 +68,7 @@ def pull_artefacts(config: Config, *, registry: str | None = None, user: str | N
 
 
 def artefact_key(config: Config, name: str, key: str) -> str:
-    """The key of the artefact that the builder of this machine would make; empty without a builder.
+    """The key of the artefact that the builder on this machine would produce; empty without a builder.
 
     Prints a warning if the contents of the builder cannot be read.
     """
@@ -105,5 +108,6 @@ def _pull(config: Config, name: str, key: str, *, registry: str | None, user: st
             return artefacts.pull(config, name, exact, registry=registry, user=user, stated=stated)
     pulled = artefacts.pull(config, name, key, registry=registry, user=user, stated=stated)
     if exact:
-        progress.say(f"    {name}: the registry has none of this builder; this is the last one of the recipe")
+        note = "the registry does not have the artefact of this builder; this is the last one of the recipe"
+        progress.say(f"    {name}: {note}")
     return pulled

@@ -116,10 +116,10 @@ def _new_name() -> str:
 
 
 def _end(docker: str, name: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Remove the container, whatever the state of the docker program that started it.
+    """Remove the container, regardless of the state of the docker program that started it.
 
-    That program then ends and restores the terminal. It may still be creating the container: therefore the container is
-    removed repeatedly until the program has ended.
+    That program then exits and restores the terminal. It may still be creating the container: therefore the container
+    is removed repeatedly until the program has exited.
     """
     deadline = time.monotonic() + _END_LIMIT_S
     while True:
@@ -134,7 +134,7 @@ def _end(docker: str, name: str, started: Sequence[subprocess.Popen[bytes]]) -> 
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_END_LIMIT_S,
-                start_new_session=True,  # a second Ctrl-C in the terminal must not end it
+                start_new_session=True,  # a second Ctrl-C in the terminal must not stop it
             )
         if ended:
             return

@@ -88,7 +88,7 @@ def _forced(again: bool) -> frozenset[str]:
 
 
 def _restore_in_cache(config: Config, made: Manifest) -> None:
-    """Put the products into the artefact cache again if it has lost or damaged them."""
+    """Store the products in the artefact cache again if they are missing or damaged there."""
     (wheel,) = [item.path for item in made.artefacts if item.path.suffix == ".whl"]
     key = made.facts["key"]
     artefact_key = made.facts.get("cache") or provenance.artefact_key(key, provenance.versions_of(wheel))

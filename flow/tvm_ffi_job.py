@@ -1,7 +1,7 @@
-"""``build-tvm-ffi``: apache-tvm-ffi's wheel for boards that the package index has none for.
+"""``build-tvm-ffi``: apache-tvm-ffi's wheel for boards for which the package index does not have a wheel.
 
-The wheel goes into the wheelhouse, from which ``serve-wheels`` offers it to boards, and into the artefact cache, from
-which the next build with the same inputs takes it.
+The wheel is stored in the wheelhouse, from which ``serve-wheels`` offers it to boards, and in the artefact cache, which
+the next build with the same inputs uses.
 """
 
 from __future__ import annotations

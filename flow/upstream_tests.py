@@ -2,9 +2,9 @@
 
 The files come from the source package that the recipe pins. A failure is *explained* if ``upstream.toml`` states a
 reason for it; otherwise it is an error. Tests that it lists as *left out* are not run and are counted separately. A
-file that exceeds the time limit is ended, and its results so far are counted.
+file that exceeds the time limit is stopped, and its results so far are counted.
 
-The exit status of pytest does not show whether a file was completed: a process that a test forked can write one too,
+The exit status of pytest does not show whether a file was completed: a process that a test forked can also report one,
 and pytest itself can be killed. Therefore the collected tests are compared with those whose teardown was reported. The
 difference is *not run*.
 
@@ -90,7 +90,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Collected:
-    """The names of tests that the plug-in wrote: all of the file, and those of the requested part."""
+    """The names of tests that the plug-in wrote: all tests of the file, and the tests of the requested part."""
 
     whole: Sequence[str]
     part: Sequence[str]
@@ -166,7 +166,7 @@ def run_tests(
     A name is that of a file or of a part (``Part``). ``limit_s`` is the limit per file or part in seconds; ``tests`` is
     another folder of test files. Prints a warning for patterns in ``upstream.toml`` that match no test of their file.
     Raises ChecksFailed with the unexplained failures, ArtefactMissing for an unknown file or without an image with
-    torch, and as ``fetch_packages`` and ``unpack``.
+    torch, and the same exceptions as ``fetch_packages`` and ``unpack``.
     """
     data = tomllib.loads(LIST.read_text())
     wanted = [Part.parse(name) for name in names or data["files"]]
@@ -356,8 +356,8 @@ def tally(
 ) -> Result:
     """The result of a file from the lines of pytest-reportlog (one JSON report each).
 
-    ``hung``: no signal ended pytest. ``tests`` is None if pytest ended before it had collected them: the file then
-    counts as failed, whatever the exit status of pytest.
+    ``hung``: pytest could not be stopped by a signal. ``tests`` is None if pytest exited before it had collected them:
+    the file then counts as failed, whatever the exit status of pytest.
     """
     outcomes: dict[str, str] = {}
     messages: dict[str, str] = {}
@@ -416,12 +416,12 @@ def tally(
 def _ended(status: int | None, tests: Collected | None, not_run: int, *, hung: bool, cut_off: str) -> str:
     """Why a file was not completed, or empty. ``status`` is pytest's reported exit status, or None."""
     if hung:
-        return "hung, and no signal ended it"
+        return "hung, and could not be stopped by a signal"
     if status not in (None, 0, 1, 2, 5):
-        return f"pytest ended with status {status}"
+        return f"pytest exited with status {status}"
     if status in (0, 1, 5) and tests is not None and not not_run:
         return ""
-    return cut_off or "pytest ended early"
+    return cut_off or "pytest exited early"
 
 
 def _file_of(pattern: str) -> str:

@@ -45,7 +45,7 @@ class Verified:
         """One line."""
         subject = f"{len(self.names)} objects" if self.mode == "sampled" else self.names[0]
         seed = f", chosen with seed {self.seed}" if self.mode == "sampled" else ""
-        return f"{subject} built again to the same bytes in {self.seconds:.0f} s{seed}"
+        return f"{subject} built again with identical bytes in {self.seconds:.0f} s{seed}"
 
 
 def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: int | None = None) -> Verified:
@@ -67,7 +67,7 @@ def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: 
 
 
 def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
-    """Compile ``sample`` objects of the builder's tree again. Raises as ``verify_torch``."""
+    """Compile ``sample`` objects of the builder's tree again. Raises the same exceptions as ``verify_torch``."""
     began = time.monotonic()
     listed = builder.home / "pytorch" / "build" / "compile_commands.json"
     if not listed.is_file():
@@ -181,8 +181,8 @@ def made_alike(wheels: Sequence[tuple[Path, str]], versions: Mapping[str, str]) 
         more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
         differences.append(f"{wheel.name} ({where}): {', '.join([*changes[:_SHOWN], *more])}")
     raise ArtefactMissing(
-        "there is no wheel to compare with: the builder image now has another compiler or other packages",
+        "there is no wheel to compare with: the compiler or packages of the builder image have changed",
         expected="a wheel that was compiled with the versions in the builder image",
         found="; ".join(differences),
-        fix="run ./inv build-torch, which makes one, and then this task again",
+        fix="run ./inv build-torch, and then this task again",
     )

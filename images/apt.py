@@ -47,7 +47,7 @@ _UPDATE_LIMIT_S = 300.0
 _DOWNLOADER = "/usr/lib/apt/apt-helper"
 _LISTS = "the mirror's package lists"
 _LEAST_ROOM = 1 << 16
-"""Bytes: if apt failed and less space was free, the disk was full, whatever apt reports about the truncated file."""
+"""Bytes. If apt failed and less space was free, the disk was full, even if apt reports a truncated file."""
 _FIELD = re.compile(r"^(Codename|Date|Origin): (.+)$", re.MULTILINE)
 """Fields of Release and InRelease files."""
 _FETCHING = re.compile(r"^[EW]: (?:Failed to fetch \S+ *)?")
@@ -62,7 +62,7 @@ UNREACHABLE = re.compile(
     r"^[EW]: .*(?:Could not (?:resolve|connect)|Temporary failure resolving|Failed to fetch|Unable to connect)",
     re.MULTILINE,
 )
-"""apt's errors for a mirror that does not answer, or that lacks files of its verified lists.
+"""apt's errors for a mirror that does not respond, or that does not have all files of its verified lists.
 
 Downloads that succeeded on a retry, and messages of package scripts, are not matched: apt does not mark them as errors.
 """
@@ -235,7 +235,10 @@ def _fetched_keyring(flavour: Flavour, folder: Path) -> Path:
 
 
 def fetch_keys(config: Config, keyrings: Path) -> None:
-    """Fetch the keys of ``sources_for`` that are not in ``keyrings``, or not as pinned. Raises as ``fetch_key``."""
+    """Fetch the keys of ``sources_for`` that are missing in ``keyrings``, or not the pinned keys.
+
+    Raises the same exceptions as ``fetch_key``.
+    """
     for flavour, _ in _wanted(config.image):
         if flavour.keyring:
             continue
@@ -425,7 +428,7 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
         return fault.found
     complaints = [line for line in done.output.splitlines() if line.startswith(("E:", "W:"))]
     if done.returncode or any("Failed to fetch" in line or "not signed" in line for line in complaints):
-        first = " ".join((complaints[0] if complaints else f"apt-get update ended with {done.returncode}").split())
+        first = " ".join((complaints[0] if complaints else f"apt-get update exited with {done.returncode}").split())
         if full := files.full_disk(done.output, _LISTS, scratch.parent):
             raise full
         if least[0] < _LEAST_ROOM:
@@ -454,8 +457,9 @@ def download(
 
     The first architecture is the root's own. With ``essential``, essential packages are fetched too. Packages named in
     ``without`` (with or without an architecture) are not fetched although others depend on them, nor are dependencies
-    that only they have. The configuration of this PC's apt has no effect. Files that are in the folder already are not
-    fetched again. Raises CommandTimedOut, or CommandFailed with the end of apt's output, which is written to ``log``.
+    that no other package requires. The configuration of this PC's apt has no effect. Files that are in the folder
+    already are not fetched again. Raises CommandTimedOut, or CommandFailed with the end of apt's output, which is
+    written to ``log``.
     """
     archives.mkdir(parents=True, exist_ok=True)
     (archives / "partial").mkdir(exist_ok=True)
@@ -593,7 +597,7 @@ def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folde
                 f"the source package {package} {version} cannot be fetched",
                 expected=f"the package in {places}",
                 found=complaints[0] if complaints else fault.found,
-                fix="check the network and the mirror (image.mirror): it must carry source packages",
+                fix="check the network and the mirror (image.mirror): it must provide source packages",
             ) from fault
 
 
@@ -617,7 +621,7 @@ def fetch_file(source: Source, path: str, sha256: str, place: Path, log: Path) -
                 f"{place.name} cannot be fetched",
                 expected=f"{uri} with SHA-256 {sha256}",
                 found=complaints[0] if complaints else fault.found,
-                fix="check the network and the mirror (image.mirror): it must carry source packages",
+                fix="check the network and the mirror (image.mirror): it must provide source packages",
             ) from fault
         aside.replace(place)
 
@@ -651,7 +655,7 @@ def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...], *,
 def preferences_text(sources: tuple[Source, ...]) -> str:
     """Preferences of apt for a root of these sources; empty if there are none.
 
-    The packages that a source may provide (``only``) are installed from that source, and no others are.
+    Only the packages that a source may provide (``only``) are installed from that source.
     """
     texts = []
     for origin, only in dict.fromkeys((item.origin, item.only) for item in sources if item.only):

@@ -1,9 +1,9 @@
 """Load a root filesystem and further layers into the engine as an image of the target platform.
 
-The engine's import sets the host's architecture, whatever platform is requested (dockerd 20.10). A *docker-archive*
-contains the image's configuration, so that is loaded instead: a ``manifest.json``, the configuration, and each tar as a
-layer, unchanged. With a fixed creation time the image ID, which is the SHA-256 of the configuration, depends on the
-inputs only. Loading a large layer takes a third of the time of ``ADD`` in a Dockerfile.
+The engine's import always sets the host's architecture, regardless of the requested platform (dockerd 20.10). A
+*docker-archive* contains the image's configuration, so that is loaded instead: a ``manifest.json``, the configuration,
+and each tar as a layer, unchanged. With a fixed creation time the image ID, which is the SHA-256 of the configuration,
+depends on the inputs only. Loading a large layer takes a third of the time of ``ADD`` in a Dockerfile.
 
 Format: docker image specification v1.2, "Combined Image JSON + Filesystem Changeset Format".
 """
@@ -92,7 +92,7 @@ def load(
     with progress.bar(f"load {reference}", total=sum(layer.tar.size for layer in sent), in_bytes=True) as bar:
         stream = _archive([("manifest.json", manifest), (name, config)], [layer.tar for layer in sent], bar)
         try:
-            # Read all events, or the connection stays open. "message" is the key of a refused request.
+            # Read all events, or the connection stays open. "message" is the key of a rejected request.
             events: list[dict[str, Any]] = list(client.api.load_image(stream))  # type: ignore[no-untyped-call]
             errors = [str(event[key]) for event in events for key in ("error", "message") if key in event]
         except ENGINE_ERRORS as fault:
@@ -127,7 +127,7 @@ def verify(
         found = client.images.get(reference)
     except docker.errors.ImageNotFound as fault:
         raise CommandFailed(
-            f"{reference} is missing in the engine, which has just made it",
+            f"{reference} is missing in the engine, although it was just created",
             expected="the image",
             found=str(fault.explanation),
             fix="another program may be removing images; stop it and run ./inv build-image again",

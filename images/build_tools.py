@@ -1,12 +1,13 @@
 """Native build tools in an emulated container, in addition to the native compiler (images.native).
 
 A build spends much of its time in programs that only read and write text and start the compiler: the shell, CMake,
-pkg-config, pip, Meson, Cython. Native ones of the same version write the same text, seven to fifteen times faster. They
-are mounted over the emulated ones, as the compiler is.
+pkg-config, pip, Meson, Cython. Native programs of the same version write the same text seven to fifteen times faster.
+They are mounted over the emulated programs, like the compiler.
 
 Programs whose output depends on the machine that they are compiled for stay emulated: ``uname``, ``arch``, dpkg, perl,
-bash (``MACHTYPE``), and programs that print words of the machine's width. CMake calls ``uname``, so it sees the target.
-pkg-config gets the target's paths from the environment; only its variable ``pc_path`` still has those of this PC.
+bash (``MACHTYPE``), and programs that print words of the machine's width. CMake calls ``uname``, so it detects the
+target. pkg-config gets the target's paths from the environment; only its variable ``pc_path`` still contains the paths
+of this PC.
 
 pip, Meson and Cython are Python programs; the project determines the versions of Meson and Cython. The target's Python
 is replaced by a small program (``stand_in/python.c``). It runs these three with a native Python that describes itself

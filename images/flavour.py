@@ -55,7 +55,7 @@ class Flavour:
     from_debian: tuple[str, ...]
     """Patterns of the packages that its roots install from Debian's archive: the kernel."""
     compiles_for: str
-    """Target CPU of its compiler, if Debian's cross compiler generates other code for that architecture."""
+    """Target CPU of its compiler, if Debian's cross compiler generates different code for that architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
 """The native compiler in an emulated container.
 
 In a container of the target's architecture every program runs under qemu-user, which makes the compiler seven to ten
-times slower. GCC's cross compiler of the same version writes the same bytes, so it is mounted over the emulated one,
+times slower. GCC's cross compiler of the same version produces the same bytes, so it is mounted over the emulated one,
 over each file ``/usr/bin/TRIPLET-gcc-N``. Every program that calls the compiler, by any path, gets the native one:
-``pip wheel``, make, CMake, a plain ``gcc``. Images do not change; the mounts end with the container.
+``pip wheel``, make, CMake, a plain ``gcc``. Images are not changed, and the mounts are removed together with the
+container.
 
 The read-only mounts are:
 
@@ -56,7 +57,7 @@ class Mounts:
 
 
 def make_farm(folder: Path, dev_tar: Path, target: Architecture, suite: Suite) -> None:
-    """Make the farm of links for the cross compiler in a dev root (``folder`` is replaced).
+    """Create the farm of links for the cross compiler in a dev root (``folder`` is replaced).
 
     ``dev_tar`` is the root's tar; its members are the headers to link to.
     """

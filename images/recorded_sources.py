@@ -1,4 +1,4 @@
-"""Package sources as the manifest of the step ``mirror`` records them."""
+"""Package sources in the form in which the manifest of the step ``mirror`` records them."""
 
 from __future__ import annotations
 

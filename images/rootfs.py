@@ -92,13 +92,13 @@ class RootSpec:
     """Folder of downloaded packages, which is preserved between builds."""
     source_date_epoch: int
     fetched: tuple[str, ...] = ()
-    """The result of ``download``, so that apt need not resolve the packages again; if empty, it does."""
+    """The result of ``download``, so that apt does not resolve the packages again; if empty, apt resolves them."""
     overlays: tuple[Path, ...] = ()
     """Folders that are copied into the root before packages are unpacked."""
     native_tools: Path | None = None
     keyring_package: str = ""
     split_usr: bool = False
-    """As in images.flavour.Suite."""
+    """The same as in images.flavour.Suite."""
 
     @property
     def architecture(self) -> Architecture:
@@ -117,7 +117,7 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
     except OSError as fault:
         seen = os.strerror(fault.errno or 0)
     except subprocess.TimeoutExpired as fault:
-        seen = f"a program of a few bytes still ran after {fault.timeout:.0f} s"
+        seen = f"a program of a few bytes was still running after {fault.timeout:.0f} s"
     if seen:
         raise UserError(
             f"this host cannot execute {architecture.debian} programs",
@@ -171,7 +171,7 @@ def _fetch(
             fault,
             log,
             summary=f"fetching the packages of the {spec.role} root failed",
-            expected="apt-get to end with status 0",
+            expected="apt-get to exit with status 0",
         ) from fault
 
 
@@ -257,8 +257,8 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
             raise full from fault
         raise CommandFailed(
             "the native tools cannot be unpacked",
-            expected="dpkg-deb and tar to end with status 0 for every package",
-            found=f"{fault.tail.strip()[-500:] or fault.found} (whole log: {log})",
+            expected="dpkg-deb and tar to exit with status 0 for every package",
+            found=f"{fault.tail.strip()[-500:] or fault.found} (full log: {log})",
             fix=f"if a package is damaged, remove {packages[0].parent}; it is downloaded again",
         ) from fault
 
@@ -291,7 +291,7 @@ def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _require_root(spec: RootSpec) -> None:
-    require_root(f"to give the files of the {spec.role} root their owners", "./inv TASK, with the task that you gave")
+    require_root(f"to give the files of the {spec.role} root their owners", "./inv TASK, with the same task")
 
 
 def _set_depmod_apart(tree: Path) -> None:
@@ -392,7 +392,7 @@ def _mmdebstrap(
                 fault,
                 log,
                 summary=f"building the {spec.role} root failed",
-                expected="mmdebstrap to end with status 0",
+                expected="mmdebstrap to exit with status 0",
             ) from fault
         if named != aside:
             named.rename(aside)
@@ -403,7 +403,7 @@ def _quoted(path: Path) -> str:
 
 
 def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str, expected: str) -> Exception:
-    """The error that the log shows; ``summary`` and ``expected`` are for errors that are not recognized."""
+    """The error that the log shows; ``summary`` and ``expected`` are for unknown errors."""
     text = log.read_text(errors="replace")
     if full := files.full_disk(text, f"the {spec.role} root", log.parent):
         return full
@@ -426,6 +426,6 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
     return CommandFailed(
         summary,
         expected=expected,
-        found=f"{found} (whole log: {log})",
+        found=f"{found} (full log: {log})",
         fix="read the log; ./inv doctor checks the requirements of this step",
     )

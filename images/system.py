@@ -37,7 +37,7 @@ WHEELS = "pitorch.wheels"
 _TEMPLATE = Path(__file__).resolve().parent / "templates" / "Dockerfile.j2"
 
 _LINE_MADE = re.compile(r"^ ---> ([0-9a-f]{12})$", re.MULTILINE)
-"""The engine's output for the image of a Dockerfile line, new or from the cache."""
+"""The engine's output for the image of a Dockerfile instruction, new or from the cache."""
 
 _INSPECT = """
 import ctypes, importlib, json, platform, subprocess, sys, sysconfig
@@ -74,7 +74,7 @@ def build(
 ) -> LoadedImage:
     """Build the image and verify its platform; a failed build leaves no untagged image.
 
-    Raises CommandFailed with the engine's own words.
+    Raises CommandFailed with the engine's message.
     """
     total = sum(layer.tar.stat().st_size for layer in layers)
     with (
@@ -125,7 +125,7 @@ def _failed(reference: str, found: str, said: Sequence[str]) -> CommandFailed:
     tail = "".join(said)[-1500:].strip()
     return CommandFailed(
         f"the engine did not build {reference}",
-        expected="every line of the Dockerfile to succeed",
+        expected="every instruction of the Dockerfile to succeed",
         found=found + (f"\n{tail}" if tail else ""),
         fix="./inv doctor checks the engine and emulation; then run ./inv build-image again",
     )
@@ -165,7 +165,7 @@ class _Context:
                     sent += member.size
                     self._bar.update(sent)
         except BrokenPipeError:
-            return  # the engine refused the build; its event says why
+            return  # the engine rejected the build; its event contains the reason
 
 
 def inspect(
@@ -179,8 +179,8 @@ def inspect(
 ) -> dict[str, Any]:
     """Start the image, import the modules, load libqpu, and return their versions.
 
-    ``own_libqpu``: the library is ours, and so has a qpu-info to ask.
-    Raises CommandFailed when one does not load: an image that was not seen working is not a product.
+    ``own_libqpu``: the library is this project's, so qpu-info is available. Raises CommandFailed if a module does not
+    load: an image is only a product after this test.
     """
     argv = ["python3", "-c", _INSPECT, json.dumps(list(modules)), json.dumps(own_libqpu)]
     try:
@@ -190,7 +190,7 @@ def inspect(
             f"{reference} was built but does not work",
             expected=f"import of {', '.join(modules) or 'no module'}, and libqpu.so.1",
             found=fault.tail.strip()[-1500:] or fault.found,
-            fix=f"the whole output is in {log}",
+            fix=f"the full output is in {log}",
         ) from fault
     found: dict[str, Any] = json.loads(done.output.strip().splitlines()[-1])
     return found

@@ -1,1 +1,1 @@
-"""Where the Pi boots from: export, audit, chroot helper, servers, and a QEMU machine that boots it."""
+"""The root filesystem that the Pi boots: export, audit, chroot helper, servers, and a QEMU machine that boots it."""

@@ -115,8 +115,8 @@ _KERNELS = {
 class Boards:
     """All boards that have asked for an address or a file, in that order.
 
-    ``mac_of`` returns the hardware address of a neighbour, or an empty string: if a router gives out addresses, that
-    of a board is seen only when it fetches a file. Only addresses in ``subnet`` may mount the tree.
+    ``mac_of`` returns the hardware address of a neighbour, or an empty string: if a router assigns addresses, the
+    address of a board is only known when it fetches a file. Only addresses in ``subnet`` may mount the tree.
     """
 
     def __init__(self, mac_of: Callable[[str], str], subnet: ipaddress.IPv4Network) -> None:

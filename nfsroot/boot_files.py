@@ -221,7 +221,7 @@ def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: 
     if leases is None and not proxy:
         raise NetworkUnreachable(
             f"nfs.subnet ({subnet}) has no free address for a board",
-            expected="a subnet with another address than this PC's",
+            expected="a subnet with an address other than this PC's",
             found=f"{subnet}, of which {address} is this PC's",
             fix="set nfs.subnet to a larger subnet",
         )

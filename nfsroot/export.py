@@ -2,9 +2,9 @@
 
 The old tree stays intact until the new one is complete: the export is prepared in ``.NAME.export`` next to the
 destination; renameat2(RENAME_EXCHANGE) exchanges the trees atomically, then the files next to them; the manifest is
-written last, and the old tree is removed after it. An export that ends before the exchange changes nothing, and the
-next export removes its remains. (If the file system does not support the exchange, two renames are used; after a
-SIGKILL between them, the next export restores the old tree first.)
+written last, and the old tree is removed after it. An export that is interrupted before the exchange does not change
+the tree, and the next export removes the remaining files. (If the file system does not support the exchange, two
+renames are used; after a SIGKILL between them, the next export restores the old tree first.)
 
 A tree is replaced or removed only if the marker next to it identifies that folder (nfsroot.layout), and never while
 something is mounted in it.
@@ -184,9 +184,9 @@ def export(
 def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
     """The origin of the image, as facts for the manifest, from the local build and the image's labels.
 
-    ``built_image`` is the image last built here, ``image_source`` its commit and ``wheels`` its wheels, both only if
-    that image is exported (and not a pulled one), and ``left_out`` the pockets that the image lacks. Unknown facts are
-    absent.
+    ``built_image`` is the last image that was built here. ``image_source`` is its commit and ``wheels`` are its wheels,
+    both only if that image is exported (and not a pulled image). ``left_out`` are the pockets that are missing in the
+    image. Unknown facts are absent.
     """
     facts: dict[str, Any] = {}
     built = Manifest.read(config.target_root / f"system{MANIFEST_SUFFIX}")
@@ -293,7 +293,7 @@ def locked(final: Layout) -> Iterator[None]:
         f"another run exports {final.tree}",
         expected=f"no lock on {final.lock}",
         found="a lock",
-        fix="wait for the other run, or end it",
+        fix="wait for the other run, or stop it",
     )
     served = InUse(
         f"{final.tree} is being served over NFS",

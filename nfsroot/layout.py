@@ -203,21 +203,21 @@ def _has_our_key(layout: Layout, tree: Path) -> bool:
 
 
 def write_marker(layout: Layout, trees: frozenset[str]) -> None:
-    """Make these trees ours."""
+    """Mark these trees as created by this program."""
     files.write_text_atomically(layout.marker, marker_of(trees))
 
 
 def marker_of(trees: frozenset[str]) -> str:
-    """What a marker says."""
+    """The contents of a marker."""
     return json.dumps({"trees": sorted(trees)}) + "\n"
 
 
 def require_export(layout: Layout) -> Manifest:
-    """The manifest of an export that is whole. As root, the folder that holds the tree is made private.
+    """The manifest of a complete export.
 
-    An ordinary user cannot look into that folder, and gets the manifest alone. Raises ArtefactMissing when there is no
-    export, or when the folder at its place is another one; InUse when a tree of an earlier version is to be moved and
-    is in use.
+    If the caller is root, the folder that contains the tree is made private. An ordinary user cannot access that
+    folder, and gets only the manifest. Raises ArtefactMissing if there is no export or if its folder was replaced,
+    and InUse if a tree of an earlier version must be moved and is in use.
     """
     found = manifest.require(layout.manifest, "export-nfsroot")
     is_root = os.geteuid() == 0
@@ -288,7 +288,7 @@ def _unused(layout: Layout) -> Iterator[None]:
         f"{layout.place} must be moved into a folder that only root can enter, but it is in use",
         expected=f"no lock on {layout.lock} and {layout.served}",
         found="a lock",
-        fix="end the export, ./inv serve-nfsroot or the test that uses it, then try again",
+        fix="stop the export, ./inv serve-nfsroot or the test that uses it, then try again",
     )
     with files.held(layout.lock, refusal), files.held(layout.served, refusal):
         yield

@@ -1,7 +1,8 @@
 """Boot boards without a card: DHCP and TFTP (dnsmasq) and the NFS server in one foreground command.
 
-dnsmasq serves a copy of the TFTP folder, because it gives up root's rights and the exported folder is root's alone. A
-table shows how far each board has got. With ``nfs.overlay`` the boards share a tree that none of them can change.
+dnsmasq serves a copy of the TFTP folder, because it drops root's privileges and only root can access the exported
+folder. A table shows how far each board has got. With ``nfs.overlay`` the boards share a tree that none of them can
+change.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ def netboot(
 ) -> None:
     """Serve DHCP, TFTP and NFS until Ctrl-C, SIGTERM, SIGHUP or ``stop``, and show the boards.
 
-    ``alone`` gives out addresses too; otherwise a router does. ``fetch_firmware`` returns the folder of the boot
+    ``alone`` also assigns addresses; otherwise a router assigns them. ``fetch_firmware`` returns the folder of the boot
     firmware; it is called if the tree has none. ``on_event`` is called after each change of a board. Raises the errors
     of ``running_server``, ArtefactMissing if nothing was exported or the tree does not support ``nfs.overlay``,
     NetworkUnreachable if this PC has no address in ``nfs.subnet``, InUse if another DHCP or TFTP server runs here, and
-    UserError if a server ends.
+    UserError if a server exits.
     """
     layout = Layout.of(config)
     process.require_root("to serve DHCP, TFTP and NFS", "./inv netboot")
@@ -211,14 +212,14 @@ def _watch(
         while not stop.is_set():
             for line in _drain(lines):
                 if line is None:
-                    raise UserError("dnsmasq ended unexpectedly", fix="run ./inv netboot again")
+                    raise UserError("dnsmasq exited unexpectedly", fix="run ./inv netboot again")
                 if board := boards.record(line, time.monotonic()):
                     tell(board)
             for line in refusals:
                 if board := boards.record(line, time.monotonic()):
                     tell(board)
             if process_identity.find(server.pid) is None:
-                raise UserError("the NFS server ended unexpectedly", found=f"see {server.log}", fix="run it again")
+                raise UserError("the NFS server exited unexpectedly", found=f"see {server.log}", fix="run it again")
             now = time.monotonic()
             if now > hint_at and not any(boards):
                 progress.say("no board has asked for an address: check the cable, and enable network boot on the board")

@@ -37,7 +37,7 @@ def private_network() -> Iterator[None]:
     A namespace belongs to a thread: threads that already run are not affected. Raises RootNeeded, and UserError if no
     namespace can be created.
     """
-    process.require_root("to make a network namespace for the virtual machine", "./inv test-on-pi")
+    process.require_root("to create a network namespace for the virtual machine", "./inv test-on-pi")
     process.require_program("ip", "to set up the virtual machine's network")
     libc = ctypes.CDLL(None, use_errno=True)
     with _HERE.open() as before:

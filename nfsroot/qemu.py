@@ -8,8 +8,8 @@ accepts unprivileged ports. The kernel command line is
     console=ttyAMA0 boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot=10.0.2.2:PATH,vers=4.1,port=N net.ifnames=0 panic=5
 
 with ``init=/usr/local/sbin/pi-init`` for the lean init. ``boot=nfs4`` selects an initramfs script of the tree, because
-the NFS client of Debian's initramfs supports versions 2 and 3 only. With ``panic=5`` and ``-no-reboot`` a kernel panic
-ends QEMU, so that a failed boot is detected before the deadline.
+the NFS client of Debian's initramfs supports versions 2 and 3 only. With ``panic=5`` and ``-no-reboot``, QEMU exits
+after a kernel panic, so that a failed boot is detected before the deadline.
 
 The serial console is written to a log, and errors quote its end. Use: ``start`` → ``wait_until_answers`` → … → ``end``,
 which asks the guest to power off and then terminates QEMU. If this process is killed, the kernel terminates QEMU
@@ -64,7 +64,7 @@ _MOUNT_REFUSED = re.compile(
     r"mount: mounting \S+ on \S+ failed: (?:No such file or directory|Permission denied|Operation not permitted)"
 )
 _MOUNT_REFUSALS = 3
-"""The initramfs retries for minutes; after this number of refusals the boot counts as failed."""
+"""The initramfs retries for minutes; after this number of rejected mounts, the boot counts as failed."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ _EMULATIONS = {
 
 
 def cpu_of(architecture: str, wanted: str) -> str:
-    """QEMU's name of the CPU; if none is wanted, the architecture's default. Raises UserError for an unsuitable one."""
+    """QEMU's name of a CPU; the architecture's default if ``wanted`` is empty. Raises UserError if it is unsuitable."""
     cpus = _EMULATIONS[architecture].cpus
     if wanted and wanted not in cpus:
         raise UserError(
@@ -239,7 +239,7 @@ class Machine:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Start QEMU; returns before the guest answers.
+        """Start QEMU; returns before the guest responds.
 
         Raises ProgramMissing, or BoardSilent if QEMU fails.
         """
@@ -247,7 +247,7 @@ class Machine:
             return
         program = _EMULATIONS[self.spec.architecture].program
         process.require_program(program, "to boot the exported tree")
-        process.require_program("setpriv", "to end QEMU together with this program")
+        process.require_program("setpriv", "to stop QEMU together with this program")
         self.console.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(_PORT_TRIES):
             self.console.write_bytes(b"")
@@ -267,7 +267,7 @@ class Machine:
                 except FileNotFoundError as fault:
                     raise ProgramMissing(f"cannot run {program}", fix="apt-get install util-linux") from fault
             self._began = time.monotonic()
-            # QEMU ends at once if another program took the port in the meantime.
+            # QEMU exits immediately if another program has opened the port in the meantime.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
             if self._process.poll() is None:
@@ -294,16 +294,16 @@ class Machine:
                     shown += len(line) + 1
             if self.pid is None:
                 raise self._silence(
-                    "the virtual machine ended before its SSH server answered", "an SSH server that answers"
+                    "the virtual machine stopped before its SSH server responded", "an SSH server that responds"
                 )
             if _death(text):
                 # panic=5: the lines that explain a panic may follow
                 time.sleep(1.0)
-                raise self._silence("the virtual machine failed to boot", "an SSH server that answers")
+                raise self._silence("the virtual machine failed to boot", "an SSH server that responds")
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self._silence(
-                    "the virtual machine did not answer in time", f"an SSH server that answers within {limit_s:.0f} s"
+                    "the virtual machine did not respond in time", f"an SSH server that responds within {limit_s:.0f} s"
                 )
             if _has_banner(self.ssh_port, min(_BANNER_WAIT_S, left)):
                 self.boot_seconds = time.monotonic() - self._began

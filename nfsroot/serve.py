@@ -44,13 +44,13 @@ _RESERVED = 1024
 _READY_LIMIT_S = 60.0
 _STOP_LIMIT_S = 10.0
 _TAIL_LINES = 15
-# Messages of every run without D-Bus, Kerberos and a portmapper, and lines without information.
+# Messages that appear in every run without D-Bus, Kerberos and a portmapper, and lines without information.
 _HARMLESS = re.compile(r"DBUS|dbus|krb5|gssd|RADOS|Cannot register NFS V4|:-{10,}|svc_vc_wait|successfully$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NfsServer:
-    """A running server that has answered a client."""
+    """A running server that has responded to a client."""
 
     folders: tuple[Path, ...]
     address: str
@@ -299,7 +299,7 @@ def serve(
     """Serve the exported tree in the foreground until Ctrl-C, SIGTERM, SIGHUP, or ``stop``.
 
     Clients in ``nfs.subnet`` and this machine may mount it. Prints the commands for the board. Raises the errors of
-    ``running_server``, ArtefactMissing if nothing was exported, and UserError if the server ends.
+    ``running_server``, ArtefactMissing if nothing was exported, and UserError if the server exits.
     """
     layout = Layout.of(config)
     process.require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
@@ -314,14 +314,14 @@ def serve(
     ):
         if (first := unprivileged_port_start()) < _RESERVED:
             progress.warn(
-                f"every user of this PC may use ports from {first}: the server cannot tell them from root; run "
-                f"sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
+                f"every user of this PC may use ports from {first}: the server cannot distinguish them from "
+                f"root; run sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
             )
         for line in _what_to_type(server, str(subnet), config.image.architecture):
             progress.say(line)
         while not stop.wait(0.5):
             if process_identity.find(server.pid) is None:
-                raise _failed(server, "the NFS server ended unexpectedly")
+                raise _failed(server, "the NFS server exited unexpectedly")
         progress.say("stopping the NFS server")
         source = server.source()
     ended_by = signal.Signals(received[0]).name if received else "request"
@@ -355,7 +355,7 @@ def _await_ready(server: NfsServer, child: subprocess.Popen[bytes], limit_s: flo
     complaint = ""
     while waiting:
         if child.poll() is not None:
-            raise _failed(server, f"the NFS server ended at once: {process.explain_exit(child.returncode)}")
+            raise _failed(server, f"the NFS server exited immediately: {process.explain_exit(child.returncode)}")
         if time.monotonic() > deadline:
             raise _failed(server, f"the NFS server does not serve {waiting[0]} after {limit_s:.0f} s", complaint)
         complaint = "" if not _listens(server) else probe(server, waiting[0])
@@ -387,7 +387,7 @@ def _failed(server: NfsServer, summary: str, found: str = "", *, fix: str = "") 
         fix = "add an address to an interface other than lo, which the server requires"
     return UserError(
         summary + (f"\n--- last lines of its log ---\n{tail}\n---" if tail else ""),
-        expected=f"a server that lists {server.source()}",
+        expected=f"a server that exports {server.source()}",
         found=found or "see the log",
         fix=fix or "see the last lines of its log above",
     )
@@ -436,7 +436,7 @@ def _portmapper() -> Iterator[None]:
             if child.poll() is not None or time.monotonic() > deadline:
                 raise UserError(
                     "the portmapper (rpcbind) did not start",
-                    expected="an answer on TCP port 111",
+                    expected="a response on TCP port 111",
                     found="none" if child.poll() is None else process.explain_exit(child.returncode),
                     fix="start it by hand to see the error: rpcbind -f -d",
                 )

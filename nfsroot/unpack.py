@@ -135,7 +135,9 @@ def copy_overlay(source: SourceImage, destination: Path) -> None:
         (scratch / "merged").mkdir()
         options = "ro,lowerdir=" + ":".join([*map(str, range(len(source.layers))), "e"])
         if len(options) > os.sysconf("SC_PAGE_SIZE") - 256:
-            raise CommandFailed("the image has too many layers for one overlay mount", fix="rebuild it with fewer")
+            raise CommandFailed(
+                "the image has too many layers for one overlay mount", fix="rebuild it with fewer layers"
+            )
         with (
             progress.bar(f"copying {source.reference}", total=source.size, in_bytes=True) as bar,
             _written_by_child(bar, source.size) as watch,

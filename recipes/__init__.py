@@ -1,1 +1,1 @@
-"""What we compile: a folder per artefact."""
+"""The recipes: one folder for each compiled artefact."""

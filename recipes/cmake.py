@@ -1,4 +1,4 @@
-"""CMake's options for the compilers and for the place of the product."""
+"""CMake options for the compilers and for the installation folder."""
 
 from __future__ import annotations
 

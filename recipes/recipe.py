@@ -34,7 +34,7 @@ class Recipe:
     folder: Path
     """The folder of the data file."""
     sources: Path
-    """The folder of the sources: that of the recipe, or the folder of the checkout in ``tree``."""
+    """The folder of the sources: the folder of the recipe, or the folder of the checkout in ``tree``."""
     settings: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """TOML tables of texts (or of tables of texts) that are specific to this recipe, by name."""
@@ -50,7 +50,7 @@ class Recipe:
         for pattern in self.outputs:
             if not any(folder.glob(pattern)):
                 raise ArtefactMissing(
-                    f"recipe {self.name} did not make all of its outputs",
+                    f"recipe {self.name} did not produce all of its outputs",
                     expected=f"a file that matches {pattern}",
                     found=", ".join(sorted(path.name for path in folder.iterdir())) or "an empty folder",
                     fix=f"read the log of the recipe; the outputs are listed in recipes/{self.folder.name}/recipe.toml",

@@ -393,7 +393,7 @@ def _transfer(
     pulled_as: str = "",
     platform: str = "",
 ) -> None:
-    """Let the engine push, or pull by a name, and translate its errors."""
+    """Make the engine push, or pull a name, and translate its errors."""
     auth = credentials.for_engine(reference.host) if credentials else {}
     if pulled_as:
         path, params = "/images/create", {"fromImage": pulled_as, "platform": platform}

@@ -1,8 +1,8 @@
 """HTTP requests to a registry, with authentication.
 
-Authentication follows the token specification of the distribution project: a response 401 contains a challenge.
-``Basic`` (RFC 7617) requires user and password. ``Bearer`` names a realm, service and scope: a token is requested from
-the realm with GET, user and password, or with an OAuth 2 POST and an identity token.
+Authentication follows the token specification of the distribution project: a 401 response contains a challenge.
+``Basic`` (RFC 7617) requires a user name and a password. ``Bearer`` names a realm, a service and a scope: a token is
+requested from the realm with GET, user name and password, or with an OAuth 2 POST request and an identity token.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Connection:
         return f"{parts.path}{'?' + parts.query if parts.query else ''}"
 
     def unexpected(self, answer: requests.Response, what: str) -> RegistryFailed:
-        """The error for a response with another status than expected."""
+        """The error for a response with an unexpected status."""
         kind = RegistryBroke if answer.status_code >= 500 or answer.status_code == 429 else RegistryFailed
         return kind(
             f"unexpected response from {self.reference.host}",

@@ -30,7 +30,7 @@ from toolchain.text import one_line
 
 
 def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUntrusted | RegistryFailed:
-    """The error for a failed request, by the types of its causes as far as possible, not by its text."""
+    """The error for a failed request. It depends on the types of the causes if possible, and not on their text."""
     chain = list(_causes(fault))
     texts = " | ".join(str(item) for item in chain)
     found = _innermost_text(chain)
@@ -90,7 +90,7 @@ def response_text(answer: requests.Response) -> str:
 
 
 def is_full(text: str, repository: str) -> bool:
-    """Whether a registry's response reports full storage, whatever the names of the repository and its folder."""
+    """Whether a registry's response reports full storage, regardless of the names of the repository and its folder."""
     text = re.sub(r'"Path": ?"[^"]*"', "", text).replace(repository, "")
     # The filesystem driver reports the error number (28, ENOSPC), others report text.
     return re.search(r'"Err": ?28\b|no space left|quota|insufficient', text, re.IGNORECASE) is not None
@@ -162,7 +162,7 @@ def unknown_host(host: str) -> RegistryHostUnknown:
     return RegistryHostUnknown(
         f"unknown host {host.rpartition(':')[0] or host}",
         expected="a name that resolves",
-        found="the name servers do not know it",
+        found="the name servers cannot resolve it",
         fix="check the spelling of --registry (or registry.address in invoke.yaml), then the name servers",
     )
 

@@ -64,7 +64,7 @@ class Settings:
     certificate: Path | None = None
     key: Path | None = None
     htpasswd: Path | None = None
-    """With bcrypt entries only."""
+    """A password file with bcrypt entries only."""
     token: TokenService | None = None
 
     @classmethod
@@ -110,10 +110,10 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """A running registry, or (with pid 0) one that does not run."""
+    """A running registry, or (with pid 0) a registry that is not running."""
 
     address: str
-    """HOST:PORT; empty if it does not run."""
+    """HOST:PORT; empty if it is not running."""
     url: str
     pid: int
     settings: Settings
@@ -121,12 +121,12 @@ class Registry:
 
     @property
     def running(self) -> bool:
-        """Whether it runs."""
+        """Whether it is running."""
         return self.pid != 0
 
 
 def up(config: Config) -> Registry:
-    """Start the local registry unless it runs, and wait until it responds.
+    """Start the local registry if it is not running, and wait until it responds.
 
     Raises ProgramMissing, or UserError if the port is in use or the registry does not start.
     """
@@ -134,7 +134,7 @@ def up(config: Config) -> Registry:
 
 
 def down(config: Config, *, purge: bool = False) -> Registry:
-    """Stop the registry if it runs; with ``purge``, also delete its images."""
+    """Stop the registry if it is running; with ``purge``, also delete its images."""
     settings = Settings.of(config)
     stop(settings)
     if purge and settings.folder.is_dir():
@@ -307,7 +307,7 @@ def _end(settings: Settings) -> bool:
             raise UserError(
                 "the local registry does not stop",
                 expected="an exit after SIGTERM or SIGKILL",
-                found=f"pid {registry.pid} still runs",
+                found=f"pid {registry.pid} is still running",
                 fix="the process waits for a disk: check dmesg",
             )
         with contextlib.suppress(ChildProcessError):

@@ -6,8 +6,8 @@ without path, query, fragment or user (moby: registry/config.go, ValidateMirror)
 The file keeps its other keys, their order, its indentation, owner and mode, and a backup is written. The new file is
 validated (as JSON, and by ``dockerd --validate`` of version 23.0 and later) and renamed into place. If systemd runs the
 engine or ``./inv`` has started it, it is reloaded; mirrors do not require a restart. Otherwise the command to reload it
-is printed. Finally the engine reports which mirrors it uses. If they are others than in the file, or the reload failed,
-the old file is restored and the engine is reloaded again.
+is printed. Finally the engine reports which mirrors it uses. If they differ from the file, or the reload failed, the
+old file is restored and the engine is reloaded again.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: Daemo
 
 
 def remove(urls: Sequence[str] = (), *, daemon_json: Path = DAEMON_JSON, daemon: Daemon | None = None) -> Mirrors:
-    """Remove some mirrors, or all if ``urls`` is empty; unknown ones are ignored. Raises what ``merge`` raises."""
+    """Remove some mirrors, or all if ``urls`` is empty; unknown mirrors are ignored.
+
+    Raises the same exceptions as ``merge``.
+    """
     removed = {_checked(url) for url in urls}
 
     def change(now: list[str]) -> list[str]:
@@ -112,7 +115,7 @@ def show(*, daemon_json: Path = DAEMON_JSON) -> Mirrors:
 
 
 def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: Daemon | None) -> Mirrors:
-    selected()  # raises for an engine of another machine: this machine's file is not that engine's
+    selected()  # raises an error for an engine on another machine, which does not use this machine's file
     path = daemon_json.resolve()
     with _locked(path):
         document, old = _read(path)
@@ -352,7 +355,7 @@ def _validate(aside: Path, path: Path) -> None:
 
 
 def _refuse_option(daemon: Daemon | None) -> None:
-    """Refuse to change the file if mirrors are on dockerd's command line: it would not start with both."""
+    """Raise an error if mirrors are on dockerd's command line: dockerd would not start with both."""
     pid = _pid_of(daemon)
     if pid is None:
         return

@@ -28,7 +28,7 @@ class Activity:
         self.begin()
 
     def begin(self) -> None:
-        """Note progress now."""
+        """Record progress at the current time."""
         self._at = time.monotonic()
 
     def note(self, name: str, amount: float) -> None:

@@ -3,7 +3,7 @@
 The engine responds with success immediately, and reports errors in the stream: an error is an event with ``error`` (or
 ``errorDetail``), and ends the stream. During a push ``total`` counts uncompressed bytes, and ``current`` may exceed it;
 during a pull it counts compressed bytes. Messages differ between versions of the engine (20.10 to 28), so errors are
-recognised by the parts of a message that all versions share; the order of the checks matters.
+recognised by the parts of a message that are common to all versions; the order of the checks matters.
 """
 
 from __future__ import annotations
@@ -92,10 +92,11 @@ class _Layer:
 def events(
     client: docker.DockerClient, path: str, params: Mapping[str, str], auth: Mapping[str, str]
 ) -> Iterator[Iterator[Mapping[str, Any]]]:
-    """Let the engine push or pull; yields the stream of its events, and closes it at the end of the block.
+    """Make the engine push or pull; yields the stream of its events, and closes it at the end of the block.
 
     Closing the connection stops the engine; docker-py's generators cannot do that. ``auth`` is sent even if it is
-    empty: docker-py would look for credentials itself. Raises EngineReported if the engine refuses immediately.
+    empty: docker-py would look for credentials itself. Raises EngineReported if the engine rejects the request
+    immediately.
     """
     api = client.api
     answer = api.post(
@@ -255,7 +256,7 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
         return untrusted(reference.host, found)
     if has("no such host", "name resolution", "server misbehaving"):
         return unknown_host(reference.host)
-    if has("connection refused") and not has("lookup "):  # otherwise the name server refused it
+    if has("connection refused") and not has("lookup "):  # otherwise the name server rejected the query
         return connection_refused(reference.host, found)
     if has("connection refused", "no route to host", "network is unreachable", "i/o timeout", "handshake timeout"):
         return unreachable(reference.host, found)

@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """For ``./inv test --lanes=2``: keep tests of one file together, and those of all files that share the build."""
+    """For ``./inv test --lanes=2``: keep the tests of a file, and of all files that share the build, together."""
 
     class Lanes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:

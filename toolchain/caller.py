@@ -2,7 +2,7 @@
 
 ``./inv`` changes to the checkout before it starts a task and passes the caller's folder in ``PITORCH_CALLER_CWD``:
 paths on the command line are relative to it. The command line and the names of the variables that were set are stored
-for error messages that tell how to repeat the command as root.
+for error messages that show how to repeat the command as root.
 """
 
 from __future__ import annotations

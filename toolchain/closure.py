@@ -31,7 +31,7 @@ LEAVES = frozenset(
 )
 """Modules, and packages with all their modules, that cannot change the bytes of a product.
 
-They are not in a closure, and neither is what only they import.
+They are not in a closure, and neither are modules that only they import.
 """
 
 

@@ -119,9 +119,9 @@ def split_registry(address: str) -> tuple[str, int]:
     if found[2] and not 0 < int(found[2]) < 65536:
         raise ValueError(_BAD_PORT)
     host, port = found[1], int(found[2] or 0)
-    # The engine takes a first component without dot, colon or "localhost" as a name on Docker Hub.
+    # The engine interprets a first component without dot, colon or "localhost" as a name on Docker Hub.
     if not port and "." not in host and host != "localhost" and not host.startswith("["):
-        raise ValueError("expected a host with a dot or a port: an engine takes this as a name on Docker Hub")
+        raise ValueError("expected a host with a dot or a port: an engine interprets this as a name on Docker Hub")
     return host.strip("[]"), port
 
 
@@ -180,27 +180,27 @@ def _gpu_architectures(values: tuple[str, ...]) -> str:
 class ImageConfig:
     """The image: section ``image``."""
 
-    flavour: str = _setting("debian", "distribution: a file of images/flavours/", _one_of("debian", "raspbian"))
+    flavour: str = _setting("debian", "the distribution: a file in images/flavours/", _one_of("debian", "raspbian"))
     suite: str = _setting("trixie", "release of the distribution", _one_of("trixie", "bookworm"))
     architecture: str = _setting("armhf", "Debian's name of the target", _one_of(*ARCHITECTURES))
     profile: str = _setting("bootable", "bootable (systemd, kernel) or container", _one_of("bootable", "container"))
     kernel: str = _setting("distribution", "kernel of the bootable profile", _one_of("distribution", "raspberrypi"))
     extra_packages: tuple[str, ...] = _setting(
-        [], "further packages of the root filesystem, and of shells in the image", _each(_package)
+        [], "additional packages in the root filesystem and in the image for shells", _each(_package)
     )
     companions: bool = _setting(True, "torchvision and torchaudio, compiled for the torch wheel, and Pillow")
     ml_packages: bool = _setting(
         False, "onnxruntime, OpenCV, SciPy, pandas, scikit-learn, Pillow and Matplotlib of the distribution"
     )
     card: bool = _setting(False, "packages for card images: cloud-init, growpart, a DHCP client and sudo")
-    documentation: bool = _setting(False, "packages come with documentation, translations and their tests")
+    documentation: bool = _setting(False, "install packages with documentation, translations and tests")
     name: str = _setting("pitorch", "first part of all image names", _name)
-    mirror: str = _setting("", "apt mirror; empty: the one this host's apt uses", _url)
-    security_mirror: str = _setting("", "mirror of the security pocket; empty: as for mirror", _url)
+    mirror: str = _setting("", "apt mirror; empty: the mirror of this host's apt", _url)
+    security_mirror: str = _setting("", "mirror of the security pocket; empty: the same as image.mirror", _url)
     strict: bool = _setting(False, "a mirror pocket that cannot be verified is an error, not a warning")
     source_date_epoch: int = _setting(
         1735689600,
-        f"newest time stamp in images, Unix seconds; unset: that of {EPOCH_VARIABLE}, if there is one",
+        f"newest time stamp in images, Unix seconds; unset: the value of {EPOCH_VARIABLE}, if that is set",
         _between(1, 4102444800),
     )
 
@@ -228,9 +228,11 @@ class BuildConfig:
         Path("build"), "products, stamps and logs, relative to the checkout", _folder, is_folder=True
     )
     jobs: int = _setting(
-        0, "compiler processes at once; 0: by cores and free memory, cgroups counted", _between(0, 1024)
+        0,
+        "number of parallel compiler processes; 0: depends on cores, free memory and cgroup limits",
+        _between(0, 1024),
     )
-    memory_per_job_mib: int = _setting(1500, "peak of one compiler process", _between(64, 65536, "MiB"))
+    memory_per_job_mib: int = _setting(1500, "maximum memory of one compiler process", _between(64, 65536, "MiB"))
     native_compiler: bool = _setting(True, "run the native compiler inside emulated containers")
 
 
@@ -238,28 +240,30 @@ class BuildConfig:
 class TorchConfig:
     """Where the torch wheel comes from: section ``torch``."""
 
-    wheelhouse: tuple[str, ...] = _setting(["wheelhouse"], "folders searched for wheels, in this order", is_folder=True)
-    required: bool = _setting(False, "no torch wheel is an error, not a warning")
-    from_source: bool = _setting(False, "build the wheel from source first, and take that")
+    wheelhouse: tuple[str, ...] = _setting(
+        ["wheelhouse"], "folders in which wheels are searched, in this order", is_folder=True
+    )
+    required: bool = _setting(False, "a missing torch wheel is an error, not a warning")
+    from_source: bool = _setting(False, "build the wheel from source first, and use this wheel")
     source: str = _setting(
         "archive",
         "what build-torch builds: the distribution's source package (archive) or upstream's tag (git); or take torch "
         "from here alone: the pinned wheel (pypi), python3-torch (distribution), wheelhouse",
         _one_of("archive", "git", "pypi", "distribution", "wheelhouse"),
     )
-    variant: str = _setting("neon", "CPU of the wheel: a variant of recipes/torch/recipe.toml", _name)
-    options: tuple[str, ...] = _setting([], "CMake options over the recipe's, NAME=VALUE", _each(_option))
+    variant: str = _setting("neon", "CPU of the wheel: a variant in recipes/torch/recipe.toml", _name)
+    options: tuple[str, ...] = _setting([], "CMake options NAME=VALUE that override the recipe's", _each(_option))
 
 
 @dataclass(frozen=True, kw_only=True)
 class QpuConfig:
-    """The QPU library: section ``qpu``. What begins with ``upstream`` counts with ``library: upstream`` only."""
+    """The QPU library: section ``qpu``. Settings that begin with ``upstream`` apply only to ``library: upstream``."""
 
-    library: str = _setting("local", "libqpu: our own (local) or upstream QPULib", _one_of("local", "upstream"))
-    upstream_mode: str = _setting("emulation", "how upstream is compiled", _one_of("emulation", "qpu"))
-    upstream_debug: bool = _setting(False, "compile upstream with its own DEBUG option")
+    library: str = _setting("local", "QPU library: libqpu (local) or QPULib (upstream)", _one_of("local", "upstream"))
+    upstream_mode: str = _setting("emulation", "mode in which QPULib is compiled", _one_of("emulation", "qpu"))
+    upstream_debug: bool = _setting(False, "compile QPULib with its DEBUG option")
     upstream_source: str = _setting(
-        "", "upstream's checkout; empty: sources/qpulib in the build folder, fetched", is_folder=True
+        "", "checkout of QPULib; empty: fetched into sources/qpulib in the build folder", is_folder=True
     )
 
 
@@ -272,7 +276,7 @@ class RegistryConfig:
     repository: str = _setting("system", "repository in the namespace", _name)
     artefacts: str = _setting("artefacts", "repository of finished wheels in the namespace", _name)
     tag: str = _setting("", "tag; empty: the image's suite and architecture", _tag)
-    user: str = _setting("", "user name; empty: the docker credential store's")
+    user: str = _setting("", "user name; empty: the name in Docker's credential store")
     signing_key: str = _setting("", "private key for push --sign, a PEM file (ECDSA, P-256)", is_path=True)
     public_key: str = _setting("", "public key for verify and pull --verify, a PEM file", is_path=True)
 
@@ -283,13 +287,15 @@ class NfsConfig:
 
     folder: str = _setting(
         "",
-        "holds the exported tree, tree/, for root alone; empty: nfsroot/ in the build folder",
+        "folder that contains the exported tree (tree/), accessible only to root; empty: nfsroot/ in the build folder",
         _tree,
         is_folder=True,
     )
-    address: str = _setting("", "address the board reaches this PC at; empty: found by route", _address)
+    address: str = _setting(
+        "", "address of this PC for the board; empty: determined from the route to the board", _address
+    )
     port: int = _setting(2049, "TCP port of the user-space NFS server", _between(1, 65535))
-    subnet: str = _setting("192.168.77.0/24", "the board's subnet (exports line, NAT)", _subnet)
+    subnet: str = _setting("192.168.77.0/24", "subnet of the boards (for NFS exports and NAT)", _subnet)
     overlay: bool = _setting(
         False, "boards mount the tree read-only and keep what they write in memory, so that many boards share one tree"
     )
@@ -316,7 +322,9 @@ class SdConfig:
 class WheelsConfig:
     """The package index for the board's pip: section ``wheels``."""
 
-    address: str = _setting("", "address the index listens on; empty: the one the board reaches this PC at", _address)
+    address: str = _setting(
+        "", "address on which the index listens; empty: the address of this PC for the board", _address
+    )
     port: int = _setting(8080, "TCP port of the index", _between(1, 65535))
 
 
@@ -324,9 +332,9 @@ class WheelsConfig:
 class DeviceConfig:
     """The board or virtual machine that runs the device suite: section ``device``."""
 
-    host: str = _setting("", "[USER@]HOST of a real Pi; empty: QEMU", _host)
+    host: str = _setting("", "[USER@]HOST of a real Pi; empty: use QEMU", _host)
     init: str = _setting(
-        "lean", "what the virtual machine starts: lean (sshd only) or systemd", _one_of("lean", "systemd")
+        "lean", "init system of the virtual machine: lean (sshd only) or systemd", _one_of("lean", "systemd")
     )
     cpu: str = _setting(
         "",
@@ -335,21 +343,21 @@ class DeviceConfig:
     )
     memory_mib: int = _setting(1024, "memory of the virtual machine", _between(256, 3072, "MiB"))
     cpus: int = _setting(2, "CPUs of the virtual machine", _between(1, 4))
-    boot_timeout_s: float = _setting(900.0, "until SSH answers", _between(10, 86400, "s"))
+    boot_timeout_s: float = _setting(900.0, "maximum time until the SSH server responds", _between(10, 86400, "s"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteConfig:
     """Boards for kernel profiling: section ``remote``."""
 
-    devices: tuple[str, ...] = _setting([], "boards by name, as pi3=tracker://HOST:9190/KEY", _each(_device))
-    linker: str = _setting("", "links kernels for the target; empty: GNU-TRIPLET-g++", is_path=True)
-    server_in_image: bool = _setting(False, "put TVM's RPC server into the image (arm64, amd64)")
+    devices: tuple[str, ...] = _setting([], "boards by name, for example pi3=tracker://HOST:9190/KEY", _each(_device))
+    linker: str = _setting("", "program that links kernels for the target; empty: GNU-TRIPLET-g++", is_path=True)
+    server_in_image: bool = _setting(False, "include TVM's RPC server in the image (arm64, amd64)")
     ffi_in_image: bool = _setting(
-        False, "put apache-tvm-ffi's wheel for 32-bit ARM (build-tvm-ffi) into the image (armhf, trixie)"
+        False, "include the wheel of apache-tvm-ffi for 32-bit ARM (build-tvm-ffi) in the image (armhf, trixie)"
     )
-    queue_limit_s: float = _setting(60.0, "how long to wait for a board that is busy", _between(1, 86400, "s"))
-    session_limit_s: float = _setting(120.0, "how long a board is held at most", _between(1, 86400, "s"))
+    queue_limit_s: float = _setting(60.0, "maximum time to wait for a busy board", _between(1, 86400, "s"))
+    session_limit_s: float = _setting(120.0, "maximum duration of a session", _between(1, 86400, "s"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,14 +366,16 @@ class CudaConfig:
 
     architectures: tuple[str, ...] = _setting(
         ["75", "80", "86", "90+PTX"],
-        "GPUs that the wheel has machine code for; +PTX: code that later GPUs' drivers translate",
+        "GPU architectures with machine code in the wheel; +PTX: code that drivers of later GPUs translate",
         _gpu_architectures,
     )
     toolkit: str = _setting(
-        "", "folder of a CUDA toolkit, or pypi; empty: the system's if it is the pinned one, else PyPI's", is_path=True
+        "",
+        "folder of a CUDA toolkit, or pypi; empty: the system's if it is the pinned release, else PyPI's",
+        is_path=True,
     )
     python: str = _setting(
-        "", "Python with torch for cuda-timing; empty: the one the wheel was tested with here", is_path=True
+        "", "Python with torch for cuda-timing; empty: the Python that tested the wheel on this PC", is_path=True
     )
 
 
@@ -524,7 +534,7 @@ def _of_flavour(image: ImageConfig) -> list[str]:
 
 
 def _overlaid(tree: Mapping[str, Any], settings: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
-    """Return the tree with settings (``section.key``) replaced; a section of a wrong type is reported later."""
+    """Return a copy of the tree with settings (``section.key``) replaced. Invalid sections are reported later."""
     merged = {key: tree[key] for key in tree}
     for name, value in settings.items():
         section, _, key = name.partition(".")

@@ -25,7 +25,7 @@ _KINDS: dict[Any, tuple[str, Any]] = {
     int: ("whole number", -math.inf),
     float: ("number", -math.inf),
 }
-"""For each type: its name in the page, and a value that every check refuses."""
+"""For each type: its name in the page, and a value that every check rejects."""
 
 _HEAD = """\
 # Configuration
@@ -40,15 +40,15 @@ torch:
   wheelhouse: [wheelhouse]
 ```
 
-Settings are read in this order, and later ones take precedence: the default below,
+Settings are read in this order, and later sources take precedence: the default below,
 `/etc/invoke.yaml`, `~/.invoke.yaml`, `invoke.yaml` in the checkout, the environment variable in
 the table, a file named by `./inv --config FILE TASK`. A list in an environment variable is
-separated by commas. Relative paths in settings start at the checkout, and `~` is your home, under
-sudo too. FILE is relative to your current folder.
+separated by commas. Relative paths in settings start at the checkout, and `~` is your home folder,
+also under sudo. FILE is relative to your current folder.
 
-All settings are checked before a task begins. An unknown section or key is refused with the
-nearest valid name, and all errors are reported together (exit code 11). A path must be possible:
-no part over 255 bytes, below a folder and not below a file, outside `/proc` and `/sys`.
+All settings are checked before a task begins. An unknown section or key is an error that suggests
+the nearest valid name. All errors are reported together (exit code 11). A path must be valid: each
+part has at most 255 bytes, no parent is a file, and the path is outside `/proc` and `/sys`.
 """
 
 _NOTES = {
@@ -61,9 +61,11 @@ Combinations of flavour and kernel:
   emulation, because it generates ARMv6 code and Debian's does not. torch's wheel is ARMv7 code,
   which does not run on a Pi 1.
 - `kernel: raspberrypi`: only the kernel and boot firmware come from the Raspberry Pi's archive;
-  apt in the image follows the same rule (`/etc/apt/preferences.d/pitorch`). The kernel is that of
-  a Pi 2 and 3, or for arm64 the 64-bit one; `extra_packages` adds other kernels of that archive.
-- The tests build both from substitute archives. Neither was built from the real archives.
+  apt in the image follows the same rule (`/etc/apt/preferences.d/pitorch`). The kernel is the one
+  for a Pi 2 and 3, or the 64-bit kernel for arm64; `extra_packages` can add other kernels from
+  that archive.
+- The tests build images for both settings from substitute archives. Images from the real archives
+  were not built.
 """,
 }
 
@@ -77,10 +79,10 @@ a dockerd that `./inv` starts on a machine without systemd (docker.service has i
 replaces the first two if they are not set. apt and git support a SOCKS proxy (`socks5h://`); pip and registries need \
 an HTTP proxy, or on this PC PySocks in `.venv` |
 | `SOURCE_DATE_EPOCH` | newest time stamp in images, if `image.source_date_epoch` is not set |
-| `DOCKER_HOST` | the engine's Unix socket (`unix://…`); unset: that of docker's current context (`DOCKER_CONTEXT`). \
-Engines on other machines are refused, because builds mount local folders |
-| `PITORCH_SKIP_APT=1` | `./inv` installs no host packages as long as it is set |
-| `PITORCH_PYTHON` | the Python that `./inv` creates `.venv` with, instead of `/usr/bin/python3` |
+| `DOCKER_HOST` | the engine's Unix socket (`unix://…`); unset: the socket of docker's current context \
+(`DOCKER_CONTEXT`). Engines on other machines are not supported, because builds mount local folders |
+| `PITORCH_SKIP_APT=1` | if this is set, `./inv` does not install host packages |
+| `PITORCH_PYTHON` | the Python from which `./inv` creates `.venv`, instead of `/usr/bin/python3` |
 | `PITORCH_REGISTRY_PASSWORD` | password for `push`, `pull` and the artefact tasks; never on a command line or in the \
 environment of another program |
 
@@ -102,7 +104,7 @@ def render() -> str:
 
 
 def _purpose(section: Any) -> str:
-    return re.sub(r": section ``\w+``\.", ".", str(section.__doc__).splitlines()[0])
+    return re.sub(r": section ``\w+``\.", ".", str(section.__doc__).splitlines()[0]).replace("``", "`")
 
 
 def _table(name: str, section: Any) -> str:

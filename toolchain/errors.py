@@ -2,10 +2,8 @@
 
 An error states what was expected, what was found and the fix. Only the outermost layer (``tasks.py``,
 ``toolchain/cli.py``) converts it into an exit code, together with any unhandled ``OSError``. Other exceptions are bugs
-and end the program with a traceback.
-
-A class exists where code or a script handles its case differently. Exit codes 1 and 2 belong to Invoke (a failed task
-body, an invalid command line); 130 is Ctrl-C.
+and stop the program with a traceback. A separate class exists only if code or a script handles the case differently.
+Exit codes 1 and 2 belong to Invoke (a failed task body, an invalid command line); 130 is Ctrl-C.
 """
 
 from __future__ import annotations
@@ -88,13 +86,13 @@ class CommandTimedOut(CommandFailed):
 
 
 class EngineUnavailable(UserError):
-    """No usable Docker engine: none answers, none can be started, or its configuration is invalid."""
+    """No usable Docker engine: no engine responds or can be started, or the configuration is invalid."""
 
     exit_code = 16
 
 
 class NetworkUnreachable(UserError):
-    """A host that a step requires does not answer."""
+    """A host that a step requires does not respond."""
 
     exit_code = 20
 
@@ -104,7 +102,7 @@ class MirrorPocketUnusable(NetworkUnreachable):
 
 
 class RegistryUnreachable(NetworkUnreachable):
-    """The registry's host is unknown, refuses the connection or does not answer in time."""
+    """The registry's host is unknown, refuses the connection or does not respond in time."""
 
 
 class RegistryHostUnknown(RegistryUnreachable):
@@ -146,7 +144,7 @@ class WheelUnusable(UserError):
 
 
 class PlatformMismatch(UserError):
-    """An image, ELF file or wheel is for another platform than the requested one."""
+    """An image, ELF file or wheel is for a platform other than the requested one."""
 
     exit_code = 26
 
@@ -182,7 +180,7 @@ class ReferenceNotFound(UserError):
 
 
 class RegistryFailed(UserError):
-    """The registry's answer is invalid: it is not a registry, or a digest or a layer does not match."""
+    """The registry's response is invalid: it is not a registry, or a digest or a layer does not match."""
 
     exit_code = 35
 
@@ -202,7 +200,7 @@ class SignatureRefused(UserError):
 
 
 class BoardSilent(UserError):
-    """The board or the virtual machine did not answer in time."""
+    """The board or the virtual machine did not respond in time."""
 
     exit_code = 40
 

@@ -43,7 +43,7 @@ _VIRTUAL = ("/proc", "/sys")
 
 
 def path_fault(path: Path) -> str:
-    """Why a path cannot name a file or folder to read or create; empty where it can.
+    """Why a path cannot name a file or folder to read or create; empty if it can.
 
     The limits are those of limits.h (NAME_MAX, PATH_MAX). Nothing is created. Paths that cannot be examined are valid.
     """
@@ -92,7 +92,7 @@ def tree_fingerprint(root: Path, *patterns: str) -> str:
 
 
 def write_text_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write ``text`` to a temporary file and rename it to ``path``: a reader never sees part of it."""
+    """Write ``text`` to a temporary file and rename it to ``path``, so that readers never get a part of it."""
     with replacing(path) as aside:
         aside.write_text(text)
         aside.chmod(mode)
@@ -143,7 +143,7 @@ def unfinished_in(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(folder: Path, *, lock_file: bool = True) -> Iterator[None]:
-    """Let one process at a time run the block; others wait. The folder is created if necessary.
+    """Run the block in one process at a time; other processes wait. The folder is created if necessary.
 
     The lock is the file ``lock`` in the folder, or without ``lock_file`` the folder itself.
     """
@@ -183,13 +183,13 @@ def belongs_to_another(folder: Path, found: str) -> RootNeeded:
         f"{folder} belongs to another user",
         expected="a build folder with write permission",
         found=found,
-        fix=f"run it as the user who built there: {caller.as_root('./inv TASK')}; or set build.folder to another one",
+        fix=f"run it as the user who built there: {caller.as_root('./inv TASK')}; or change build.folder",
     )
 
 
 @contextlib.contextmanager
 def swapping() -> Iterator[None]:
-    """Delay the signals that end a task until the renames in the block are done."""
+    """Delay the signals that stop a task until the renames in the block are done."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         # The handler of a pending signal may raise from this call, after the signals are blocked.
@@ -252,7 +252,7 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
 def least_room(folder: Path) -> Iterator[list[int]]:
     """The minimum of free bytes at ``folder`` (or its nearest existing parent) since the block began.
 
-    The free space is polled, because a program that fails on a full disk may remove its files before it ends.
+    The free space is polled, because a program that fails on a full disk may remove its files before it exits.
     """
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     least = [shutil.disk_usage(existing).free]

@@ -19,9 +19,9 @@ _LISTED = 3
 def clear(found: Iterable[Path], base: Path) -> None:
     """Remove these files and folders below ``base``, and print how much space that freed.
 
-    Not removed are links, entries that this user may not remove, mount points and folders that contain one, scratch
-    folders whose process still locks them (toolchain.files), and entries whose name another process uses: programs of
-    a killed task may run for a while.
+    Does not remove links, entries that this user may not remove, mount points and folders that contain one, scratch
+    folders that a process still locks (toolchain.files), and entries whose name another process uses, because programs
+    of a killed task may run for a while.
     """
     with contextlib.ExitStack() as stack:
         unlocked = [path for path in map(files.absolute, found) if _removable(path, stack)]

@@ -1,9 +1,9 @@
-"""Manifests: what a step passes to the next ones. A manifest describes the files that the step made.
+"""Manifests: what a step passes to the next steps. A manifest describes the files that the step created.
 
 A manifest is JSON: the name and key of the step, the inputs of the key, the artefacts (path, size, SHA-256), facts for
 later steps (an image id, a package list), warnings, the duration in seconds, and the commit of the checkout. Paths are
-relative to the manifest, so that a build folder can be moved. The commit is part of neither the key nor the product:
-another commit alone does not make a step run.
+relative to the manifest, so that a build folder can be moved. The commit is not part of the key or of the product: a
+different commit alone does not make a step run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Artefact:
-    """A file that a step made. ``size`` is in bytes."""
+    """A file that a step created. ``size`` is in bytes."""
 
     path: Path
     size: int
@@ -36,16 +36,16 @@ class Artefact:
         return cls(path, path.stat().st_size, sha256_of(path))
 
     def verify(self) -> None:
-        """Raise ArtefactMissing or ArtefactDamaged if the file has changed since it was made."""
+        """Raise ArtefactMissing or ArtefactDamaged if the file has changed since it was created."""
         if not self.path.is_file():
-            raise ArtefactMissing(f"{self.path} is missing", fix="run the step that makes it again")
+            raise ArtefactMissing(f"{self.path} is missing", fix="run the step that creates it again")
         found = Artefact.of(self.path)
         if found != self:
             raise ArtefactDamaged(
                 f"{self.path} does not match its manifest",
                 expected=f"{self.size} bytes, SHA-256 {self.sha256}",
                 found=f"{found.size} bytes, SHA-256 {found.sha256}",
-                fix="delete it and run the step that makes it again",
+                fix="delete it and run the step that creates it again",
             )
 
 
@@ -123,7 +123,7 @@ class Manifest:
 
 
 def require(path: Path, task: str) -> Manifest:
-    """The manifest at ``path``. Raises ArtefactMissing, which names the task that makes it."""
+    """The manifest at ``path``. Raises ArtefactMissing, which names the task that creates it."""
     manifest = Manifest.read(path)
     if manifest is None:
         raise ArtefactMissing(

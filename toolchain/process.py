@@ -1,7 +1,7 @@
 """Run subprocesses from argument lists, with a time limit; logged command lines can be pasted into a shell.
 
-Each child leads its own session and process group. Any error, and Ctrl-C, ends the whole group: with SIGTERM, then
-SIGKILL. If this process is killed, a reaper ends the groups (toolchain.reaper). Exit codes are explained: 127 and
+Each child leads its own session and process group. After an error or Ctrl-C, the entire group is stopped with SIGTERM,
+then SIGKILL. If this process is killed, a reaper stops the groups (toolchain.reaper). Exit codes are explained: 127 and
 ENOENT as the missing program, 137 as the kernel's out-of-memory killer, negative ones as the signal's name.
 """
 
@@ -99,11 +99,11 @@ def explain_exit(returncode: int) -> str:
     """A description of an exit status."""
     if returncode < 0:
         known = -returncode in signal.valid_signals() and -returncode < signal.SIGRTMIN
-        return f"ended by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
+        return f"killed by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
     if returncode == 127:
         return "exit status 127: a program it calls was not found"
     if returncode == 137:
-        return "exit status 137: killed, nearly always by the kernel because memory ran out"
+        return "exit status 137: killed, usually by the kernel because memory ran out"
     return f"exit status {returncode}"
 
 
@@ -125,7 +125,7 @@ def on_interrupt(end: Callable[[], object]) -> Iterator[None]:
 
 
 def interrupt_all() -> None:
-    """End everything that threads wait for."""
+    """Stop everything that threads wait for."""
     with _registry_lock:
         pending = list(_interruptible.values())
     for end in pending:
@@ -141,7 +141,7 @@ class _Reaper:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it unless it runs, so that the next program can be registered without delay."""
+        """Start it if it is not running, so that the next program can be registered without delay."""
         self.send("")
 
     def send(self, line: str) -> None:
@@ -163,7 +163,7 @@ class _Reaper:
                     self._process.stdin.flush()
 
     def close(self) -> None:
-        """Close its input, so that it ends, and wait for it."""
+        """Close its input, so that it exits, and wait for it."""
         with self._lock:
             if self._process is not None and self._process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -178,7 +178,7 @@ atexit.register(_reaper.close)
 
 @contextlib.contextmanager
 def reaped(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """While the block runs, the reaper ends the session that ``process`` leads if this process is killed."""
+    """If this process is killed while the block runs, the reaper stops the session that ``process`` leads."""
     _reaper.send(f"+{process.pid}\n")
     try:
         yield
@@ -187,7 +187,7 @@ def reaped(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def end_group(process: subprocess.Popen[bytes], *, polite_s: float = _TERM_WAIT_S) -> None:
-    """End the process group that ``process`` leads: SIGTERM, a wait of ``polite_s`` seconds, then SIGKILL.
+    """Stop the process group that ``process`` leads: SIGTERM, a wait of ``polite_s`` seconds, then SIGKILL.
 
     This waits for all members of the group: a child that ignores SIGTERM outlives the leader.
     """
@@ -210,7 +210,7 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 def _group_runs(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a member of the group runs; zombies do not count."""
+    """Whether a member of the group is running; zombies do not count."""
     if process.poll() is None:
         return True
     return _signal_group(process.pid, 0) and any(group == process.pid for _, group, _ in reaper.running())
@@ -229,10 +229,10 @@ def run(
     log: Path | None = None,
     fix: str = "",
 ) -> Completed:
-    """Run a command to its end and return its output.
+    """Run a command to completion and return its output.
 
     ``env`` extends this process's environment. The locale is set to English, because callers search the output.
-    ``on_line`` is called with each line immediately; the command and its whole output are appended to ``log``. If
+    ``on_line`` is called with each line immediately; the command and its full output are appended to ``log``. If
     ``merge_stderr`` is false, only stdout is returned, and stderr is used in error messages.
 
     Raises ProgramMissing, UserError if the kernel cannot execute the program's format, CommandFailed (if ``check`` is
@@ -432,7 +432,7 @@ def _lines(process: subprocess.Popen[bytes], stdin: bytes | None, deadline: floa
 def stopped_by_signals(stop: threading.Event) -> Iterator[list[int]]:
     """Let SIGINT, SIGTERM and SIGHUP set ``stop``; yields the list of received signals.
 
-    In other threads than the main thread no signal can be handled, and none is.
+    Only the main thread can handle signals; in other threads this has no effect.
     """
     received: list[int] = []
 

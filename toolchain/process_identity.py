@@ -16,9 +16,9 @@ _TOLERANCE_S = 2.0
 
 
 def running(process: psutil.Process) -> bool:
-    """Whether the process runs.
+    """Whether the process is running.
 
-    A zombie does not run, unless other threads of it do: they keep its files and ports open.
+    A zombie counts as running if it has other threads, which keep its files and ports open.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
@@ -39,7 +39,7 @@ def record(process: psutil.Process) -> dict[str, int | float]:
 
 
 def find_recorded(identity: Mapping[str, Any]) -> psutil.Process | None:
-    """The process that ``record`` described, if it still runs.
+    """The process that ``record`` describes, if it is still running.
 
     Raises KeyError, TypeError or ValueError for anything else.
     """

@@ -77,7 +77,7 @@ class _LineBar:
 
 
 class _Where(ProgressColumn):
-    """A column shown either for bars in bytes only or for other bars only."""
+    """A column that is shown only for bars in bytes, or only for other bars."""
 
     def __init__(self, column: ProgressColumn, *, in_bytes: bool) -> None:
         super().__init__()

@@ -1,11 +1,10 @@
-"""A process that ends the programs of a task that was killed.
+"""A process that stops the programs of a killed task.
 
-The task starts it in a separate session and writes to its standard input: ``+ID`` when a program has started that
-leads session ID, ``-ID`` when the program has ended. The kernel closes that pipe when the task ends for any reason,
-SIGKILL included. The remaining processes of those sessions then get SIGTERM and, after ``POLITE_S`` seconds, SIGKILL.
-A parent-death signal would reach only the programs themselves, and not their children.
-
-It is run by ``python -I -S``, and imports nothing of this project.
+The task starts it in a separate session and writes to its standard input: ``+ID`` when a program that leads session ID
+has started, ``-ID`` when the program has exited. The kernel closes that pipe when the task exits for any reason,
+including SIGKILL. The remaining processes of those sessions then get SIGTERM and, after ``POLITE_S`` seconds, SIGKILL.
+A parent-death signal would only reach the programs, and not their children. The module is run by ``python -I -S``, and
+does not import other modules of this project.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def running() -> Iterator[tuple[int, int, int]]:
 
 
 def end(sessions: Collection[int]) -> None:
-    """End all processes of these sessions."""
+    """Stop all processes of these sessions."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + POLITE_S
         for pid, _, session in running():
@@ -46,7 +45,7 @@ def end(sessions: Collection[int]) -> None:
 
 
 def main() -> None:
-    """Read until the task has ended; then end the remaining processes."""
+    """Read until the task has exited; then stop the remaining processes."""
     sessions: set[int] = set()
     for line in sys.stdin:
         session = int(line[1:])

@@ -18,7 +18,7 @@ from toolchain.errors import ConfigError
 
 
 class SettingsFiles(config.Config):
-    """Invoke's configuration. A malformed file ends the program with all of its errors, like ConfigError."""
+    """Invoke's configuration. A malformed file stops the program with all errors, like ConfigError."""
 
     def load_runtime(self, merge: bool = True) -> None:
         """Read the file of --config, relative to the caller's folder. Unlike the other files, it must exist."""

@@ -1,15 +1,14 @@
-"""Steps that run only when an input has changed, and report which one.
+"""Steps that run only when an input has changed, and report which input has changed.
 
 A step's *key* is the SHA-256 of its inputs as canonical JSON. Inputs are named texts: settings, fingerprints of source
 files, the SHA-256 of each module of this project that makes the product (toolchain.closure), and the SHA-256 of the
 products of the steps that it needs. The manifest of a finished step records the key and the inputs. The next run
 compares them; the difference is the reason that is shown. A step also runs when its products are missing, which its
-``missing`` probe detects. A step that makes the same bytes again does not cause the steps that need it to run.
-
-Planning changes nothing. It assumes that steps which need a step that will run will run too. Executing decides this
-again with the actual products. Steps whose needs are done run concurrently (two by default: an emulated step and a
-compilation rarely compete for a core). After the first failure no further steps start. Running ones are completed, then
-the failure is raised.
+``missing`` probe detects. A step that produces the same bytes again does not cause the steps that depend on it to run.
+Planning does not change anything. A plan assumes that all steps that depend on a running step also run; the execution
+decides this again with the actual products. Steps whose dependencies are done run concurrently (two by default: an
+emulated step and a compilation rarely compete for a core). After the first failure no further steps start. Running
+steps are completed, then the failure is raised.
 """
 
 from __future__ import annotations
@@ -57,7 +56,10 @@ class Step:
     inputs: Mapping[str, str]
     action: Callable[[Mapping[str, Manifest]], Made]
     code: str = ""
-    """Name of the module that makes the product. Every module in its import closure is an input. Empty: none is."""
+    """Name of the module that makes the product. Every module in its import closure is an input.
+
+    If it is empty, no module is an input.
+    """
     needs: tuple[str, ...] = ()
     missing: Callable[[Manifest], str] = lambda _: ""
 
@@ -109,7 +111,7 @@ class Pipeline:
             decision = self._decide(step, made, force)
             again = [name for name in step.needs if decisions[name].runs]
             if again and not decision.runs:
-                reason = f"{', '.join(again)} will be made again"
+                reason = f"{', '.join(again)} will run again"
                 decision = Decision(step, decision.key, True, reason, decision.previous)
             decisions[step.name] = decision
         return list(decisions.values())
@@ -124,8 +126,8 @@ class Pipeline:
     def execute(self, decisions: Sequence[Decision], *, at_once: int = 2) -> list[Manifest]:
         """Run the steps of a plan; the manifests of all its steps, in order.
 
-        Of the steps that can start, the one with the longest chain of dependent steps starts first. Ctrl-C ends the
-        programs that running steps have started (toolchain.process), and then the steps.
+        Of the steps that can start, the one with the longest chain of dependent steps starts first. Ctrl-C stops the
+        programs of running steps (toolchain.process), and then the steps.
         """
         force = frozenset(decision.step.name for decision in decisions if decision.forced)
         done: dict[str, Manifest] = {}
@@ -217,7 +219,7 @@ def _chain_lengths(steps: Sequence[Step]) -> dict[str, int]:
 
 
 def _interrupt(running: Iterable[concurrent.futures.Future[Manifest]]) -> None:
-    """End the programs that running steps have started, and those that they start until they stop."""
+    """Stop the programs that running steps have started, and any programs that they start until they stop."""
     left = set(running)
     while left:
         process.interrupt_all()
@@ -244,7 +246,7 @@ def _reason(step: Step, inputs: Mapping[str, str], key: str, previous: Manifest 
 
 
 def _difference(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The changed inputs. A manifest without modules is of an earlier version: then all of them are new."""
+    """The changed inputs. A manifest without modules comes from an earlier version; then all modules are new."""
     changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     modules = [name for name in changed if name.startswith(_CODE)]
     shown = [

@@ -1,4 +1,4 @@
-"""The artefact cache: wheels that take an hour to build are built once, for a machine or for a team.
+"""The artefact cache: wheels that take an hour to build are only built once for a machine or for a team.
 
 An entry has a finished wheel, the symbols that were split off, and the provenance, in ``artefacts/NAME/KEY/`` of the
 build folder. The key depends on everything that the build used: the recipe's key, the compiler and the installed
@@ -6,7 +6,7 @@ packages. A manifest in the folder has sizes and SHA-256 digests, which are veri
 is renamed and never used, and not deleted, so that the cause can be examined.
 
 An entry also records the recipe's key, which is known before anything is installed. ``of_recipe`` returns the newest
-wheel of a recipe, whatever compiler built it; ``get`` returns the one with a given key.
+wheel of a recipe, regardless of the compiler that built it; ``get`` returns the one with a given key.
 
 In a registry the entries are OCI artefacts (registry.oras) with the tag ``NAME-KEY``, where KEY is the first 40
 digits of the key. The latest push also gets the tag ``NAME-RECIPE``. Complete keys are in the manifest's annotations.
@@ -227,7 +227,7 @@ def push(config: Config, *, registry: str | None = None, user: str | None = None
     """Push all entries (or those with one ``name``) to a registry, and verify that it holds them.
 
     ``registry`` is HOST[:PORT]/NAMESPACE. A complete artefact with the same tag is not replaced: the first push wins.
-    Raises ArtefactMissing if there is nothing to push, ArtefactDamaged, and what registry.oras raises.
+    Raises ArtefactMissing if there is nothing to push, ArtefactDamaged, and the same exceptions as registry.oras.
     """
     found = [item for item in entries(config) if name in ("", item.name)]
     if not found:
@@ -249,7 +249,7 @@ def pull(
     otherwise a provenance statement must list every file.
 
     Raises ReferenceNotFound if the registry does not have it, RegistryFailed if it is damaged, has no provenance or is
-    another artefact, and what registry.oras raises.
+    another artefact, and the same exceptions as registry.oras.
     """
     began = time.monotonic()
     reference = _reference(config, _tag(name, key), registry)
@@ -366,7 +366,7 @@ def _tag(name: str, key: str) -> str:
 
 
 def _reference(config: Config, tag: str, registry: str | None) -> Reference:
-    """Like the reference of an image, but in the repository for artefacts."""
+    """The reference of an artefact: like an image's reference, but in the repository for artefacts."""
     section = dataclasses.replace(config.registry, repository=config.registry.artefacts)
     return resolve(dataclasses.replace(config, registry=section), registry=registry, tag=tag)
 

@@ -298,7 +298,7 @@ def _only_wheel(out: Path, log: Path) -> Path:
     made = sorted(out.glob("*.whl"))
     if len(made) != 1:
         raise ArtefactMissing(
-            "pip built no wheel, or several",
+            "pip did not build exactly one wheel",
             expected="one wheel",
             found=", ".join(path.name for path in made) or "none",
             fix=f"read {log}",

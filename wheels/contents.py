@@ -1,4 +1,4 @@
-"""Find the distribution's package that contains a file that a build is missing, in the archive's Contents indices.
+"""Find the distribution's package for a file that a build did not find, in the archive's Contents indices.
 
 An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``) is downloaded when a build first misses a file, and again
 after the package lists were updated. It is used for messages only; packages are installed from the verified lists.

@@ -1,4 +1,4 @@
-"""Find instructions in a wheel that a CPU does not have, and tell those behind a check of the CPU from others.
+"""Find instructions in a wheel that a CPU does not have, and determine which of them are behind a check of the CPU.
 
 64-bit files are decoded by LLVM. Each function with instructions beyond the CPU is one of:
 
@@ -7,9 +7,9 @@
 - *unchecked*: it has only instructions that a compiler emits for ordinary C++, such as LSE atomics. The file was
   compiled for a newer CPU, and will crash;
 - *unproven*: it has vector or cryptographic instructions and no such sign. Libraries call such code after a check,
-  often through pointers; the probe that runs the wheel decides.
+  often through pointers; the result of running the wheel determines the verdict.
 
-The signs are data (cpu_gate.toml). 32-bit files are judged by their build attributes.
+The signs are defined in cpu_gate.toml. For 32-bit files, the build attributes are checked instead.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _modules(wheel: Path) -> list[str]:
 
 
 def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
-    """Examine every ELF file of a wheel. Raises CommandFailed, or as ``wheels.find.elf_members``."""
+    """Examine every ELF file of a wheel. Raises CommandFailed, and the exceptions of ``wheels.find.elf_members``."""
     count = 0
     found: list[Function] = []
     with zipfile.ZipFile(wheel) as archive:
@@ -166,7 +166,7 @@ class _Code:
 
 @dataclass(frozen=True)
 class _Program:
-    """What is needed of an ELF file."""
+    """The required data of an ELF file."""
 
     code: tuple[_Code, ...]
     starts: Addresses

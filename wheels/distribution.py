@@ -2,8 +2,8 @@
 
 An isolated environment hides the packages of the distribution, so pip would build numpy from source for every project
 that requires it: the index has no wheel for 32-bit ARM. The wheels contain the unchanged files of the development root
-(``dev.tar``); the libraries that they require are in the container. They are for builds only, and neither served nor
-put into the wheelhouse.
+(``dev.tar``); the libraries that they require are in the container. They are only
+used for builds: they are not served and not stored in the wheelhouse.
 """
 
 from __future__ import annotations

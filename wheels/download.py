@@ -1,4 +1,4 @@
-"""Download wheels for the target and what they require, from the package index of pip on this PC."""
+"""Download wheels for the target and their dependencies, from the package index of pip on this PC."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def download(requirement: str, folder: Path, target: Architecture, suite: Suite,
 
 
 def dependencies(wheel: Path, folder: Path, target: Architecture, suite: Suite, log: Path) -> list[Path]:
-    """Download what a wheel requires, directly and indirectly. Raises as ``download``.
+    """Download the direct and indirect dependencies of a wheel. Raises the same exceptions as ``download``.
 
     pip would evaluate markers such as ``platform_machine`` for this PC instead of the target, so each package is
-    requested by itself; the first requirement of a package decides its version.
+    requested by itself; the first requirement for a package determines its version.
     """
     environment: dict[str, str | Set[str]] = {
         **{key: str(value) for key, value in default_environment().items()},

@@ -98,7 +98,7 @@ class _Index:
 def wheels_in(folders: Sequence[Path]) -> dict[str, Path]:
     """The wheels in some folders by file name, without subfolders and symbolic links.
 
-    Of two wheels with the same name, the one in the first folder counts.
+    Of two wheels with the same name, the one in the first folder is used.
     """
     found: dict[str, Path] = {}
     for path in (path for folder in folders for path in sorted(folder.glob("*.whl"))):
@@ -155,14 +155,14 @@ class _Handler(WSGIRequestHandler):
             self.send_error(400)
 
     def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002  (the base class's name)
-        """Print nothing: ``_Log`` prints requests when they have ended."""
+        """Print nothing: ``_Log`` prints requests when they are complete."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Print nothing."""
 
 
 class _Log:
-    """Print one line for each request when it has ended, and a progress bar while a wheel is sent.
+    """Print one line for each completed request, and a progress bar while a wheel is sent.
 
     Errors are printed as warnings. The client receives status 500, or an incomplete download.
     """
@@ -281,5 +281,5 @@ def _warn(fault: Exception, environ: WSGIEnvironment) -> None:
 
 
 def _printable(text: str) -> str:
-    """A text of a request, escaped: clients must not write control sequences to this terminal."""
+    """A text from a request, escaped: clients must not be able to write control sequences to this terminal."""
     return text if text.isprintable() else ascii(text)

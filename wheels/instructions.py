@@ -33,7 +33,7 @@ class Disassembler:
         return [loader, "--library-path", ":".join(map(str, folders)), self.root / _LLVM / "bin" / program]
 
     def undecoded(self, words: Words, *options: str) -> Words:
-        """The words that are no instruction with llvm-objdump's ``options``. Raises CommandFailed."""
+        """The words that are not instructions according to llvm-objdump with ``options``. Raises CommandFailed."""
         if not words.size:
             return words
         with tempfile.TemporaryDirectory(prefix="pitorch-gate-") as scratch:
@@ -55,9 +55,9 @@ class Disassembler:
 def unsupported(
     disassembler: Disassembler, words: Words, cpu: str, *, without: Iterable[str], extensions: Sequence[str]
 ) -> Mapping[str, Words]:
-    """The distinct words that are instructions, but not of the CPU, by the extension that they belong to.
+    """The distinct words that are instructions of other CPUs only, grouped by extension.
 
-    ``words`` are the distinct words of a program. Those that no CPU decodes are data, and left out.
+    ``words`` are the distinct words of a program. Words that no CPU can decode are data, and are left out.
     """
     removed = [f"-{name}" for name in without]
     base = [f"--mcpu={cpu}"]

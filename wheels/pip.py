@@ -118,7 +118,7 @@ def run_pip(
             raise unfound(output.name + output.specifier) from fault
         if other := _OTHER_BYTES.search(fault.tail):
             raise SourceUnavailable(
-                f"the package index has another file as {what}",
+                f"the package index has a different file named {what}",
                 expected="the pinned SHA-256",
                 found=other[1],
                 fix="find out why before you change the pin",

@@ -1,4 +1,4 @@
-"""The benchmark ``cpu``: instructions of torch's wheel for 32-bit ARM by workload, and those of a second wheel."""
+"""The benchmark ``cpu``: instructions by workload of torch's wheel for 32-bit ARM, and of a second wheel."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SHOWN_BLOCKS = 3
 
 @dataclass(frozen=True)
 class Row:
-    """The counts of a workload. ``reason`` says why it was not run."""
+    """The counts of a workload. ``reason`` states why it was not run."""
 
     name: str
     reason: str = ""
@@ -121,7 +121,7 @@ def _packages(root: Path, context: Context) -> Path:
 
 
 def _unpacked(context: Context, wheel: Path, scratch: Path) -> Path:
-    """Unpack a wheel like that of the image. Raises PlatformMismatch or WheelUnusable."""
+    """Unpack a wheel in the same way as the image's wheel. Raises PlatformMismatch or WheelUnusable."""
     with progress.step(f"unpack {wheel.name}"):
         wheels.audit(wheel, context.target)
         root = scratch / "against"
@@ -255,7 +255,7 @@ def _ratio(name: str, one: float, other: float, limit: float, unit: str) -> Figu
 
 
 def tables(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[str]) -> str:
-    """Instructions and modelled cycles, next to those of the other wheel, and the classes of instructions."""
+    """Instructions and modelled cycles of both wheels, and the classes of instructions."""
     sink = io.StringIO()
     console = Console(file=sink, width=_WIDTH, highlight=False)
     old = {row.name: row for row in before or ()}

@@ -105,7 +105,7 @@ def read(path: Path) -> dict[int, Region]:
     lines = path.read_text().splitlines() if path.is_file() else []
     if not lines or lines[-1] != "end":
         raise CommandFailed(
-            "the counted program ended early",
+            "the counted program exited early",
             expected=f"a complete list of blocks in {path}",
             found=f"{len(lines)} lines, and not the last one",
             fix="read the program's output, which is in the log",

@@ -1,7 +1,7 @@
 """Cycles of the hottest blocks, estimated by llvm-mca.
 
 LLVM has no scheduling data for 32-bit code on the Cortex-A53 and A7, and its data for the similar Cortex-R52 lacks NEON
-instructions. It has data for the Cortex-A57, and uses them for the Cortex-A72 of a Raspberry Pi 4 too.
+instructions. It has data for the Cortex-A57, which it also uses for the Cortex-A72 of a Raspberry Pi 4.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Modelled:
     cycles: float
     share: float
     per_block: tuple[float, ...] = ()
-    """The cycles of one execution of each block, the hottest first; 0 where it is not modelled."""
+    """The cycles of one execution of each block, the hottest first; 0 if it is not modelled."""
 
     @property
     def total(self) -> float:
@@ -50,7 +50,7 @@ def modelled(tools: Path, region: Region) -> Modelled | None:
 
 
 def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
-    """The cycles of one execution of each block in a long sequence of them; 0 where an instruction is not supported."""
+    """The cycles of one execution of each block in a long sequence of them; 0 if an instruction is not supported."""
     found = [0.0] * len(blocks)
     for encoding in _ENCODINGS:
         left = [number for number, cycles in enumerate(found) if not cycles]

@@ -2,7 +2,7 @@
 
     python3 workloads.py ROWS.json
 
-Only ``import torch`` and the second call of each workload are counted: the first call allocates memory, packs weights
+Only ``import torch`` and the second call to each workload are counted: the first call allocates memory, packs weights
 and chooses kernels. ROWS.json is then a list of objects with ``name``, ``region`` (its number, or 0 if it was not run)
 and ``reason``.
 """
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 MARK = 0x43500000
-"""As in count.c."""
+"""The same value as in count.c."""
 
 
 def mark(region: int) -> None:
-    """Start a region, or end it (0), by an invalid system call that the plugin sees."""
+    """Start a region, or end it (0), with an invalid system call that the plugin detects."""
     with contextlib.suppress(OSError):
         os.close(MARK + region)
 
@@ -137,14 +137,14 @@ def of_product(size: int) -> Work:
 
 
 def of_layer(layer: nn.Module, *shape: int) -> Work:
-    """A call of a layer or network."""
+    """A call to a layer or network."""
     layer.eval()
     x = torch.rand(*shape)
     return lambda: layer(x)
 
 
 def of_int8_layer(layer: nn.Module, *shape: int) -> Work:
-    """A call of a quantized layer or network."""
+    """A call to a quantized layer or network."""
     x = torch.rand(*shape)
     quantized = int8(layer, x)
     return lambda: quantized(x)
@@ -184,7 +184,7 @@ WORKLOADS: dict[str, Callable[[], Work]] = {
     "MobileNetV2 224×224": lambda: of_layer(mobilenet_v2(), *IMAGE),
     "ResNet18 224×224": lambda: of_layer(resnet18(), *IMAGE),
 }
-# Quantized layers can include a ReLU, but no ReLU6: MobileNetV2 is quantized with ReLU, as by torchvision.
+# Quantized layers can include a ReLU but not a ReLU6, so MobileNetV2 is quantized with ReLU, as in torchvision.
 INT8: dict[str, Callable[[], Work]] = {
     "linear 1×1024×1024, int8": of_int8_linear,
     "conv 3×3, 64→64 on 56×56, int8": lambda: of_int8_layer(nn.Conv2d(64, 64, 3, padding=1), *PLANES),

@@ -28,16 +28,16 @@ def render(document: dict[str, Any]) -> str:
     speed, tests = document["speed"], document["tests"]
     device = f"{document['device']} ({document['devices']} in the machine), torch {document['torch']}"
     if "wheel_sha256" in document:
-        device += f", the wheel of SHA-256 {document['wheel_sha256'][:16]}"
+        device += f", with the wheel with SHA-256 {document['wheel_sha256'][:16]}"
     lines = [
         _paragraph(
-            f"Taken {document['date'][:10]} on {device}. The limit is {speed['limit_gb_s']:.0f} GB/s, by the "
-            f"{speed['limit_from']}. Times are medians in µs; the candidates of a row were measured alternately."
+            f"Measured on {document['date'][:10]} on {device}. The limit is {speed['limit_gb_s']:.0f} GB/s, according "
+            f"to the {speed['limit_from']}. Times are medians in µs; the operators in a row were measured alternately."
         ),
         "",
         _paragraph(
-            f"Tests: {tests['tests'] - tests['skipped']} passed, {_skipped(tests)}. compute-sanitizer checked a "
-            "selection of them (`SANITIZED` in `on_gpu.py`): "
+            f"Tests: {tests['tests'] - tests['skipped']} passed, {_skipped(tests)}. compute-sanitizer "
+            "checked a selection of the tests (`SANITIZED` in `on_gpu.py`): "
             + "; ".join(_watched(tool, item, tests["tests"]) for tool, item in document["sanitizer"].items())
             + "."
         ),
@@ -45,8 +45,8 @@ def render(document: dict[str, Any]) -> str:
         *_launches(_chosen(speed, "launch")),
         *_table("Elementwise", _chosen(speed, "add2", "axpy", "exp")),
         *_table("Softmax of rows, in a CUDA graph", _chosen(speed, "softmax")),
-        *_table("Matrix times vector, in a CUDA graph", _chosen(speed, "matvec")),
-        "`cuda-timing` there:",
+        *_table("Matrix-vector multiplication, in a CUDA graph", _chosen(speed, "matvec")),
+        "Output of `cuda-timing` on that machine:",
         "",
         "```text",
         *document["timing"]["cuda_timing"]["table"],
@@ -54,13 +54,13 @@ def render(document: dict[str, Any]) -> str:
         *textwrap.wrap(document["timing"]["cuda_timing"]["sentence"], 118),
         "```",
         "",
-        "and its [timeline](cuda/timeline.json) reports for the GPU:",
+        "Kernels in its [timeline](cuda/timeline.json):",
         "",
         "```text",
         *document["timing"]["timeline"],
         "```",
         "",
-        "`array-exp -l 10000000` there:",
+        "Output of `array-exp -l 10000000` on that machine:",
         "",
         "```text",
         *document["timing"]["array_exp"],
@@ -84,7 +84,7 @@ def _skipped(tests: dict[str, Any]) -> str:
 def _watched(tool: str, item: dict[str, Any], tests: int) -> str:
     """The result of a compute-sanitizer tool: how many of the tests it checked, and what it found."""
     watched = sum(int(count) for count in re.findall(r"(\d+) (?:passed|failed|errors?)", item["tests"]))
-    return f"{tool}, {watched} of {tests}: {item['summary'].lower()}"
+    return f"{tool} checked {watched} of {tests} tests ({item['summary'].lower()})"
 
 
 def _chosen(speed: dict[str, Any], *starts: str) -> list[dict[str, Any]]:

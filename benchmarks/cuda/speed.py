@@ -1,9 +1,10 @@
 """Compare the speed of the operators with torch, CuPy and a plain kernel in one run. Requires a GPU and the wheel.
 
-Kernels are timed by CUDA events around batches of calls. Softmax and matrix times vector, which often take less time
-than their launch, are timed as CUDA graphs of such batches. Launches are timed by the host's clock over batches that
-the GPU runs faster than the host launches them. The candidates of a comparison alternate, one batch per round, and the
-result is the median over all rounds, so that changes of the GPU's clock or the host's load affect all candidates.
+Kernels are timed by CUDA events around batches of calls. Softmax and matrix-vector multiplication often take less time
+than their launch, so they are timed as CUDA graphs of such batches. Launches are timed by the host's clock over batches
+that the GPU runs faster than the host launches them. The candidates of a comparison alternate, one batch per round, and
+the result is the median over all rounds, so that changes of the GPU's clock rate or the host's load affect all
+candidates.
 
 ``python speed.py out.json`` writes the figures. The script is independent of the rest of the repository.
 """
@@ -42,7 +43,7 @@ class Comparison:
     microseconds: Mapping[str, float]
     spread: Mapping[str, tuple[float, float]]
     ratios: Mapping[str, tuple[float, float, float]]
-    """Our time divided by that of each other candidate, per round: the 10th, 50th and 90th percentile."""
+    """Our time divided by the time of each other candidate, per round: the 10th, 50th and 90th percentile."""
     moved: int = 0
     skipped: Mapping[str, str] = field(default_factory=dict)
 
@@ -57,7 +58,7 @@ class Comparison:
 
 
 def by_events(call: Callable[[], object], calls: int) -> float:
-    """Microseconds per call, by CUDA events around ``calls`` of them."""
+    """Microseconds per call, measured by CUDA events around ``calls`` calls."""
     import torch
 
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -244,7 +245,7 @@ MATVEC_SHAPES = (
 
 
 def rows() -> list[Comparison]:
-    """Softmax and matrix times vector, with the matrix both as it is and transposed."""
+    """Softmax, and matrix-vector multiplication with the original and with the transposed matrix."""
     import cuda_ops
     import torch
 
@@ -272,7 +273,7 @@ def rows() -> list[Comparison]:
 
 
 def launches(which: str) -> list[Comparison]:
-    """Host time per call of add2, with so few elements that the host never waits for the GPU."""
+    """Host time per call to add2, with so few elements that the host never waits for the GPU."""
     import cuda_ops
     import torch
 
@@ -295,7 +296,7 @@ def launches(which: str) -> list[Comparison]:
 
 
 def other_launches() -> list[Comparison]:
-    """Host time per call of the other operators; a matrix of few long rows is divided among many threads."""
+    """Host time per call to the other operators; a matrix of few long rows is divided among many threads."""
     import torch
 
     ops = torch.ops.cuda_ops

@@ -43,7 +43,7 @@ TABLE = {
     "timed-out": Row(
         BoardLost,
         "the session on {where} timed out",
-        "an end within {limit_s:g} s",
+        "completion within {limit_s:g} s",
         "measure less (--number, --repeat, --size), or raise remote.session_limit_s",
     ),
     "lost": Row(

@@ -195,7 +195,7 @@ class LoaderSession:
         if not readable:
             if greeting:
                 raise self._error("silent", "no answer")
-            raise self._error("lost", f"no answer for {self._limit_s + GRACE_S:.0f} s")
+            raise self._error("lost", f"no response for {self._limit_s + GRACE_S:.0f} s")
         block = os.read(pipe.fileno(), 1 << 16)
         if not block:
             raise self._ended(greeting=greeting)
@@ -252,7 +252,7 @@ def session(
         scratch = stack.enter_context(files.scratch_folder(config.build_root / "remote", "session"))
         variables = {**os.environ, "TMPDIR": str(scratch)}
         if address.kind == "local":
-            # A PC has no QPUs. libqpu's emulator counts clocks, its interpreter does not.
+            # A PC has no QPUs. libqpu's emulator counts clock cycles, its interpreter does not.
             variables.setdefault("QPU_BACKEND", "emulator")
         if libraries:
             variables["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))

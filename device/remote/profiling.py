@@ -47,7 +47,7 @@ class Profile:
     board: str = ""
     """The model in the board's device tree; empty without one."""
     foreign: bool = False
-    """Whether the kernel is for another machine than this PC."""
+    """Whether the kernel is for a machine other than this PC."""
     emulated: bool = False
     """Whether the board or its QPUs were emulated."""
 
@@ -76,7 +76,7 @@ class Profile:
             ("result", f"{self.checked} elements agree with the reference"),
             ("mean", _seconds(self.mean_s)),
             ("std", f"{_seconds(self.deviation_s)} ({len(self.seconds)} repeats)"),
-            ("least", _seconds(min(self.seconds))),
+            ("minimum", _seconds(min(self.seconds))),
             (
                 "GFLOPS",
                 f"{self.gflops:.4g}" if self.gflops is not None else "the kernel does not define its operations",
@@ -87,7 +87,7 @@ class Profile:
         if self.emulated:
             found.append(("note", "timed under emulation; not measured on hardware"))
         elif self.foreign and not self.board.startswith("Raspberry Pi"):
-            found.append(("note", "the board reports no Raspberry Pi and may be emulated; not measured on hardware"))
+            found.append(("note", "not identified as a Raspberry Pi, possibly emulated; not measured on hardware"))
         if self.model_s is not None:
             rate = f", {self.operations / self.model_s / 1e9:.4g} GFLOPS" if self.operations and self.model_s else ""
             found.append(("model", f"{_seconds(self.model_s)} per run{rate}: estimate of the emulator's cycle model"))
@@ -125,8 +125,8 @@ def profile(
 
     If its result is correct, the library is copied to ``keep``.
 
-    Raises UserError, ResultMismatch, UserError, InUse, BoardLost, BoardLost, BoardSilent,
-    PlatformMismatch and the errors of installing TVM and compiling.
+    Raises UserError, ResultMismatch, InUse, BoardLost, BoardSilent, PlatformMismatch, and the errors of installing TVM
+    and of compiling.
     """
     wanted = targets.load(target)
     path = kernel_file(kernel)
@@ -370,8 +370,8 @@ def _error_of_worker(run: _WorkerRun, done: process.Completed, job: _Job, addres
         if run.stage == "queue":
             return faults.error_of("busy", _queue(where, run.facts), where=where, limit_s=remote.queue_limit_s)
         if run.stage in ("connect", "reach"):
-            return faults.error_of("silent", f"no answer within {run.limit_s:g} s", **words)
-        return faults.error_of("lost", f"no answer for {run.limit_s:g} s at the stage {run.stage!r}", **words)
+            return faults.error_of("silent", f"no response within {run.limit_s:g} s", **words)
+        return faults.error_of("lost", f"no response for {run.limit_s:g} s at the stage {run.stage!r}", **words)
     if done.returncode < 0 and run.stage in ("run", "time", "load"):
         return faults.error_of("crashed", process.explain_exit(done.returncode), **words)
     return CommandFailed(
@@ -391,7 +391,7 @@ def _queue(where: str, facts: Mapping[str, Any]) -> str:
         return f"all {facts['boards']} boards with that key in sessions{gone}; {waiting}"
     if where.startswith("proxy"):
         return "the board is in another session, or no board with that key is connected to the proxy"
-    return "it accepts the connection but does not respond: it is in another session, or its server has died"
+    return "it accepts the connection but does not respond: it is in another session, or its server has exited"
 
 
 def _mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:

@@ -32,12 +32,12 @@ from device.remote.reporting import FAULT_STATUS, Fault, fail, stage, tell
 COMPILE_LIMIT_S = 600.0
 CONNECT_LIMIT_S = 20.0
 GRACE_S = 10.0
-"""How long after its own time limit a session is considered lost."""
+"""Time after the session's own time limit at which it is considered lost."""
 
 PAUSE_S = 1.0
-"""Delay between two attempts to get a board, where TVM returns immediately instead of waiting."""
+"""Delay between two attempts to get a board, if TVM returns immediately instead of waiting."""
 AT_ONCE_S = 30.0
-"""A proxy that does not let clients wait refuses within this time; one that does refuses after 600 s."""
+"""A proxy that does not allow clients to wait reports an error within this time, other proxies after 600 s."""
 
 # Messages of TVM's client, src/runtime/rpc/rpc_socket_impl.cc.
 _NO_SUCH_KEY = "cannot find server that matches key"

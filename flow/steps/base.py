@@ -1,6 +1,6 @@
 """The root filesystem with torch as an image, below the system image.
 
-It is a step of its own so that it can run while extensions are compiled, and does not change with them.
+This is a separate step so that it can run while extensions are compiled and does not depend on them.
 """
 
 from __future__ import annotations

@@ -20,9 +20,10 @@ from wheels import artefacts
 
 
 def step(context: Context) -> Step:
-    """Find or build the wheels. They are left out where torch is, or where the mirror does not have their source.
+    """Find or build the wheels.
 
-    Those of the package index are used with its torch.
+    They are left out if torch is left out, or if the mirror does not have their source. The
+    package index's wheels are used with the package index's torch.
     """
     data = recipe.load(build.NAME)
     tar = context.root / "companions-site.tar"

@@ -51,5 +51,5 @@ def step(context: Context) -> Step:
 
 
 def _limits(sources: Sequence[apt.Source]) -> str:
-    """The packages that are taken from an archive from which not all packages are."""
+    """The packages that are installed from an archive that provides only some packages."""
     return "; ".join(dict.fromkeys(f"{item.archive}: {' '.join(item.only)}" for item in sources if item.only))

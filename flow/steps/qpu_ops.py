@@ -17,7 +17,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Compile the wheel against torch and libqpu. It is omitted where there is no torch wheel."""
+    """Compile the wheel against torch and libqpu. It is omitted if there is no torch wheel."""
     data = recipe.load("qpu_ops")
     tar = context.root / "qpu-ops-site.tar"
 
@@ -70,7 +70,7 @@ def _omitted(reason: str) -> Made:
 
 
 def place(context: Context, made: Mapping[str, Manifest]) -> qpu_ops.Place:
-    """Where the wheel is compiled: in the image of ``builder`` or, where ``made`` has none, of ``dev``."""
+    """Where the wheel is compiled: in the image of ``builder`` or, if ``made`` does not contain that, of ``dev``."""
     role = "builder" if is_extension_cross_compiled(context) and "builder" in made else "dev"
     reference, image_id = context.config.image_reference(role), made[role].facts["image"]
     if role == "builder":

@@ -1,4 +1,4 @@
-"""The system image: the root filesystem with everything that the recipes made."""
+"""The system image: the root filesystem with the products of the recipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native programs: stand-ins for emulated ones, and the cross compiler."""
+"""Native programs: replacements of emulated programs, and the cross compiler."""
 
 from __future__ import annotations
 

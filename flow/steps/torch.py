@@ -15,7 +15,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Choose the wheel. Without one the image is built without torch, unless ``torch.required`` is set."""
+    """Select the wheel. If there is none, the image is built without torch unless ``torch.required`` is set."""
     config = context.config
 
     def action(_: Mapping[str, Manifest]) -> Made:

@@ -1,7 +1,7 @@
 """The torch wheel, compiled from source or taken from the artefact cache.
 
-Its key is the one that the recipe declares (``Plan.key``), not the code of this project: half an hour of compiling must
-not depend on a message. Only the finished and audited wheel leaves the target's folder, with its provenance.
+Its key is the recipe's (``Plan.key``) and does not include the code of this project, so that a changed message does not
+cause half an hour of compilation. Only the finished and audited wheel leaves the target's folder, with its provenance.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _from_cache(context: Context, cached: Sequence[Path], key: str) -> Made:
     stated = provenance.read(provenance.path_for(wheel), wheel).get("recipeKey")
     if stated != key:
         raise ArtefactDamaged(
-            f"the provenance of the cached {wheel.name} states another recipe key than its folder",
+            f"the provenance of the cached {wheel.name} states a recipe key other than that of its folder",
             expected=f"recipeKey {key}",
             found=str(stated or "none"),
             fix=f"delete {wheel.parent} and run the task again",

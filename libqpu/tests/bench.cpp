@@ -1,4 +1,4 @@
-// Times matrix times vector on the backend in use: 100 rows of 10^0 .. 10^5 columns on 4 QPUs, only
+// Times matrix-vector multiplication on the backend in use: 100 rows of 10^0 .. 10^5 columns on 4 QPUs, only
 // the call itself. Figures of the interpreter are not an estimate for hardware.
 #include <chrono>
 #include <cstdio>

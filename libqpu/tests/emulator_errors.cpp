@@ -131,8 +131,8 @@ TEST_CASE("TMU_NOSWAP and UNIFORMS_ADDRESS have latencies") {
   Instruction set = write(address::kUniformsAddress);
   says(errorOf({set, nop(), uniform}), "after UNIFORMS_ADDRESS");
   says(errorOf<qpu::BoundsError>({set, nop(), nop(), uniform}),
-       "a uniform is read from bus address 0x00000000, outside of every SharedArray; nearest is "
-       "the SharedArray of 1024 elements at 0x40000000..0x40000fff, 1073741824 bytes before its "
+       "a uniform is read from bus address 0x00000000, outside of every SharedArray; the nearest is "
+       "the SharedArray of 1024 elements at 0x40000000..0x40000fff; the address is 1073741824 bytes before its "
        "start");
   says(errorOf({uniform}), "a uniform is read beyond the 0 uniforms of this QPU");
   says(errorOf<qpu::BoundsError>({load(to(address::kUniformsAddress), 6)}), "not a multiple of 4");
@@ -362,8 +362,8 @@ TEST_CASE("an invalid gather is an error when its vector is used") {
       {out, tmu(), get, move(toA(1), r(4)), nop(), nop(), add(AddOp::Add, toR(1), r(0), ra(1))});
   says(text, "instruction 5 (mov tmu0_s, r0): element 0 of a vector that was received and is used "
              "by instruction 10 (add r1, r0, ra1) came from bus address 0x40001000, outside of "
-             "every SharedArray; nearest is the SharedArray of 1024 elements at "
-             "0x40000000..0x40000fff, 0 bytes past its end");
+             "every SharedArray; the nearest is the SharedArray of 1024 elements at "
+             "0x40000000..0x40000fff; the address is 0 bytes past its end");
   says(errorOf<qpu::BoundsError>({out, tmu(), get, load(toB(address::kVpmSetup), rows32(0)),
                                   move(to(address::kVpm), r(4))}),
        "is used by");
@@ -400,7 +400,7 @@ TEST_CASE("DMA beyond its limits is an error") {
        "writing 0x40100002 by DMA: the address is not a multiple of 4");
   says(errorOf<qpu::BoundsError>(store(storeSetup(1, 16, 0), kOut + 4 * 4096 - 60)),
        "writing 16 words from 0x40103fc4 by DMA reaches bus address 0x40104000, outside of "
-       "every SharedArray; nearest is");
+       "every SharedArray; the nearest is");
   says(errorOf<qpu::BoundsError>(fetch(loadSetup(1, 16, 0), kIn - 64)), "reading 16 words from");
   says(errorOf(fetch(loadSetup(2, 16, 0), kIn)), "a DMA load of 2 rows is started without a pitch");
   says(errorOf(store(storeSetup(1, 16, 0, 1), kOut)), "exceeds the VPM's 64 rows by 16 columns");

@@ -34,7 +34,7 @@ struct StoreWords {
 };
 constexpr StoreWords storeWords{};
 
-// The course project's matrix times vector: 16 partial sums for each row.
+// The course project's matrix-vector multiplication: 16 partial sums for each row.
 inline void matrixVector(Int rows, Int columns, Ptr<Float> a, Ptr<Float> x, Ptr<Float> sums) {
   naive::rowSums(rows, columns, a, x, sums, storeWords);
   dmaWaitWrite();

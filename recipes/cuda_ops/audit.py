@@ -148,5 +148,5 @@ def _check_tag(wheel: Path, target: Architecture) -> None:
 
 def _unusable(wheel: Path, expected: str, found: str) -> WheelUnusable:
     return WheelUnusable(
-        f"{wheel.name} is not the wheel it should be", expected=expected, found=found, fix="build it again"
+        f"{wheel.name} does not match the requested wheel", expected=expected, found=found, fix="build it again"
     )

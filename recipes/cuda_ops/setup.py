@@ -182,7 +182,7 @@ class Build(build_ext):  # type: ignore[misc]
         print(shlex.join(argv), flush=True)
         status = subprocess.run(argv, cwd=HERE, check=False).returncode
         if status:
-            refuse(f"{argv[0]} failed", "exit status 0", str(status), "its words are above")
+            refuse(f"{argv[0]} failed", "exit status 0", str(status), "see its output above")
 
 
 class Wheel(bdist_wheel):  # type: ignore[misc]

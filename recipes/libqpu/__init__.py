@@ -1,1 +1,1 @@
-"""libqpu: our own C++ library for the QPUs. ``build.py`` makes it for the target."""
+"""libqpu: this project's C++ library for the QPUs. ``build.py`` builds it for the target."""

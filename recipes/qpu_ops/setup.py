@@ -1,8 +1,8 @@
 """Build the extension: `pip wheel .`, or `python setup.py bdist_wheel`.
 
-libqpu is searched in the folder LIBQPU_PREFIX (its include/ and lib/), otherwise through pkg-config. It is linked by
-its soname, and no folder is recorded in the extension: at run time the loader finds libqpu.so.1 through
-/etc/ld.so.conf.d or LD_LIBRARY_PATH.
+libqpu is searched in include/ and lib/ of the folder LIBQPU_PREFIX, or through pkg-config if that is not set. It is
+linked by its soname, and the extension does not contain a search path: at run time, the loader finds libqpu.so.1
+through /etc/ld.so.conf.d or LD_LIBRARY_PATH.
 
 TORCH_FILES is the folder of a torch package for another machine, for a cross compiler: the extension is compiled
 against it, and torch is not imported. The properties of torch are then read from its files, and the compiler and the
@@ -33,7 +33,7 @@ if not TORCH_FILES:
 
 
 def libqpu_flags() -> tuple[list[str], list[str]]:
-    """Compiler and linker flags for libqpu; exits with an error message if it is not found."""
+    """Compiler and linker flags for libqpu. Exits with an error message if libqpu is not found."""
     prefix = os.environ.get("LIBQPU_PREFIX", "")
     if prefix:
         header = Path(prefix, "include", "QPULib.h")

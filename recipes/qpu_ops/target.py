@@ -5,7 +5,7 @@ and settings of the target's Python. Nothing is emulated, and the development ro
 
 Alternatively it is built by plain ``pip wheel`` inside the armv7 container, as a user would, with torch and libqpu
 installed as on the target. There the native compiler can replace the emulated one (images.native), which is invisible
-to the wheel's own build. Both make the same wheel, byte for byte; a test compares them.
+to the wheel's own build. Both produce the same wheel, byte for byte; a test compares them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ print(backend.build_wheel("/usr/src/out"))'"""
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the wheel is compiled: an image, the mounts of its container, and the script that makes a wheel.
+    """Where the wheel is compiled: an image, the mounts of its container, and the script that builds a wheel.
 
     The working folder contains the sources. The wheel is written to /usr/src/out.
     """

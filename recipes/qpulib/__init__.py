@@ -1,1 +1,1 @@
-"""Upstream QPULib, built the way its users know, in our libqpu's place."""
+"""Upstream QPULib, built in the usual way and used instead of libqpu."""

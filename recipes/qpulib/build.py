@@ -1,4 +1,4 @@
-"""Upstream QPULib instead of our libqpu: fetched at a pinned commit and compiled as its users do.
+"""Upstream QPULib instead of our libqpu: fetched at a pinned commit and compiled as in upstream's build.
 
 The source is the folder ``qpu.upstream_source``, or ``sources/qpulib`` in the build folder, which is fetched if it does
 not exist. A git tree must be at the pinned commit and without changes. A folder without ``.git`` (an unpacked archive)

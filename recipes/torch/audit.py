@@ -67,8 +67,8 @@ def examine(
 
     ``extends`` are libraries that are loaded before those of the wheel: torch's, for a wheel that extends it.
 
-    Checked are: tag, RECORD, machine and float ABI (wheels.find.audit); CPU architecture, floating point and NEON
-    against the compiler's ``flags``, except in libraries that choose their code by the CPU that they find; the newest
+    Checks the tag, RECORD, machine and float ABI (wheels.find.audit); CPU architecture, floating point and NEON
+    against the compiler's ``flags``, except in libraries that select their code for the CPU at run time; the newest
     GLIBC and GLIBCXX symbols against the release; libraries that are neither in the wheel nor in a minimal system;
     undefined symbols; RPATHs that leave the wheel; paths of the build in
     any member. A size of more than 60 MB is a warning.
@@ -92,7 +92,7 @@ def examine(
             with archive.open(name) as stream:
                 sums.faults += [f"{name} contains a path of its build"] if _holds(stream, _BUILD_PATHS) else []
     sums.faults += [
-        f"{name} requires the symbol {symbol}, which nothing in the wheel defines"
+        f"{name} requires the symbol {symbol}, which no library in the wheel defines"
         for symbol, name in sorted(sums.required.items())
         if symbol not in sums.defined and not symbol.startswith(_OF_PYTHON)
     ]
@@ -116,7 +116,7 @@ def examine(
 def examine_stripped(
     wheel: Path, target: Architecture, suite: Suite, *, flags: str, home: str, extends: Sequence[Path] = (), fix: str
 ) -> Examined:
-    """As ``examine``, of a wheel with stripped libraries that do not contain ``home``, the folder of its build."""
+    """Like ``examine``, for a wheel with stripped libraries that do not contain ``home``, the folder of its build."""
     seen = examine(wheel, target, suite, flags=flags, extends=extends, fix=fix)
     faults = [] if seen.elf_files else ["it has no library"]
     with zipfile.ZipFile(wheel) as archive:
@@ -168,7 +168,7 @@ def _note_symbols(name: str, elf: ELFFile, sums: _Sums) -> None:
 
 
 def _defined_symbols(elf: ELFFile) -> set[str]:
-    """The names of the symbols that a library defines. pyelftools takes many seconds for those of torch."""
+    """The names of the symbols that a library defines. pyelftools would take many seconds for torch's libraries."""
     table = elf.get_section_by_name(".dynsym")
     if not isinstance(table, SymbolTableSection):
         return set()
@@ -184,7 +184,7 @@ def system_libraries() -> tuple[str, ...]:
 
 
 def _detecting_libraries() -> tuple[str, ...]:
-    """Prefixes of the names of libraries that choose their code by the CPU that they find."""
+    """Prefixes of the names of libraries that select their code for the CPU at run time."""
     return _prefixes("detecting_libraries")
 
 

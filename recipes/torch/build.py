@@ -81,7 +81,7 @@ class Plan:
     suite: Suite
     variant: str
     options: Mapping[str, str]
-    """Options of CMake, including those of the user."""
+    """Options of CMake, including the user's options."""
 
     @classmethod
     def of(cls, recipe: Recipe, config: Config, suite: Suite) -> Plan:
@@ -240,7 +240,7 @@ class Builder:
         self.jobs = compile_jobs(config.build)
 
     def build(self, folder: Path) -> Built:
-        """All phases; the products are copied to ``folder``. Raises CommandFailed, DiskFull, CommandFailed."""
+        """All phases; the products are copied to ``folder``. Raises CommandFailed or DiskFull."""
         compiled = (self.home / "pytorch" / "build" / _NINJA_LOG).is_file()
         needed = _NEEDED_TO_GO_ON_MIB if compiled else _NEEDED_MIB
         files.require_space(self.home, needed, "torch's sources and objects")
@@ -294,7 +294,7 @@ class Builder:
         return other
 
     def older(self) -> tuple[list[Builder], list[Builder]]:
-        """The other trees in the same folder: those that this one replaces, and the rest.
+        """The other trees in the same folder: the trees that this one replaces, and all others.
 
         This tree replaces one with another key that was made for the same variant, source and options of the user. It
         does not replace the tree of a second build with the same key, which is used for a comparison, nor a tree that
@@ -331,8 +331,8 @@ class Builder:
     def configure(self) -> None:
         """Run CMake, unless it has already run with the same options.
 
-        Raises as ``run``; the fix then names the options of the user, if there are any. Raises RecipeInvalid if CMake
-        has overridden one of them.
+        Raises the same exceptions as ``run``; the fix then names the user's options, if there are any. Raises
+        RecipeInvalid if CMake has overridden one of them.
         """
         argv = self._plan.configure
         stamp = self.home / "configured"
@@ -442,8 +442,8 @@ class Builder:
     ) -> str:
         """Run a command in a container with the sources, the tree and the recipe; its output.
 
-        Raises CommandFailed, unless ``check`` is false, and DiskFull or CommandFailed if that was the reason. If the
-        disk had almost no free space while the command ran, that is the reason, whatever the program printed.
+        Raises CommandFailed unless ``check`` is false; DiskFull for a full disk and CommandFailed for a lack of memory.
+        If the disk had almost no free space while the command ran, that is the reason, whatever the program printed.
         """
         full: list[str] = []
         killed: list[str] = []
@@ -465,7 +465,7 @@ class Builder:
             full += [line.strip() for line in fault.tail.splitlines() if files.NO_ROOM.search(line)]
             if full:
                 raise self._disk_full(full[0]) from fault
-            # The exit status of ninja does not depend on that of the compiler.
+            # The exit status of ninja does not depend on the compiler's exit status.
             if not killed and (times := memory_kills() - before):
                 killed.append(f"the kernel killed {times} process{'es' if times > 1 else ''} during the build")
             if killed or fault.returncode == _STATUS_OF_KILLED:
@@ -499,7 +499,7 @@ class Builder:
             "memory ran out during the build of torch",
             expected=f"memory for {self.jobs} compiler processes of 1.5 GiB each",
             found=found,
-            fix="run INVOKE_BUILD_JOBS=1 ./inv build-torch, or end other programs; the task continues from here",
+            fix="run INVOKE_BUILD_JOBS=1 ./inv build-torch, or stop other programs; the task continues from here",
         )
 
     def _run_in(

@@ -111,7 +111,7 @@ def versions_of(wheel: Path) -> dict[str, str]:
 
 
 def _source(plan: Plan, source: Source) -> list[dict[str, Any]]:
-    """The files of an archive, or upstream's commit, which determines those of its submodules."""
+    """The files of an archive, or upstream's commit, which determines the commits of its submodules."""
     if source.kind == "git":
         table = plan.recipe.tables["git"]
         uri = f"git+{table['url']}@refs/tags/{table['tag']}"

@@ -89,13 +89,13 @@ def listing(config: Config) -> str:
 
 
 def resolve(config: Config, *, fetch: bool = False) -> Resolution:
-    """Search all places. Raises WheelUnusable if ``torch.required`` is set and there is no suitable wheel.
+    """Search all sources. Raises WheelUnusable if ``torch.required`` is set and there is no suitable wheel.
 
-    With ``fetch`` the wheel of the package index is fetched if it is needed and not there; raises as
-    ``published.obtain``.
+    With ``fetch`` the wheel of the package index is fetched if it is needed and not there; raises the same exceptions
+    as ``published.obtain``.
 
     In each wheelhouse only the newest suitable wheel is considered. A wheel that is damaged or for another machine
-    causes a warning if another place has a usable one, and an error otherwise.
+    causes a warning if another source has a usable wheel, and an error otherwise.
     """
     if config.torch.source == "distribution":
         return Resolution(None, "", "torch.source is distribution, so the image has python3-torch")
@@ -185,7 +185,7 @@ def _placed(
             unusable.append(Unusable(origin, fault))
             continue
         if not wanted or stated != wanted:
-            refused.append(f"{item.path.name} ({origin}) has another recipe key: ./inv build-torch builds it again")
+            refused.append(f"{item.path.name} ({origin}) has a different recipe key: ./inv build-torch builds it again")
         else:
             yield item.path, str(item.version), origin
 
@@ -197,7 +197,7 @@ def _published(config: Config, refused: list[str], *, fetch: bool) -> Iterator[t
         refused.append(f"torch.source is pypi, and no wheel is pinned for {config.image.label}")
     for pin in pins:
         if fetch or published.place(pin, config).is_file():
-            yield published.obtain(pin, config), pin.version, "from the package index, of the pinned SHA-256"
+            yield published.obtain(pin, config), pin.version, "from the package index, with the pinned SHA-256"
         else:
             task = f"./inv build-image --architecture={config.image.architecture}"
             refused.append(f"{pin.file} is not downloaded: {task} fetches it")

@@ -1,1 +1,1 @@
-"""TVM's FFI for boards that the package index has no wheel for: from its source archive, cross-compiled."""
+"""TVM's FFI, cross-compiled from its source archive for boards for which the package index does not have a wheel."""

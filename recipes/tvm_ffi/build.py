@@ -1,7 +1,7 @@
-"""apache-tvm-ffi's wheel for boards that the package index has none for, cross-compiled in its builder image.
+"""apache-tvm-ffi's wheel, cross-compiled in its builder image for boards without a wheel in the package index.
 
-The package's own build back end makes the wheel. It learns about the target from the variables that CPython's own cross
-builds use, and from CMake's options.
+The package's own build backend creates the wheel. The variables of CPython's own cross builds and CMake options specify
+the target.
 """
 
 from __future__ import annotations

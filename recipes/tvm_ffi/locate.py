@@ -49,7 +49,7 @@ def recipe_key(data: Recipe, target: Architecture, suite: Suite) -> str:
 
 
 def key(config: Config) -> str:
-    """The recipe's key for this configuration; empty where the recipe does not support it."""
+    """The recipe's key for this configuration; empty if the recipe does not support the configuration."""
     data, target, suite = recipe.load(NAME), config.image.target, load_suite(config.image.suite)
     try:
         require_target(data, target, suite)
@@ -73,8 +73,9 @@ def listing(config: Config) -> str:
 def find(config: Config) -> tuple[Path, str]:
     """The wheel of the recipe's version for this configuration, and its origin.
 
-    A wheel in a wheelhouse is chosen by its name, tag and contents. Raises as ``require_target``; ArtefactMissing if
-    there is no wheel; ArtefactDamaged, WheelUnusable or PlatformMismatch if its contents do not match its name.
+    A wheel in a wheelhouse is chosen by its name, tag and contents. Raises the same exceptions as ``require_target``;
+    ArtefactMissing if there is no wheel; ArtefactDamaged, WheelUnusable or PlatformMismatch if its contents do not
+    match its name.
     """
     data, target, suite = recipe.load(NAME), config.image.target, load_suite(config.image.suite)
     require_target(data, target, suite)

@@ -28,7 +28,10 @@ def identity(recipe: Recipe) -> str:
 
 
 def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
-    """A folder with the tools of the build for this PC and the suite's Python. Raises as ``obtain``."""
+    """A folder with the tools of the build for this PC and the suite's Python.
+
+    Raises the same exceptions as ``obtain``.
+    """
     pins = recipe.settings["tools"].split()
     key = hashlib.sha256("\n".join([*pins, suite.python]).encode()).hexdigest()[:12]
     place = folder / f"tvm-ffi-tools-{key}"

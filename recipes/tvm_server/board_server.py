@@ -6,7 +6,8 @@
 
 TVM's server (0.27) does not survive a kernel that crashes: the thread that accepts connections ends, but the process
 and its port remain, and the next client waits forever. The same happens if the tracker cannot be reached at the start.
-This script therefore ends the server's process on an exception in any of its threads, and restarts it on the same port.
+This script therefore stops the server's process after an exception in any of its threads, and restarts it on the same
+port.
 
 There is no authentication: anyone who can reach the port can run code on the board. Listen on the loopback address
 (the default) and connect through SSH, or use a private network.
@@ -28,7 +29,7 @@ PAUSE_S = 1.0
 
 
 def _die_of_exceptions() -> None:
-    """End the process on exceptions; called in the server's process before it starts its threads."""
+    """Exit on exceptions; called in the server's process before it starts its threads."""
 
     def end(fault: threading.ExceptHookArgs) -> None:
         traceback.print_exception(fault.exc_type, fault.exc_value, fault.exc_traceback)

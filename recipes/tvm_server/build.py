@@ -52,7 +52,7 @@ def check(client: docker.DockerClient, reference: str, target: Architecture, log
             f"TVM's server does not start in {reference}",
             expected="exit status 0 of pitorch-rpc-server --check",
             found=fault.tail.strip()[-1500:] or fault.found,
-            fix=f"the whole output is in {log}",
+            fix=f"the full output is in {log}",
         ) from fault
     found = _SERVES.search(said)
     return found[1] if found else ""

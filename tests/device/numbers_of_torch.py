@@ -328,7 +328,7 @@ def seeded() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def inference() -> dict[str, Tensor]:
-    """Layers without gradients, which have kernels of their own on ARM, in two memory formats."""
+    """Layers without gradients, which have separate kernels on ARM, in two memory formats."""
     image = drawn(2, 8, 14, 15)
     layers = {
         "conv": filled(nn.Conv2d(8, 12, 3, stride=2, padding=1)),

@@ -231,7 +231,7 @@ class FullDisk:
 
 
 class Cut(io.BytesIO):
-    """A file of which a part cannot be read."""
+    """A file that is partly unreadable."""
 
     readable_bytes = 0
 

@@ -1,4 +1,4 @@
-"""Time matrix times vector: H = 100 rows, W = 10^0 .. 10^5 columns, by a plain loop, torch, and the QPUs.
+"""Time matrix-vector multiplication: H = 100 rows, W = 10^0 .. 10^5 columns, by a plain loop, torch, and the QPUs.
 
     python timing.py [--quick] [--budget-s S] [--output FILE]
 
@@ -196,7 +196,7 @@ def measure(height: int, widths: tuple[int, ...], repeats: int, budget_s: float)
         last_s = time.monotonic() - started
     return {
         "schema": SCHEMA,
-        "what": "matrix times vector, float32, seconds",
+        "what": "matrix-vector multiplication, float32, seconds",
         "statistic": "median of the repeats, after one call to warm up",
         "height": height,
         "machine": machine(),
@@ -235,7 +235,7 @@ def table(document: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the measurements and write the document."""
-    parser = argparse.ArgumentParser(description="Time matrix times vector on the CPU and on the QPUs.")
+    parser = argparse.ArgumentParser(description="Time matrix-vector multiplication on the CPU and on the QPUs.")
     parser.add_argument("--quick", action="store_true", help=f"only widths up to {QUICK_WIDTHS[-1]}")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="skip widths that would exceed this time")
     parser.add_argument("--height", type=int, default=100, help="rows of the matrix")

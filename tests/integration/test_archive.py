@@ -38,7 +38,7 @@ def engine() -> Iterator[docker.DockerClient]:
 
 
 def layer(folder: Path, name: str, **contents: str) -> Layer:
-    """A layer of these files in /data; nobody else has one of the same bytes."""
+    """A layer with these files in /data; no other layer has the same bytes."""
     (folder / name / "data").mkdir(parents=True)
     for file, text in contents.items():
         (folder / name / "data" / file).write_text(f"{text} of {folder}")
@@ -63,7 +63,7 @@ def contents(client: docker.DockerClient, image: str, folder: Path) -> dict[str,
 def test_a_layer_is_put_over_those_that_the_engine_has(
     engine: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """Whichever of the two an engine is sent, it is one image: that of the configuration's SHA-256."""
+    """Both archives produce the same image, which the configuration's SHA-256 identifies."""
     lower, upper = layer(tmp_path, "lower", a="first", b="first"), layer(tmp_path, "upper", b="second", c="second")
     archive.load(engine, [lower], "pitorch-test-archive/lower:1", NATIVE, epoch=EPOCH)
     monkeypatch.setattr(archive, "takes_whole_images", lambda _: whole)

@@ -49,7 +49,7 @@ AMD64 = ARCHITECTURES["amd64"]
 
 @pytest.fixture(scope="session")
 def config(product_config: Config) -> Config:
-    # One architecture: each further one takes as long again and tests nothing new.
+    # One architecture only: others take additional time and do not test anything new.
     return dataclasses.replace(product_config, cuda=dataclasses.replace(product_config.cuda, architectures=("90+PTX",)))
 
 
@@ -99,7 +99,7 @@ def test_the_wheel_is_cross_built_for_arm64(wheel: cuda_job.Wheel, config: Confi
 
 
 def test_a_different_list_of_gpus_fails_the_audit(wheel: cuda_job.Wheel) -> None:
-    with pytest.raises(WheelUnusable, match="not the wheel it should be") as caught:
+    with pytest.raises(WheelUnusable, match="does not match the requested wheel") as caught:
         audit.audit(wheel.path, AMD64, ("80", "90"))
     assert "['80', '90']" in caught.value.expected
     with pytest.raises(PlatformMismatch):
@@ -303,7 +303,7 @@ def test_a_wheel_without_the_library_is_refused(tmp_path: Path) -> None:
 def test_a_wheel_for_one_python_is_refused(tmp_path: Path) -> None:
     library = {audit.LIBRARY: elf(EM_X86_64, bits=64)}
     made = make_wheel(tmp_path, library, name="pitorch_cuda_ops", tag="cp313-cp313-linux_x86_64")
-    with pytest.raises(WheelUnusable, match="not the wheel it should be"):
+    with pytest.raises(WheelUnusable, match="does not match the requested wheel"):
         audit.audit(made, AMD64, ("90",))
 
 
@@ -367,7 +367,7 @@ def test_the_sentence_matches_the_figures(tool: ModuleType) -> None:
         for item in timed.regimes
     )
     long = dataclasses.replace(timed, regimes=slow).sentence()
-    assert "seems to take 5000.0 µs: what was queued earlier is in it" in long
+    assert "5000.0 µs, which include the calls that were queued earlier" in long
 
 
 def test_the_plot_is_drawn(tool: ModuleType, tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_without_matplotlib_only_the_plot_is_missing(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     words = ["--op=math.hypot", f"--json={tmp_path / 'timing.json'}", f"--plot={tmp_path / 'timing.png'}"]
     assert tool.main(words) == 0
-    assert "plot: none, since matplotlib is not installed" in capsys.readouterr().out
+    assert "no plot: matplotlib is not installed" in capsys.readouterr().out
     assert json.loads((tmp_path / "timing.json").read_text()) == measured()
     assert not (tmp_path / "timing.png").exists()
 
@@ -460,20 +460,20 @@ def test_the_recorded_trace_has_all_twenty_kernels(tool: ModuleType) -> None:
 def test_an_invalid_timeline_is_refused(tool: ModuleType, text: str, tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"timeline\.json (is not a trace|has an event that is nowhere)"):
+    with pytest.raises(ValueError, match=r"timeline\.json (is not a trace|has an event without a valid time)"):
         tool.kernels_of(path)
 
 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("", "nsys is not installed: no report of it"),
+        ("", "nsys is not installed, so there is no report"),
         (
             'for word; do case $word in --output=*) : >"${word#--output=}.nsys-rep";; esac; done',
             "nsys report: {report}",
         ),
-        ("echo no such driver >&2; exit 1", "nsys made no report: no such driver"),
-        ("exec sleep 30", "nsys made no report within 0.2 s"),
+        ("echo no such driver >&2; exit 1", "nsys did not write a report: no such driver"),
+        ("exec sleep 30", "nsys did not write a report within 0.2 s"),
     ],
     ids=["absent", "works", "fails", "hangs"],
 )
@@ -523,6 +523,9 @@ def test_the_figures_list_skipped_and_sanitized_tests() -> None:
     counts = {"tests": 20, "skipped": 5, "skips": skips}
     text = " ".join(figures.render({**document, "tests": counts, "sanitizer": watched}).split())
     assert "Tests: 15 passed, 5 skipped (2: no GPU: none; 3: no toolkit). " in text
-    assert "a selection of them (`SANITIZED` in `on_gpu.py`): memcheck, 8 of 20: error summary: 0 errors." in text
+    assert (
+        "a selection of the tests (`SANITIZED` in `on_gpu.py`): memcheck checked 8 of 20 tests (error summary: 0"
+        in text
+    )
     text = " ".join(figures.render({**document, "tests": {**counts, "skipped": 0, "skips": []}}).split())
     assert "20 passed, 0 skipped. compute" in text

@@ -161,7 +161,7 @@ def test_lost_board_fails_the_remaining_tests(tmp_path: Path) -> None:
     run = drive(tmp_path)
     assert run.status == 1
     texts = {test.name: test.text for test in run.record.tests if test.outcome == "error"}
-    assert "ended (status 9) before the suite did" in texts["test_dies"]
+    assert "closed (status 9) before the suite finished" in texts["test_dies"]
     assert texts["test_after"] == record.BOARD_LOST
     assert run.junit_failures() == {"test_dies", "test_after"}
 

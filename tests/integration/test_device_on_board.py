@@ -184,7 +184,7 @@ def test_a_lost_board_fails_the_running_test(board: Board, config: Config, tmp_p
     assert "1 passed, 0 failed, 2 errors" in caught.value.found
     ended = json.loads((config.target_root / "report" / "evidence.json").read_text())["results"]["tests"]
     texts = {test["nodeid"].partition("::")[2]: test["text"] for test in ended}
-    assert "ended (status 9) before the suite did" in texts["test_dies"]
+    assert "closed (status 9) before the suite finished" in texts["test_dies"]
     assert "not run" in texts["test_after"]
 
 
@@ -421,7 +421,7 @@ def test_a_board_is_busy_until_a_lost_session_ends(board: Board) -> None:
 
 @pytest.mark.expensive
 def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
-    """Runs the commands that serve-wheels prints. Python then imports the downloaded torch, not that of the image."""
+    """Runs the commands that serve-wheels prints. Python then imports the downloaded torch, not the image's."""
     offer = Offer(board.config)
     wheel = offer.torch.wheel
     assert wheel is not None, offer.torch.reason
@@ -532,7 +532,7 @@ def test_an_interrupted_command_leaves_no_mount(board: Board, way: str) -> None:
 
 
 def test_the_machine_powers_off_on_request(board: Board) -> None:
-    """The last use of the board. The connection may end before the answer."""
+    """The last use of the board. The connection may be closed before the response."""
 
     def power_off() -> None:
         board.run("touch", "/run/poweroff")

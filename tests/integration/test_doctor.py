@@ -147,7 +147,7 @@ def test_the_probe_runs(tmp_path: Path, arm: None) -> None:
 def test_the_probe_needs_an_emulator(own_binfmt: None, tmp_path: Path) -> None:
     finding = in_user_namespace(f"foreign_programs.check_execution(Path({str(tmp_path)!r}))", before=OWN_BINFMT)
     assert finding.verdict is Verdict.FAIL
-    assert "does not know how to start it" in finding.found
+    assert "the kernel cannot start it" in finding.found
     assert "./inv --set-up" in finding.fix
 
 

@@ -53,7 +53,7 @@ def little_root() -> Iterator[Path]:
 
 @pytest.fixture
 def root(little_root: Path) -> Iterator[Path]:
-    """The small root; at the end it is unmounted and unchanged."""
+    """The small root filesystem; at the end, it is unmounted and unchanged."""
     before = sorted(str(path) for path in little_root.rglob("*"))
     text = (little_root / "etc/resolv.conf").read_text()
     yield little_root

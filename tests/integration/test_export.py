@@ -985,7 +985,7 @@ def test_each_board_gets_its_own_device_tree(bootable: Path, tmp_path: Path) -> 
 
 
 def test_the_firmware_selects_raspberry_pi_device_trees(bootable: Path, tmp_path: Path) -> None:
-    """The firmware knows the names of that kernel's device trees."""
+    """The firmware selects the device trees of that kernel by name."""
     folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
     names = ("bcm2710-rpi-3-b.dtb", "bcm2711-rpi-4-b.dtb", "bcm2712-rpi-5-b.dtb", "bcm2712d0-rpi-5-b.dtb")
     for name in names:

@@ -1,4 +1,4 @@
-"""The loader: plain C kernels on this PC and under emulation, and the ends of sessions."""
+"""The loader: plain C kernels on this PC and under emulation, and the end of sessions."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_session_times_out() -> None:
     endless = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
     with pytest.raises(BoardLost) as caught:
         run("armv7", "add_one", timing=endless, session_s=2)
-    assert caught.value.expected == "an end within 2 s"
+    assert caught.value.expected == "completion within 2 s"
 
 
 # -------------------------------------------------------------------------------------- sessions, natively
@@ -253,7 +253,7 @@ def test_killed_loader_is_a_lost_board(library: Path) -> None:
         threading.Timer(0.5, board._process.kill).start()
         with pytest.raises(BoardLost) as caught:
             board.run(numbers)
-        assert caught.value.found == "ended by SIGKILL"
+        assert caught.value.found == "killed by SIGKILL"
 
 
 def test_missing_key_and_unreachable_board_are_reported(tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ def test_the_plan_shows_the_change_and_changes_nothing(built: main_job.Built, pr
     assert not plan["libqpu"].runs
     assert plan["rootfs"].runs
     assert "packages" in plan["rootfs"].reason
-    assert plan["base"].reason == "rootfs will be made again"
-    assert plan["system"].reason == "rootfs, base will be made again"
+    assert plan["base"].reason == "rootfs will run again"
+    assert plan["system"].reason == "rootfs, base will run again"
     forced = {item.step.name: item.reason for item in main_job.plan(product_config, again=["libqpu"]) if item.runs}
     assert forced["libqpu"] == "requested"
 

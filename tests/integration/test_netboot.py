@@ -140,7 +140,7 @@ def on_board(namespace: str, *words: str) -> str:
 
 
 def fetched(namespace: str, name: str) -> str:
-    """A file that the board gets by TFTP."""
+    """A file that the board fetches over TFTP."""
     return on_board(namespace, sys.executable, "-c", FETCH, PC, name)
 
 
@@ -540,7 +540,7 @@ def test_a_board_boots_while_one_packet_in_twenty_is_lost(of_many: Config, u_boo
 @pytest.mark.timeout(1800)
 def test_boards_wait_for_a_server_that_was_killed(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
     with bridge_for_boards(of_many), boards_of_qemu(1, u_boot, tmp_path):
-        ended = pytest.raises(AssertionError, match="NFS server ended unexpectedly")
+        ended = pytest.raises(AssertionError, match="NFS server exited unexpectedly")
         with ended, booting(of_many) as wait_for:
             (board,) = all_up(wait_for, 1)
             assert run_on(of_many, board, "cat", "/proc/sys/kernel/hostname").endswith("-525400770001")

@@ -41,7 +41,7 @@ nop
 
 @pytest.fixture(scope="module")
 def tree(product_config: Config) -> Path:
-    """Libqpu and a program that saves a kernel, compiled; the folder is that of the C++ tests."""
+    """A program that saves a kernel and libqpu, compiled in the folder of the C++ tests."""
     for program in ("cmake", "ninja", "g++"):
         if shutil.which(program) is None:
             pytest.skip(f"the program {program} is missing; ./inv installs it")

@@ -134,7 +134,7 @@ def test_an_unusable_library_is_refused(tvm: ModuleType, gemm: Path, tmp_path: P
         tvm.Library(tmp_path / "none.so")
     other = tmp_path / "other.so"
     run(["gcc", "-shared", "-x", "c", "/dev/null", "-o", other])
-    with pytest.raises(tvm.KernelError, match="not made for boards without TVM"):
+    with pytest.raises(tvm.KernelError, match="not built for boards without TVM"):
         tvm.Library(other)
 
 

@@ -139,7 +139,7 @@ def test_kernel_for_other_arrays_is_refused(tmp_path: Path) -> None:
 def test_local_crash_does_not_crash_the_task(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         run("local", kernel=str(write(tmp_path, CRASHING)))
-    assert caught.value.found == "ended by SIGSEGV"
+    assert caught.value.found == "killed by SIGSEGV"
 
 
 def test_direct_session(direct: servers.Running) -> None:
@@ -186,7 +186,7 @@ def test_board_behind_a_proxy_is_busy_then_free_then_lost(tvm: TvmEnvironment) -
         device = f"proxy://127.0.0.1:{proxy.port}/far"
         with pytest.raises(BoardLost) as timed_out:
             run(device, session_s=3, timing=ENDLESS)
-        assert timed_out.value.expected == "an end within 3 s"
+        assert timed_out.value.expected == "completion within 3 s"
         assert run(device).checked == 1024
         served = board.log().count("load_module")
         thread, ended = holding(device, session_s=600)
@@ -274,7 +274,7 @@ def test_session_times_out_and_the_board_is_free_again(tvm: TvmEnvironment) -> N
         device = f"127.0.0.1:{board.port}"
         with pytest.raises(BoardLost) as caught:
             run(device, session_s=3, timing=ENDLESS)
-        assert caught.value.expected == "an end within 3 s"
+        assert caught.value.expected == "completion within 3 s"
         assert run(device).checked == 1024
 
 
@@ -287,7 +287,7 @@ def test_board_returns_to_its_pool_after_a_timeout(tvm: TvmEnvironment, tracker:
         assert run(device, queue_s=120).checked == 1024
         thread.join()
         assert [type(item) for item in ended] == [BoardLost]
-        assert ended[0].expected == "an end within 10 s"
+        assert ended[0].expected == "completion within 10 s"
         assert run(device, queue_s=30).checked == 1024
 
 
@@ -300,7 +300,7 @@ def test_board_that_stops_responding_is_lost(tvm: TvmEnvironment) -> None:
         thread.join()
         os.killpg(board.process.pid, signal.SIGCONT)
     assert [type(item) for item in ended] == [BoardLost]
-    assert "no answer for 18 s" in ended[0].found
+    assert "no response for 18 s" in ended[0].found
 
 
 def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment) -> None:

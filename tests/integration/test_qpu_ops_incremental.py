@@ -66,7 +66,7 @@ class Build:
         ]
 
     def full(self, said: Callable[[str], str] = str) -> None:
-        """Build everything and record it; ``said`` can change the output of the build."""
+        """Build everything and record it; ``said`` can modify the output of the build."""
         shutil.copytree(self.recipe, self.previous.source)
         (self.previous.source / "build").mkdir()
         self._execute(self.commands)

@@ -1,6 +1,6 @@
-"""Upstream QPULib, opt-in: how its source is had and verified, and what is made of it.
+"""The optional upstream QPULib: how its source is obtained and verified, and what is built from it.
 
-The stand-in is a small tree of our own with upstream's layout, in a real git repository that is reached over file://.
+The substitute is a small source tree with upstream's layout, in a real git repository with a file:// URL.
 """
 
 from __future__ import annotations

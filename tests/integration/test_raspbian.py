@@ -1,7 +1,6 @@
 """Raspbian and the Raspberry Pi kernel: the archive of each package. Test archives are served here.
 
-The archives themselves are out of these tests' reach: what is run is the project's code, apt and dpkg on packages that
-are made here.
+The tests do not access the real archives: they run the project's code, apt and dpkg on packages that are created here.
 """
 
 from __future__ import annotations

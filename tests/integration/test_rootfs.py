@@ -330,4 +330,4 @@ def test_a_hanging_emulator_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(rootfs, "_PROBE_LIMIT_S", 0.6)
     with pytest.raises(UserError, match="cannot execute armhf programs") as caught:
         rootfs.require_execution(ARCHITECTURES["armhf"], program)
-    assert "still ran after 1 s" in caught.value.found
+    assert "was still running after 1 s" in caught.value.found

@@ -338,7 +338,7 @@ def test_the_end_of_the_server_is_reported(exported: Config) -> None:
         os.kill(server, signal.SIGKILL)
         _, errors = child.communicate(timeout=30)
     assert child.returncode != 0
-    assert "the NFS server ended unexpectedly" in errors
+    assert "the NFS server exited unexpectedly" in errors
 
 
 V3 = """
@@ -362,8 +362,8 @@ print("rpcbind left:", subprocess.run(["ss", "-Hltn", "sport = :111"], capture_o
 )
 def test_nfs_3_starts_a_portmapper(tmp_path: Path) -> None:
     (tmp_path / "for-v3-and-v4").touch()
-    # A network and a /run of its own: the host may run a portmapper and an NFS server.
-    # The server looks its address up, and the resolver knows no loopback address while there is no other.
+    # A separate network and /run, because the host may run a portmapper and an NFS server.
+    # The server resolves its address, and the resolver does not return a loopback address if there is no other address.
     script = (
         "mount -t tmpfs tmpfs /run && ip link set lo up && ip link add v0 type veth peer name v1 && ip link set v0 up "
         '&& ip link set v1 up && ip addr add 192.0.2.77/24 dev v0 && exec "$@"'
@@ -430,5 +430,5 @@ def test_ganesha_6_may_run_in_a_container() -> None:
         "privileged_port": True,
     }  # fmt: skip
     assert "Allow_Set_Io_Flusher_Fail = true;" in render("ganesha.conf", nfsv3=False, major=6, **values)
-    # Version 4 ends on an unknown setting.
+    # Version 4 exits if a setting is unknown.
     assert "Flusher" not in render("ganesha.conf", nfsv3=False, major=4, **values)

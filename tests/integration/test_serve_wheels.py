@@ -341,7 +341,7 @@ def test_read_errors_are_printed_as_warnings(
 
 @pytest.fixture
 def large(wheelhouse: Path) -> Path:
-    """A file larger than the socket buffers. Only its name is that of a wheel."""
+    """A file larger than the socket buffers. Only its name looks like a wheel."""
     path = wheelhouse / "large-1.0-py3-none-any.whl"
     path.write_bytes(bytes(32 << 20))
     return path
@@ -450,7 +450,7 @@ def test_torch_with_another_key_is_not_served(tmp_path: Path, no_prebuilt: Path)
         a_wheel(folder, "0" * 64)
     offer = Offer(config)
     assert offer() == {}
-    assert offer.torch.reason.count("has another recipe key") == 2
+    assert offer.torch.reason.count("has a different recipe key") == 2
     a_wheel(no_prebuilt, resolve.key(config))
     assert offer() == {TORCH: no_prebuilt / TORCH}
     a_wheel(resolve.products(config), resolve.key(config))

@@ -142,7 +142,7 @@ def test_boards_reach_the_outside_only_while_on(net: Net, tmp_path: Path) -> Non
     assert "    ip route replace default via 192.168.77.1" in made["lines"]
     assert net.fetch() == "hello, board"
     assert net.share("status")["packets"] >= 1
-    # The outside sees the gateway, not the board.
+    # External hosts receive packets from the gateway's address, not the board's.
     assert "203.0.113.1 - -" in (tmp_path / "server.log").read_text()
     assert "192.168.77" not in (tmp_path / "server.log").read_text()
     made = net.share("off")

@@ -1,4 +1,4 @@
-"""The shell in the image: its container ends with the task, and the terminal is restored."""
+"""The shell in the image: its container is removed with the task, and the terminal is restored."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_an_ended_task_leaves_no_container(
         task.kill()
         task.wait()
     if early:
-        time.sleep(1)  # one that is made late would be here by now
+        time.sleep(1)  # a container that is created late would exist by now
     assert none_is_left(client, image)
 
 
@@ -211,7 +211,7 @@ def next_task() -> str:
 
 @contextlib.contextmanager
 def task_in(image: str, code: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a separate group, which ends with the block."""
+    """A process in a separate group, which is stopped at the end of the block."""
     argv = [sys.executable, "-c", code, image, *words]
     quiet = subprocess.DEVNULL
     task = subprocess.Popen(argv, cwd=ROOT, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)

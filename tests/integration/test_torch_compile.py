@@ -128,7 +128,7 @@ def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str, *, times: i
                 process.send_signal(signal.SIGINT)
                 time.sleep(2)
             process.send_signal(signal.SIGINT)
-            # A second Ctrl-C shortens the time that the linker has to end.
+            # A second Ctrl-C shortens the time for the linker to exit.
             said, _ = process.communicate(timeout=60 if times == 1 else building._PATIENCE_S - 5)
         finally:
             process.kill()

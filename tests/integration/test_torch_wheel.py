@@ -317,7 +317,7 @@ def test_an_undefined_symbol_is_detected(tmp_path: Path, whole: bool) -> None:
         return
     with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(wheel)
-    assert caught.value.found == "torch/lib/one.so requires the symbol missing, which nothing in the wheel defines"
+    assert caught.value.found == "torch/lib/one.so requires the symbol missing, which no library in the wheel defines"
 
 
 @pytest.mark.parametrize(
@@ -523,7 +523,7 @@ def test_an_own_wheel_of_another_key_is_not_used(tmp_path: Path, monkeypatch: py
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     resolve.products(mine).mkdir(parents=True)
     wheel, statement = a_wheel(resolve.products(mine), "0" * 64)
-    assert "has another recipe key: ./inv build-torch builds it again" in resolve.resolve(mine).reason
+    assert "has a different recipe key: ./inv build-torch builds it again" in resolve.resolve(mine).reason
     statement.unlink()
     assert "has no provenance" in resolve.resolve(mine).reason
     a_wheel(resolve.products(mine), resolve.key(mine))
@@ -543,7 +543,7 @@ def test_verify_compares_with_a_wheel_of_the_same_recipe(tmp_path: Path, monkeyp
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     with pytest.raises(ArtefactMissing, match="no wheel to compare with") as caught:
         verify.wheels_to_compare(mine)
-    assert "has another recipe key" in caught.value.found
+    assert "has a different recipe key" in caught.value.found
     a_wheel(resolve.products(mine), resolve.key(mine))
     assert verify.wheels_to_compare(mine) == [(wheel, "built here")]
 
@@ -585,11 +585,11 @@ def test_the_prebuilt_wheel_passes_its_audit(kept: Path) -> None:
 def test_a_prebuilt_wheel_of_another_key_is_not_used() -> None:
     found = resolve.resolve(config(wheelhouse=[], options=["USE_OPENMP=OFF"]))
     assert found.wheel is None
-    assert "has another recipe key: ./inv build-torch builds it again" in found.reason
+    assert "has a different recipe key: ./inv build-torch builds it again" in found.reason
 
 
 def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> Path:
-    """A copy of a wheel with changed members and without RECORD, for tests that end before it is read."""
+    """A copy of a wheel with changed members and without RECORD, for tests that fail before RECORD is read."""
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
         for name in old.namelist():
             if (made := change(name, old.read(name))) is not None:
@@ -951,9 +951,9 @@ def test_results_before_the_time_limit_are_counted() -> None:
     assert result.ended == "cut off after 60 s: 1 of 3 tests ran"
     crashed = upstream.tally(T, begun, none, tests, seconds=3, limit_s=60)
     assert crashed.counts["failed"] == 1
-    assert crashed.failures == {"t.py": "pytest ended early"}
+    assert crashed.failures == {"t.py": "pytest exited early"}
     hung = upstream.tally(T, begun, none, tests, seconds=181, limit_s=60, hung=True)
-    assert (hung.counts["failed"], hung.ended) == (1, "hung, and no signal ended it: 1 of 3 tests ran")
+    assert (hung.counts["failed"], hung.ended) == (1, "hung, and could not be stopped by a signal: 1 of 3 tests ran")
 
 
 @pytest.mark.parametrize("status", [0, 1, 5])
@@ -967,9 +967,9 @@ def test_an_exit_status_does_not_prove_completion(status: int) -> None:
     assert (result.ended, result.counts["not run"]) == ("cut off after 60 s: 1 of 3 tests ran", 2)
     assert result.record()["not_run"] == 2
     crashed = upstream.tally(T, lines, none, tests, seconds=9, limit_s=60)
-    assert (crashed.ended, crashed.counts["failed"]) == ("pytest ended early: 1 of 3 tests ran", 1)
+    assert (crashed.ended, crashed.counts["failed"]) == ("pytest exited early: 1 of 3 tests ran", 1)
     uncollected = upstream.tally(T, lines[-1:], none, None, seconds=9, limit_s=60)
-    assert (uncollected.ended, uncollected.counts["failed"]) == ("pytest ended early", 1)
+    assert (uncollected.ended, uncollected.counts["failed"]) == ("pytest exited early", 1)
     outcome = upstream.Outcome([result, crashed], Path("none"))
     assert outcome.summary().endswith("4 not run; 2 not completed")
 
@@ -1044,7 +1044,7 @@ files = ["test_some.py"]
     assert file["unmet"] == ["test_some.py::*::test_unkown"]
     assert (deep["passed"], deep["failed"], deep["left_out"], deep["ended"]) == (1, 0, 1, "")
     assert deep["omissions"] == {"deep/test_some.py::test_endless": "does not end"}
-    assert (lost["ended"], lost["not_run"]) == ("pytest ended early: 1 of 3 tests ran", 2)
+    assert (lost["ended"], lost["not_run"]) == ("pytest exited early: 1 of 3 tests ran", 2)
     assert (part["file"], part["passed"], part["ended"]) == ("test_lost.py 3/3", 1, "")
 
 

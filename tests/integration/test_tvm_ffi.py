@@ -294,7 +294,7 @@ def test_raspbian_images_warn_about_armv7_code(
         _, *manifests = pipeline.execute(pipeline.plan())
     shown = " ".join(capsys.readouterr().err.split())
     for wheel, manifest in zip(("torch's wheel", "the wheel of TVM's FFI"), manifests, strict=True):
-        message = f"{wheel} is not ARMv6 code: it does not run on a Pi 1, whose CPU supports nothing newer"
+        message = f"{wheel} is not ARMv6 code: it does not run on a Pi 1, whose CPU does not support newer code"
         assert (message in shown) == warned
         assert (message in manifest.warnings) == warned
 

@@ -1,4 +1,4 @@
-"""Whole images that the tests' shared build is not of. Each takes minutes, so they are run by name.
+"""Complete images that the shared build of the tests does not cover. Each takes minutes, so they are run by name.
 
 ``.venv/bin/python -m pytest -m expensive tests/host/test_whole_images.py``
 """

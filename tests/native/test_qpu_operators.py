@@ -74,9 +74,9 @@ class Bound:
 
     ulps: float
     sums: bool = False
-    """Whether the magnitude is that of the terms: the operator applied to the absolute values of the arguments."""
+    """Whether the magnitude is that of the terms: the operator is applied to the absolute values of the arguments."""
     inputs: bool = False
-    """Whether the magnitude is that of the result and of the input."""
+    """Whether the magnitude includes the result and the input."""
     minus: bool = False
     """Like ``terms``, for an operator that subtracts: the magnitudes of its terms are added explicitly."""
 

@@ -53,7 +53,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 class Twice(nn.Module):  # type: ignore[misc]
-    """A module with two inputs that gets the same input twice."""
+    """A module with two inputs that is called with the same input twice."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -94,7 +94,7 @@ class Archive:
             self.publish(suite)
 
     def publish(self, suite: str, codename: str = "") -> None:
-        """Write a pocket's index and sign it; under another name than its release's, where that is given too."""
+        """Write a pocket's index and sign it, optionally under a name other than the release's."""
         dist = self.folder / "dists" / suite
         binary = dist / "main" / "binary-armhf"
         binary.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class Archive:
         self.sign(suite)
 
     def sign(self, suite: str) -> None:
-        """Sign a pocket's index as it is."""
+        """Sign a pocket's index without changing it."""
         dist = self.folder / "dists" / suite
         self._key.clearsign(dist / "Release", dist / "InRelease")
 

@@ -1,4 +1,4 @@
-"""A cgroup with a memory limit, like that of a container."""
+"""A cgroup with a memory limit, as in a container."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def spare_bridge() -> Iterator[str]:
-    """Make a bridge with an address of its own (198.18.0.0/15 is for tests, RFC 2544); yield its name."""
+    """Create a bridge with a separate address (198.18.0.0/15 is for tests, RFC 2544); yield its name."""
     name = f"ptbr{secrets.token_hex(3)}"
     address = f"198.{18 + secrets.randbelow(2)}.{secrets.randbelow(256)}.{8 * secrets.randbelow(32) + 1}/29"
     subprocess.run(["ip", "link", "add", name, "type", "bridge"], check=True)

@@ -1,7 +1,7 @@
 """Package archives that are created locally and signed with temporary keys, used instead of the public archives.
 
-A flavour's archives are data, so a test gives the data another address and key, and nothing else: what is run is the
-project's own code, this PC's apt and dpkg.
+A flavour's archives are defined by data. A test only replaces the address and the key in this data, and runs the
+project's code with this PC's apt and dpkg.
 """
 
 from __future__ import annotations

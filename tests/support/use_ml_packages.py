@@ -92,7 +92,7 @@ def test_pandas_groups() -> None:
 
 
 def test_scikit_learn_fits() -> None:
-    """The digits that come with the package."""
+    """The digits that the package includes."""
     x, y = load_digits(return_X_y=True)
     known, other, labels, wanted = train_test_split(x / 16, y, test_size=0.5, random_state=1)
     model = LogisticRegression(max_iter=200).fit(known, labels)

@@ -1,4 +1,4 @@
-"""What the log of dnsmasq says about boards that boot over the network."""
+"""The state of boards that boot over the network, derived from the log of dnsmasq."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_passing_checks_raise_nothing() -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the linters and pytest by programs that end at once."""
+    """Replace the linters and pytest with programs that exit immediately."""
     monkeypatch.setattr(checks, "linters", lambda: (checks.Check("linter", program(status=0, says="linted")),))
     tests = checks.Check("tests", program(status=0, says="1 passed, 1 skipped"))
     monkeypatch.setattr(checks, "all_tests", lambda *_: tests)

@@ -105,9 +105,9 @@ def test_the_plugins_output_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", OUTPUT.removesuffix("end\n"), OUTPUT[:-30]])
 def test_an_incomplete_output_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "counts").write_text(text)
-    with pytest.raises(CommandFailed, match="ended early"):
+    with pytest.raises(CommandFailed, match="exited early"):
         counts.read(tmp_path / "counts")
-    with pytest.raises(CommandFailed, match="ended early"):
+    with pytest.raises(CommandFailed, match="exited early"):
         counts.read(tmp_path / "missing")
 
 

@@ -53,7 +53,7 @@ def program(
 ) -> ELFFile:
     """An arm64 file.
 
-    ``symbols`` have a word as their address, with the type and binding if it is not that of a local function.
+    ``symbols`` have a word as their address, with the type and binding unless it is a local function.
     ``frames`` and ``pointers`` are words with an entry in .eh_frame_hdr, and with a relocation in a table.
     """
     texts, table = b"\0", bytes(24)
@@ -201,7 +201,7 @@ def test_a_wheel_is_examined_with_its_folders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("value", "state"), [(10, []), (14, [UNCHECKED])])
 def test_32_bit_files_are_judged_by_their_attributes(tmp_path: Path, value: int, state: list[str]) -> None:
-    # Tag_ABI_VFP_args becomes Tag_CPU_arch; the flag in the header says that the file is hard-float.
+    # Tag_ABI_VFP_args becomes Tag_CPU_arch; the flag in the header marks the file as hard-float.
     content = elf(EM_ARM, flags=HARD, vfp_args=1).replace(bytes([28, 1]), bytes([6, value]))
     wheel = make_wheel(tmp_path, {"a.so": content})
     static = cpu_gate.examine(wheel, cpu_gate.load_cpu("cortex-a7"), Disassembler(tmp_path))

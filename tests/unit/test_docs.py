@@ -211,7 +211,7 @@ def test_plan_output_names_steps_of_the_main_job(steps: tuple[Step, ...]) -> Non
     assert [line for line, found in zip(lines, planned, strict=True) if found is None] == []
     titles = [step.title for step in steps]
     assert [found[1] for found in planned if found and found[1] not in titles] == []
-    waits = [names for found in planned if found for names in re.findall(r"(.+) will be made again", found[2])]
+    waits = [names for found in planned if found for names in re.findall(r"(.+) will run again", found[2])]
     assert {name for names in waits for name in names.split(", ")} - {step.name for step in steps} == set()
 
 

@@ -14,7 +14,7 @@ from wheels.index import running_index, wheels_in
 from wheels.pip import run_pip
 
 ALONE = {"PIP_CONFIG_FILE": "/dev/null", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "", "PIP_RETRIES": "1"}
-"""Use only the index on the command line, whatever pip's configuration on this PC."""
+"""Use only the index on the command line, regardless of pip's configuration on this PC."""
 
 
 def absent(name: str) -> SourceUnavailable:

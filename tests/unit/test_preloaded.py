@@ -51,7 +51,7 @@ class Board:
         return [sys.executable, "-m", "pitorch.preloaded", *words]
 
     def run(self, *words: str, stdin: str = "", folder: Path | None = None, **environment: str) -> Run:
-        """Run it and wait for its end."""
+        """Run it and wait until it exits."""
         return subprocess.run(
             self.command(*words),
             input=stdin,
@@ -249,7 +249,7 @@ def test_two_callers_at_once_start_one(board: Board) -> None:
 
 def test_it_ends_by_itself_and_on_request(board: Board) -> None:
     def none_is_left() -> bool:
-        """A process that ended before its caller connected had been started again."""
+        """A process that exited before its caller connected was started again."""
         return not any(Path(f"/proc/{process}").exists() for process in board.loaded)
 
     assert board.run("--import=heavy", "--idle=0.3", "-c", "1").returncode == 0
@@ -302,7 +302,7 @@ def test_a_folder_that_others_may_enter_is_not_trusted(board: Board) -> None:
 
 
 def test_no_file_of_the_caller_stays_open_in_it(board: Board) -> None:
-    """An SSH session ends with its command although that has started a process."""
+    """An SSH session is closed when its command exits, even if the command has started a process."""
     for _ in range(3):
         assert board.run("--import=heavy", "-c", "1").returncode == 0  # run() reads both pipes until they are closed
     found = list(Path(f"/proc/{board.loaded[0]}/fd").iterdir())

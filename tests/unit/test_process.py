@@ -139,9 +139,9 @@ def test_stdin_is_empty_by_default() -> None:
         ("exit 3", 3, "exit status 3"),
         ("exit 127", 127, "exit status 127: a program it calls was not found"),
         ("no-such-program-anywhere", 127, "exit status 127: a program it calls was not found"),
-        ("exit 137", 137, "exit status 137: killed, nearly always by the kernel because memory ran out"),
-        ("kill -SEGV $$", -signal.SIGSEGV, "ended by SIGSEGV"),
-        ("kill -KILL $$", -signal.SIGKILL, "ended by SIGKILL"),
+        ("exit 137", 137, "exit status 137: killed, usually by the kernel because memory ran out"),
+        ("kill -SEGV $$", -signal.SIGSEGV, "killed by SIGSEGV"),
+        ("kill -KILL $$", -signal.SIGKILL, "killed by SIGKILL"),
     ],
 )
 def test_an_exit_status_is_explained(ending: str, returncode: int, words: str) -> None:
@@ -158,7 +158,7 @@ def test_an_exit_status_is_explained(ending: str, returncode: int, words: str) -
 
 @pytest.mark.parametrize("number", [int(signal.SIGRTMIN), int(signal.SIGRTMIN) + 1, int(signal.SIGRTMAX)])
 def test_signals_without_a_name_are_numbered(number: int) -> None:
-    assert process.explain_exit(-number) == f"ended by signal {number}"
+    assert process.explain_exit(-number) == f"killed by signal {number}"
 
 
 def test_an_error_has_the_last_25_lines() -> None:
@@ -279,7 +279,7 @@ def test_interrupt_all_ends_programs_of_threads(tmp_path: Path) -> None:
         process.interrupt_all()
         time.sleep(0.02)
     assert not any(thread.is_alive() for thread in threads)
-    assert [str(fault.found) for fault in faults if isinstance(fault, CommandFailed)] == ["ended by SIGTERM"] * 2
+    assert [str(fault.found) for fault in faults if isinstance(fault, CommandFailed)] == ["killed by SIGTERM"] * 2
     assert not any(find(pid) for pid in pids)
 
 
@@ -371,7 +371,7 @@ folder = Path(sys.argv[1])
 # One grandchild has a separate process group, and one ignores SIGTERM.
 script = 'timeout 600 sh -c "echo \\\\$\\\\$ >$0.group; sleep 600" & (trap "" TERM; sh -c "echo \\\\$\\\\$ >$0.deaf; ' \
     'while :; do sleep 1; done") & sleep 600 & echo $! >$0.plain; wait'
-# Programs that were started and not yet registered when the task is killed are not ended (toolchain/process.py).
+# Programs that were started but not yet registered when the task is killed are not stopped (toolchain/process.py).
 registered = threading.Semaphore(0)
 send = process._reaper.send
 
@@ -410,7 +410,7 @@ def test_programs_of_a_killed_task_are_ended(tmp_path: Path, kill: Callable[[int
 
 
 def test_descendants_of_ended_programs_are_left_alone(tmp_path: Path) -> None:
-    """The reaper ignores sessions whose program has ended: another session may have its number."""
+    """The reaper ignores sessions whose program has exited, because another session may have the same number."""
     code = (
         "import os, signal, sys; from toolchain import process; "
         'process.run(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $! >" + sys.argv[1]]); '
@@ -420,7 +420,7 @@ def test_descendants_of_ended_programs_are_left_alone(tmp_path: Path) -> None:
     assert subprocess.run(argv, cwd=ROOT, check=False).returncode == -signal.SIGKILL
     daemon = int((tmp_path / "daemon").read_text())
     with killed_afterwards(daemon):
-        time.sleep(1)  # the reaper has ended by then
+        time.sleep(1)  # the reaper has exited by then
         assert find(daemon)
 
 

@@ -235,7 +235,7 @@ def test_statistics_of_a_profile() -> None:
     assert made.gflops == pytest.approx(2.0)
     rows = dict(made.rows())
     assert rows["mean"] == "2 µs"
-    assert rows["least"] == "1 µs"
+    assert rows["minimum"] == "1 µs"
     assert "model" not in rows
     assert "note" not in rows
 

@@ -26,7 +26,7 @@ def timing() -> dict[str, Any]:
             compute = None if method == "torch" else factor * width
             rows.append({"width": width, "method": method, "compute_s": compute, "end_to_end_s": 2 * factor * width})
     return {
-        "what": "matrix times vector",
+        "what": "matrix-vector multiplication",
         "statistic": "median",
         "height": 100,
         "machine": {"cpu_label": "not measured on a Raspberry Pi", "qpu_label": "model: the interpreter"},

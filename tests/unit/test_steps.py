@@ -139,7 +139,7 @@ def test_a_requested_step_runs_once(tmp_path: Path) -> None:
     execute(tmp_path, *steps)
     assert reasons(Pipeline(tmp_path, steps).plan(force=frozenset({"root"}))) == {
         "root": "requested",
-        "image": "root will be made again",
+        "image": "root will run again",
     }
     execute(tmp_path, *steps, force=frozenset({"root"}))
     assert runs == ["root", "image", "root"]
@@ -160,8 +160,8 @@ def test_an_unchanged_product_runs_no_dependent_step(tmp_path: Path) -> None:
     planned = Pipeline(tmp_path, steps("2")).plan()
     assert reasons(planned) == {
         "sources": "changed: version 1 → 2",
-        "library": "sources will be made again",
-        "image": "library will be made again",
+        "library": "sources will run again",
+        "image": "library will run again",
     }
     execute(tmp_path, *steps("2"))
     assert runs == ["sources", "library", "image", "sources"]
@@ -459,7 +459,7 @@ def test_ctrl_c_ends_running_steps_without_a_manifest(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"begun", "pids"}
     begun = (tmp_path / "begun").read_text().split()
     assert sorted(begun) == ["0"] * 5 + ["1"] * 5, "two steps with five programs each; the third step did not start"
-    for pid in pids.read_text().split():  # some ended before they could write theirs
+    for pid in pids.read_text().split():  # some exited before they could write their number
         state = Path(f"/proc/{pid}/stat")
         assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
 

@@ -210,7 +210,7 @@ def test_disk_space_is_checked_before_each_stage(tmp_path: Path) -> None:
 
 
 class Quick(building.Builder):
-    """Phases that take no time. One of them can fail."""
+    """Phases that finish immediately. One of them can fail."""
 
     fault: BaseException | None = None
 
@@ -755,7 +755,7 @@ def test_the_benchmark_ignores_builds_answered_by_ccache(
 
 
 def test_gcc_accepts_the_command_line_of_the_benchmark(tmp_path: Path) -> None:
-    """Options of Clang and its warnings are removed with their arguments; the others stay."""
+    """Options of Clang and its warnings are removed with their arguments; all others are kept."""
     (tmp_path / "one.cpp").write_text("int one() { return X; }\n")
     stays = ["-DX=1", "-O2", "-fno-trapping-math", "-o", "one.o", "-c", "one.cpp"]
     goes = ["--target=arm-linux-gnueabihf", "-Wnewline-eof", "-Werror=braced-scalar-init", "-Qunused-arguments"]
@@ -808,7 +808,7 @@ def sampled(tree: Compiles, sample: int, seed: int = 7) -> verify.Verified:
 def test_equal_objects_are_verified(tree: Compiles) -> None:
     done = sampled(tree, 20)
     assert sorted(done.names) == ["one.c", "three.c", "two.c"]
-    assert re.fullmatch(r"3 objects built again to the same bytes in \d+ s, chosen with seed 7", done.summary())
+    assert re.fullmatch(r"3 objects built again with identical bytes in \d+ s, chosen with seed 7", done.summary())
     assert sampled(tree, 2).names == sampled(tree, 2).names
     assert len(sampled(tree, 2).names) == 2
 
@@ -919,7 +919,7 @@ def test_an_equal_wheel_is_verified(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     built = StandIn(FIT).build(tmp_path / "torch")
     done = full(tmp_path, FIT, built.wheel)
-    assert done.summary().startswith(f"{built.wheel.name} (built here) built again to the same bytes in ")
+    assert done.summary().startswith(f"{built.wheel.name} (built here) built again with identical bytes in ")
     assert [path.name for path in tmp_path.iterdir()] == ["torch"], "the second tree and wheel are removed"
 
 

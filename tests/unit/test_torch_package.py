@@ -59,7 +59,7 @@ def compiled(folder: Path) -> dict[str, bytes]:
 def packaged(wheel: Path, out: Path, *, system: list[str] | None = None) -> subprocess.CompletedProcess[str]:
     out.mkdir()
     wanted = {"gnu": GNU, "system": SYSTEM if system is None else system, "epoch": EPOCH}
-    # In the build the Python of the container; here that of the tests, which has pyelftools too.
+    # In a build this is the container's Python; here it is the Python of the tests, which also has pyelftools.
     return subprocess.run(
         [sys.executable, PACKAGE, wheel, out, json.dumps(wanted)], capture_output=True, text=True, timeout=120
     )

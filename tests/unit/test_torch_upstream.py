@@ -22,7 +22,7 @@ from toolchain.errors import ArtefactMissing, DiskFull, NetworkUnreachable, Sour
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Only the wheels of this folder are used, whatever pip's configuration."""
+    """Only the wheels in this folder are used, regardless of pip's configuration."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

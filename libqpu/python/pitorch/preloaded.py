@@ -6,7 +6,7 @@
 
 The first call starts a server process that imports torch. The server forks a process for every run. A run has the
 arguments, folder, environment, files, umask and signals of its caller, and exits with the status of the script. Each
-user has one server per Python version; it ends after half an hour without a run (``--idle=SECONDS``).
+user has one server per Python version; it exits after half an hour without a run (``--idle=SECONDS``).
 
 The server does not import anything that ``./inv deploy`` installs, so the next run uses a changed extension, libqpu or
 script. If torch itself has changed, or a variable that affects the import (``OMP_NUM_THREADS``, ``PYTHONPATH`` …), the
@@ -94,7 +94,7 @@ def _usage(error: str) -> int:
 def run(words: Sequence[str], *, modules: Sequence[str], idle_s: float = _IDLE_S) -> int:
     """Run ``SCRIPT ARGUMENT...`` or ``-c CODE ARGUMENT...`` with ``modules`` imported, and return its exit status.
 
-    If a signal ended the script, the status is 128 plus the number of the signal. Raises NotStarted.
+    If a signal killed the script, the status is 128 plus the number of the signal. Raises NotStarted.
     """
     request = {
         "words": list(words),
@@ -111,7 +111,7 @@ def run(words: Sequence[str], *, modules: Sequence[str], idle_s: float = _IDLE_S
             return int(response["status"])
         if "started" in response:
             raise NotStarted("the server was terminated while the script ran")
-        reason = str(response.get("stale", "the previous server has just ended"))
+        reason = str(response.get("stale", "the previous server has just exited"))
     raise NotStarted(f"no server could be used in three attempts: {reason}")
 
 
@@ -335,7 +335,7 @@ class _Server:
                 for other in (connection, *self._connections.values()):
                     other.close()
                 os.setsid()
-                # If the server is killed, the caller reports a failure, so the script must end as well.
+                # If the server is killed, the caller reports a failure, so the script must be stopped as well.
                 self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
                 for place, number in enumerate(files):
                     os.dup2(number, place)
@@ -350,7 +350,7 @@ class _Server:
                     os.close(number)
 
     def _stale(self, request: Mapping[str, Any]) -> str:
-        """The reason reason this server cannot run a request; empty if it can."""
+        """The reason why this server cannot run a request; empty if it can."""
         if request["modules"] != self._modules:
             return f"the previous server had imported {', '.join(self._modules)}"
         requested = _import_variables(request["environment"])
@@ -363,7 +363,7 @@ class _Server:
         return ""
 
     def _forward(self, child: int, ready: selectors.BaseSelector) -> None:
-        """Forward the signals that a caller sends. If the caller has ended, send SIGHUP, as when a terminal closes."""
+        """Forward the signals that a caller sends. If the caller has exited, send SIGHUP, as when a terminal closes."""
         connection = self._connections[child]
         try:
             numbers = connection.recv(64)
@@ -500,7 +500,7 @@ def _excepthook(kind: type[BaseException], fault: BaseException, trace: types.Tr
 
 
 def _execute(request: Mapping[str, Any]) -> None:
-    """Run the script as the last action of this process. Its exceptions end the process as they end Python."""
+    """Run the script as the last action of this process. Its exceptions terminate the process as in Python."""
     names = _set_up(request)
     sys.excepthook = _excepthook
     first, *arguments = request["words"]
@@ -510,7 +510,7 @@ def _execute(request: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _report_ready(number: int) -> Iterator[None]:
-    """Write "ready" to the pipe after the block. If the process ends earlier, the reader gets end of file."""
+    """Write "ready" to the pipe after the block. If the process exits earlier, the reader gets end of file."""
     with os.fdopen(number, "w") as pipe:
         yield
         pipe.write("ready")

@@ -12,7 +12,7 @@ Kernels check the types, shapes and strides of their arguments; KernelError cont
 arrays that are aligned to 64 bytes, and crashes otherwise. Other arrays are copied for the call, and copied back
 afterwards. torch aligns its tensors; views and numpy arrays may be unaligned.
 
-Other functions of TVM's runtime, such as threads for parallel loops, are not available, and calling one would end the
+Other functions of TVM's runtime, such as threads for parallel loops, are not available, and calling one would crash the
 process. Therefore a library that uses them is rejected.
 """
 
@@ -116,7 +116,7 @@ class Library:
             )
         ffi, own = _ffi_error(), _library_error(self._library) if standalone else None
         if ffi is None and own is None:
-            raise KernelError(f"{self.path} was not made for boards without TVM: build it with profile-remote --keep")
+            raise KernelError(f"{self.path} was not built for boards without TVM: build it with profile-remote --keep")
         self._sources = tuple(source for source in (ffi, own) if source is not None)
 
     def __getitem__(self, name: str) -> Kernel:
@@ -177,7 +177,7 @@ def _loaded(path: str) -> ctypes.CDLL:
         importlib.import_module("tvm_ffi")
     except ImportError as fault:
         raise KernelError(
-            f"{path} was not made for boards without TVM: use profile-remote --keep, or install apache-tvm-ffi"
+            f"{path} was not built for boards without TVM: use profile-remote --keep, or install apache-tvm-ffi"
         ) from fault
     try:
         return ctypes.CDLL(path)

@@ -44,10 +44,12 @@ std::string Memory::nearest(std::uint32_t address) const {
   if (below != nullptr) {
     const std::uint32_t past = address - below->start - below->bytes;
     if (above == nullptr || past <= before)
-      return "nearest is " + text(*below) + ", " + std::to_string(past) + " bytes past its end";
+      return "the nearest is " + text(*below) + "; the address is " + std::to_string(past) +
+             " bytes past its end";
   }
   if (above == nullptr) return {};  // unreachable: there is at least one region
-  return "nearest is " + text(*above) + ", " + std::to_string(before) + " bytes before its start";
+  return "the nearest is " + text(*above) + "; the address is " + std::to_string(before) +
+         " bytes before its start";
 }
 
 }  // namespace qpu::emu

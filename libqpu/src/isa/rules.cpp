@@ -7,14 +7,14 @@ namespace qpu::isa {
 const std::vector<Rule>& rules() {
   // In the order of RuleId.
   static const std::vector<Rule> all{
-      {"unknown-instruction", "the word has reserved fields"},
+      {"unknown-instruction", "the instruction word uses reserved encodings"},
       {"breakpoint", "signal 0 stops the QPU for a debugger"},
       {"thread-switch", "a user program has only one thread"},
       {"nop-writes", "a pipe without an operation must write address 39"},
       {"reserved-pack", "with pm set, only packs 3 to 7 of the MUL result exist"},
       {"pack-on-io", "only registers can be packed: those of file A, or with pm set any"},
       {"unpack-on-io", "values read from I/O addresses cannot be unpacked"},
-      {"mixed-unpack", "one unpacked value must not feed a float and an integer operation"},
+      {"mixed-unpack", "one unpacked value must not be used by both a float and an integer operation"},
       {"same-destination", "writing two results to one accumulator or I/O address is undefined"},
       {"io-read-twice", "UNIFORM, VARYING and VPM_READ return one value per instruction, not one per file"},
       {"one-peripheral",

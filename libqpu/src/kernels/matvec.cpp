@@ -1,4 +1,4 @@
-// Matrix times vector. A task is a group of eight rows by one segment of the columns. For each
+// Matrix-vector multiplication. A task is a group of eight rows by one segment of the columns. For each
 // chunk of 128 columns, the part of x stays in registers while all rows are multiplied by it. A
 // second kernel adds the segments. The tasks, and the order of every sum, depend only on the
 // shape.

@@ -53,10 +53,12 @@ std::string Table::nearest(std::uint32_t address) const {
   if (below != nullptr) {
     const std::uint32_t past = address - below->start - below->bytes;
     if (above == nullptr || past <= before)
-      return "nearest is " + text(*below) + ", " + std::to_string(past) + " bytes past its end";
+      return "the nearest is " + text(*below) + "; the address is " + std::to_string(past) +
+             " bytes past its end";
   }
   if (above == nullptr) return {};  // unreachable: the table is not empty
-  return "nearest is " + text(*above) + ", " + std::to_string(before) + " bytes before its start";
+  return "the nearest is " + text(*above) + "; the address is " + std::to_string(before) +
+         " bytes before its start";
 }
 
 Heap& Heap::instance() {

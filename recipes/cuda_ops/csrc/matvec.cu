@@ -1,5 +1,5 @@
-// Matrix times vector is bound by reading the matrix once, so the kernels keep as many loads in flight as possible, in
-// packs of 16 bytes even if rows or columns are not aligned.
+// Matrix-vector multiplication is limited by reading the matrix once, so the kernels keep as many loads in flight as
+// possible, in packs of 16 bytes even if rows or columns are not aligned.
 //
 // If too few blocks would have work, the columns are distributed over blocks as well. A second kernel adds their sums
 // in a fixed order, so the same input always gives the same output.

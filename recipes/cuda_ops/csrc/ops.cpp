@@ -6,7 +6,7 @@
 //   _NAME                 the operator without gradients, or if a gradient is needed
 //   _NAME_differentiable  the operator with a backward formula, which is written in Python.
 //
-// A call that needs no gradient therefore never enters Python, and costs about as much as a call of torch's operators.
+// A call that needs no gradient therefore never enters Python, and takes about as long as a call to torch's operators.
 //
 // Before torch 2.13, the stable interface does not pass error messages from one dispatcher call to the next. The
 // message of an error is therefore stored in `last_refusal`.
@@ -51,7 +51,7 @@ bool requires_grad_is_known = false;
 }
 
 // An owned tensor with its frequently used properties. torch::stable::Tensor would also work, but it counts references
-// on the heap, which is noticeable in a call of a few microseconds.
+// on the heap, which is noticeable in a call that takes a few microseconds.
 class Operand {
  public:
   Operand(const char* name, AtenTensorHandle handle) : name_(name), handle_(handle) {

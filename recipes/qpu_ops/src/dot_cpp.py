@@ -23,8 +23,8 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a * b`` element by element, as a new tensor of the same shape and dtype; ``torch.ops.qpu.mul``.
 
     Raises TypeError if an operand is not a dense tensor of a float dtype, or if the dtypes differ; ValueError if the
-    shapes differ, for a device other than the CPU, or for an invalid QPU_OPS_* variable; MemoryError if the QPUs have
-    no memory to share; qpu_ops.QpuError if the kernel fails.
+    shapes differ, for a device other than the CPU, or for an invalid QPU_OPS_* variable; MemoryError if there is not
+    enough memory that the QPUs can access; qpu_ops.QpuError if the kernel fails.
     """
     require_tensors("product", a, b)
     _native.check_elementwise(a, b, "product")

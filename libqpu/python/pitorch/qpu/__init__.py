@@ -1,4 +1,4 @@
-"""Run programs on the QPUs of a Raspberry Pi, read their machine code, and count their clocks.
+"""Run programs on the QPUs of a Raspberry Pi, read their machine code, and count their clock cycles.
 
 Kernels are written in C++ (``qpu/qpu.hpp``) and saved with ``Kernel::save()``, or written in assembly::
 

@@ -1,16 +1,16 @@
-"""Which of four ways to time a GPU operation is right: ``cuda-timing``, and ``./inv cuda-timing``.
+"""Time a GPU operation in four ways and show which of them measures the kernel.
 
-A call of a CUDA operation only puts it into a queue (the stream) and returns. A clock that is read before and after
-the call measures the kernel only if the queue was empty before, and was waited for after::
+A call to a CUDA operation only adds a kernel to a queue (the stream) and returns. A host clock that is read before and
+after the call measures the kernel only if the queue was empty before the call and is synchronised after it::
 
-    sync before   sync after   what the clock sees
-    yes           yes          the kernel, and what starting and waiting cost
-    yes           no           the launch alone
-    no            yes          the kernel, and first of all whatever was queued earlier
-    no            no           the launch alone; when the queue is full, whatever makes room in it
+    sync before   sync after   what the host clock measures
+    yes           yes          the kernel, its launch and the wait for its end
+    yes           no           only the launch
+    no            yes          the launch, everything that was queued earlier, and the kernel
+    no            no           only the launch, or the time until a full queue has a free entry
 
-The reference are CUDA events: time stamps that the GPU itself takes, in the queue. Around many calls that all were
-queued before the GPU came to the first, they give the kernel's time with nothing of the host in it.
+The reference is the time between CUDA events, which are time stamps that the GPU records in the queue. If all calls
+between two events are queued before the GPU starts the first one, this time does not include any work of the host.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_GPU = 3
 """Exit status without a GPU."""
 
 _CYCLES_PER_CALL = 60_000
-"""Clocks of the GPU for which it is kept waiting, for each call to be queued: some 30 µs."""
+"""Clock cycles that the GPU waits for each call that is to be queued: about 30 µs."""
 _NSYS_LIMIT_S = 300.0
 
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64"}
@@ -51,7 +51,7 @@ _INPUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """What a clock of the host saw in one of the four ways. Times are in microseconds, one for each timed call."""
+    """The measurements of the host clock in one of the four ways: a time in microseconds for each timed call."""
 
     before: str
     after: str
@@ -59,23 +59,23 @@ class Regime:
 
     @property
     def name(self) -> str:
-        """As ``sync / none``."""
+        """The name in the table, for example ``sync / none``."""
         return f"{self.before} / {self.after}"
 
     @property
     def median_us(self) -> float:
-        """The middle one."""
+        """The median of the timed calls in microseconds."""
         return statistics.median(self.samples_us)
 
     @property
     def first_us(self) -> float:
-        """The first timed call: without a wait before it, it sees the warm-up's end."""
+        """The time of the first call. Without synchronisation before the call, it includes the queued warm-up calls."""
         return self.samples_us[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """All of it for one operation. ``events_us`` are of the GPU: one for each batch, divided by the calls in it."""
+    """All measurements of one operation. ``events_us`` has the GPU's time per call for each batch of calls."""
 
     operation: str
     inputs: tuple[str, ...]
@@ -84,23 +84,23 @@ class Timing:
     warm_up: int
     runs: int
     queued: int
-    """Calls that were in the queue when the regimes without a wait before began."""
+    """Number of calls in the queue at the start of the measurements without synchronisation before the call."""
     regimes: tuple[Regime, ...]
     events_us: tuple[float, ...]
     single_event_us: float
-    """Events around one call: what the GPU itself sees of it, with the gaps that a launch leaves."""
+    """The time between events around one call. It includes idle time of the GPU during the launch."""
 
     @property
     def kernel_us(self) -> float:
-        """The reference: the median of the batches."""
+        """The reference: the median time per call over the batches."""
         return statistics.median(self.events_us)
 
     def regime(self, before: str, after: str) -> Regime:
-        """One of the four."""
+        """The measurements with this synchronisation before and after the call."""
         return next(item for item in self.regimes if (item.before, item.after) == (before, after))
 
     def as_json(self) -> dict[str, Any]:
-        """For a file."""
+        """All values, with the derived ones, for a JSON file."""
         return {
             **asdict(self),
             "kernel_us": self.kernel_us,
@@ -110,7 +110,7 @@ class Timing:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Timing:
-        """As ``as_json`` wrote it."""
+        """Create the object from the result of ``as_json``."""
         known = {name: document[name] for name in cls.__dataclass_fields__}
         regimes = tuple(Regime(**{**item, "samples_us": tuple(item["samples_us"])}) for item in known.pop("regimes"))
         return cls(
@@ -118,12 +118,12 @@ class Timing:
         )
 
     def table(self) -> str:
-        """A line for each way, the reference last."""
+        """A table with a line for each way; the reference is last."""
         lines = [
             f"{self.operation}({', '.join(self.inputs)}) on {self.device}, torch {self.torch}",
-            f"{self.warm_up} calls to warm up, {self.runs} timed; {self.queued} calls queued where none is waited for",
+            f"{self.warm_up} warm-up calls, {self.runs} timed calls; {self.queued} queued calls without sync before",
             "",
-            f"{'wait before / after':22}{'first':>12}{'median':>12}{'least':>12}{'most':>12}{'/ kernel':>10}",
+            f"{'sync before / after':22}{'first':>12}{'median':>12}{'minimum':>12}{'maximum':>12}{'/ kernel':>10}",
         ]
         for item in self.regimes:
             values = (item.first_us, item.median_us, min(item.samples_us), max(item.samples_us))
@@ -134,25 +134,26 @@ class Timing:
         return "\n".join(lines)
 
     def sentence(self) -> str:
-        """Which number is the kernel's, and why."""
+        """An explanation of the values in the table."""
         both, launch = self.regime("sync", "sync"), self.regime("sync", "none")
         late = self.regime("none", "sync")
         words = (
-            f"The kernel takes {self.kernel_us:.1f} µs: that is what the GPU's own events say of calls that were all "
-            f"queued before. A clock with a wait on both sides says {both.median_us:.1f} µs, which is the kernel and "
-            f"{both.median_us - self.kernel_us:.1f} µs of starting it and waiting for it; without the wait after, "
-            f"{launch.median_us:.1f} µs is the launch alone. Without the wait before, the first call "
+            f"The kernel takes {self.kernel_us:.1f} µs, measured by CUDA events around calls that were all queued "
+            f"before the first one started. With synchronisation before and after a call, the host clock measures "
+            f"{both.median_us:.1f} µs: the kernel, and {both.median_us - self.kernel_us:.1f} µs for the launch and "
+            f"the wait. Without synchronisation after the call, the {launch.median_us:.1f} µs are only the launch. "
+            "Without synchronisation before the call, the first call takes "
         )
         if late.first_us > 1.25 * both.median_us:
-            return words + f"seems to take {late.first_us:.1f} µs: what was queued earlier is in it."
-        return (
-            words + f"takes {late.first_us:.1f} µs, no longer than with it: this kernel is shorter than a launch, so "
-            "the queue was empty already. With a longer one the queue would be in that number."
+            return words + f"{late.first_us:.1f} µs, which include the calls that were queued earlier."
+        return words + (
+            f"{late.first_us:.1f} µs, no longer than with it: this kernel is shorter than a launch, so the queue was "
+            "already empty. With a longer kernel, this time would include the calls in the queue."
         )
 
 
 def parse_input(text: str) -> tuple[str, tuple[int, ...]]:
-    """``f32[1024,16]`` as a type's name and a shape. Raises ValueError."""
+    """Parse an input such as ``f32[1024,16]`` into the name of a type and a shape. Raises ValueError."""
     found = _INPUT.fullmatch(text)
     if found is None:
         raise ValueError(f"expected TYPE[SIZE,…] with a type of {', '.join(_TYPES)}, or a number, found {text!r}")
@@ -160,7 +161,7 @@ def parse_input(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def inputs_of(name: str, named: Sequence[str] = ()) -> list[str]:
-    """The inputs that were named, or an operation's own. Raises ValueError for one that is none."""
+    """Return the given inputs, or the default inputs of an operation. Raises ValueError for an invalid input."""
     inputs = list(named) or list(_INPUTS.get(name.removeprefix("cuda_ops."), ("f32[1048576]",) * 2))
     for text in inputs:
         if _NUMBER.fullmatch(text) is None:
@@ -169,7 +170,7 @@ def inputs_of(name: str, named: Sequence[str] = ()) -> list[str]:
 
 
 def find_operation(name: str) -> Callable[..., Any]:
-    """``add2`` of cuda_ops, or any dotted name: ``torch.add``, ``torch.ops.aten.mm.default``. Raises ValueError."""
+    """Find an operation by name: ``add2`` of cuda_ops, or a dotted name such as ``torch.add``. Raises ValueError."""
     dotted = name if "." in name else f"cuda_ops.{name}"
     module, _, rest = dotted.partition(".")
     try:
@@ -185,9 +186,9 @@ def find_operation(name: str) -> Callable[..., Any]:
 
 
 def measure(name: str, inputs: Sequence[str], *, warm_up: int = 10, runs: int = 10, queued: int = 10) -> Timing:
-    """Time an operation on the current GPU in all four ways and by events.
+    """Time an operation on the current GPU in all four ways and with events.
 
-    Raises ValueError for wrong names, and for inputs that the operation does not take.
+    Raises ValueError for an unknown operation, and for inputs that the operation does not accept.
     """
     import torch
 
@@ -201,7 +202,7 @@ def measure(name: str, inputs: Sequence[str], *, warm_up: int = 10, runs: int = 
         call()
     except (TypeError, ValueError, RuntimeError) as fault:
         reason = (str(fault).strip() or type(fault).__name__).splitlines()[0]
-        raise ValueError(f"{name} does not take ({', '.join(inputs)}): {reason}") from fault
+        raise ValueError(f"{name} does not accept ({', '.join(inputs)}): {reason}") from fault
     for _ in range(warm_up):
         call()
     torch.cuda.synchronize()
@@ -258,7 +259,7 @@ def _batch_us(call: Callable[[], None], calls: int) -> float:
 
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
-    # The GPU is kept busy while the calls are queued: it then does them one after the other and waits for no launch.
+    # The GPU is kept busy until all calls are queued, so it then runs them without waiting for a launch.
     torch.cuda._sleep(_CYCLES_PER_CALL * calls)
     start.record()
     for _ in range(calls):
@@ -269,7 +270,7 @@ def _batch_us(call: Callable[[], None], calls: int) -> float:
 
 
 def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 5) -> None:
-    """Write a trace of a few calls in each way, with what the host and the GPU did, for https://ui.perfetto.dev."""
+    """Write a trace of host and GPU during a few calls in each way, for https://ui.perfetto.dev."""
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -277,7 +278,7 @@ def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 
     tensors = [_tensor(text) for text in inputs]
     operation(*tensors)
     torch.cuda.synchronize()
-    # acc_events: all are kept; without it torch warns that a later cycle, of which there is none here, drops them.
+    # With acc_events, all events are kept. Without it, torch warns that later cycles drop them; there are none here.
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as recorded:
         for before, after in REGIMES:
             with record_function(f"{before} / {after}"):
@@ -287,10 +288,10 @@ def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 
 
 
 def kernels_of(path: Path) -> dict[str, tuple[float, ...]]:
-    """What ran on the GPU by a trace: for each kernel's name how long each run took, in microseconds.
+    """The durations of all runs of each kernel in a trace, in microseconds, by the kernel's name.
 
-    Raises ValueError for a file that is not a trace in Chrome's format (a list of events, of which the complete
-    ones have a begin and a length), in which a viewer would show nothing.
+    Raises ValueError for a file that is not a trace in Chrome's format: a list of events, in which complete events
+    have a start and a duration.
     """
     try:
         document = json.loads(path.read_text())
@@ -300,7 +301,7 @@ def kernels_of(path: Path) -> dict[str, tuple[float, ...]]:
                 continue
             begin, length = float(event["ts"]), float(event["dur"])
             if begin < 0 or length < 0 or not {"name", "pid", "tid"} <= event.keys():
-                raise ValueError(f"{path} has an event that is nowhere in time: {event}")
+                raise ValueError(f"{path} has an event without a valid time: {event}")
             if event.get("cat") == "kernel":
                 found.setdefault(event["name"], []).append(length)
     except (KeyError, TypeError, json.JSONDecodeError) as fault:
@@ -309,58 +310,60 @@ def kernels_of(path: Path) -> dict[str, tuple[float, ...]]:
 
 
 def plot(timing: Timing, path: Path) -> None:
-    """Draw every timed call of every way, on a logarithmic scale, next to the kernel's time. Needs matplotlib."""
+    """Plot all timed calls on a logarithmic scale, with the kernel's time. Requires matplotlib."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for item in timing.regimes:
-        axes.plot(range(1, len(item.samples_us) + 1), item.samples_us, marker="o", label=f"wait {item.name}")
-    axes.axhline(timing.kernel_us, color="black", linestyle="--", label="GPU's events: the kernel")
+        axes.plot(range(1, len(item.samples_us) + 1), item.samples_us, marker="o", label=item.name)
+    axes.axhline(timing.kernel_us, color="black", linestyle="--", label="CUDA events: the kernel")
     axes.set_yscale("log")
     axes.set_xlabel("timed call")
-    axes.set_ylabel("µs by the clock")
+    axes.set_ylabel("µs on the host clock")
     axes.set_title(f"{timing.operation}({', '.join(timing.inputs)}) on {timing.device}")
-    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small", title="synchronisation before / after")
     figure.savefig(path, dpi=120)
 
 
 def nsys_record(words: Sequence[str], folder: Path) -> str:
-    """Run the same under ``nsys profile`` where that is installed; what came of it, in words."""
+    """Run the same measurement under ``nsys profile``; the result as a message."""
     program = shutil.which("nsys")
     if program is None:
-        return "nsys is not installed: no report of it"
+        return "nsys is not installed, so there is no report"
     report = folder / "cuda-timing.nsys-rep"
-    report.unlink(missing_ok=True)  # an earlier one says nothing of this run
+    report.unlink(missing_ok=True)  # the report of an earlier run
     argv = [program, "profile", "--force-overwrite=true", f"--output={report.with_suffix('')}"]
     argv += [sys.executable, "-m", "cuda_ops.timing", *words]
     try:
         done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_NSYS_LIMIT_S)
     except subprocess.TimeoutExpired:
-        return f"nsys made no report within {_NSYS_LIMIT_S:g} s"
-    return f"nsys report: {report}" if report.is_file() else f"nsys made no report: {done.stderr.strip()[-300:]}"
+        return f"nsys did not write a report within {_NSYS_LIMIT_S:g} s"
+    return (
+        f"nsys report: {report}" if report.is_file() else f"nsys did not write a report: {done.stderr.strip()[-300:]}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table and the sentence; write JSON, plot and trace where asked for."""
+    """Print the table and its explanation; write the JSON file, plot and trace if requested."""
     parser = argparse.ArgumentParser(prog="cuda-timing", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--op", default="add2", help="an operation of cuda_ops, or a dotted name such as torch.add")
     parser.add_argument(
         "--input",
         action="append",
         default=[],
-        help="TYPE[SIZE,…] or a number, once an input (default: its own)",
+        help="an input: TYPE[SIZE,…] or a number (may be repeated; default: inputs for the operation)",
     )
     parser.add_argument("--runs", type=int, default=10, help="timed calls in each way")
     parser.add_argument("--warm-up", type=int, default=10)
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--plot", type=Path, help="draw a picture here (needs matplotlib)")
-    parser.add_argument("--draw", type=Path, metavar="JSON", help="measure nothing: draw what --json wrote earlier")
-    parser.add_argument("--timeline", type=Path, help="write a trace here, for https://ui.perfetto.dev")
+    parser.add_argument("--json", type=Path, help="write the measurements to this file")
+    parser.add_argument("--plot", type=Path, help="write a plot to this file (requires matplotlib)")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="do not measure; plot a file of --json")
+    parser.add_argument("--timeline", type=Path, help="write a trace for https://ui.perfetto.dev to this file")
     options = parser.parse_args(argv)
     if options.draw:
         if options.plot is None:
-            parser.error("--draw needs --plot, a name for the picture")
+            parser.error("--draw requires --plot")
         plot(Timing.from_json(json.loads(options.draw.read_text())), options.plot)
         return 0
     if options.runs < 1 or options.warm_up < 0:
@@ -377,7 +380,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             "cuda-timing: no CUDA GPU found\n"
             "  expected: torch.cuda.is_available()\n"
-            f"  found:    {built}, which sees none\n"
+            f"  found:    {built}, which finds no GPU\n"
             "  fix:      run it on a machine with a GPU, its driver, and a torch built for CUDA",
             file=sys.stderr,
         )
@@ -396,7 +399,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             plot(timing, options.plot)
             print(f"plot: {options.plot}")
         except ImportError:
-            print("plot: none, since matplotlib is not installed; --draw makes it of the JSON elsewhere")
+            print("no plot: matplotlib is not installed; use --draw with the JSON file on another machine")
     if options.timeline:
         write_timeline(options.op, inputs, options.timeline)
         print(f"timeline: {options.timeline} (open it in https://ui.perfetto.dev)")

@@ -3,7 +3,7 @@
     python -m torch_qpu.bench [--quick] [--output FILE.json] [--plot FILE.svg]
 
 Prints a table to standard output. For each operator and size, it contains the time of a plain scalar loop on the CPU
-(only for matrix times vector), of torch on the CPU (with its BLAS), and of the QPUs:
+(only for matrix-vector multiplication), of torch on the CPU (with its BLAS), and of the QPUs:
 
     compute      the kernels alone
     end to end   from CPU tensors to a CPU tensor: both copies, launches, and the kernels

@@ -77,7 +77,7 @@ def _require_cpu(module: nn.Module, device_ids: Any, output_device: Any) -> None
 
 
 def _parallel_or_refused(original: Any) -> Any:
-    """DataParallel for a module on the CPU leaves it there, as without an accelerator; other modules are refused."""
+    """DataParallel leaves a module on the CPU, as without an accelerator, and raises an error for other modules."""
 
     def init(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
         if torch._utils._get_available_device_type() != "qpu":
