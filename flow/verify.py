@@ -52,8 +52,8 @@ def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: 
     """Build again and compare.
 
     Raises RecipeInvalid for a target that the recipe does not build, before the engine is started; ChecksFailed with
-    the names that differ; ArtefactMissing without a complete build. An object that does not compile raises CommandFailed
-    or DiskFull, as in ``Builder.run``.
+    the names that differ; ArtefactMissing without a complete build. An object that does not compile raises
+    CommandFailed or DiskFull, as in ``Builder.run``.
     """
     building.Plan.of(load("torch"), config, load_suite(config.image.suite))
     ensure_running(config)
