@@ -39,7 +39,7 @@ pytestmark = [
 ]
 
 PC = "192.168.77.1"
-LIMIT_S = 900.0
+LIMIT_S = 1500.0
 
 
 def ip(*words: str) -> None:
