@@ -16,6 +16,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -182,7 +183,7 @@ def test_an_export_is_required(exported: Config) -> None:
         netboot.netboot(exported)
 
 
-def with_nfs(config: Config, **nfs: object) -> Config:
+def with_nfs(config: Config, **nfs: Any) -> Config:
     """The configuration with other settings of the section ``nfs``."""
     return dataclasses.replace(config, nfs=dataclasses.replace(config.nfs, **nfs))
 
