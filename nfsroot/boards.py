@@ -149,7 +149,12 @@ class Boards:
         return None
 
     def mounted(self, addresses: Collection[str], now: float) -> list[Board]:
-        """Record the addresses that are connected to the NFS server; returns the boards that are new."""
+        """Record the addresses that are connected to the NFS server; returns the boards that are new.
+
+        A board with the firmware on a card appears only here if a router gives out addresses.
+        """
+        for address in addresses:
+            self._at(address, now)
         new = [
             board
             for board in self

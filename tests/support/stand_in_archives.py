@@ -60,7 +60,7 @@ class StandIn:
     def __init__(self, folder: Path, origin: str) -> None:
         self.folder = folder
         self.origin = origin
-        self.components = ("main",)
+        self.components: tuple[str, ...] = ("main",)
         self._pool = folder / "pool"
         self._pool.mkdir(parents=True)
         self._described: dict[str, str] = {}

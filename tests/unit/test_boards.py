@@ -135,6 +135,12 @@ def test_behind_a_router_the_address_is_known_from_the_first_file() -> None:
     assert list(unknown) == [], "without its hardware address a client is ignored"
 
 
+def test_a_board_with_a_card_appears_when_it_mounts() -> None:
+    boards = recorded(mac=MAC)
+    assert [board.mac for board in boards.mounted({"192.168.77.50"}, 1.0)] == [MAC]
+    assert list(recorded().mounted({"127.0.0.1"}, 1.0)) == [], "not a board"
+
+
 def test_a_board_that_was_up_and_asks_again_has_started_again() -> None:
     boards = recorded(HAS_ADDRESS, sent("vmlinuz"))
     board = the_only(boards)
