@@ -70,7 +70,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 def predicates(finished: str = "2026-01-02T03:04:05Z", *, name: str = "") -> dict[str, Mapping[str, Any]]:
     """Statements as push makes them."""
-    spdx, cyclonedx = {"spdxVersion": "SPDX-2.3", "packages": [], "name": name}, {"bomFormat": "CycloneDX"}
+    spdx: dict[str, Any] = {"spdxVersion": "SPDX-2.3", "packages": [], "name": name}
+    cyclonedx: dict[str, Any] = {"bomFormat": "CycloneDX"}
     products = [
         {"name": file, "digest": {"sha256": hashlib.sha256(attestations.document_text(document).encode()).hexdigest()}}
         for file, document in zip(sbom.NAMES, (spdx, cyclonedx), strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,7 @@ def test_identifiers_depend_on_tree_and_purpose() -> None:
     assert ids.uuid("root") == Identifiers("a").uuid("root")
 
 
-def settings(**given: object) -> dict[str, object]:
+def settings(**given: object) -> dict[str, Any]:
     text = first_boot.user_data(load_config({"sd": given}).sd, "board")
     assert text.startswith("#cloud-config\n{")
     return json.loads(text.partition("\n")[2])  # type: ignore[no-any-return]
@@ -90,7 +91,7 @@ def test_without_settings_nobody_can_log_in() -> None:
 
 def test_a_user_with_a_key_has_no_password() -> None:
     made = settings(user="ada", ssh_keys=[KEY], locale="en_GB.UTF-8")
-    (user,) = made["users"]  # type: ignore[misc]
+    (user,) = made["users"]
     assert (user["lock_passwd"], user["ssh_authorized_keys"]) == (True, [KEY])
     assert user["sudo"] == "ALL=(ALL:ALL) NOPASSWD:ALL"
     assert (made["ssh_pwauth"], made["locale"]) == (False, "en_GB.UTF-8")
@@ -98,7 +99,7 @@ def test_a_user_with_a_key_has_no_password() -> None:
 
 def test_a_password_is_required_for_sudo() -> None:
     made = settings(user="ada", password_hash=HASH)
-    (user,) = made["users"]  # type: ignore[misc]
+    (user,) = made["users"]
     assert (user["passwd"], user["lock_passwd"], user["sudo"]) == (HASH, False, "ALL=(ALL:ALL) ALL")
     assert made["ssh_pwauth"] is True
 
