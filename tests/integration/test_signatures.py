@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ from registry_parts import KIB, ask, config_for, engine_client, forget, image, n
 
 from flow import publish
 from images import sbom
-from registry import attestations, oras, signing
+from registry import attestations, distribution, oras, signing
 from registry import local as local_registry
 from registry.attestations import CYCLONEDX, PROVENANCE, SPDX
 from registry.distribution import digest_of
@@ -131,6 +132,16 @@ def about(registry: Registry, config: Config, digest: str, suffix: str) -> dict[
     path = f"/v2/{repository}/manifests/{digest.replace(':', '-')}.{suffix}"
     found: dict[str, Any] = ask(registry, path, headers={"Accept": MANIFEST}).json()
     return found
+
+
+def test_signed_image_of_an_index_is_accepted(plain: Registry, keys: Keys, tmp_path: Path) -> None:
+    config = config_for(tmp_path, plain.address, repository="both")
+    digest = signed(config, keys)
+    index = dataclasses.replace(resolve(config), tag="index")
+    with oras.connect(index, actions="pull,push", user="") as store:
+        held = distribution.read_image(store.connection.at(resolve(config).tag), config.image.target.oci_platform)
+        distribution.put_manifest(store.connection, distribution.index([held]), distribution.INDEX_TYPE)
+    assert publish.verify_image(config, str(index), key=keys.public).subject == f"{index}@{digest}"
 
 
 def test_signed_image_is_accepted(plain: Registry, keys: Keys, tmp_path: Path) -> None:
