@@ -710,7 +710,7 @@ def test_the_torch_tests_of_the_device_suite_pass(
 ) -> None:
     """Sizes beyond 32 bits; gradients, layers, unaligned memory, saving and loading; NEON kernels; int8 networks."""
     assert built.manifest("torch").facts["self-contained"]
-    words = ["-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null"]
+    words = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null"]
     done = run_in(
         client,
         product_config.image_reference("system"),
