@@ -244,7 +244,7 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
     exported_config: Config, client: docker.DockerClient, kernel_of_tvm: None, keyword: str | None
 ) -> None:
     """Tests that start another Python are half of the time in QEMU, so the complete suite runs weekly."""
-    result = suite.test_on_pi(exported_config, qemu=True, keyword=keyword)
+    result = suite.test_on_pi(exported_config, qemu=True, keyword=keyword, timing=keyword is None)
     assert result.ok, result.summary()
     if "torch" not in result.without:
         cases = ElementTree.parse(result.junit).iter("testcase")  # noqa: S314 (pytest has just written it)
