@@ -426,8 +426,8 @@ def test_nfs_3_configures_the_portmapper() -> None:
 
 def test_ganesha_6_may_run_in_a_container() -> None:
     values: dict[str, object] = {
-        "folders": ["/t"], "read_only": [], "address": "127.0.0.1", "port": 1, "clients": ["*"], "recovery": "/r", "plugins": "/p",
-        "privileged_port": True,
+        "folders": ["/t"], "read_only": [], "address": "127.0.0.1", "port": 1, "clients": ["*"], "recovery": "/r",
+        "plugins": "/p", "privileged_port": True,
     }  # fmt: skip
     assert "Allow_Set_Io_Flusher_Fail = true;" in render("ganesha.conf", nfsv3=False, major=6, **values)
     # Version 4 exits if a setting is unknown.
