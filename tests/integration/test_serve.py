@@ -381,7 +381,8 @@ def test_nfs_3_starts_a_portmapper(tmp_path: Path) -> None:
 def test_the_servers_configuration() -> None:
     made = render(
         "ganesha.conf",
-        folders=["/srv/tree"],
+        folders=["/srv/tree", "/srv/boards"],
+        read_only=["/srv/tree"],
         address="127.0.0.1",
         port=12049,
         nfsv3=False,
@@ -391,7 +392,8 @@ def test_the_servers_configuration() -> None:
         major=4,
         privileged_port=True,
     )
-    assert made.count("PrivilegedPort = true;") == 2, "clients do not inherit it from the defaults"
+    assert made.count("PrivilegedPort = true;") == 3, "clients do not inherit it from the defaults"
+    assert re.findall(r"Access_Type = (R\w);", made) == ["RO", "RW"], "of the tree, and of the boards' folders"
     settings = dict(re.findall(r"^\s+(\w+) = (.+);$", made, re.MULTILINE))
     assert settings["Minor_Versions"] == "0, 1", "2 gives EIO to Linux 6 clients"
     assert settings["Graceless"] == "true"
@@ -399,7 +401,7 @@ def test_the_servers_configuration() -> None:
     assert settings["Squash"] == "No_Root_Squash"
     assert settings["Bind_addr"] == "127.0.0.1"
     assert settings["NFS_Port"] == "12049"
-    assert settings["Path"] == settings["Pseudo"] == '"/srv/tree"'
+    assert settings["Path"] == settings["Pseudo"] == '"/srv/boards"'
     assert settings["Clients"] == "10.0.0.0/8"
     # Other clients have no access.
     assert re.search(r"EXPORT_DEFAULTS \{\s+Access_Type = None;", made)
@@ -408,6 +410,7 @@ def test_the_servers_configuration() -> None:
 def test_nfs_3_configures_the_portmapper() -> None:
     values = {
         "folders": ["/t"],
+        "read_only": [],
         "address": "0.0.0.0",
         "port": 2049,
         "clients": ["*"],
