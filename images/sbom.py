@@ -20,8 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
+from packageurl import PackageURL
 from packaging.utils import parse_wheel_filename
 
 from toolchain import files, process
@@ -56,8 +57,7 @@ class Part:
     def purl(self) -> str:
         """The package URL (ECMA-427)."""
         kind = "pypi" if self._is_wheel else "generic"
-        version = f"@{quote(self.version)}" if self.version else ""
-        return f"pkg:{kind}/{quote(self.name)}{version}?file_name={quote(self.file)}"
+        return PackageURL(kind, None, self.name, self.version, {"file_name": self.file}).to_string()
 
     @property
     def _is_wheel(self) -> bool:
@@ -146,9 +146,8 @@ def _sums(packages: Iterable[str]) -> dict[str, str]:
 
 def _file_name(purl: str) -> str:
     """NAME_VERSION_ARCHITECTURE of Debian's package with a package URL."""
-    name, _, rest = purl.rpartition("/")[2].partition("@")
-    version, _, architecture = rest.partition("?arch=")
-    return "_".join(unquote(part) for part in (name, version, architecture))
+    found = PackageURL.from_string(purl)
+    return f"{found.name}_{found.version}_{dict(found.qualifiers).get('arch')}"
 
 
 def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
@@ -193,7 +192,7 @@ def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mappin
 def _complete_cyclonedx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
     """Add the parts, the SHA-256 of packages, and a serial number that follows from the contents."""
     for item in document["components"]:
-        if found := sums.get(_file_name(item.get("purl", ""))):
+        if "purl" in item and (found := sums.get(_file_name(item["purl"]))):
             item["hashes"] = [{"alg": "SHA-256", "content": found}]
     document["components"] += [
         {

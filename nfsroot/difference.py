@@ -17,8 +17,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
-from urllib.parse import unquote
 
+from debian.deb822 import Deb822
+from packageurl import PackageURL
+from packaging.utils import canonicalize_name
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -233,8 +235,8 @@ def _with_contents(system: System, entries: Iterator[_Entry]) -> System:
             system.packages = dict(_packages(content.decode(errors="replace")))
         elif _is_record(path):
             name, _, version = Path(path).parent.name.removesuffix(".dist-info").partition("-")
-            system.wheels[_normal(name)] = Wheel(version, f"record:{hashlib.sha256(content).hexdigest()}")
-        elif path.startswith("opt/pitorch/lib/") and ".so." in path and content:
+            system.wheels[canonicalize_name(name)] = Wheel(version, f"record:{hashlib.sha256(content).hexdigest()}")
+        elif _is_library(path) and content:
             name, _, version = Path(path).name.partition(".so.")
             system.wheels[name] = Wheel(version, f"file:{hashlib.sha256(content).hexdigest()}")
     if not system.packages:
@@ -248,7 +250,7 @@ def _with_contents(system: System, entries: Iterator[_Entry]) -> System:
 
 
 def _is_read(path: str) -> bool:
-    return path == _STATUS or _is_record(path) or (path.startswith("opt/pitorch/lib/") and ".so." in path)
+    return path == _STATUS or _is_record(path) or _is_library(path)
 
 
 def _is_record(path: str) -> bool:
@@ -256,14 +258,13 @@ def _is_record(path: str) -> bool:
     return path.startswith(("usr/local/", "opt/")) and path.endswith(".dist-info/RECORD")
 
 
-def _normal(name: str) -> str:
-    return name.lower().replace("_", "-")
+def _is_library(path: str) -> bool:
+    return path.startswith("opt/pitorch/lib/") and ".so." in path
 
 
 def _packages(status: str) -> Iterator[tuple[str, str]]:
     """NAME:ARCHITECTURE and version of each installed package in dpkg's status."""
-    for paragraph in status.split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " ")
+    for fields in Deb822.iter_paragraphs(status, use_apt_pkg=False):
         if fields.get("Status", "").endswith(" installed"):
             yield f"{fields['Package']}:{fields['Architecture']}", fields["Version"]
 
@@ -334,15 +335,12 @@ def _of_sbom(name: str, path: Path) -> System:
         document = json.loads(path.read_text())
         system = System(name)
         for purl, version, sha256 in _spdx(document) if "spdxVersion" in document else _cyclonedx(document):
-            kind, _, rest = purl.removeprefix("pkg:").partition("/")
-            if kind == "deb":
-                package, architecture = rest.rpartition("/")[2].partition("@")[0], rest.rpartition("arch=")[2]
-                if architecture != "source":
-                    system.packages[f"{unquote(package)}:{architecture}"] = version
-            else:
-                system.wheels[_normal(unquote(rest.partition("@")[0].partition("?")[0]))] = Wheel(
-                    version, f"file:{sha256}"
-                )
+            found = PackageURL.from_string(purl)
+            architecture = dict(found.qualifiers).get("arch")
+            if found.type != "deb":
+                system.wheels[canonicalize_name(found.name)] = Wheel(version, f"file:{sha256}")
+            elif architecture != "source":
+                system.packages[f"{found.name}:{architecture}"] = version
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as fault:
         raise UserError(
             f"{name} is not a bill of materials",
