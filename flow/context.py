@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -97,3 +97,10 @@ class Context:
     def log(self, step: str) -> Path:
         """Log of a step."""
         return self.root / "logs" / f"{step}.log"
+
+
+def for_all_targets(config: Config, suite: str) -> Config:
+    """The configuration of what all targets share, such as native tools: in one folder, from a release of Debian."""
+    own = ImageConfig()
+    image = replace(config.image, suite=suite, flavour=own.flavour, architecture=own.architecture, kernel=own.kernel)
+    return replace(config, image=image)

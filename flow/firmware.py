@@ -6,15 +6,20 @@ from pathlib import Path
 
 from flow import pipelines
 from flow.build_lock import build_lock
-from flow.context import Context
+from flow.context import Context, for_all_targets
 from flow.steps import card_firmware
 from toolchain import progress
 from toolchain.config import Config
 
+SUITE = "trixie"
 
-def ready(config: Config) -> Path:
-    """The folder of the firmware, fetched by apt if necessary. Raises the UserError of the step that failed."""
-    with Context(config) as context, build_lock(context.root):
+
+def ready(config: Config) -> tuple[Path, Path]:
+    """The folder of the firmware, fetched by apt if necessary, and the file with its licence.
+
+    Raises the UserError of the step that failed.
+    """
+    with Context(for_all_targets(config, SUITE)) as context, build_lock(context.root):
         pipeline = pipelines.firmware_job(context)
         pipeline.execute(pipeline.plan())
         folder = card_firmware.folder(context)
@@ -25,4 +30,4 @@ def ready(config: Config) -> Path:
         boot = [part for part in text.split("\n\n") if part.startswith("Files: boot/")]
         progress.say("\n\n".join([f"the licence of raspi-firmware, also in {licence}:", *(boot or [text])]))
         shown.touch()
-    return firmware
+    return firmware, licence

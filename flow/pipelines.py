@@ -16,7 +16,8 @@
     mirror ── cpu-tools
 
     mirror ── card-tools
-          └── card-firmware
+
+    mirror ── card-firmware
 
     mirror ── rust
 
@@ -117,9 +118,9 @@ def cpu_tools_job(context: Context) -> Pipeline:
 
 
 def card_job(context: Context) -> Pipeline:
-    """The tools that make a card image, and the firmware on it."""
+    """The tools that make a card image."""
     programs = extracted_tools.step(context, "card-tools", "tools for card images")
-    return Pipeline(context.root, [mirror.step(context), programs, card_firmware.step(context)])
+    return Pipeline(context.root, [mirror.step(context), programs])
 
 
 def firmware_job(context: Context) -> Pipeline:

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.connect import connect
-from flow import pipelines
+from flow import firmware, pipelines
 from flow.build_lock import build_lock
-from flow.context import Context
-from flow.steps import card_firmware, extracted_tools
+from flow.context import Context, for_all_targets
+from flow.steps import extracted_tools
 from nfsroot import unpack
 from nfsroot.audit import ON_EVERY_MEDIUM, Settings, audit
 from nfsroot.boot_files import boot_parts, write_board_files
@@ -37,13 +37,13 @@ from nfsroot.tree import TreeHash, follow
 from sdcard import bmap, first_boot
 from sdcard.tools import Tools
 from toolchain import checkout, files, process, progress
-from toolchain.config import Config, ImageConfig
+from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, CommandFailed, InUse
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import MANIFEST_SUFFIX, key_of
 
 TOOLS_SUITE = "trixie"
-"""Its mke2fs reads a tarball. The firmware comes from there, too."""
+"""The release whose mke2fs reads a tarball."""
 
 SECTOR = 512
 BOOT_START_MIB = 4
@@ -135,10 +135,11 @@ def build(config: Config) -> Manifest:
     )
     needed = 3 * (source.size >> 20) + BOOT_MIB + _ROOT_FREE_MIB
     files.require_space(folder.place, needed, "the card image")
-    tools, firmware = ready_tools(config)
+    tools = ready_tools(config)
+    boot_files = firmware.ready(config)
     with files.held(folder.place / "lock", another), _room(folder.place):
         with files.scratch_folder(folder.place, "card") as scratch:
-            made = _make(config, source, tools, firmware, scratch, folder)
+            made = _make(config, source, tools, boot_files, scratch, folder)
         manifest = dataclasses.replace(made, seconds=time.monotonic() - began, source=checkout.origin())
         manifest.write(folder.manifest)
     return manifest
@@ -156,23 +157,23 @@ def _room(folder: Path) -> Iterator[None]:
         raise
 
 
-def ready_tools(config: Config) -> tuple[Tools, Path]:
-    """The programs, and the folder of the firmware's package. Raises the UserError of the step that failed."""
-    own = ImageConfig()  # native programs, and firmware of all boards: one folder for all targets
-    image = dataclasses.replace(
-        config.image, suite=TOOLS_SUITE, flavour=own.flavour, architecture=own.architecture, kernel=own.kernel
-    )
-    with Context(dataclasses.replace(config, image=image)) as context, build_lock(context.root):
+def ready_tools(config: Config) -> Tools:
+    """The programs, extracted if necessary. Raises the UserError of the step that failed."""
+    with Context(for_all_targets(config, TOOLS_SUITE)) as context, build_lock(context.root):
         pipeline = pipelines.card_job(context)
         pipeline.execute(pipeline.plan())
-        return Tools(
-            extracted_tools.folder(context, "card-tools"), config.image.source_date_epoch
-        ), card_firmware.folder(context)
+        return Tools(extracted_tools.folder(context, "card-tools"), config.image.source_date_epoch)
 
 
 def _make(
-    config: Config, source: unpack.SourceImage, tools: Tools, firmware: Path, scratch: Path, folder: Folder
+    config: Config,
+    source: unpack.SourceImage,
+    tools: Tools,
+    boot_files: tuple[Path, Path],
+    scratch: Path,
+    folder: Folder,
 ) -> Manifest:
+    """``boot_files`` is as of ``flow.firmware.ready``."""
     tree = scratch / "tree"
     with progress.step(f"copy {source.reference}"):
         unpack.unpack(connect(), source, tree)
@@ -181,7 +182,7 @@ def _make(
     before = hashed.sha256
     ids = Identifiers(before)
     boot = scratch / "boot"
-    _write_boot(config, tree, firmware, boot, ids)
+    _write_boot(config, tree, boot_files, boot, ids)
     hostname = config.sd.hostname or re.sub(r"[^a-z0-9-]", "-", config.image.name)
     settings = Settings(hostname=hostname, nameservers=(), client_public_key="", now=tools.epoch)
     audited = audit(tree, settings, ON_EVERY_MEDIUM)
@@ -231,9 +232,10 @@ def _make(
     )
 
 
-def _write_boot(config: Config, tree: Path, firmware: Path, boot: Path, ids: Identifiers) -> None:
+def _write_boot(config: Config, tree: Path, boot_files: tuple[Path, Path], boot: Path, ids: Identifiers) -> None:
     """The files of the boot partition. Raises ArtefactMissing if a board could not boot from them."""
-    parts = boot_parts(tree, firmware / card_firmware.PARTS[0])
+    firmware_folder, licence = boot_files
+    parts = boot_parts(tree, firmware_folder)
     missing = parts.missing()
     if not follow(tree, "usr/bin/cloud-init").is_file():
         missing.append("cloud-init (image.card: true)")
@@ -253,7 +255,7 @@ def _write_boot(config: Config, tree: Path, firmware: Path, boot: Path, ids: Ide
         boot,
         f"console=serial0,115200 console=tty1 {script}{root} net.ifnames=0\n",
     )
-    (boot / "LICENCE.raspi-firmware").write_bytes((firmware / card_firmware.PARTS[1]).read_bytes())
+    (boot / "LICENCE.raspi-firmware").write_bytes(licence.read_bytes())
 
 
 def _root_of(tree: Path, root: Path, tools: Tools, ids: Identifiers, counts: dict[str, int]) -> Path:

@@ -42,12 +42,13 @@ def test_its_licence_is_shown_once(world: World, config: Config, capfd: pytest.C
     files = {"usr/lib/raspi-firmware/start.elf": b"elf", "usr/share/doc/raspi-firmware/copyright": LICENCE}
     world.debian.add(Package(name="raspi-firmware", architecture="all", files=files))
     with world.serving():
-        folder = firmware.ready(config)
+        folder, licence = firmware.ready(config)
         assert (folder / "start.elf").read_bytes() == b"elf"
         shown = "".join(capfd.readouterr())
         assert "For a Raspberry Pi only." in shown
         assert "GPL" not in shown
-        assert firmware.ready(config) == folder
+        assert licence.read_bytes() == LICENCE
+        assert firmware.ready(config) == (folder, licence)
         assert "For a Raspberry Pi only." not in "".join(capfd.readouterr())
 
 

@@ -16,6 +16,7 @@ import nasty_image
 import pytest
 from device_parts import BOOT_LIMIT_S
 from nasty_image import entry, folder, tree_listing
+from registry_parts import small_disk
 
 from engine.connect import connect
 from flow import main_job
@@ -104,7 +105,7 @@ def card(tmp_path_factory: pytest.TempPathFactory, engine_runs: None) -> Iterato
     with loaded(NAME, nasty_image.lower_layer(), nasty_image.upper_layer(), boot_layer()) as config:
         made = image.build(config)
         raw, boot, root = unpacked(config, tmp_path_factory.mktemp("card"))
-        yield Card(config, made, raw, boot, root, image.ready_tools(config)[0])
+        yield Card(config, made, raw, boot, root, image.ready_tools(config))
     for path in Folder.of(config).place.glob(f"{NAME}*"):
         path.unlink()
 
@@ -149,11 +150,21 @@ def test_an_unconfigured_image_has_no_password_and_no_user(card: Card) -> None:
 
 
 @contextlib.contextmanager
-def mounted(part: Path, place: Path) -> Iterator[Path]:
-    place.mkdir()
-    done = subprocess.run(["mount", "-o", "loop,ro,noload", part, place], capture_output=True, text=True)
+def attached(file: Path) -> Iterator[Path]:
+    """A loop device with the contents of a file."""
+    done = subprocess.run(["losetup", "--find", "--show", file], capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"no loop devices here: {done.stderr.strip()}")
+        pytest.skip(f"the kernel has no loop devices: {done.stderr.strip()}")
+    try:
+        yield Path(done.stdout.strip())
+    finally:
+        subprocess.run(["losetup", "--detach", done.stdout.strip()], check=True)
+
+
+@contextlib.contextmanager
+def mounted(device: Path, place: Path, *options: str) -> Iterator[Path]:
+    place.mkdir()
+    subprocess.run(["mount", *options, device, place], check=True)
     try:
         yield place
     finally:
@@ -166,7 +177,7 @@ def test_the_root_has_the_files_of_the_image(card: Card, tmp_path: Path) -> None
         source = unpack.find_image(client, card.config.image_reference("system"), card.config.image.target)
         unpack.unpack(client, source, tmp_path / "tree")
     wanted = tree_listing(tmp_path / "tree")
-    with mounted(card.root, tmp_path / "root") as place:
+    with attached(card.root) as device, mounted(device, tmp_path / "root", "-o", "ro,noload") as place:
         found = tree_listing(place)
         fstab = (place / "etc/fstab").read_text()
         assert not list((place / "etc/ssh").glob("ssh_host_*"))
@@ -216,13 +227,8 @@ def loop_device(size: int, folder: Path) -> Iterator[Path]:
     with backing.open("wb") as stream:
         for _ in range(size >> 20):
             stream.write(b"\xff" * (1 << 20))
-    done = subprocess.run(["losetup", "--find", "--show", backing], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no loop devices here: {done.stderr.strip()}")
-    try:
-        yield Path(done.stdout.strip())
-    finally:
-        subprocess.run(["losetup", "--detach", done.stdout.strip()], check=True)
+    with attached(backing) as device:
+        yield device
 
 
 def test_a_card_is_written_by_its_block_map_and_compared(card: Card, tmp_path: Path) -> None:
@@ -247,13 +253,8 @@ def test_a_mounted_card_is_refused(card: Card, tmp_path: Path) -> None:
     with loop_device(8 << 20, tmp_path) as device:
         subprocess.run(["mkfs.ext4", "-q", device], check=True)
         place = tmp_path / "mounted"
-        place.mkdir()
-        subprocess.run(["mount", device, place], check=True)
-        try:
-            with pytest.raises(InUse) as caught:
-                write.write_card(card.config, device, removable=False)
-        finally:
-            subprocess.run(["umount", place], check=True)
+        with mounted(device, place), pytest.raises(InUse) as caught:
+            write.write_card(card.config, device, removable=False)
     assert str(place) in caught.value.found
 
 
@@ -311,13 +312,10 @@ def test_an_image_without_a_kernel_is_refused(engine_runs: None) -> None:
 
 
 def test_a_full_disk_is_reported_first(card: Card, tmp_path: Path) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", tmp_path], check=True)
-    try:
-        full = replace(card.config, build=replace(card.config.build, folder=tmp_path))
+    with small_disk(tmp_path / "disk", "64m") as folder:
+        full = replace(card.config, build=replace(card.config.build, folder=folder))
         with pytest.raises(DiskFull):
             image.build(full)
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_keys_without_a_user_are_refused() -> None:
@@ -361,7 +359,7 @@ def real_card(product_config: Config, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.emulation
 @pytest.mark.timeout(3600)
 def test_a_real_card_is_intact_and_reproducible(real_card: RealCard) -> None:
-    tools, _ = image.ready_tools(real_card.config)
+    tools = image.ready_tools(real_card.config)
     tools.run("e2fsck", "-fn", real_card.root)
     tools.run("fsck.fat", "-n", real_card.boot)
     again = image.build(real_card.config)
@@ -374,7 +372,7 @@ def test_a_real_card_is_intact_and_reproducible(real_card: RealCard) -> None:
 @pytest.mark.timeout(3600)
 def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path) -> None:
     """By systemd and cloud-init: the user, no password, the host name, the locale, host keys, and the larger root."""
-    tools, _ = image.ready_tools(real_card.config)
+    tools = image.ready_tools(real_card.config)
     for name in ("vmlinuz", "initrd.img", "cmdline.txt"):
         tools.run("mcopy", "-i", real_card.boot, f"::{name}", tmp_path)
     size = real_card.raw.stat().st_size + (512 << 20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +45,6 @@ def test_a_changed_block_map_is_refused(tmp_path: Path, change: tuple[str, str])
     (tmp_path / "map").write_text(text.replace(*change))
     with pytest.raises(ArtefactDamaged, match="not an intact block map"):
         bmap.read(tmp_path / "map")
-
-
-def test_bmaptool_accepts_the_map(tmp_path: Path) -> None:
-    image, copied = tmp_path / "image", tmp_path / "copied"
-    image.write_bytes(b"".join(bytes([number]) * bmap.BLOCK for number in range(5)))
-    (tmp_path / "map").write_text(bmap.text_of(bmap.measured(image, [(0, 1), (4, 4)])))
-    try:
-        subprocess.run(["bmaptool", "copy", "--bmap", tmp_path / "map", image, copied], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("bmaptool (package bmap-tools) is not installed")
-    assert copied.read_bytes()[: 2 * bmap.BLOCK] == image.read_bytes()[: 2 * bmap.BLOCK]
-    assert copied.read_bytes()[4 * bmap.BLOCK :] == image.read_bytes()[4 * bmap.BLOCK :]
 
 
 @pytest.mark.parametrize(
