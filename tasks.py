@@ -423,8 +423,7 @@ def deploy(context: Context, qpulib: str = "") -> None:
     progress.summary(f"{state} {done.layout.tree} in {done.seconds:.1f} s", done.rows, warnings=done.warnings)
 
 
-@task(name="sd-image")
-@_reported
+@_target_task(name="sd-image")
 def sd_image(context: Context) -> None:
     """Make a card image from the system image: compressed, with a block map, and an entry for Raspberry Pi Imager."""
     made = card_image.build(_config(context))
@@ -432,8 +431,7 @@ def sd_image(context: Context) -> None:
     progress.summary(f"made in {made.seconds:.1f} s", rows, warnings=made.warnings)
 
 
-@task(name="write-card", help={"device": "the card, such as /dev/mmcblk0: everything on it is lost"})
-@_reported
+@_target_task(name="write-card", help={"device": "the card, such as /dev/mmcblk0: everything on it is lost"})
 def write_card(context: Context, device: str) -> None:
     """Write the card image to a card, and compare what the card returns. Mounted or fixed disks are refused."""
     done = card_writing.write_card(_config(context), _path("device", device))
