@@ -11,6 +11,7 @@ from flow import main_job, pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
 from flow.native_compiler import native_compiler
+from flow.steps import extracted_tools
 from flow.steps import rust as rust_step
 from images import build_tools, rust
 from images.recorded_sources import sources_of
@@ -57,7 +58,8 @@ def _with_rust(context: Context, container: build.BuildContainer) -> build.Build
     with build_lock(context.root):
         pipeline = pipelines.rust_job(context)
         pipeline.execute(pipeline.plan())
-    mounts = build_tools.together(rust.rust_mounts(rust_step.folder(context), context.target, context.suite), settings)
+    folder = extracted_tools.folder(context, rust_step.NAME)
+    mounts = build_tools.together(rust.rust_mounts(folder, context.target, context.suite), settings)
     return dataclasses.replace(container, mounts=build_tools.together(container.mounts, mounts))
 
 
