@@ -87,12 +87,12 @@ def pull(
     Raises as ``registry.client.pull``, ConfigError without a key, SignatureRefused.
     """
     if not verify:
-        return client.pull_all(configs, registry=registry, tag=tag, user=user)
+        return client.pull(configs, registry=registry, tag=tag, user=user)
     wanted = client.shared_reference(configs, registry=registry, tag=tag)
     chosen = public_key(configs[0], key)
     found = [_verified(config, wanted, user=user, key=chosen, contents=False) for config in configs]
     digests = [item.digest for item in found]
-    done = client.pull_all(configs, registry=registry, tag=tag, user=user, digests=digests)
+    done = client.pull(configs, registry=registry, tag=tag, user=user, digests=digests)
     for config, item in zip(configs, found, strict=True):
         _remember(config, wanted, item)
     return done

@@ -116,11 +116,11 @@ def push_index(
 ) -> PushedIndex:
     """Push the images of several architectures, and an OCI image index of them, from which an engine selects its own.
 
-    The index has the tag, by default ``shared_tag``; it is stored last, so after an error the tag is as before. The
+    The index has the tag of ``shared_reference``; it is stored last, so after an error the tag is as before. The
     configurations differ in their architecture only. Options and errors are those of ``push``.
     """
     began = time.monotonic()
-    reference = resolve(configs[0], registry=registry, tag=tag or shared_tag(configs[0]))
+    reference = shared_reference(configs, registry=registry, tag=tag)
     own_tags = [f"{reference.tag}-{config.image.architecture}" for config in configs]
     for name in own_tags:  # raises UserError if one is too long
         resolve(configs[0], registry=registry, tag=name)
@@ -143,17 +143,7 @@ def push_index(
     )
 
 
-def pull(config: Config, *, registry: str | None = None, tag: str | None = None, user: str | None = None) -> Pulled:
-    """Pull the system image, verify its digest and platform, and tag it with its local name.
-
-    From an index, the image of the configured architecture is pulled. Options and errors are those of ``push``;
-    ReferenceNotFound means that the registry does not have the tag. An image of another platform is refused before the
-    transfer.
-    """
-    return pull_all([config], registry=registry, tag=tag, user=user)[0]
-
-
-def pull_all(
+def pull(
     configs: Sequence[Config],
     *,
     registry: str | None = None,
@@ -161,9 +151,12 @@ def pull_all(
     user: str | None = None,
     digests: Sequence[str] = (),
 ) -> list[Pulled]:
-    """Pull the images of several architectures from one tag.
+    """Pull system images from one tag, verify their digests and platforms, and tag them with their local names.
 
-    ``digests`` are the only ones that are accepted, one for each image; empty: any.
+    The configurations differ in their architecture only; from an index, each image is selected by it. ``digests`` are
+    the only accepted digests, one for each image; empty: any. Options and errors are those of ``push``;
+    ReferenceNotFound means that the registry does not have the tag. An image for another platform is an error before
+    the transfer.
     """
     reference = shared_reference(configs, registry=registry, tag=tag)
     with (
@@ -178,15 +171,11 @@ def pull_all(
 
 
 def shared_reference(configs: Sequence[Config], *, registry: str | None, tag: str | None) -> Reference:
-    """The reference of the images of these architectures: with the tag of an index if there are several."""
+    """The reference of these images. The default tag of images of several architectures does not name one."""
+    config = configs[0]
     if len(configs) > 1:
-        tag = tag or shared_tag(configs[0])
-    return resolve(configs[0], registry=registry, tag=tag)
-
-
-def shared_tag(config: Config) -> str:
-    """The default tag of an index: that of the configuration, or the release."""
-    return config.registry.tag or config.image.release
+        tag = tag or config.registry.tag or config.image.release
+    return resolve(config, registry=registry, tag=tag)
 
 
 def _require_pushable(client: docker.DockerClient, config: Config) -> None:
@@ -253,7 +242,7 @@ def _pull(
     pulled: set[str],
     required: str,
 ) -> Pulled:
-    """Pull the image of the connection's tag; adds its digest to ``pulled``. ``required`` is as in ``pull_all``."""
+    """Pull the image of the connection's tag; adds its digest to ``pulled``. ``required`` is as in ``pull``."""
     began = time.monotonic()
     reference = remote.reference
     name = config.image_reference(_ROLE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import getpass
 import hashlib
 import io
@@ -13,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -29,12 +27,14 @@ from registry_parts import (
     TokenServer,
     ask,
     blobs_on_disk,
+    command_lines,
     config_for,
     forget,
     image,
     load_image,
     make_certificate,
     need,
+    pull,
     tags_of,
 )
 from rich.console import Console
@@ -96,7 +96,7 @@ def test_pulled_image_equals_the_pushed_one(client: docker.DockerClient, plain: 
         identity = load_image(client, name, (4 * KIB, 2 * MIB))
         pushed = registry.push(config)
         forget(client, name)
-        pulled = registry.pull(config)
+        pulled = pull(config)
         assert (pulled.name, pulled.image_id, pulled.digest) == (name, identity, pushed.digest)
         assert (pulled.platform, pulled.size) == ("linux/arm/v7", pushed.size)
         assert (pulled.layers, pulled.received) == (2, 2)
@@ -104,7 +104,7 @@ def test_pulled_image_equals_the_pushed_one(client: docker.DockerClient, plain: 
         assert tags_of(client, config) - before == {name}, "only the local name"
         digests = client.images.get(name).attrs["RepoDigests"]
         assert not [one for one in digests if one.startswith(plain.address)]
-        again = registry.pull(config)
+        again = pull(config)
         assert (again.image_id, again.received) == (identity, 0)
     finally:
         forget(client, name)
@@ -140,10 +140,10 @@ def test_interrupted_pull_leaves_no_name(
         with monkeypatch.context() as patched:
             patched.setattr(registry, "_compare", interrupt)
             with pytest.raises(fault):
-                registry.pull(config)
+                pull(config)
         assert digests() == []
         assert tags_of(client, config) == before
-        assert registry.pull(config).image_id == identity
+        assert pull(config).image_id == identity
     finally:
         forget(client, name)
 
@@ -156,7 +156,7 @@ def test_pull_replaces_the_local_image(client: docker.DockerClient, plain: Regis
         registry.push(config)
         new = load_image(client, name, seed="new")
         assert old != new
-        assert registry.pull(config).image_id == old == client.images.get(name).id
+        assert pull(config).image_id == old == client.images.get(name).id
         client.images.remove(new, force=True)
     finally:
         forget(client, name)
@@ -195,7 +195,7 @@ def test_image_for_another_platform_is_not_pulled(client: docker.DockerClient, p
         list(client.api.push(reference.name, reference.tag, stream=True, auth_config={}))
     before = tags_of(client, config)
     with pytest.raises(PlatformMismatch) as caught:
-        registry.pull(config)
+        pull(config)
     assert (caught.value.expected, caught.value.found) == ("linux/arm/v7", "linux/amd64")
     assert tags_of(client, config) == before
     digests = [digest for one in client.api.images() for digest in one["RepoDigests"] or []]
@@ -225,11 +225,11 @@ def test_pull_selects_the_platform_from_an_index(client: docker.DockerClient, pl
             )
         put_list(plain, "pitorch/many", "both", entries)
         put_list(plain, "pitorch/many", "foreign", entries[:1])
-        pulled = registry.pull(config, tag="both")
+        pulled = pull(config, tag="both")
         assert pulled.image_id in (identity, pulled.digest)
         assert pulled.platform == "linux/arm/v7"
         with pytest.raises(PlatformMismatch, match="linux/amd64"):
-            registry.pull(config, tag="foreign")
+            pull(config, tag="foreign")
     finally:
         forget(client, name)
 
@@ -252,11 +252,11 @@ def test_missing_tag_is_reported_with_existing_tags(
         registry.push(config, tag="one")
         registry.push(config, tag="two")
     with pytest.raises(ReferenceNotFound) as caught:
-        registry.pull(config, tag="three")
+        pull(config, tag="three")
     assert caught.value.exit_code == 34
     assert "one, two" in caught.value.found
     with pytest.raises(ReferenceNotFound, match="no such repository"):
-        registry.pull(config, registry=f"{plain.address}/nowhere")
+        pull(config, registry=f"{plain.address}/nowhere")
 
 
 def test_damaged_manifest_is_refused(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_damaged_manifest_is_refused(client: docker.DockerClient, plain: Registr
     try:
         data.write_bytes(whole + b"\n")
         with pytest.raises(RegistryFailed) as caught:
-            registry.pull(config)
+            pull(config)
         assert pushed.digest in caught.value.expected
         assert caught.value.exit_code == 35
     finally:
@@ -287,7 +287,7 @@ def test_missing_layer_is_reported(
         digest = answer.json()["layers"][0]["digest"].removeprefix("sha256:")
         (plain.settings.images / f"docker/registry/v2/blobs/sha256/{digest[:2]}/{digest}/data").unlink()
         with pytest.raises(RegistryBroke, match=r"a part of .* is missing") as caught:
-            registry.pull(config)
+            pull(config)
         assert caught.value.exit_code == 35
 
 
@@ -301,7 +301,7 @@ def test_credentials_from_the_store(
     store_login(docker_config, guarded.address)
     with image(client, config.image_reference("system")):
         assert registry.push(config).layers == 1
-        assert registry.pull(config).layers == 1
+        assert pull(config).layers == 1
         assert registry.push(config, user=USER).sent == 0
 
 
@@ -349,7 +349,7 @@ def test_credentials_from_the_prompt(
         assert registry.push(config).layers == 1
     monkeypatch.setattr(sys, "stdin", Terminal("\n"))
     with pytest.raises(AccessDenied, match="no input"):
-        registry.pull(config)
+        pull(config)
 
 
 def test_wrong_password_is_reported_with_its_source(
@@ -370,7 +370,7 @@ def test_wrong_password_is_reported_with_its_source(
             registry.push(config)
         assert "wrong-4711" not in str(caught.value)
         with pytest.raises(AccessDenied):
-            registry.pull(config)
+            pull(config)
     assert ask(guarded, "/v2/_catalog", auth=(USER, PASSWORD)).status_code == 200
 
 
@@ -462,10 +462,10 @@ def test_token_authentication(
                     store_login(docker_config, running.address)
                 assert registry.push(config).sent == 1
                 (docker_config / "config.json").unlink()
-                assert registry.pull(config).layers == 1, "anonymous pull is allowed"
+                assert pull(config).layers == 1, "anonymous pull is allowed"
                 server.anonymous = False
                 with pytest.raises(AccessDenied):
-                    registry.pull(config)
+                    pull(config)
 
 
 # --- secrets and progress ------------------------------------------------------------------------------------------
@@ -501,29 +501,14 @@ def test_password_is_never_shown(
     monkeypatch.setenv(PASSWORD_VARIABLE, password)
     caplog.set_level(logging.DEBUG)
     config = config_for(tmp_path, guarded.address, repository="hidden")
-    seen: set[str] = set()
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.is_set():
-            for entry in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    seen.add(entry.read_bytes().decode(errors="replace"))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
     fault = None
-    try:
-        with image(client, config.image_reference("system"), (256 * KIB,)):
-            try:
-                pushed = registry.push(config, user=USER)
-            except AccessDenied as caught:
-                fault = caught
-            else:
-                assert password not in repr(pushed)
-    finally:
-        done.set()
-        watcher.join(30)
+    with command_lines() as seen, image(client, config.image_reference("system"), (256 * KIB,)):
+        try:
+            pushed = registry.push(config, user=USER)
+        except AccessDenied as caught:
+            fault = caught
+        else:
+            assert password not in repr(pushed)
     captured = capfd.readouterr()
     text = captured.out + captured.err + caplog.text + text_of(fault) + "".join(seen) + repr(config)
     text += guarded.settings.log.read_text()

@@ -32,6 +32,7 @@ from registry_parts import (
     make_certificate,
     need,
     outside_address,
+    pull,
     second_engine,
     small_disk,
     tags_of,
@@ -98,7 +99,7 @@ def expect(client: docker.DockerClient, config: Config, kind: type[UserError], e
         with pytest.raises(kind) as pushing:
             registry.push(config)
         with pytest.raises(kind):
-            registry.pull(config)
+            pull(config)
         assert type(error_from_the_engine(client, config)) is type(pushing.value)
     assert pushing.value.exit_code == exit_code
     assert pushing.value.fix
@@ -159,7 +160,7 @@ def test_other_http_server_is_reported(client: docker.DockerClient, tmp_path: Pa
 
 def test_upper_case_names_are_refused(client: docker.DockerClient, tmp_path: Path) -> None:
     config = config_for(tmp_path, "127.0.0.1:5000")
-    for call in (registry.push, registry.pull):
+    for call in (registry.push, pull):
         with pytest.raises(UserError) as caught:
             call(config, registry="127.0.0.1:5000/Upper")
         assert caught.value.exit_code == 10
@@ -207,10 +208,10 @@ def test_suggested_fix_for_an_untrusted_certificate_works(
         config = config_for(tmp_path, running.address)
         with image(client, config.image_reference("system")):
             assert registry.push(config).layers == 1
-            assert registry.pull(config).layers == 1
+            assert pull(config).layers == 1
         (folder / "ca.crt").write_text("not a certificate")
         with pytest.raises(RegistryUntrusted, match=r"ca\.crt cannot be used"):
-            registry.pull(config)
+            pull(config)
     finally:
         shutil.rmtree(made)
 
@@ -240,7 +241,7 @@ def test_loopback_accepts_any_certificate(client: docker.DockerClient, tmp_path:
         config = config_for(tmp_path, running.address)
         with image(client, config.image_reference("system")):
             assert registry.push(config).layers == 1
-            assert registry.pull(config).layers == 1
+            assert pull(config).layers == 1
 
 
 def test_plain_http_outside_the_loopback_is_refused(client: docker.DockerClient, tmp_path: Path) -> None:
@@ -258,7 +259,7 @@ def test_suggested_fix_for_plain_http_works(tmp_path: Path, monkeypatch: pytest.
             config = config_for(tmp_path, running.address)
             with engine_client() as other, image(other, config.image_reference("system")):
                 assert registry.push(config).layers == 1
-                assert registry.pull(config).layers == 1
+                assert pull(config).layers == 1
 
 
 # --- engines -------------------------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ def test_suggested_fix_for_plain_http_works(tmp_path: Path, monkeypatch: pytest.
 
 def test_missing_engine_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-    for call in (registry.push, registry.pull):
+    for call in (registry.push, pull):
         with pytest.raises(EngineUnavailable) as caught:
             call(config_for(tmp_path, "127.0.0.1:5000"))
         assert caught.value.exit_code == 16
@@ -312,7 +313,7 @@ def test_full_disk_of_the_engine_is_reported(
         with second_engine(disk) as daemon:
             monkeypatch.setenv("DOCKER_HOST", daemon.host)
             with pytest.raises(DiskFull) as caught:
-                registry.pull(config)
+                pull(config)
     assert "docker system prune" in caught.value.fix
 
 
@@ -469,7 +470,7 @@ def test_pull_survives_a_restart_of_the_registry(
             pushed = registry.push(config)
         try:
             with killed_once(running, proxy, is_layer_request, back_after_s=0.5):
-                pulled = registry.pull(config)
+                pulled = pull(config)
             assert (pulled.image_id, pulled.digest) == (identity, pushed.digest)
         finally:
             forget(client, name)

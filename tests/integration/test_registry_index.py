@@ -8,7 +8,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from registry_parts import ARM, ARM64, ask, config_for, for_arm64, forget, load_image
+from registry_parts import ARM, ARM64, ask, config_for, for_arm64, forget, load_image, pull
 
 from registry import client as registry
 from registry import distribution, oras
@@ -65,8 +65,8 @@ def test_each_engine_gets_its_own_image_from_one_tag(
         assert client.images.get(str(pushed.reference)).id in (identity, pushed.digest)
         forget(client, str(pushed.reference))
 
-    assert registry.pull(configs[1], tag="trixie").image_id in (identities[1], pushed.images[1].digest)
-    pulled = registry.pull_all(configs)
+    assert pull(configs[1], tag="trixie").image_id in (identities[1], pushed.images[1].digest)
+    pulled = registry.pull(configs)
     assert [(one.platform, one.digest) for one in pulled] == [
         (ARM, pushed.images[0].digest),
         (ARM64, pushed.images[1].digest),
@@ -90,10 +90,10 @@ def test_an_index_without_the_architecture_is_not_pulled(client: docker.DockerCl
     load(client, configs[0])
     registry.push_index(configs[:1], tag="v1")
     with pytest.raises(PlatformMismatch) as caught:
-        registry.pull(configs[1], tag="v1")
+        pull(configs[1], tag="v1")
     assert (caught.value.expected, caught.value.found) == (ARM64, ARM)
     with pytest.raises(PlatformMismatch):
-        registry.pull_all(configs, tag="v1")
+        registry.pull(configs, tag="v1")
     assert not client.images.list(configs[1].image_reference("system"))
 
 
@@ -101,7 +101,7 @@ def test_a_registry_that_refuses_leaves_the_tag_unchanged(
     client: docker.DockerClient, plain: Registry, guarded: Registry, configs: list[Config]
 ) -> None:
     load(client, configs[0])
-    pushed = registry.push_index(configs[:1])
+    pushed = registry.push_index(configs[:1], tag="trixie")
     load(client, configs[1])
     with pytest.raises(AccessDenied):
         registry.push_index(configs, registry=guarded.address)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from registry_parts import KIB, MIB, config_for, forget, image, need
+from registry_parts import KIB, MIB, config_for, forget, image, need, pull
 
 from registry import client as registry
 from registry import connection, credentials, oras, retries, transfer
@@ -384,7 +384,7 @@ def test_stalled_layer_ends_the_pull(
     with front(lambda _: False, plain.address) as server:
         server.send = half
         with pytest.raises(RegistryFailed) as caught:
-            registry.pull(config, registry=f"{server.address}/pitorch")
+            pull(config, registry=f"{server.address}/pitorch")
         blobs = [line for line in server.requests if line.startswith("GET") and "/blobs/" in line]
     assert caught.value.exit_code == 35
     assert "stalled" in str(caught.value)

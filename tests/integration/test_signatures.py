@@ -10,14 +10,13 @@ import json
 import os
 import re
 import subprocess
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from registry_parts import KIB, ask, config_for, engine_client, forget, image, need
+from registry_parts import KIB, ask, command_lines, config_for, engine_client, forget, image, need
 
 from flow import publish
 from images import sbom
@@ -323,34 +322,19 @@ def test_push_signs_and_pull_verifies(plain: Registry, tmp_path: Path, monkeypat
     settings = {"signing_key": str(encrypted.private), "public_key": str(encrypted.public)}
     config = config_for(tmp_path, plain.address, repository="whole", **settings)
     name = config.image_reference("system")
-    seen: set[str] = set()
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.is_set():
-            for entry in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    seen.add(entry.read_bytes().decode(errors="replace"))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        with engine_client() as client, image(client, name, (4 * KIB,)) as identity:
-            with pytest.raises(ArtefactMissing, match="no provenance"):
-                publish.push([config], registry=None, tag=None, user=None, sign=True)
-            write_build(config, identity)
-            pushed = publish.push([config], registry=None, tag=None, user=None, sign=True)
-            forget(client, name)
-            (pulled,) = publish.pull([config], registry=None, tag=None, user=None, verify=True, key=None)
-            assert (pulled.digest, pulled.image_id) == (pushed.digest, identity)
-            forget(client, name)
-            other = make_keys(tmp_path, "other").public
-            with pytest.raises(SignatureRefused):
-                publish.pull([config], registry=None, tag=None, user=None, verify=True, key=other)
-            assert not [one for one in client.api.images() if name in (one["RepoTags"] or [])], "nothing was pulled"
-    finally:
-        done.set()
-        watcher.join(30)
+    with command_lines() as seen, engine_client() as client, image(client, name, (4 * KIB,)) as identity:
+        with pytest.raises(ArtefactMissing, match="no provenance"):
+            publish.push([config], registry=None, tag=None, user=None, sign=True)
+        write_build(config, identity)
+        pushed = publish.push([config], registry=None, tag=None, user=None, sign=True)
+        forget(client, name)
+        (pulled,) = publish.pull([config], registry=None, tag=None, user=None, verify=True, key=None)
+        assert (pulled.digest, pulled.image_id) == (pushed.digest, identity)
+        forget(client, name)
+        other = make_keys(tmp_path, "other").public
+        with pytest.raises(SignatureRefused):
+            publish.pull([config], registry=None, tag=None, user=None, verify=True, key=other)
+        assert not [one for one in client.api.images() if name in (one["RepoTags"] or [])], "nothing was pulled"
     stored = b"".join(path.read_bytes() for path in plain.settings.images.rglob("data"))
     secret = encrypted.private.read_text().splitlines()[2]
     for text in (PASSWORD, secret):

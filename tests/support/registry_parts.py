@@ -33,6 +33,8 @@ from engine.connect import connect
 from engine.dockerd import Daemon
 from engine.start import ensure_daemon
 from engine.stop import stop_daemon
+from registry import client as registry_client
+from registry.client import Pulled
 from registry.local import Registry
 from toolchain.config import Config, load_config
 from toolchain.errors import EngineUnavailable
@@ -75,6 +77,33 @@ def config_for(folder: Path, address: str, **registry: str) -> Config:
             "registry": {"address": address, **registry},
         }
     )
+
+
+def pull(config: Config, *, registry: str | None = None, tag: str | None = None, user: str | None = None) -> Pulled:
+    """Pull the image of one architecture."""
+    (pulled,) = registry_client.pull([config], registry=registry, tag=tag, user=user)
+    return pulled
+
+
+@contextlib.contextmanager
+def command_lines() -> Iterator[set[str]]:
+    """The command lines of all processes that run during the block."""
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            for entry in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    seen.add(entry.read_bytes().decode(errors="replace"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        watcher.join(30)
 
 
 def for_arm64(config: Config) -> Config:
