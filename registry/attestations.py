@@ -77,12 +77,8 @@ def attach(store: Store, digest: str, predicates: Mapping[str, Mapping[str, Any]
         },
         separators=(",", ":"),
     ).encode()
-    body = _fetch_manifest(store.connection, digest)
-    subject = {
-        "mediaType": json.loads(body).get("mediaType", MANIFEST_TYPE),
-        "digest": digest,
-        "size": len(body),
-    }
+    body, manifest = distribution.read_manifest(store.connection, digest)
+    subject = {"mediaType": body.get("mediaType", MANIFEST_TYPE), "digest": digest, "size": manifest.size}
     envelopes = [
         (signing.envelope(statement(reference.name, digest, kind, predicate), signer), kind)
         for kind, predicate in predicates.items()
@@ -231,15 +227,6 @@ def _damaged(what: str, stated: str, content: bytes) -> SignatureRefused:
         found=f"{digest_of(content)}, computed over the received bytes",
         fix=_AGAIN,
     )
-
-
-def _fetch_manifest(connection: Connection, digest: str) -> bytes:
-    path = f"/v2/{connection.reference.repository}/manifests/{digest}"
-    accept = ", ".join((*distribution.MANIFEST_TYPES, *distribution.INDEX_TYPES))
-    answer = connection.request("GET", path, headers={"Accept": accept})
-    if answer.status_code != 200 or digest_of(answer.content) != digest:
-        raise connection.unexpected(answer, f"GET {path}")
-    return answer.content
 
 
 def check_contents(connection: Connection, image: RemoteImage) -> None:

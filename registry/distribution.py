@@ -19,12 +19,12 @@ from registry.reference import Reference
 from toolchain.errors import PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed, UserError
 from toolchain.text import one_line
 
-MANIFEST_TYPES = (
+_MANIFEST_TYPES = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
-INDEX_TYPES = (
+_INDEX_TYPES = (
     INDEX_TYPE,
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
@@ -69,7 +69,7 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
     reference = remote.reference
     body, top = read_manifest(remote, reference.tag)
     manifest = top
-    if body.get("mediaType") in INDEX_TYPES or "manifests" in body:
+    if body.get("mediaType") in _INDEX_TYPES or "manifests" in body:
         body, manifest = read_manifest(remote, choose_platform(body, platform, reference))
     try:
         config, *layers = (
@@ -96,7 +96,7 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
     return RemoteImage(
         digest=top.digest,
         manifest=manifest,
-        media_type=str(body.get("mediaType") or MANIFEST_TYPES[0]),
+        media_type=str(body.get("mediaType") or _MANIFEST_TYPES[0]),
         platform=found,
         config=config,
         layers=tuple(layers),
@@ -110,7 +110,7 @@ def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict
     """
     reference = remote.reference
     path = f"/v2/{reference.repository}/manifests/{name}"
-    answer = remote.request("GET", path, headers={"Accept": ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))})
+    answer = remote.request("GET", path, headers={"Accept": ", ".join((*_MANIFEST_TYPES, *_INDEX_TYPES))})
     if answer.status_code == 404:
         raise _not_found(remote, fix)
     if answer.status_code != 200:
