@@ -64,17 +64,17 @@ class BootParts:
     firmware: tuple[Path, ...]
 
     @property
-    def lacks_firmware(self) -> bool:
-        """Whether a file of the Pi's firmware is absent."""
-        return not {item.name for item in self.firmware} >= set(_FIRMWARE)
+    def absent_firmware(self) -> list[str]:
+        """Names of the files of the Pi's firmware that are absent."""
+        have = {item.name for item in self.firmware}
+        return [name for name in _FIRMWARE if name not in have]
 
     def missing(self) -> list[str]:
         """Names of the files that a network boot needs and the tree lacks."""
         gone = [] if self.kernel else ["a kernel (image.profile: bootable)"]
         gone += [] if self.device_trees else ["the device tree of a Raspberry Pi"]
-        have = {item.name for item in self.firmware}
-        lacking = [name for name in _FIRMWARE if name not in have]
-        return gone + ([f"{', '.join(lacking)} (package raspi-firmware)"] if lacking else [])
+        absent = self.absent_firmware
+        return gone + ([f"{', '.join(absent)} (package raspi-firmware)"] if absent else [])
 
     def boots(self, soc: str) -> bool:
         """Whether boards with a system on chip such as ``bcm2712`` can boot them over the network."""

@@ -100,7 +100,7 @@ def _require_overlay(layout: Layout) -> None:
 def _parts(layout: Layout, fetch_firmware: Callable[[], Path] | None) -> BootParts:
     """The files that boards fetch; firmware that the tree lacks is fetched, with a warning if that fails."""
     parts = boot_parts(layout.tree)
-    if parts.lacks_firmware and fetch_firmware is not None:
+    if parts.absent_firmware and fetch_firmware is not None:
         try:
             return boot_parts(layout.tree, fetch_firmware())
         except (NetworkUnreachable, CommandFailed) as fault:
