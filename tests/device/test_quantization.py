@@ -209,18 +209,24 @@ def test_a_quantized_embedding_is_close_to_float32() -> None:
 
 def test_wrong_inputs_are_refused() -> None:
     layer = quantization.quantize_dynamic(nn.Sequential(seeded(nn.Linear, 64, 32)), {nn.Linear})
-    with pytest.raises(RuntimeError, match="64 input features"):
-        layer(drawn(2, 63))
     with pytest.raises(RuntimeError, match="Float"):
         layer(drawn(2, 64).double())
+    with pytest.raises(RuntimeError, match="Float Tensor"):
+        torch.quantize_per_tensor(torch.ones(3, dtype=torch.int64), 0.1, 0, torch.quint8)
+
+
+@only_our_torch
+def test_inputs_of_wrong_sizes_are_refused() -> None:
+    """Without patch 0016, the QNNPACK layers read past the end of these inputs."""
+    layer = quantization.quantize_dynamic(nn.Sequential(seeded(nn.Linear, 64, 32)), {nn.Linear})
+    with pytest.raises(RuntimeError, match="64 input features"):
+        layer(drawn(2, 63))
     static, conv = torch.ao.nn.quantized.Linear(64, 32), torch.ao.nn.quantized.Conv2d(6, 4, 3, groups=2)
     with pytest.raises(RuntimeError, match="64 input features"):
         static(torch.quantize_per_tensor(drawn(2, 63), 0.1, 128, torch.quint8))
     with pytest.raises(RuntimeError, match="6 input channels"):
         conv(torch.quantize_per_tensor(drawn(1, 5, 9, 9), 0.1, 128, torch.quint8))
     assert conv(torch.quantize_per_tensor(drawn(1, 6, 9, 9), 0.1, 128, torch.quint8)).shape == (1, 4, 7, 7)
-    with pytest.raises(RuntimeError, match="Float Tensor"):
-        torch.quantize_per_tensor(torch.ones(3, dtype=torch.int64), 0.1, 0, torch.quint8)
 
 
 def test_an_unsupported_engine_is_refused() -> None:
