@@ -188,7 +188,7 @@ def build_torch(
 @task(name="build-tvm-ffi", help={"plan": "print which steps would run and why, without running them"})
 @_reported
 def build_tvm_ffi(context: Context, plan: bool = False) -> None:
-    """Build the wheel of apache-tvm-ffi for 32-bit ARM, which loads TVM kernels on boards."""
+    """Build the apache-tvm-ffi wheel, which loads TVM kernels on 32-bit ARM boards."""
     config = _config(context)
     if plan:
         print(plan_table(tvm_ffi_job.plan(config)))
@@ -207,7 +207,7 @@ def build_tvm_ffi(context: Context, plan: bool = False) -> None:
     }
 )
 def verify(context: Context, what: str, key: str = "", sample: int = 20, full: bool = False, seed: int = -1) -> None:
-    """Verify the signature of an image, the provenance of a file, or that torch builds to the same bytes."""
+    """Verify the signature of an image, the provenance of a file, or that rebuilding torch gives the same bytes."""
     if what != "torch":
         path = _path("what", what)
         if path.is_file():
@@ -433,7 +433,7 @@ def sd_image(context: Context) -> None:
 
 @_target_task(name="write-card", help={"device": "the card, such as /dev/mmcblk0: everything on it is lost"})
 def write_card(context: Context, device: str) -> None:
-    """Write the card image to a card, and compare what the card returns. Mounted or fixed disks are refused."""
+    """Write the card image to a card, read it back and compare. Mounted or fixed disks are refused."""
     done = card_writing.write_card(_config(context), _path("device", device))
     print(f"{done.device}: {progress.human_size(done.size)} written and read back in {done.seconds:.1f} s")
 
@@ -445,7 +445,7 @@ _REGISTRY_HELP = {
 }
 _IMAGES_HELP = {
     **_REGISTRY_HELP,
-    "tag": "default: registry.tag, or SUITE-ARCHITECTURE; of several architectures, SUITE",
+    "tag": "default: registry.tag, or SUITE-ARCHITECTURE; for several architectures, SUITE",
     "architecture": "armhf, arm64, or both under one tag: armhf,arm64 (default: image.architecture)",
 }
 
@@ -457,7 +457,7 @@ def _configs(context: Context) -> list[Config]:
     return list({config.image.architecture: config for config in found}.values())
 
 
-@_target_task(help={**_IMAGES_HELP, "sign": "sign it, its provenance and its bill of materials (docs/trust.md)"})
+@_target_task(help={**_IMAGES_HELP, "sign": "sign the image, its provenance and its bill of materials (docs/trust.md)"})
 def push(context: Context, registry: str = "", tag: str = "", user: str = "", sign: bool = False) -> None:
     """Push the system image and verify that the registry has it."""
     configs = _configs(context)
@@ -568,7 +568,7 @@ def completion(_: Context, shell: str) -> None:
 @_target_task(
     help={
         "name": "build, extension, export, device, kernels, torch or cpu (default: all)",
-        "times": "how often short measurements are repeated",
+        "times": "number of repetitions of short measurements",
         "keep": "keep the built files, so that the next run of a single benchmark starts sooner",
         "against": "a torch wheel that --name=cpu compares with the wheel in the image",
     },

@@ -65,7 +65,7 @@ class Probed:
 
     @property
     def verdict(self) -> str:
-        """Illegal instructions fail; a step that fails for another reason does not prove anything."""
+        """An illegal instruction is a failure; a step that fails for another reason proves nothing."""
         if any(item.signal == _ILLEGAL for item in self.steps):
             return FAIL
         return PASS if self.steps and all(item.result == "ok" for item in self.steps) else INCOMPLETE
@@ -129,7 +129,7 @@ class Audited:
             )
             raise WheelUnusable(
                 f"{self.wheel} does not run on {self.cpu.name}",
-                expected=f"no instructions beyond {self.cpu.name} outside of a check",
+                expected=f"a check of the CPU before every instruction that {self.cpu.name} does not support",
                 found="; ".join([*found, *(f"illegal instruction in: {step}" for step in illegal)]),
                 fix="use another version, or build the wheel from source for this CPU",
             )
@@ -172,7 +172,7 @@ def _probe_table(probed: Probed, cpu: Cpu) -> Table:
 
 
 def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
-    """Audit a wheel for a CPU, whose architecture is the target instead of the configuration's.
+    """Audit a wheel for a CPU. The target is the architecture of that CPU, not the configured one.
 
     ``text`` is NAME==VERSION or the path of a wheel, relative to ``folder``. Raises ConfigError for an unknown CPU,
     SourceUnavailable, NetworkUnreachable, WheelUnusable or PlatformMismatch for a wheel that is not for the target, and

@@ -1,4 +1,4 @@
-"""Only one build at a time writes to the folder of a target."""
+"""A lock, so that only one build at a time writes to the folder of a target."""
 
 from __future__ import annotations
 

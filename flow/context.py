@@ -61,7 +61,7 @@ class Context:
 
     @property
     def epoch(self) -> int:
-        """Upper limit of the time stamps in products, Unix seconds."""
+        """Upper limit of the time stamps in products, in Unix seconds."""
         return self.config.image.source_date_epoch
 
     @property
@@ -100,7 +100,7 @@ class Context:
 
 
 def for_all_targets(config: Config, suite: str) -> Config:
-    """The configuration of what all targets share, such as native tools: in one folder, from a release of Debian."""
+    """The configuration for what all targets share, such as native tools: one folder, and a release of Debian."""
     own = ImageConfig()
     image = replace(config.image, suite=suite, flavour=own.flavour, architecture=own.architecture, kernel=own.kernel)
     return replace(config, image=image)

@@ -32,7 +32,7 @@ def run(step: str, code: str, names: dict[str, object]) -> bool:
 
 
 def execute(step: str, code: str, names: dict[str, object]) -> bool:
-    """Run a step in this process; whether it succeeded."""
+    """Run a step in this process; returns whether it succeeded."""
     try:
         exec(compile(code, f"<{step}>", "exec"), names)  # noqa: S102 (the code is part of this repository)
     except BaseException:

@@ -67,7 +67,7 @@ def _require_release(version: str) -> None:
     if not _RELEASE.fullmatch(version) or Version(version) < OLDEST:
         raise WheelUnusable(
             f"the wheel does not support torch {version}",
-            expected=f"a release since {OLDEST}, such as {native.TORCH.partition('==')[2]}",
+            expected=f"release {OLDEST} or later, such as {native.TORCH.partition('==')[2]}",
             found=version,
             fix="choose another release",
         )

@@ -19,7 +19,7 @@ from toolchain.steps import Decision
 TARGETS = ("amd64", "arm64")
 """Machines for which a wheel can be built: PCs, and boards with an NVIDIA GPU."""
 SUITE = "bookworm"
-"""The older release, regardless of the configuration: libraries that are linked there also run on newer systems."""
+"""The older release, regardless of the configuration: libraries that are linked on it also run on newer systems."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ class Built:
 
     @property
     def rows(self) -> list[progress.Row]:
-        """Lines of the final table."""
+        """Rows of the final table."""
         rows = []
         for item in self.manifests:
             note = "made now" if item.step in self.ran else "unchanged"
@@ -110,7 +110,7 @@ def build_image(
         pipeline = _pipeline(context, again, only)
         decisions = _plan(pipeline, update=update, again=again, only=only)
         before = {path: path.stat().st_mtime_ns for path in config.target_root.glob(f"*{MANIFEST_SUFFIX}")}
-        # The root is configured on one core. The two other steps are on the path to the compilers.
+        # Configuring the root uses one core. The two other steps lead to the compilers.
         manifests = pipeline.execute(decisions, at_once=3)
         written = {item.step: pipeline.manifest_path(item.step) for item in manifests}
         ran = frozenset(step for step, path in written.items() if before.get(path) != path.stat().st_mtime_ns)
@@ -118,7 +118,7 @@ def build_image(
 
 
 def _require_root(decisions: Sequence[Decision], task: str) -> None:
-    """Raise RootNeeded if a root filesystem will be made. Without an engine its image may exist."""
+    """Raise RootNeeded if a root filesystem will be made. If no engine is running, its image may already exist."""
     made = [item for item in decisions if item.runs and item.step.name in _NEED_ROOT and item.reason != NO_ENGINE]
     if made:
         titles = ", ".join(item.step.title for item in made)

@@ -17,7 +17,7 @@ _LIMIT_S = 2400.0
 
 
 def run_tests(config: Config, folder: Path, names: Sequence[str], report: str) -> Made:
-    """Run the tests; the JUnit report and how many tests passed and were skipped.
+    """Run the tests; returns the JUnit report and the numbers of passed and skipped tests.
 
     The report and the log are named ``report``. Raises ChecksFailed with the end of pytest's output.
     """
@@ -52,7 +52,7 @@ def run_tests(config: Config, folder: Path, names: Sequence[str], report: str) -
 
 
 def _counts(junit: Path) -> dict[str, int]:
-    """How many tests passed and were skipped."""
+    """The numbers of passed and skipped tests."""
     found = {"tests": 0, "skipped": 0, "failures": 0, "errors": 0}
     for suite in ElementTree.parse(junit).getroot().iter("testsuite"):  # noqa: S314 (pytest wrote this file)
         for name in found:

@@ -59,7 +59,7 @@ def push(
     if sign:
         config = configs[0]
         if not config.registry.signing_key:
-            raise ConfigError(["registry.signing_key: expected the path of a private key for --sign, found nothing"])
+            raise ConfigError(["registry.signing_key is not set: --sign requires the path of a private key"])
         signer = signing.load_private(ROOT / config.registry.signing_key)
         predicates = [statements(config) for config in configs]
     if len(configs) == 1:
@@ -84,7 +84,7 @@ def pull(
 ) -> list[Pulled]:
     """Pull the system images of these architectures; with ``verify`` only if signatures and statements are valid.
 
-    Raises as ``registry.client.pull``, ConfigError without a key, SignatureRefused.
+    Raises the same exceptions as ``registry.client.pull``, ConfigError without a key, SignatureRefused.
     """
     if not verify:
         return client.pull(configs, registry=registry, tag=tag, user=user)
@@ -114,7 +114,7 @@ def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
             f"signature: valid, by the key of {chosen.path}",
             "contents: the digests of the manifest, the configuration and all layers match",
             f"provenance: built {found.finished}",
-            f"bill of materials: SPDX with {packages} packages, and CycloneDX; both are those of the provenance",
+            f"bill of materials: SPDX with {packages} packages, and CycloneDX; both match the provenance",
         ),
     )
 
@@ -136,13 +136,13 @@ def verify_file(path: Path) -> Checked:
             fix="pass another file, or an image: HOST[:PORT]/REPOSITORY:TAG",
         )
     provenance.read(statement, path)
-    return Checked(str(path), (f"provenance: its SHA-256 is that of {statement.name}",))
+    return Checked(str(path), (f"provenance: the file has the SHA-256 in {statement.name}",))
 
 
 def public_key(config: Config, key: Path | None) -> signing.PublicKey:
     """The key of --key, or of the configuration. Raises ConfigError if there is none, UserError."""
     if key is None and not config.registry.public_key:
-        raise ConfigError(["registry.public_key: expected the path of a public key, found nothing; or pass --key"])
+        raise ConfigError(["registry.public_key is not set: set it to the path of a public key, or pass --key"])
     return signing.load_public(key or ROOT / config.registry.public_key)
 
 
@@ -168,7 +168,7 @@ def _record(config: Config) -> Path:
 
 
 def _record_name(config: Config, wanted: Reference) -> str:
-    """An index has an image for each platform."""
+    """The name of an image in the record. It contains the platform, because an index has an image for each."""
     return f"{wanted} {config.image.target.oci_platform}"
 
 
@@ -209,7 +209,7 @@ def statements(config: Config) -> dict[str, Mapping[str, Any]]:
     system, documents = made["system"], made["sbom"]
     if system is None or documents is None or _image_id(config) != system.facts["image"]:
         raise ArtefactMissing(
-            "there is no provenance of the image",
+            "the image has no provenance",
             expected=f"the image {config.image_reference('system')} from the last ./inv build-image in this folder",
             found="another image" if system and documents else "no manifest of its build",
             fix="run ./inv build-image; a pulled image can be pushed, but not signed",

@@ -31,7 +31,7 @@ class Offer:
 
     torch, its companions and TVM's FFI are chosen and audited again only if the available wheels have changed, because
     an audit takes seconds. The constructor raises the same exceptions as ``resolve.resolve`` and ``tvm_ffi.find`` for
-    wheels that are damaged or for another machine. Later such a wheel causes a warning, and is not served.
+    wheels that are damaged or for another machine. After that, such a wheel is skipped with a warning.
     """
 
     def __init__(self, config: Config) -> None:

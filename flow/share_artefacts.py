@@ -1,7 +1,7 @@
 """``push-artefacts`` and ``pull-artefacts``: transfer wheels between the artefact cache and a team's registry.
 
 The builders of a team can contain different packages, so there can be several wheels for the same recipe key. If this
-machine has a builder, the complete key of its wheel is known, and that wheel is requested first: a build would use it.
+machine has a builder, the complete key of the wheel that it would build is known, so that wheel is requested first.
 Otherwise, or if the registry does not have it, the wheel that was pushed last for the recipe is used.
 """
 

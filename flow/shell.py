@@ -83,9 +83,9 @@ def environment(compiler: Mounts) -> dict[str, str]:
 def open_shell(
     image: str, architecture: Architecture, folder: Path, *, compiler: Mounts, command: str, as_root: bool
 ) -> int:
-    """Open a shell, or run ``command`` (a line for the shell) in it; its exit status. Raises ArtefactMissing.
+    """Open a shell, or run ``command`` (a line for the shell) in it; returns its exit status. Raises ArtefactMissing.
 
-    Its container is removed afterwards, even after Ctrl-C, SIGTERM or the loss of the terminal.
+    The container is removed afterwards, even after Ctrl-C, SIGTERM or the loss of the terminal.
     """
     require_folder(folder)
     words = ["bash", "-c", command] if command else ["bash", "-l"]

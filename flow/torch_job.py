@@ -36,7 +36,7 @@ class Done:
 
     @property
     def rows(self) -> list[progress.Row]:
-        """Lines of the final table."""
+        """Rows of the final table."""
         return [
             progress.row_of(made.path.name, made, item.seconds, _note(item) if made.path.suffix == ".whl" else "")
             for item in self.manifests

@@ -31,7 +31,7 @@ class Done:
 
     @property
     def row(self) -> progress.Row:
-        """Its line of the final table."""
+        """Its row in the final table."""
         facts = self.manifests[-1].facts
         return progress.row_of(self.wheel.path.name, self.wheel, self.seconds, f"{facts['elf files']} ELF files")
 

@@ -165,7 +165,7 @@ def run_tests(
 
     A name is that of a file or of a part (``Part``). ``limit_s`` is the limit per file or part in seconds; ``tests`` is
     another folder of test files. Prints a warning for patterns in ``upstream.toml`` that match no test of their file.
-    Raises ChecksFailed with the unexplained failures, ArtefactMissing for an unknown file or without an image with
+    Raises ChecksFailed with the unexplained failures, ArtefactMissing for an unknown file or if no image has
     torch, and the same exceptions as ``fetch_packages`` and ``unpack``.
     """
     data = tomllib.loads(LIST.read_text())

@@ -116,7 +116,7 @@ def _object_of(command: Mapping[str, str]) -> str:
 
 
 def _require_made(tree: Path, objects: Sequence[str]) -> None:
-    """Raise ArtefactMissing for objects that no build has compiled: the database exists since configure."""
+    """Raise ArtefactMissing for objects that are not compiled yet: the database lists all objects."""
     absent = [name for name in objects if not (tree / name).is_file()]
     if absent:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""

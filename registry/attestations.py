@@ -1,9 +1,9 @@
 """Signatures and statements of an image in a registry, in the layout of cosign.
 
-Two more manifests are in the repository of the image. Their tags are its digest with a suffix: ``sha256-HEX.sig`` has
-cosign's signature, and ``sha256-HEX.att`` DSSE envelopes with in-toto statements: the provenance, and the bill of
-materials in both formats. Both name the image as their ``subject`` (OCI image specification 1.1), so a registry that
-supports referrers lists them there.
+The repository of the image contains two more manifests. Their tags are the image's digest with a suffix:
+``sha256-HEX.sig`` has cosign's signature, and ``sha256-HEX.att`` has DSSE envelopes with in-toto statements: the
+provenance, and the bill of materials in both formats. Both manifests name the image as their ``subject`` (OCI image
+specification 1.1), so a registry that supports the referrers API lists them for the image.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def verify(connection: Connection, image: RemoteImage, key: PublicKey) -> Verifi
 
 
 def document_text(document: Mapping[str, Any]) -> str:
-    """A bill of materials in the form that images.sbom writes, whose SHA-256 the provenance has."""
+    """A bill of materials in the form that images.sbom writes. The provenance contains the SHA-256 of this form."""
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -163,7 +163,7 @@ def _require_same_documents(found: Mapping[str, Mapping[str, Any]], name: str) -
         sha256 = hashlib.sha256(document_text(found[kind]).encode()).hexdigest()
         if listed.get(file) != sha256:
             raise SignatureRefused(
-                f"the bill of materials of {name} is not that of its provenance",
+                f"the bill of materials of {name} is not the one in its provenance",
                 expected=f"{file} with SHA-256 {listed.get(file) or 'in the provenance'}",
                 found=f"SHA-256 {sha256}",
                 fix=_AGAIN,

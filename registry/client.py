@@ -3,12 +3,12 @@
 To push, check the platform of the image, log in, and let the engine push. Then read the manifest, the configuration and
 the size of every layer from the registry, and compare the computed digest of the manifest with the one that the engine
 reported. To pull, read the manifest and the platform of the tag first, then let the engine pull that digest. Only an
-image of the right platform gets the local name.
+image for the right platform is tagged with the local name.
 
 If the registry fails during a transfer, the transfer is retried (registry.retries), in addition to the engine's own
 retries per layer. Layers that have arrived are not sent again: they are stored by digest.
 
-Images of several architectures share a tag as an OCI image index, which is put after the images.
+Images of several architectures share a tag as an OCI image index, which is pushed after the images.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ def push(config: Config, *, registry: str | None = None, tag: str | None = None,
 def push_index(
     configs: Sequence[Config], *, registry: str | None = None, tag: str | None = None, user: str | None = None
 ) -> PushedIndex:
-    """Push the images of several architectures, and an OCI image index of them, from which an engine selects its own.
+    """Push the images of several architectures, and an OCI image index, from which an engine selects its platform.
 
-    The index has the tag of ``shared_reference``; it is stored last, so after an error the tag is as before. The
-    configurations differ in their architecture only. Options and errors are those of ``push``.
+    The index has the tag of ``shared_reference``; it is stored last, so an error leaves the tag unchanged. The
+    configurations must differ only in their architecture. Options and errors are those of ``push``.
     """
     began = time.monotonic()
     reference = shared_reference(configs, registry=registry, tag=tag)
@@ -153,10 +153,10 @@ def pull(
 ) -> list[Pulled]:
     """Pull system images from one tag, verify their digests and platforms, and tag them with their local names.
 
-    The configurations differ in their architecture only; from an index, each image is selected by it. ``digests`` are
-    the only accepted digests, one for each image; empty: any. Options and errors are those of ``push``;
-    ReferenceNotFound means that the registry does not have the tag. An image for another platform is an error before
-    the transfer.
+    The configurations must differ only in their architecture, by which each image is selected from an index.
+    ``digests`` are the only accepted digests, one for each image; if it is empty, any digest is accepted. Options and
+    errors are those of ``push``; ReferenceNotFound means that the registry does not have the tag. PlatformMismatch is
+    raised before the transfer.
     """
     reference = shared_reference(configs, registry=registry, tag=tag)
     with (
@@ -171,7 +171,7 @@ def pull(
 
 
 def shared_reference(configs: Sequence[Config], *, registry: str | None, tag: str | None) -> Reference:
-    """The reference of these images. The default tag of images of several architectures does not name one."""
+    """The reference of these images. The default tag for several architectures does not name an architecture."""
     config = configs[0]
     if len(configs) > 1:
         tag = tag or config.registry.tag or config.image.release
@@ -201,7 +201,7 @@ def _build_command(config: Config) -> str:
 def _push(
     client: docker.DockerClient, remote: Connection, credentials: Credentials | None, config: Config
 ) -> tuple[Pushed, RemoteImage]:
-    """Push the system image to the connection's tag; returns also the image in the registry."""
+    """Push the system image to the connection's tag; also returns the image in the registry."""
     began = time.monotonic()
     reference = remote.reference
     name = config.image_reference(_ROLE)
@@ -382,7 +382,7 @@ def _transfer(
     pulled_as: str = "",
     platform: str = "",
 ) -> None:
-    """Make the engine push, or pull a name, and translate its errors."""
+    """Make the engine push or pull a name, and translate the engine's errors."""
     auth = credentials.for_engine(reference.host) if credentials else {}
     if pulled_as:
         path, params = "/images/create", {"fromImage": pulled_as, "platform": platform}
@@ -400,7 +400,7 @@ def _transfer(
     except requests.RequestException as fault:
         if not isinstance(fault, requests.Timeout) and "timed out" not in str(fault):
             raise
-        raise faults.stalled(reference.host, "no output of the engine") from None
+        raise faults.stalled(reference.host, "no output from the engine") from None
 
 
 def _stop_if_full(remote: Connection) -> None:
@@ -421,8 +421,8 @@ def _on_engine_retry(remote: Connection, reference: Reference) -> None:
 def _compare(reference: Reference, stated: str, digest: str, held: RemoteImage, image: Mapping[str, Any]) -> None:
     """Compare the digest that the engine reported and the image's id with the registry's manifest.
 
-    ``digest`` is the one that was transferred, of the manifest or of its index. The id of an image is the digest of its
-    configuration or, in the containerd image store, of what was transferred.
+    ``digest`` is the digest that was transferred, either of the manifest or of its index. The id of an image is the
+    digest of its configuration or, in the containerd image store, the digest that was transferred.
     """
     if stated != digest:
         raise RegistryFailed(

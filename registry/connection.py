@@ -80,7 +80,7 @@ class Connection:
         self._session.close()
 
     def at(self, tag: str) -> Connection:
-        """This connection for another tag of the repository; it is closed with this one."""
+        """A copy of this connection for another tag of the repository. Closing this connection closes the copy."""
         other = copy.copy(self)
         other.reference = dataclasses.replace(self.reference, tag=tag)
         return other
@@ -160,7 +160,7 @@ class Connection:
         kind = RegistryBroke if answer.status_code >= 500 or answer.status_code == 429 else RegistryFailed
         return kind(
             f"unexpected response from {self.reference.host}",
-            expected=f"success of {what}",
+            expected=f"{what} to succeed",
             found=faults.response_text(answer),
             fix="check that --registry names a registry, then check its log",
         )
@@ -176,7 +176,7 @@ class Connection:
             return f"Bearer {self._token(_challenge(rest))}"
         raise RegistryFailed(
             f"{self.reference.host} requires an unsupported kind of authentication",
-            expected="the challenge Basic or Bearer",
+            expected="a Basic or Bearer challenge",
             found=one_line(kind) or "none",
             fix="check --registry",
         )
@@ -202,7 +202,7 @@ class Connection:
         if answer.status_code in (400, 401, 403):
             raise self._refused(answer)
         if answer.status_code != 200:
-            raise self.unexpected(answer, f"the token server {target.netloc}")
+            raise self.unexpected(answer, f"the request to the token server {target.netloc}")
         try:
             token = answer.json().get("token") or answer.json().get("access_token")
         except (ValueError, AttributeError):

@@ -48,9 +48,9 @@ class RemoteImage:
     digest: str
     """Digest of the manifest or index: ``docker pull NAME@DIGEST`` accepts it."""
     manifest: Blob
-    """The manifest of this platform, which is not the index."""
+    """The manifest for this platform, not the index."""
     media_type: str
-    """Of that manifest."""
+    """Media type of that manifest."""
     platform: str
     config: Blob
     layers: tuple[Blob, ...]
@@ -104,7 +104,7 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
 
 
 def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict[str, Any], Blob]:
-    """The manifest of a tag or digest, and its digest and size. ``fix`` is the advice if it does not exist.
+    """The manifest of a tag or digest, and its digest and size. ``fix`` is the advice in the error if there is none.
 
     Raises ReferenceNotFound, RegistryBroke or RegistryFailed.
     """
@@ -122,7 +122,7 @@ def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict
             f"the manifest of {reference} is damaged",
             expected=f"{stated}, as the registry states",
             found=f"{digest}, computed over the received bytes",
-            fix="push the image again; if that does not help, check the registry's storage and proxies in front of it",
+            fix="push the image again; if that does not help, check the registry's storage and any proxy before it",
         )
     try:
         body = json.loads(answer.content)

@@ -30,7 +30,7 @@ from toolchain.text import one_line
 
 
 def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUntrusted | RegistryFailed:
-    """The error for a failed request. It depends on the types of the causes if possible, and not on their text."""
+    """The error for a failed request. It is chosen by the types of the causes where possible, not by their text."""
     chain = list(_causes(fault))
     texts = " | ".join(str(item) for item in chain)
     found = _innermost_text(chain)
@@ -138,7 +138,7 @@ def full(reference: Reference, found: str) -> RegistryFull:
 
 
 def stalled(host: str, found: str = "") -> RegistryFailed:
-    """A transfer makes no progress."""
+    """A transfer has stopped making progress."""
     return RegistryFailed(
         f"the transfer with {host} stalled",
         expected=f"progress within {STALL_S:.0f} s",

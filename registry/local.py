@@ -158,7 +158,7 @@ def serve(settings: Settings) -> Iterator[Registry]:
 
 
 def start(settings: Settings) -> Registry:
-    """``up`` with other settings."""
+    """Like ``up``, with the given settings."""
     program = process.require_program("docker-registry", "to run a local registry")
     with _locked(settings):
         running = _recorded(settings)
@@ -173,7 +173,7 @@ def start(settings: Settings) -> Registry:
 
 
 def stop(settings: Settings) -> bool:
-    """``down`` with other settings; returns whether the registry was running."""
+    """Like ``down``, with the given settings; returns whether the registry was running."""
     if not settings.folder.is_dir():
         return False
     with _locked(settings):
@@ -181,7 +181,7 @@ def stop(settings: Settings) -> bool:
 
 
 def look(settings: Settings) -> Registry:
-    """``status`` with other settings."""
+    """Like ``status``, with the given settings."""
     running = _recorded(settings)
     if running is not None and _responds(running, settings):
         return running

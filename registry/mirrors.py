@@ -221,7 +221,7 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             stack.enter_context(files.locked(path.parent, lock_file=False))
         except OSError as fault:
-            raise _unusable(path, "a folder that may be written", fault.strerror or "", fix=_as_root()) from fault
+            raise _unusable(path, "a writable folder", fault.strerror or "", fix=_as_root()) from fault
         yield
 
 
@@ -270,7 +270,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     except FileNotFoundError:
         return {}, ""
     except UnicodeDecodeError as fault:
-        raise _unusable(path, "text in UTF-8", str(fault)) from fault
+        raise _unusable(path, "UTF-8 text", str(fault)) from fault
     except OSError as fault:
         raise _unusable(path, "a readable file", fault.strerror or str(fault), fix=_as_root()) from fault
     if not text.strip():
@@ -377,7 +377,7 @@ def _active() -> tuple[str, ...] | None:
         return None
     try:
         settings = client.api.info().get("RegistryConfig") or {}
-    except (docker.errors.DockerException, requests.RequestException):  # the engine exits now
+    except (docker.errors.DockerException, requests.RequestException):  # the engine is exiting
         return None
     finally:
         client.close()
@@ -385,7 +385,7 @@ def _active() -> tuple[str, ...] | None:
 
 
 def _pid_of(daemon: Daemon | None) -> int | None:
-    """The process id of the local dockerd in its pid file, if that process is a dockerd."""
+    """The process id in the pid file of the local dockerd, if that process is a dockerd."""
     own = [daemon.folder / "docker.pid"] if daemon is not None else []
     for pidfile in (*own, *_PIDFILES):
         with contextlib.suppress(OSError, ValueError):

@@ -48,7 +48,7 @@ _MEDIA_TYPES = {
     ".xz": "application/x-xz",
     ".provenance.json": "application/vnd.in-toto+json",
 }
-# The default of the engine, for machines without one.
+# The engine's default, for machines without an engine.
 _LOOPBACK_ONLY = {"RegistryConfig": {"InsecureRegistryCIDRs": ["127.0.0.0/8", "::1/128"]}}
 
 

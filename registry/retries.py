@@ -32,7 +32,7 @@ class Activity:
         self._at = time.monotonic()
 
     def note(self, name: str, amount: float) -> None:
-        """Note that this attempt has moved ``amount`` bytes of a part. Repeating earlier attempts does not count."""
+        """Record that this attempt has transferred ``amount`` bytes of a part. Repeated bytes are not progress."""
         if amount >= self._best.get(name, 0) + _STEP:
             self._best[name] = amount
             self.begin()

@@ -32,7 +32,7 @@ STATEMENT_TYPE = "application/vnd.in-toto+json"
 _KIND = "an ECDSA key on the curve P-256 in a PEM file"
 _MAKE = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes-256-cbc -out signing.pem"
 _KEY_ID = ""
-"""cosign ignores an empty key id. It would look for another value among its own ids."""
+"""cosign ignores an empty key id. It would look up any other value among its own key ids."""
 
 _taken = ""
 

@@ -1,6 +1,6 @@
 """TLS for registries, with the same rules as the Docker engine.
 
-Trusted are the system's certificates and those in ``/etc/docker/certs.d/HOST:PORT``. Hosts that the engine lists as
+The system's certificates and those in ``/etc/docker/certs.d/HOST:PORT`` are trusted. Hosts that the engine lists as
 insecure (loopback addresses by default) may use any certificate, or plain HTTP.
 """
 
@@ -56,20 +56,20 @@ class TlsAdapter(requests.adapters.HTTPAdapter):
     """HTTPS to one registry."""
 
     def __init__(self, host: str, *, insecure: bool) -> None:
-        """Raises RegistryUntrusted if a certificate of the host cannot be read."""
+        """Load the certificates. Raises RegistryUntrusted if a certificate for the host cannot be read."""
         self._context = _context(host, insecure=insecure)
         super().__init__()
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """Use the context for direct connections."""
+        """Use the TLS context for direct connections."""
         super().init_poolmanager(*args, ssl_context=self._context, **kwargs)
 
     def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
-        """Use the context for connections through a proxy."""
+        """Use the TLS context for connections through a proxy."""
         return super().proxy_manager_for(*args, ssl_context=self._context, **kwargs)
 
     def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
-        """Do not add the certificate bundle of requests, which the engine does not use."""
+        """Do not add the certificate bundle of the requests library, which the engine does not use."""
 
 
 def _context(host: str, *, insecure: bool) -> ssl.SSLContext:

@@ -1,9 +1,9 @@
-"""The artefact cache: wheels that take an hour to build are only built once for a machine or for a team.
+"""The artefact cache: wheels that take an hour to build are built only once per machine or per team.
 
 An entry has a finished wheel, the symbols that were split off, and the provenance, in ``artefacts/NAME/KEY/`` of the
 build folder. The key depends on everything that the build used: the recipe's key, the compiler and the installed
 packages. A manifest in the folder has sizes and SHA-256 digests, which are verified on every use. An entry that fails
-is renamed and never used, and not deleted, so that the cause can be examined.
+verification is renamed and never used. It is not deleted, so that the cause can be examined.
 
 An entry also records the recipe's key, which is known before anything is installed. ``of_recipe`` returns the newest
 wheel of a recipe, regardless of the compiler that built it; ``get`` returns the one with a given key.
@@ -88,7 +88,7 @@ class Shared:
 
     @property
     def row(self) -> progress.Row:
-        """Its row of the final table."""
+        """Its row in the final table."""
         return progress.Row(str(self.reference), self.entry.size, self.digest, self.seconds, self.note)
 
 
@@ -125,7 +125,7 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: s
 def get(config: Config, name: str, key: str) -> tuple[Path, ...] | None:
     """The files that are stored under a recipe's name and a key, verified; None if there are none.
 
-    Raises ArtefactDamaged if they have changed. The entry is renamed then, and the next call returns None.
+    Raises ArtefactDamaged if they have changed. In that case the entry is renamed, and the next call returns None.
     """
     found = entry(config, name, key)
     return found.paths if found else None
@@ -153,7 +153,7 @@ def of_recipe(config: Config, name: str, recipe: str) -> tuple[Path, ...] | None
 
 
 def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
-    """The files of an entry that is a folder of this repository; empty if it has another recipe key.
+    """The files of an entry that is a folder in this repository; empty if the entry has another recipe key.
 
     Raises ArtefactDamaged if it does not match its manifest.
     """
@@ -243,7 +243,7 @@ def push(config: Config, *, registry: str | None = None, user: str | None = None
 def pull(
     config: Config, name: str, key: str, *, registry: str | None = None, user: str | None = None, stated: bool = True
 ) -> Shared:
-    """Pull the artefact with a recipe's name and a key, either its own or the recipe's, unless it exists here.
+    """Pull the artefact with a recipe's name and a key (the artefact's or the recipe's), unless this machine has it.
 
     A damaged entry on this machine is renamed and replaced. ``stated`` is false for a recipe that writes no provenance;
     otherwise a provenance statement must list every file.
@@ -295,7 +295,7 @@ def pull(
 
 
 def _entry_or_warning(config: Config, name: str, key: str) -> Entry | None:
-    """The entry, or None. A damaged one causes a warning only, because it is pulled next."""
+    """The entry, or None. A damaged entry only causes a warning, because it is pulled again next."""
     try:
         return entry(config, name, key)
     except ArtefactDamaged as fault:
@@ -467,6 +467,6 @@ def _set_aside(config: Config, place: Path, folder: int) -> Path | None:
 
 @contextlib.contextmanager
 def _locked(config: Config) -> Iterator[None]:
-    """Lock the cache while it is changed, which takes moments."""
+    """Lock the cache for the moment that a change takes."""
     with files.locked(_folder(config)):
         yield

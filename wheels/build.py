@@ -79,7 +79,7 @@ class Done:
 
     @property
     def row(self) -> progress.Row:
-        """Its row of the final table."""
+        """Its row in the final table."""
         note = f"{self.elf_files} ELF file{'s' if self.elf_files > 1 else ''}" if self.elf_files else "pure Python"
         return progress.row_of(self.wheel.path.name, self.wheel, self.seconds, note)
 
@@ -160,7 +160,7 @@ def build(
 
 
 def audit(wheel: Path, config: Config) -> int:
-    """Audit a wheel and its tag; the number of its ELF files. Raises WheelUnusable or PlatformMismatch."""
+    """Audit a wheel and its tag; returns the number of its ELF files. Raises WheelUnusable or PlatformMismatch."""
     image, suite = config.image, load_suite(config.image.suite)
     count = wheels.audit(wheel, image.target)
     tags = parse_wheel_filename(wheel.name)[3]
@@ -224,7 +224,7 @@ def wheel_mounts(found: Sequence[Path], wanted: Wanted) -> list[str]:
 
 
 def copy_project(wanted: Wanted, source: Path, config: Config) -> str:
-    """Copy a project for the container, because builds write into its folder; the requirement to pass to pip.
+    """Copy a project for the container, because builds write into its folder; returns pip's requirement.
 
     The build folder is not copied if it is inside the project. ``.git`` is copied: many builds derive the version from
     it. Raises SourceUnavailable if a file cannot be copied, or DiskFull.
@@ -264,7 +264,7 @@ def command(requirement: str, wanted: Wanted, scratch: Path, options: Options) -
     owner = scratch.stat()
     script = 'home=$1; shift; trap \'chown -R "$0" "$home"\' EXIT; '
     if options.packages:
-        # The lists are mounted read-only, so without a lock. The image was installed from the same lists.
+        # The lists are mounted read-only, so apt cannot lock them. The image was installed from the same lists.
         settings = f"-o Dir::State::lists={_LISTS} -o Debug::NoLocking=true -o Acquire::Retries=3"
         install = f"apt-get -q {settings} install --yes --no-install-recommends {shlex.join(options.packages)}"
         script += f"{install} || exit {_APT_FAILED}; "
@@ -289,7 +289,7 @@ def _environment(config: Config) -> dict[str, str]:
         "PIP_PROGRESS_BAR": "off",
         # Use wheels for build requirements even if the index has newer source: do not compile numpy for a build.
         "PIP_PREFER_BINARY": "1",
-        # maturin would download a Rust compiler, which runs emulated.
+        # maturin would download a Rust compiler, which would run under emulation.
         "MATURIN_NO_INSTALL_RUST": "1",
     }
 

@@ -49,7 +49,7 @@ def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> int:
 
     The byte code contains the paths on the target. Every module gets the time stamp ``epoch``, which validates its byte
     code: unlike with hashes (PEP 552), an import does not read the source. Modules that do not compile (templates, code
-    for other versions) are skipped, like in pip. Raises CommandFailed if no module was compiled.
+    for other versions) are skipped, as in pip. Raises CommandFailed if no module was compiled.
     """
     for module in root.rglob("*.py"):
         os.utime(module, (epoch, epoch), follow_symlinks=False)

@@ -22,7 +22,7 @@ from toolchain.config import Config
 _LIMIT_S = 60.0
 _GNU = r"(?:[\w-]+-linux-\w+/)?"
 _MOST = 3
-"""Number of missing files that are looked up, the last ones in the output."""
+"""Maximum number of missing files that are looked up: the last ones in the output."""
 _MISSING = re.compile(
     r"fatal error: '?(?P<header>[\w./+-]+)'?(?:: No such file or directory| file not found)"
     r"|cannot find -l(?P<library>[\w.+-]+)"

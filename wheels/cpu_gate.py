@@ -1,6 +1,6 @@
-"""Find instructions in a wheel that a CPU does not have, and determine which of them are behind a check of the CPU.
+"""Find instructions in a wheel that a CPU does not support, and determine which of them run only after a check of it.
 
-64-bit files are decoded by LLVM. Each function with instructions beyond the CPU is one of:
+64-bit files are decoded by LLVM. Each function with instructions that the CPU does not support is one of:
 
 - *checked*: there is a sign that the function runs only on CPUs that have the instructions (the helpers of
   outline-atomics, its name, a call to a function that reads the CPU's capabilities, callers that are all checked);
@@ -44,7 +44,7 @@ _SYMBOL = np.dtype(
 _RELOCATION = np.dtype([("offset", "<u8"), ("kind", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 _JUMP_SLOT, _RELATIVE, _IRELATIVE = 1026, 1027, 1032
 _NEAR = 4
-"""Most words from the instruction that loads the page of an address to the one that completes the address."""
+"""Maximum number of words from the instruction that loads the page of an address to the one that completes it."""
 Addresses = npt.NDArray[np.int64]
 
 
@@ -115,7 +115,7 @@ def probe_of(wheel: Path) -> list[tuple[str, str]]:
 
 
 def _modules(wheel: Path) -> list[str]:
-    """The modules and packages at the top of a wheel. Raises WheelUnusable if there are none."""
+    """The top-level modules and packages in a wheel. Raises WheelUnusable if there are none."""
     with zipfile.ZipFile(wheel) as archive:
         paths = [PurePosixPath(name) for name in archive.namelist()]
     found = {path.parts[0] for path in paths if len(path.parts) == 2 and path.name == "__init__.py"}
@@ -124,7 +124,7 @@ def _modules(wheel: Path) -> list[str]:
         return names
     raise WheelUnusable(
         f"{wheel.name} has nothing to import",
-        expected="a package or a module at the top of the wheel",
+        expected="a top-level package or module in the wheel",
         found="none",
         fix="add a table for it to [probes] of wheels/cpu_gate.toml",
     )
@@ -166,7 +166,7 @@ class _Code:
 
 @dataclass(frozen=True)
 class _Program:
-    """The required data of an ELF file."""
+    """The data of an ELF file that the examination requires."""
 
     code: tuple[_Code, ...]
     starts: Addresses
@@ -365,7 +365,7 @@ def _behind_flag(words: Words, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool
 
 
 def _reasons(program: _Program, functions: Mapping[int, object], direct: set[int]) -> dict[int, str]:
-    """The signs of a check, by the start of the function; ``direct`` have instructions that no flag precedes."""
+    """The signs of a check, by the start of the function. In ``direct`` functions, no flag is tested before them."""
     patterns = [(row["reason"], re.compile(row["pattern"])) for row in _data()["names"]]
     found: dict[int, str] = {}
 

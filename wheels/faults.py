@@ -53,8 +53,8 @@ def explain(
 ) -> UserError:
     """The error for a failed ``pip wheel``, from its output. If the distribution has the package, the fix names it.
 
-    If the package's own build failed, it is the same error, with advice about missing files added to the output;
-    ``sources`` are the package sources that are searched for them.
+    If the package's own build failed, this is ``fault`` with advice about missing files added to its output;
+    ``sources`` are the package sources that are searched for these files.
     """
     error = _explained(fault, wanted, text, config, sources)
     if not isinstance(error, DiskFull) and (package := distribution_package(wanted.name, config)):
@@ -83,8 +83,8 @@ def _explained(
             returncode=fault.returncode,
             expected="the native Rust toolchain, which requires the native compiler and Debian's packages",
             found="a build without the native compiler",
-            fix="set build.native_compiler: true and image.flavour: debian, or use a version that the index has a "
-            "wheel of, without --from-source",
+            fix="set build.native_compiler: true and image.flavour: debian, or use a version for which the "
+            "index has a wheel, without --from-source",
             tail=fault.tail,
         )
     if output.build_failed and (unreachable := _CARGO_UNREACHABLE.search(text)):
@@ -147,7 +147,7 @@ def wheels_for_others(name: str, pin: str, config: Config) -> list[str]:
 
 
 def _is_of(file: str, name: str, pin: str) -> bool:
-    """Whether a file of the index is one of a package and, if ``pin`` is ``==VERSION``, of that version."""
+    """Whether a file in the index belongs to a package and, if ``pin`` is ``==VERSION``, to that version."""
     try:
         project, version = (parse_wheel_filename if file.endswith(".whl") else parse_sdist_filename)(file)[:2]
         return project == canonicalize_name(name) and (not pin.startswith("==") or version == Version(pin[2:]))

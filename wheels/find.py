@@ -1,4 +1,4 @@
-"""Find a wheel that fits the target, audit it, and unpack it like the target's pip.
+"""Find a wheel that fits the target, audit it, and unpack it as the target's pip would.
 
 None of this requires emulation.
 """

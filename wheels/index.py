@@ -1,7 +1,7 @@
 """A package index for pip (PEP 503) that serves a given set of wheels over HTTP.
 
 The index is read-only. A request names one of the wheels, or gets 404: no path leads to another file. Wheels are
-listed with their SHA-256, which pip verifies, and support byte ranges, so pip can resume an interrupted download.
+listed with their SHA-256, which pip verifies. Byte ranges are supported, so pip can resume an interrupted download.
 
 The server uses plain HTTP on one address. Use it on trusted networks only.
 """
@@ -217,7 +217,7 @@ class _Log:
 
 @contextlib.contextmanager
 def running_index(offered: Offered, *, address: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve wheels while the block runs; the URL of the index. Port 0 is any free port.
+    """Serve wheels while the block runs; yields the URL of the index. Port 0 is any free port.
 
     Raises InUse, or UserError if the address is not this machine's.
     """

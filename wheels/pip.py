@@ -18,7 +18,7 @@ _UNREACHABLE = re.compile(
 )
 _NOT_FOUND = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)([^\s;(]*)")
 _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
-# Printed with --verbose twice.
+# Printed if --verbose is given twice.
 _OTHER_PLATFORM = re.compile(
     r"Skipping link: none of the wheel's tags \(.*\) are compatible .*?[:/]([^/\s#]+\.whl)(?:#|\s|$)"
 )
@@ -28,7 +28,7 @@ _BUILD_FAILED = "subprocess-exited-with-error"
 _REQUIREMENTS_FAILED = "pip subprocess to install build dependencies did not run successfully"
 _CONFLICT = "ResolutionImpossible"
 _OTHER_BYTES = re.compile(r"Got\s+([0-9a-f]{64})")
-"""The SHA-256 of a file that is not the required one (--require-hashes)."""
+"""Matches the SHA-256 of a file that does not have the required one (--require-hashes)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def run_pip(
     """Run ``python -m pip WORDS`` without prompts; ``what`` is the name of the download in error messages.
 
     ``unfound`` makes the error for a requirement that the index does not have. Raises that error, SourceUnavailable for
-    a file of another SHA-256 than the required one, NetworkUnreachable, or CommandFailed with the last lines of pip's
+    a file whose SHA-256 is not the required one, NetworkUnreachable, or CommandFailed with the last lines of pip's
     output.
     """
     try:
@@ -110,7 +110,7 @@ def run_pip(
         if output.unreachable:
             raise NetworkUnreachable(
                 f"{what} cannot be downloaded: the package index does not respond",
-                expected="a response of the package index in pip's configuration (pip config list)",
+                expected="a response from the package index in pip's configuration (pip config list)",
                 found=f"no connection (complete log: {log})",
                 fix="fix the network, https_proxy or pip.conf, then run the task again",
             ) from fault

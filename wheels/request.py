@@ -121,7 +121,7 @@ class Options:
         constraints: Sequence[str],
         variables: Sequence[str],
     ) -> Options:
-        """Parse a task's options. Paths are relative to ``folder``, ``variables`` are NAME=VALUE, or NAME of a set one.
+        """Parse a task's options. Paths are relative to ``folder``, ``variables`` are NAME=VALUE, or NAME if it is set.
 
         Raises SourceUnavailable for invalid options.
         """

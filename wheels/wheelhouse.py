@@ -18,9 +18,9 @@ def wheelhouses(config: Config) -> list[Path]:
 
 
 def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
-    """Copy a wheel into the wheelhouse; its path there, and warnings.
+    """Copy a wheel into the wheelhouse; returns its path there, and warnings.
 
-    A different wheel of the same name is moved to ``REPLACED``. Raises DiskFull; the wheelhouse is unchanged then.
+    A different wheel of the same name is moved to ``REPLACED``. Raises DiskFull, which leaves the wheelhouse unchanged.
     """
     target = wheelhouse / wheel.name
     warnings = []
@@ -30,7 +30,7 @@ def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
         if target.is_file() and (before := files.sha256_of(target)) != files.sha256_of(wheel):
             aside = wheelhouse / REPLACED / before[:16] / wheel.name
             aside.parent.mkdir(parents=True, exist_ok=True)
-            # A hard link first: the old wheel exists under one of the two names at any time.
+            # A hard link first: at every moment the old wheel exists under at least one of the two names.
             files.remove(aside)
             aside.hardlink_to(target)
             warnings.append(f"{target.name} existed with other contents; that wheel is now {aside}")

@@ -1,4 +1,4 @@
-"""torchvision and torchaudio: cross-compiled, from the artefact cache or from the package index, and unpacked."""
+"""torchvision and torchaudio: cross-compiled, or taken from the artefact cache or the package index; then unpacked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torch wheel of the image: found in a wheelhouse, the artefact cache, own builds, this repository or an index."""
+"""The torch wheel of the image: from a wheelhouse, the artefact cache, a build here, this repository or an index."""
 
 from __future__ import annotations
 

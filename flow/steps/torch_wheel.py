@@ -132,10 +132,10 @@ def _from_cache(context: Context, cached: Sequence[Path], key: str) -> Made:
 
 
 def place(made: Sequence[Path], folder: Path) -> tuple[Path, ...]:
-    """Move a wheel and its accompanying files into a folder on the same disk; their new paths.
+    """Move a wheel and its accompanying files into a folder on the same disk; returns their new paths.
 
-    The old provenance is removed first and the new one is moved last. If this is interrupted, no provenance is next to
-    another wheel, and a wheel without provenance is not used.
+    The old provenance is removed first and the new one is moved last. If this is interrupted, no wheel is next to the
+    provenance of another wheel, and a wheel without provenance is not used.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ordered = sorted(made, key=lambda path: path.name.endswith(artefacts.PROVENANCE))

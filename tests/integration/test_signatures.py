@@ -245,7 +245,7 @@ def test_missing_statement_is_refused(plain: Registry, keys: Keys, tmp_path: Pat
 def test_other_bill_of_materials_is_refused(plain: Registry, keys: Keys, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="other-sbom")
     signed(config, keys, {**predicates(), SPDX: predicates(name="another")[SPDX]})
-    with pytest.raises(SignatureRefused, match="is not that of its provenance"):
+    with pytest.raises(SignatureRefused, match="is not the one in its provenance"):
         verify(config, keys)
 
 
