@@ -47,8 +47,8 @@ def check(
 
     if export is not None:
         for name, origin in (
-            ("the image was built from the commit of the tests", image_source(export, steps)),
-            ("the tree was exported from the commit of the tests", export.source),
+            ("the image was built from the same commit as the tests", image_source(export, steps)),
+            ("the tree was exported from the same commit as the tests", export.source),
         ):
             holds = checkout.same(source, origin)
             expected, found = checkout.described(source), checkout.described(origin)
@@ -130,8 +130,8 @@ def _layer(steps: Sequence[Manifest], name: str) -> Artefact | None:
 def _compare_layer(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
     """Compare a layer with the tree.
 
-    Returns its SHA-256 and True if the tree contains all of it, else the differing paths and False. If they cannot be
-    compared, it returns the reason and None.
+    Returns the layer's SHA-256 and True if the tree contains the whole layer, else the differing paths and False. If
+    they cannot be compared, it returns the reason and None.
     """
     try:
         layer.verify()

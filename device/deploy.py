@@ -157,7 +157,7 @@ def require_same_torch(tree: Path, staged: Path) -> None:
     if records[staged] and records[tree] != records[staged]:
         raise PlatformMismatch(
             "the torch in the exported tree is not the one that the extension was compiled against",
-            expected=f"torch with a RECORD of SHA-256 {records[staged]}",
+            expected=f"torch whose RECORD has the SHA-256 {records[staged]}",
             found=records[tree] or "no torch",
             fix="run ./inv build-image, then ./inv export-nfsroot",
         )
@@ -177,8 +177,8 @@ def put(
 ) -> Deployed:
     """Install layers (uncompressed tars of a root) in an exported tree.
 
-    ``owned_prefixes`` are folders that only these layers write to; other files in them are removed. It also removes
-    the files of an earlier version of a layer's wheel, according to its RECORD in the tree, and the byte code of
+    ``owned_prefixes`` are folders that only these layers write to; other files in them are removed. Also removed
+    are the files of an earlier version of a layer's wheel, according to its RECORD in the tree, and the byte code of
     replaced modules.
 
     ``wheels`` maps a layer's file name to the wheel that it was unpacked from, which the tree's manifest records.
@@ -212,7 +212,7 @@ def put(
                 for paths in stale:
                     for path in paths:
                         _remove(layout.tree, path)
-                for name in sbom.NAMES:  # it lists the replaced wheel and library
+                for name in sbom.NAMES:  # they list the replaced wheel and library
                     (layout.folder / name).unlink(missing_ok=True)
         for _, content in contents:
             for path, item in content.items():
@@ -223,7 +223,7 @@ def put(
             manifest.write(layout.manifest)
     rootfs = str(manifest.facts["rootfs_sha256"])
     if not rootfs:
-        warnings = (*warnings, "the tree could not be hashed because the board changes it; the evidence has no hash")
+        warnings = (*warnings, "the board changed the tree while it was hashed, so the evidence has no hash")
     return Deployed(
         layout=layout,
         changes=changes,

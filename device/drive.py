@@ -266,7 +266,7 @@ class DeviceSession:
             self.record.write(json.dumps({"pitorch": pitorch, **content}) + "\n")
 
     def _exit(self, fault: BaseException) -> None:
-        """Record a user error and end pytest with its exit code. Raises any other exception."""
+        """Record a user error and end pytest with the exit code of the error. Raises any other exception."""
         if not isinstance(fault, UserError):
             raise fault
         self._note(

@@ -32,7 +32,7 @@ Schema 1. Each value is read from its source. A value that could not be determin
 ``execution`` is ``emulation`` if this program started the machine in QEMU or the device tree's ``compatible`` strings
 contain "virt" or "qemu". It is ``hardware`` if the board's device tree names a Raspberry Pi and contains the revision
 code and the serial number that a Pi's firmware writes. Otherwise it is ``unverified``. Only ``hardware`` counts as
-measured on hardware. QEMU's raspi2b with a kernel's device tree has the model, but neither of the other two. A
+measured on hardware. QEMU's raspi2b with a kernel's device tree has the model, but neither code nor number. A
 deliberately forged device tree is not detected.
 """
 

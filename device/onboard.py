@@ -10,7 +10,7 @@ all other output goes to standard error. The lines, in order:
     {"pitorch": "collected", "nodeids": […]}      the tests that pytest will run
     {"pitorch": "start", "nodeid": …}             before each test
     {"pitorch": "result", "nodeid": …, "outcome": "passed|failed|skipped|error", "seconds": …, "text": …}
-    {"pitorch": "timing", "document": …}          the document from timing.py, or {"reason": …} why there is none
+    {"pitorch": "timing", "document": …}          the document from timing.py, or {"reason": …} if there is none
     {"pitorch": "end", "status": …, "seconds": …} pytest's exit status
 
 Without an ``end`` line, the connection to the board was lost. With a status other than 0, 1 and 5, or without the

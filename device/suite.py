@@ -65,8 +65,8 @@ def test_on_pi(
     """
     if host is not None and qemu:
         raise UserError(
-            "--host and --qemu exclude each other",
-            expected="--host or --qemu",
+            "--host and --qemu are mutually exclusive",
+            expected="either --host or --qemu",
             found=f"--host {host} --qemu",
             fix="remove one of them",
         )

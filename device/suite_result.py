@@ -48,7 +48,7 @@ class SuiteResult:
         if self.without:
             lines.append(f"    WITHOUT:  {', '.join(self.without)} (not in the image, so not tested)")
         if self.left_out:
-            lines.append(f"    WITHOUT:  the updates of {', '.join(self.left_out)} (index not verified at the build)")
+            lines.append(f"    WITHOUT:  the updates of {', '.join(self.left_out)} (index not verified in the build)")
         lines += [f"    BROKEN:   {text}" for text in self.broken]
         lines += [f"    WARNING:  {text}" for text in self.warnings]
         lines += [f"    report:   {self.report}", f"    evidence: {self.evidence}", f"    JUnit:    {self.junit}"]

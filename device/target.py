@@ -89,7 +89,7 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
 @target_factory.reg_driver
 @attr.s(eq=False)
 class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
-    """Power of a virtual machine that boots the tree, or the second folder, from the server."""
+    """Switches a virtual machine on and off. It boots the tree, or the second folder, from the server."""
 
     bindings = {  # noqa: RUF012 - labgrid requires a plain dict
         "tree": "ExportedTree",

@@ -1,6 +1,6 @@
 """SSH access to a board: its address, our login key and its pinned host key.
 
-ssh looks up the host key under one fixed name (``HostKeyAlias``), so it is valid for every address and port of the
+ssh looks up the host key under one fixed name (``HostKeyAlias``), so the key is valid for every address and port of the
 board, including a forwarded port of a virtual machine. Without a pinned key, ssh uses the user's ``known_hosts``. In
 both cases an unknown key is rejected and never added.
 """

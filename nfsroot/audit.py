@@ -1,6 +1,6 @@
 """Find and fix the parts of a root filesystem that fail when a board boots it over NFS.
 
-The audit only reads and writes files of the tree: it executes nothing in it, and needs no chroot or emulator. Links are
+The audit only reads and writes files of the tree: it executes none of them, and needs no chroot or emulator. Links are
 resolved as on the board and never lead out of the tree. A second audit finds nothing to fix.
 
 The checks, in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that carries the
@@ -29,7 +29,7 @@ HELPER = Path(__file__).resolve().parent / "enter-nfsroot"
 HELPER_IN_TREE = "/usr/local/sbin/enter-nfsroot"
 _NOTE = "# changed by export-nfsroot: "
 
-# Debian's packages of these programs fall back to setuid if the file system has no capabilities (their postinst).
+# Debian's packages of these programs (their postinst) use setuid if the file system does not support capabilities.
 _SETUID_WILL_DO = frozenset({
     "ping", "ping4", "ping6", "fping", "mtr-packet", "arping", "clockdiff", "traceroute6.iputils",
     "newuidmap", "newgidmap",

@@ -30,13 +30,13 @@ _SMALL_SUBNET = 16
 
 _DEVICE_TREES = re.compile(r"bcm(2709|2710|2711|2712(d0)?|2836|2837)-rpi-[a-z0-9-]+\.dtb")
 _OF_THE_RASPBERRY_PI_KERNEL = re.compile(r"bcm27(09|10)-")
-"""Names that only the Raspberry Pi kernel uses. The firmware selects among its device trees itself."""
+"""Device trees with names that only the Raspberry Pi kernel uses. The firmware selects among them itself."""
 _ETHERNET_DRIVERS = {
     "bcm2711": re.compile(r"CONFIG_BCMGENET=[ym]"),
     "bcm2712": re.compile(r"CONFIG_(MFD|MISC)_RP1=[ym]"),
 }
-"""Settings of a kernel that drives the Ethernet port of a Pi 4 and 5. Linux 6.12 drives that of a Pi 4 in arm64 only.
-Its device tree of a Pi 5 has no such port."""
+"""Settings of a kernel that supports the Ethernet port of a Pi 4 and 5. Linux 6.12 supports the port of a Pi 4 on arm64
+only, and its device tree for a Pi 5 does not contain the port."""
 
 _TREES_OF = {
     "pi2": "bcm2836-rpi-2-b.dtb",
@@ -178,7 +178,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
     served = served_folders(config, final)
     access = [(_exports_path(str(place)), "rw" if is_writable else "ro") for place, is_writable in served.items()]
     (output / final.exports.name).write_text(render("exports", folders=access, subnet=str(subnet)))
-    # For a server that the user starts: serve-nfsroot renders another one with its own address and port.
+    # For a server that the user starts: serve-nfsroot renders a separate file with its own address and port.
     try:
         major = major_version(process.require_program("ganesha.nfsd", "to serve the tree"))
         plugins = plugin_folder()
@@ -215,7 +215,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
 def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: Path, tftp: Path, proxy: bool) -> str:
     """Render the configuration of the DHCP and TFTP server at ``address``.
 
-    ``proxy`` leaves addresses to another DHCP server. Otherwise raises NetworkUnreachable if the subnet has none left.
+    ``proxy`` leaves addresses to another DHCP server. Otherwise raises NetworkUnreachable if the subnet has none free.
     """
     leases = None if proxy else lease_range(subnet, ipaddress.IPv4Address(address))
     if leases is None and not proxy:
@@ -275,7 +275,7 @@ def write_board_files(config: Config, parts: BootParts, folder: Path, command_li
 def lease_range(
     subnet: ipaddress.IPv4Network, server: ipaddress.IPv4Address
 ) -> tuple[ipaddress.IPv4Address, ipaddress.IPv4Address] | None:
-    """First and last address for boards: the second fifth of the subnet, or all of a small one, without the server's.
+    """First and last address for boards: the second fifth of the subnet, or all of a small one except the server's.
 
     Returns None if the subnet has no address for a board. Does not enumerate addresses: a /8 has 16 million.
     """

@@ -36,7 +36,7 @@ _STATUS = "var/lib/dpkg/status"
 _OF_EXPORT = frozenset({".dockerenv", "dev/console", "etc/resolv.conf", "etc/hostname", "etc/hosts"})
 """Files that the engine adds to, or empties in, the tree of a container."""
 _SHOWN = 30
-_FORMS = "a name of an image in the engine, a folder or a tar of a root filesystem, or a bill of materials (.json)"
+_FORMS = "the name of an image in the engine, a folder or a tar of a root filesystem, or a bill of materials (.json)"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class System:
 
 @dataclass(frozen=True)
 class Change:
-    """One difference; ``old`` or ``new`` is empty for what is in one system only. Sizes are in bytes, or None."""
+    """One difference; ``old`` or ``new`` is empty if only one system has the item. Sizes are in bytes, or None."""
 
     name: str
     old: str
@@ -109,7 +109,7 @@ class Difference:
         return json.dumps(document, indent=2) + "\n"
 
     def print(self, console: Console | None = None) -> None:
-        """Print one table per kind; of the files, those whose sizes differ most."""
+        """Print one table per kind; for files, only those whose sizes differ most."""
         out = console or progress.make_console()
         _print_changes(out, "packages", self.packages)
         _print_changes(out, "wheels and libraries", self.wheels)
@@ -142,9 +142,9 @@ def _cell(text: str, size: int | None) -> str:
 
 
 def compare(config: Config, old: str, new: str, *, folder: Path) -> Difference:
-    """Compare two systems. A name that is not a path relative to ``folder`` is that of an image.
+    """Compare two systems. A name that is not a path relative to ``folder`` is the name of an image.
 
-    Raises UserError for what is not a system, ArtefactMissing, PlatformMismatch, EngineUnavailable.
+    Raises UserError for anything that is not a system, ArtefactMissing, PlatformMismatch, EngineUnavailable.
     """
     before, after = (read(config, name, folder) for name in (old, new))
     both = before.files is not None and after.files is not None
@@ -191,7 +191,7 @@ def _changed_files(old: Mapping[str, File], new: Mapping[str, File]) -> Iterator
 
 
 def read(config: Config, name: str, folder: Path) -> System:
-    """Read one system. Raises as ``compare``."""
+    """Read one system. Raises the same exceptions as ``compare``."""
     path = folder / name
     if path.is_dir():
         return _with_contents(System(name), _of_folder(path))

@@ -2,7 +2,7 @@
 
 The old tree stays intact until the new one is complete: the export is prepared in ``.NAME.export`` next to the
 destination; renameat2(RENAME_EXCHANGE) exchanges the trees atomically, then the files next to them; the manifest is
-written last, and the old tree is removed after it. An export that is interrupted before the exchange does not change
+written last, and then the old tree is removed. An export that is interrupted before the exchange does not change
 the tree, and the next export removes the remaining files. (If the file system does not support the exchange, two
 renames are used; after a SIGKILL between them, the next export restores the old tree first.)
 
@@ -185,7 +185,7 @@ def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
     """The origin of the image, as facts for the manifest, from the local build and the image's labels.
 
     ``built_image`` is the last image that was built here. ``image_source`` is its commit and ``wheels`` are its wheels,
-    both only if that image is exported (and not a pulled image). ``left_out`` are the pockets that are missing in the
+    both only if that image is exported (and not a pulled image). ``left_out`` are the pockets that are missing from the
     image. Unknown facts are absent.
     """
     facts: dict[str, Any] = {}
@@ -202,9 +202,9 @@ def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
 
 
 def _write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: Path) -> dict[str, str]:
-    """Write the tree's bill of materials into a folder; its file names with SHA-256.
+    """Write the tree's bill of materials into a folder; returns its file names with their SHA-256.
 
-    Of an image that was built here, it is that of the build. A tree without dpkg's status has none.
+    For an image that was built here, this is the bill of materials of the build. A tree without dpkg's status has none.
     """
     if not (tree / "var/lib/dpkg/status").is_file():
         return {}
@@ -290,7 +290,7 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
 def locked(final: Layout) -> Iterator[None]:
     """Lock the tree against other exports and servers. Raises InUse, and UserError if the folder is not writable."""
     exported = InUse(
-        f"another run exports {final.tree}",
+        f"another run is exporting {final.tree}",
         expected=f"no lock on {final.lock}",
         found="a lock",
         fix="wait for the other run, or stop it",
@@ -359,12 +359,12 @@ def _refuse_foreign(final: Layout) -> None:
     move_in(final)
     entries = list(final.place.iterdir()) if final.place.exists() else []
     if entries and not (entries == [final.tree] and final.tree.is_dir() and is_ours(final)):
-        named = "that match the marker by inode only and have no host key of the export"
+        named = "which matches the marker by inode only and has no host key of the export"
         inode_alone = final.tree.is_dir() and is_named(final)
         raise UserError(
             f"{final.place} was not created by an export and is not replaced",
             expected=f"an absent or empty folder, or the tree identified by {final.marker}",
-            found=f"a folder with {len(entries)} entries " + (named if inode_alone else "that no marker identifies"),
+            found=f"a folder with {len(entries)} entries, " + (named if inode_alone else "which no marker identifies"),
             fix="choose another folder, or empty this one",
         )
     if final.folder.exists() and any(final.folder.iterdir()) and not final.marker.is_file():
@@ -403,7 +403,7 @@ def _aside(final: Layout) -> Iterator[Path]:
 
 
 def _swap_in(final: Layout, tree: Path | None, metadata: Path, manifest: Manifest) -> None:
-    """Move the finished parts into place. All files are written before, so that a full disk changes nothing."""
+    """Move the finished parts into place. All files are written beforehand, so that a full disk changes nothing."""
     written = metadata.with_name(final.manifest.name)
     manifest.write(written)
     holder = metadata.with_name(f"{final.place.name}.new")

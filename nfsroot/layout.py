@@ -6,7 +6,7 @@ The exported tree has the board's files only; all metadata is next to it. For an
     nfsroot/tree/            the root filesystem, with the board's owners and modes
     nfsroot.manifest.json    image, hashes, counts, findings of the audit
     nfsroot.files/           the marker that identifies the tree, keys, and files rendered from templates
-    nfsroot.boards/          with nfs.persistent: what each board keeps, in a folder with its serial number or address
+    nfsroot.boards/          with nfs.persistent: what each board keeps, in a folder named after its number or address
     .nfsroot.lock            held by an export, so that only one runs at a time
     .nfsroot.served          held by each server of the tree, so that no export replaces it under a board
     .nfsroot.export/         the next tree while an export runs
@@ -79,7 +79,7 @@ class Layout:
 
     @property
     def served(self) -> Path:
-        """Lock held shared by servers of the tree and exclusively by an export that replaces it."""
+        """Lock that servers of the tree hold as shared, and an export that replaces the tree as exclusive."""
         return self.place.with_name(f".{self.place.name}.served")
 
     @property

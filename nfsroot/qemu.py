@@ -159,8 +159,8 @@ class MachineSpec:
     """Parameters of a virtual machine.
 
     ``nfs_path`` and ``nfs_port`` are the tree's path and port on the NFS server of the loopback interface. ``init`` is
-    ``lean`` or ``systemd``, ``cpu`` a name of ``cpu_of``. ``extra_arguments`` are appended to the kernel command line.
-    With ``disk``, the raw image of a card, the machine does not use NFS, and they select its root.
+    ``lean`` or ``systemd``, ``cpu`` a name from ``cpu_of``. ``extra_arguments`` are added to the kernel command line.
+    With ``disk``, the raw image of a card, the machine does not use NFS, and ``extra_arguments`` select its root.
     """
 
     boot: BootFiles
@@ -222,7 +222,7 @@ class MachineSpec:
 
 
 class Machine:
-    """A virtual machine. ``console`` is the log of its serial console, ``ssh_port`` its SSH on 127.0.0.1."""
+    """A virtual machine. ``console`` is the log of its serial console, ``ssh_port`` its SSH port on 127.0.0.1."""
 
     def __init__(self, spec: MachineSpec, console: Path) -> None:
         self.spec = spec
@@ -235,7 +235,7 @@ class Machine:
 
     @property
     def pid(self) -> int | None:
-        """Process ID of QEMU; None if it does not run."""
+        """Process ID of QEMU; None if it is not running."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
@@ -281,7 +281,7 @@ class Machine:
 
         ``on_line`` is called with each line of the console. An open port is not sufficient, because QEMU accepts the
         connection itself, so the server's banner is read. Raises BoardSilent after ``limit_s``, and immediately after a
-        kernel panic, a failure of the initramfs or the end of QEMU.
+        kernel panic, a failure of the initramfs or the exit of QEMU.
         """
         deadline = time.monotonic() + limit_s
         shown = 0

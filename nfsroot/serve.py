@@ -115,7 +115,7 @@ def ganesha_configuration(
     """Render the server's configuration.
 
     ``privileged_port`` rejects clients on ports that ordinary users may use. ``clients`` are addresses or subnets.
-    ``major`` is the server's version: it rejects unknown settings. Writes to the folders in ``read_only`` are refused.
+    ``major`` is the server's version; a server rejects unknown settings. Writes to ``read_only`` folders are refused.
     """
     for folder in folders:
         if set(str(folder)) & set('"\\\n\r;?'):
@@ -220,7 +220,7 @@ def running_server(
 def serving_boards(
     config: Config, layout: Layout, *, address: str, port: int | None = None, nfsv3: bool = False
 ) -> Iterator[NfsServer]:
-    """Serve the exported tree to ``nfs.subnet`` and this PC as ``nfs.overlay`` and ``nfs.persistent`` say.
+    """Serve the exported tree to ``nfs.subnet`` and this PC, as configured by ``nfs.overlay`` and ``nfs.persistent``.
 
     Raises the errors of ``running_server``.
     """
@@ -341,7 +341,7 @@ def _what_to_type(server: NfsServer, subnet: str, architecture: str) -> list[str
     port = "" if server.port == 2049 else f" -o port={server.port}"
     versions = "NFSv3 and NFSv4" if server.nfsv3 else "NFSv4"
     return [
-        f"serving {server.folders[0]} by {versions} on {server.address}:{server.port}, to {subnet}; stop with Ctrl-C",
+        f"serving {server.folders[0]} over {versions} on {server.address}:{server.port}, to {subnet}; stop with Ctrl-C",
         "on the board, as root:",
         f"    enter-nfsroot{expected}{port} {server.source()}",
         "or, without the helper:",

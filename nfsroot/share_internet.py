@@ -13,7 +13,7 @@ subnet. It is reported as a possible cause of problems.
 
 All rules are added in one nftables transaction and removed in one. If ``on`` fails or is interrupted, it reverts all
 changes. The state file is written before the first change, so that ``off`` can also undo a killed ``on``. A reboot
-removes it, together with the rules: it is in /run.
+removes the state file, which is in /run, together with the rules.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
 
 
 def off(config: Config, *, state: Path = STATE) -> Sharing:
-    """Undo all changes of ``on``, if any."""
+    """Undo all changes made by ``on``, if any."""
     process.require_root("to translate addresses", f"{_AGAIN} off")
     process.require_program("nft", "to translate the board's addresses")
     _revert(state)

@@ -212,7 +212,7 @@ def inside(root: Path, path: str) -> Path:
 
 
 def follow(root: Path, path: str) -> Path:
-    """As ``inside``, but also follow the last component."""
+    """Like ``inside``, but also follow the last component."""
     for _ in range(_SYMLINK_LIMIT):
         found = inside(root, path)
         if not found.is_symlink():

@@ -212,7 +212,7 @@ def _reported_errors() -> Iterator[None]:
             fix="look at the engine's log; try again",
         ) from fault
     except (requests.RequestException, urllib3.exceptions.HTTPError) as fault:
-        raise engine_lost("gave the image", fault) from fault
+        raise engine_lost("exported the image", fault) from fault
 
 
 def _chunks(image: Image) -> Iterable[bytes]:

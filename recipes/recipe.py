@@ -26,7 +26,7 @@ class Recipe:
     title: str
     source: str
     """tree (in this repository), archive (the distribution's source package), git (fetched at a pinned commit), or
-    index (the package index's source archive, of a pinned SHA-256)."""
+    index (the package index's source archive, with a pinned SHA-256)."""
     inputs: tuple[str, ...]
     """Glob patterns of its source files, below ``sources``."""
     outputs: tuple[str, ...]
@@ -37,7 +37,7 @@ class Recipe:
     """The folder of the sources: the folder of the recipe, or the folder of the checkout in ``tree``."""
     settings: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """TOML tables of texts (or of tables of texts) that are specific to this recipe, by name."""
+    """TOML tables of strings (or of tables of strings) that are specific to this recipe, by name."""
 
     def fingerprint(self) -> str:
         """SHA-256 of the data, without comments and the tables of other versions, and of the inputs."""
@@ -60,8 +60,8 @@ class Recipe:
 def load(name: str) -> Recipe:
     """The recipe in the folder of that name. Raises RecipeInvalid with all errors of its data file.
 
-    A recipe for several versions has the table ``versions.X`` for each; that of the recipe's ``version`` is merged into
-    the rest, and replaces ``{version}`` in the inputs.
+    A recipe for several versions has a table ``versions.X`` for each. The table of the recipe's ``version`` is merged
+    into the rest, and the version replaces ``{version}`` in the inputs.
     """
     path = HERE / name / "recipe.toml"
     try:
@@ -95,7 +95,7 @@ def load(name: str) -> Recipe:
 
 
 def _faults(data: Mapping[str, object]) -> list[str]:
-    faults = [f"{key}: expected a text" for key in _TEXTS if not isinstance(data.get(key), str)]
+    faults = [f"{key}: expected a string" for key in _TEXTS if not isinstance(data.get(key), str)]
     for key in _LISTS:
         value = data.get(key)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -114,4 +114,4 @@ def _faults(data: Mapping[str, object]) -> list[str]:
 def _not_texts(name: str, value: object) -> list[str]:
     if isinstance(value, dict):
         return [fault for key, item in value.items() for fault in _not_texts(f"{name}.{key}", item)]
-    return [] if isinstance(value, str) else [f"{name}: expected a text"]
+    return [] if isinstance(value, str) else [f"{name}: expected a string"]

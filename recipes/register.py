@@ -31,7 +31,7 @@ def register(stage: Path, installed: Path, prefix: str) -> None:
         state = stage / STATE_CONFIG
         state.parent.mkdir(parents=True, exist_ok=True)
         state.write_text("d /run/qpu 2770 root video -\n")
-    # A copy, not a link: the file computes its prefix from its own path, for which pkg-config takes that of the link.
+    # A copy, not a link: the file computes its prefix from its path, and pkg-config would use the path of the link.
     pkgconfig.mkdir(parents=True, exist_ok=True)
     relocatable = (installed / "lib/pkgconfig/qpu.pc").read_text()
     (pkgconfig / "qpu.pc").write_text(re.sub(r"(?m)^prefix=.*$", f"prefix={prefix}", relocatable))

@@ -27,7 +27,7 @@ from wheels import find as wheels
 
 LIBRARY = "cuda_ops/libcuda_ops.so"
 SYSTEM_LIBRARIES = ("ld-linux", "libc.", "libdl.", "libgcc_s.", "libm.", "libpthread.", "librt.", "libstdc++.")
-"""Libraries that the wheel may require in addition to torch's: those of every Linux with glibc."""
+"""Libraries that the wheel may require in addition to torch's: those that every Linux system with glibc has."""
 
 _MAGIC = 0xBA55ED50
 _PTX, _MACHINE_CODE = 1, 2
@@ -54,7 +54,7 @@ class Contents:
 
 
 def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> Contents:
-    """Check a wheel against the requested architectures; its contents.
+    """Check a wheel against the requested architectures; returns its contents.
 
     Raises PlatformMismatch, or WheelUnusable if it is damaged, requires a specific Python or uncommon libraries, or
     contains other GPU code.
@@ -74,7 +74,7 @@ def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> 
         raise _unusable(wheel, expected, f"{list(found.machine_code)} and {list(found.ptx)}")
     foreign = [name for name in found.needs if name != "libtorch.so" and not name.startswith(SYSTEM_LIBRARIES)]
     if foreign or "libtorch.so" not in found.needs:
-        raise _unusable(wheel, "to require libtorch.so and libraries of every system", ", ".join(found.needs))
+        raise _unusable(wheel, "only libtorch.so and libraries that every system has", ", ".join(found.needs))
     if paths := _search_paths(elf):
         raise _unusable(wheel, "no search path for libraries", ", ".join(paths))
     return found

@@ -1,7 +1,7 @@
 """A CUDA toolkit of the pinned release: a configured folder, the system's, or one from PyPI's packages.
 
-Only the parts that compile are required: nvcc with its programs, headers, and the static runtime library for the
-machine of the wheel. No driver and no GPU is needed.
+Only the parts that a compilation needs are required: nvcc with its programs, headers, and the static runtime library
+for the machine of the wheel. Neither a driver nor a GPU is needed.
 """
 
 from __future__ import annotations
@@ -152,5 +152,5 @@ def _unusable(recipe: Recipe, home: Path, found: str) -> UserError:
         f"the wheel cannot be built with the CUDA toolkit in {home}",
         expected=f"release {recipe.settings['release']} with {', '.join(_NEEDED)} and libcudart_static.a",
         found=found,
-        fix="set cuda.toolkit to the folder of one, or leave it empty to fetch it from PyPI",
+        fix="set cuda.toolkit to the folder of such a toolkit, or leave it empty to fetch it from PyPI",
     )

@@ -48,7 +48,7 @@ class Variant:
 
     @classmethod
     def of(cls, config: Config) -> Variant:
-        """The configured one."""
+        """The configured variant."""
         return cls(mode=config.qpu.upstream_mode, debug=config.qpu.upstream_debug)
 
 
@@ -113,7 +113,7 @@ def verify(recipe: Recipe, folder: Path) -> Checkout:
         raise _unavailable(recipe, folder, f"no Lib/QPULib.h, or no Lib/**/*.cpp, in {folder}")
     if not (folder / ".git").exists():
         warning = (
-            f"upstream QPULib in {folder} is not a git tree: whether it is commit {pin(recipe)[:12]} cannot be verified"
+            f"upstream QPULib in {folder} is not a git tree, so the commit ({pin(recipe)[:12]}) cannot be verified"
         )
         return Checkout(folder, "", warning)
     found = _git(folder, "rev-parse", "HEAD")

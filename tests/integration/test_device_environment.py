@@ -112,7 +112,7 @@ def test_export_without_host_key_is_refused(config: Config) -> None:
 
 
 def test_board_and_virtual_machine_exclude_each_other(config: Config) -> None:
-    with pytest.raises(UserError, match="exclude each other"):
+    with pytest.raises(UserError, match="are mutually exclusive"):
         suite.test_on_pi(config, host="pi", qemu=True)
 
 

@@ -705,7 +705,7 @@ def test_a_lost_engine_connection_is_reported(heavy: str, tmp_path: Path, monkey
     monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
     with tempfile.TemporaryDirectory() as folder, relay_that_breaks_off(Path(folder) / "s", 50 << 20):
         monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/s")
-        with pytest.raises(EngineUnavailable, match="stopped responding while it gave the image") as caught:
+        with pytest.raises(EngineUnavailable, match="stopped responding while it exported the image") as caught:
             export(config_for(heavy), destination=tmp_path / "nfsroot")
     assert caught.value.fix == engine_lost("", caught.value).fix
     assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]

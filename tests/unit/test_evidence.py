@@ -39,8 +39,8 @@ SITE = "usr/local/lib/python3.13/dist-packages"
 BUILT_LAST = "the exported tree is from the last built image"
 LIBQPU_IN_TREE = "the tree contains the libqpu that was built last"
 EXTENSION_IN_TREE = "the tree contains the QPU extension that was built last"
-IMAGE_COMMIT = "the image was built from the commit of the tests"
-TREE_COMMIT = "the tree was exported from the commit of the tests"
+IMAGE_COMMIT = "the image was built from the same commit as the tests"
+TREE_COMMIT = "the tree was exported from the same commit as the tests"
 
 
 def layer(path: Path, content: Mapping[str, str]) -> Artefact:

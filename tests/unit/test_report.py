@@ -87,7 +87,7 @@ def document(**changes: Any) -> dict[str, Any]:
         },
         "tools": {"python": "3.11"},
         "without": ["torch"],
-        "links": [link("the image was built from the commit of the tests", "a", "b", severity="warning")],
+        "links": [link("the image was built from the same commit as the tests", "a", "b", severity="warning")],
         "results": {"passed": 1, "failed": 0, "errors": 0, "skipped": 1, "seconds": 12.0, "tests": tests},
         "timing": {"reason": "no timing was requested"},
     }
@@ -174,14 +174,15 @@ def test_report_lists_what_is_missing() -> None:
 def test_broken_chain_does_not_pass() -> None:
     """All tests passed, but the tested files are not the built ones."""
     broken = link("the board loads the tree's libqpu", "cd" * 32, "ef" * 32, severity="error")
-    unknown = link("the tree was exported from the commit of the tests", "a", "unknown", severity="warning", holds=None)
+    name = "the tree was exported from the same commit as the tests"
+    unknown = link(name, "a", "unknown", severity="warning", holds=None)
     made = document(links=[*document()["links"], broken, unknown])
     html = render(made)
     text = text_of(html)
     assert "1 tests passed, but the tested files are not the built ones" in text
     assert "The chain is broken: the tested files are not the built ones" in text
     assert f"the board loads the tree's libqpu: expected {'cd' * 6}, found {'ef' * 6}" in text.replace("&#39;", "'")
-    assert "commit of the tests: unknown (expected" in text
+    assert "commit as the tests: unknown (expected" in text
     assert '<div class="pill bad">not passed</div>' in html
     assert '<div class="pill good">passed</div>' in render(document()), "a warning does not fail the run"
 
@@ -191,7 +192,7 @@ def test_summary_distinguishes_warnings_and_broken_links(tmp_path: Path) -> None
     paths = suite_result.Paths(folder=tmp_path)
     warned = suite_result.result_of(document(), paths, 3.0)
     assert warned.ok
-    assert "WARNING:  the image was built from the commit of the tests: expected a, found b" in warned.summary()
+    assert "WARNING:  the image was built from the same commit as the tests: expected a, found b" in warned.summary()
     assert "WITHOUT:  the updates of trixie-security" in warned.summary()
     assert "BROKEN" not in warned.summary()
     failed = suite_result.result_of(document(links=[broken]), paths, 3.0)
