@@ -53,7 +53,7 @@ Checksums-Sha256:
 
 
 class Key:
-    """A key that signs indices and is thrown away: in ``folder``, armoured and as a keyring."""
+    """A temporary key that signs indices. ``folder`` has it in armoured form and as a keyring."""
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "gpg"
@@ -76,7 +76,7 @@ class Key:
         run([*self._gpg, "--yes", "--clearsign", "--output", signed, plain])
 
     def close(self) -> None:
-        """End the agent that gpg leaves behind for each home."""
+        """Stop the agent that gpg leaves running for each home folder."""
         run(["gpgconf", "--homedir", self.home, "--kill", "all"])
 
 
@@ -122,7 +122,7 @@ class Archive:
         self._key.clearsign(dist / "Release", dist / "InRelease")
 
     def _sources(self) -> str:
-        """The index of source packages: one of them, of one file."""
+        """The index of source packages: one package with one file."""
         description = self.folder / "pool" / "hello_1.0.dsc"
         description.parent.mkdir(exist_ok=True)
         description.write_text("Format: 1.0\nSource: hello\nVersion: 1.0\n")
@@ -131,7 +131,7 @@ class Archive:
         return SOURCES.format(md5=md5, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
     def make_stale(self, suite: str) -> None:
-        """The mirror's files are older than its index says."""
+        """Make the mirror's files older than its index states."""
         for name in ("binary-armhf/Packages.gz", "source/Sources.gz"):
             (self.folder / "dists" / suite / "main" / name).write_bytes(b"of yesterday")
 
@@ -143,7 +143,7 @@ class Archive:
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """A folder over HTTP, on the loopback; its address."""
+    """Serve a folder over HTTP on the loopback interface; yields its address."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
@@ -154,7 +154,7 @@ def served(folder: Path) -> Iterator[str]:
 
 
 class Proxy:
-    """An HTTP proxy that writes down which addresses it was asked for, and fetches every one of them from one host."""
+    """An HTTP proxy that records the requested addresses, and fetches all of them from one host."""
 
     def __init__(self, target: str) -> None:
         self.target = urllib.parse.urlsplit(target).netloc
@@ -162,7 +162,7 @@ class Proxy:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
-        """Listen on the loopback; the address, as HOST:PORT."""
+        """Listen on the loopback interface; yields the address as HOST:PORT."""
         proxy = self
 
         class Forward(http.server.BaseHTTPRequestHandler):
@@ -186,7 +186,7 @@ class Proxy:
 
 @contextlib.contextmanager
 def answering(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
-    """A server on the loopback; its port."""
+    """Run a server on the loopback interface; yields its port."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

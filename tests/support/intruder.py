@@ -1,11 +1,11 @@
-"""An attack on an NFS server by an ordinary user of the PC: become root by a setuid program in the tree.
+"""An attack on an NFS server by an ordinary user of the PC: become root through a setuid program in the tree.
 
     python3 intruder.py ADDRESS PORT TREE PROGRAM
 
-As user id 0 (AUTH_SYS takes the client's word for it): write a file into the tree, and make ``PROGRAM`` there setuid
-root; then execute it by its path on this machine. Not the written file: the server keeps that open for a minute, and a
-file that is open for writing cannot be executed. Prints one line of JSON: ``user`` (who tried), what worked
-(``mounted``, ``written``, ``setuid``, ``executed``), and ``said``, the complaints.
+As user id 0 (AUTH_SYS trusts the client): write a file into the tree, and make ``PROGRAM`` there setuid root; then
+execute the program by its path on this machine. The written file is not executed: the server keeps it open for a
+minute, and a file that is open for writing cannot be executed. Prints one line of JSON: ``user`` (who tried), what
+worked (``mounted``, ``written``, ``setuid``, ``executed``), and ``said``, the error messages.
 """
 
 from __future__ import annotations

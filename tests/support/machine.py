@@ -6,6 +6,6 @@ from toolchain import checks
 
 
 def needs_the_machine() -> None:
-    """Skip, naming what is missing, where images cannot be built."""
+    """Skip the test if images cannot be built here. The reason names what is missing."""
     if missing := checks.missing_for_builds():
         pytest.skip(f"images cannot be built here: {', '.join(missing)} missing; ./inv installs programs")

@@ -1,6 +1,6 @@
 """A small image of the target platform with everything that an inexact export loses.
 
-Two layers, so that whiteouts, opaque folders, changes of type and overridden hard links are in it as well.
+It has two layers, so that it also contains whiteouts, opaque folders, changes of type and overridden hard links.
 """
 
 # Names in a root filesystem are bytes; pathlib supports text only.

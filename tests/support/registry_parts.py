@@ -42,7 +42,7 @@ from toolchain.errors import EngineUnavailable
 USER = "tester"
 PASSWORD = "open-Sesame_7319"
 HTPASSWD = f"{USER}:$2b$04$zAndiu6bXdklw6fq1b9SD.7utjlP.ire7A78fCLQG.XgJx9zcbWyi\n"
-"""USER with PASSWORD, bcrypt with the lowest cost."""
+"""The entry for USER with PASSWORD, hashed by bcrypt with the lowest cost."""
 
 KIB, MIB = 1 << 10, 1 << 20
 ARM, ARM64, AMD64 = "linux/arm/v7", "linux/arm64", "linux/amd64"
@@ -376,10 +376,10 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 class TokenServer:
-    """A token server after the specification of the distribution project.
+    """A token server that follows the specification of the distribution project.
 
-    It signs JSON web tokens (RS256) with the key of ``certificate``. USER with PASSWORD, and ``refresh_token``, get
-    the requested scope. While ``anonymous`` is true, anyone gets the scope ``pull``.
+    It signs JSON web tokens (RS256) with the key of ``certificate``. It grants the requested scope to USER with
+    PASSWORD, and to clients that send ``refresh_token``. While ``anonymous`` is true, anyone gets the scope ``pull``.
     """
 
     def __init__(self, certificate: Path, key: Path) -> None:

@@ -28,7 +28,7 @@ SUITE = "trixie"
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A package of a file or two. ``version`` and ``depends`` are as dpkg writes them."""
+    """A package with one or two files. ``version`` and ``depends`` are in dpkg's format."""
 
     name: str
     version: str = "1.0"
@@ -79,7 +79,7 @@ class StandIn:
             self._pack(tree)
 
     def repack(self, originals: Iterable[Path], suffix: str) -> None:
-        """Put packages of another archive into its pool, in versions of its own: they, and what they name, end so."""
+        """Put packages of another archive into the pool, with ``suffix`` appended to all versions in their control."""
         for original in originals:
             tree = self.folder / "tree"
             run(["dpkg-deb", "--raw-extract", original, tree])
@@ -99,7 +99,7 @@ class StandIn:
         self._described[name] = f"{control}\n{where}\nSHA256: {hashlib.sha256(content).hexdigest()}\n"
 
     def publish(self, *suites: str) -> None:
-        """Index its pool, and sign that."""
+        """Write the index of the pool, and sign it."""
         for suite in suites:
             dist = self.folder / "dists" / suite
             origin = [f"Origin: {self.origin}", f"Label: {self.origin}"] if self.origin else []
@@ -121,7 +121,7 @@ class StandIn:
 
 
 class World:
-    """Debian, Raspbian and the Raspberry Pi's archive, empty at first; ``serving`` puts them in their places."""
+    """Debian, Raspbian and the Raspberry Pi's archive, empty at first; ``serving`` replaces the real ones with them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -131,7 +131,7 @@ class World:
 
     @contextlib.contextmanager
     def serving(self, *, debian: bool = True) -> Iterator[None]:
-        """Publish and serve them, and let the flavours' data name them; Debian itself only where that is said."""
+        """Publish and serve the archives, and name them in the flavours' data; Debian's only with ``debian``."""
         if debian:
             self.debian.publish(SUITE, f"{SUITE}-updates", f"{SUITE}-security")
         self.raspbian.publish(SUITE)
@@ -163,13 +163,13 @@ class World:
             yield
 
     def close(self) -> None:
-        """End the agents that gpg leaves behind."""
+        """Stop the agents that gpg leaves running."""
         for archive in (self.debian, self.raspbian, self.raspberrypi):
             archive.key.close()
 
 
 def _change(data: Path, **values: str | list[str]) -> None:
-    """Give settings of a TOML file other values; each is a line of it, more than once or not at all."""
+    """Change settings in a TOML file. A setting is one line; all of its occurrences, if any, are changed."""
     lines = []
     for line in data.read_text().splitlines():
         name = line.partition(" = ")[0]

@@ -92,7 +92,7 @@ def test_pandas_groups() -> None:
 
 
 def test_scikit_learn_fits() -> None:
-    """The digits that the package includes."""
+    """Uses the data set of digits that the package includes."""
     x, y = load_digits(return_X_y=True)
     known, other, labels, wanted = train_test_split(x / 16, y, test_size=0.5, random_state=1)
     model = LogisticRegression(max_iter=200).fit(known, labels)
@@ -113,7 +113,7 @@ def test_matplotlib_draws_a_png_that_pillow_decodes() -> None:
 def test_the_example_classifies_a_frame_of_opencv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """OpenCV reads a video file as it reads a camera."""
+    """OpenCV reads a video file in the same way as a camera."""
     monkeypatch.syspath_prepend("/usr/src/examples")
     import classify
 

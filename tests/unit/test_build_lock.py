@@ -94,7 +94,7 @@ with build_lock(folder), files.replacing(folder / "rootfs.tar") as aside, ExitSt
 
 
 def test_the_next_build_removes_what_a_killed_one_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It can contain gigabytes. Other files in the folders are not removed."""
+    """The leftovers can be gigabytes. Other files in the folders are not removed."""
     folder = tmp_path / "target"
     ended = subprocess.run([sys.executable, "-c", KILLED, folder], cwd=ROOT, check=False)
     assert ended.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Paths of the command line are from the caller's folder, although a task runs in the repository."""
+"""Paths on the command line are relative to the caller's folder, although a task runs in the repository."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from toolchain import caller
 from toolchain.config import ROOT
 
-# The function that each task calls is replaced: it prints the paths. A separate process, because tasks.py removes the
-# INVOKE_* variables from the environment.
+# The function that each task calls is replaced: it prints the paths. This runs in a separate process, because tasks.py
+# removes the INVOKE_* variables from the environment.
 PRINT_PATHS = """
 import json, sys
 from invoke.context import Context

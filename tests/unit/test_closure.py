@@ -90,7 +90,7 @@ def test_each_module_of_the_closure_changes_the_key(checkout: Path, code: str) -
 
 @pytest.mark.parametrize("code", sorted(STEPS))
 def test_modules_outside_the_closure_do_not_change_the_key(checkout: Path, code: str) -> None:
-    """Among them are all modules in the list of exceptions, and the jobs."""
+    """These modules include all modules in the list of exceptions, and the jobs."""
     step = STEPS[code]
     before = key(step)
     others = {str(path.relative_to(checkout)) for path in checkout.rglob("*.py")} - set(closure.digests(code))

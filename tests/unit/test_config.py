@@ -322,7 +322,7 @@ def test_the_distribution_has_no_torch_for_armhf() -> None:
 
 
 def test_a_list_of_options_is_taken_as_it_is() -> None:
-    """Also with spaces and commas, although the text of a variable is split at commas."""
+    """Also with spaces and commas, although the value of an environment variable is split at commas."""
     whole = ("A=-O1 -Wl,--as-needed", "B=", "C=x=y ")
     assert load_config({"torch": {"options": ["D=1"]}}, options={"torch.options": [*whole]}).torch.options == whole
     assert load_config({"torch": {"options": ["D=1"]}}, options={"torch.options": []}).torch.options == ("D=1",)

@@ -95,7 +95,7 @@ def test_a_missing_folder_is_not_a_missing_program(tmp_path: Path) -> None:
 
 
 def test_lines_are_passed_on_immediately(tmp_path: Path) -> None:
-    """The program waits until its first line was read."""
+    """The program waits until its first line has been read."""
     seen: list[str] = []
 
     def note(line: str) -> None:

@@ -215,19 +215,19 @@ class Quick(building.Builder):
     fault: BaseException | None = None
 
     def prepare(self) -> None:
-        """A tree."""
+        """Create a tree."""
         (self.home / "pytorch").mkdir(exist_ok=True)
 
     def configure(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def compile(self) -> None:
-        """To the end, or not."""
+        """Succeed, or raise ``fault``."""
         if self.fault is not None:
             raise self.fault
 
     def package(self, folder: Path) -> tuple[Path, Path, list[dict[str, str]]]:
-        """A wheel."""
+        """Build a wheel."""
         built = StandIn(FIT).build(folder)
         return built.wheel, built.symbols, []
 
