@@ -375,7 +375,7 @@ def run_on_pi(
     help={
         "kernel": "add_one, gemm, or a Python file (docs/remote.md)",
         "target": "aarch64, armv7, local or qpu",
-        "device": "a board of remote.devices, or an address: HOST:PORT, tracker://HOST:PORT/KEY, emulator …",
+        "device": "a board from remote.devices, or an address: HOST:PORT, tracker://HOST:PORT/KEY, emulator …",
         "size": "problem size (default: the kernel's)",
         "number": "runs per measurement",
         "repeat": "number of measurements",

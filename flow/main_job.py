@@ -118,7 +118,7 @@ def build_image(
 
 
 def _require_root(decisions: Sequence[Decision], task: str) -> None:
-    """Raise RootNeeded if a root filesystem will be made. If no engine is running, its image may already exist."""
+    """Raise RootNeeded if a root filesystem will be made. If no engine is running, the image may already exist."""
     made = [item for item in decisions if item.runs and item.step.name in _NEED_ROOT and item.reason != NO_ENGINE]
     if made:
         titles = ", ".join(item.step.title for item in made)

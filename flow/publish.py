@@ -1,6 +1,6 @@
 """``push --sign``, ``pull --verify`` and ``verify``: images with signed statements.
 
-The provenance of an image is an in-toto statement with a SLSA provenance predicate, version 1, as torch's wheel has. It
+The provenance of an image is an in-toto statement with a SLSA provenance predicate, version 1, like that of torch. It
 lists the wheels, libqpu, the package lists of the mirror, the commit, and the bill of materials with their SHA-256.
 """
 
@@ -140,7 +140,7 @@ def verify_file(path: Path) -> Checked:
 
 
 def public_key(config: Config, key: Path | None) -> signing.PublicKey:
-    """The key of --key, or of the configuration. Raises ConfigError if there is none, UserError."""
+    """The key in --key, or in the configuration. Raises ConfigError if there is none, UserError."""
     if key is None and not config.registry.public_key:
         raise ConfigError(["registry.public_key is not set: set it to the path of a public key, or pass --key"])
     return signing.load_public(key or ROOT / config.registry.public_key)

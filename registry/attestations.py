@@ -176,7 +176,7 @@ def _require_subject(stated: str, digest: str, what: str) -> None:
             f"{what} belongs to another image",
             expected=f"the digest {digest}",
             found=stated or "no digest",
-            fix="do not use the image: another user exchanged the signatures. Push it again with --sign",
+            fix="do not use the image: another user replaced the signatures. Push it again with --sign",
         )
 
 

@@ -42,7 +42,7 @@ def stage(recipe: Recipe, target: Architecture, suite: Suite, root: Path, log: P
 
 
 def check(client: docker.DockerClient, reference: str, target: Architecture, log: Path) -> str:
-    """Start the server in a finished image; the version of TVM that it reports. Raises CommandFailed."""
+    """Start the server in a finished image; returns the TVM version that it reports. Raises CommandFailed."""
     try:
         said = run_in(
             client, reference, ["pitorch-rpc-server", "--check"], architecture=target, limit_s=_LIMIT_S, log=log

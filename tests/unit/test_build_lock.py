@@ -120,7 +120,7 @@ def test_the_next_build_removes_what_a_killed_one_left(tmp_path: Path, capsys: p
 
 
 def test_folders_in_use_are_not_leftovers(tmp_path: Path) -> None:
-    """A build of another target, of a wheel or an export does not hold the lock of this target."""
+    """A build of another target or of a wheel, or an export, does not hold the lock of this target."""
     folder = tmp_path / "target"
     with (
         files.scratch_folder(folder / "work", "wheel") as wheel,

@@ -53,8 +53,8 @@ def program(
 ) -> ELFFile:
     """An arm64 file.
 
-    ``symbols`` have a word as their address, with the type and binding unless it is a local function.
-    ``frames`` and ``pointers`` are words with an entry in .eh_frame_hdr, and with a relocation in a table.
+    ``symbols`` maps a name to the number of a word, with the type and binding unless it is a local function.
+    ``frames`` are the words with an entry in .eh_frame_hdr, ``pointers`` those with a relocation in a table.
     """
     texts, table = b"\0", bytes(24)
     for name, value in (symbols or {}).items():

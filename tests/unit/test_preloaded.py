@@ -227,7 +227,7 @@ def test_a_process_that_was_killed_runs_no_script_twice(board: Board) -> None:
         assert caller.wait(20) == 125
         assert caller.stderr is not None
         assert "was terminated while the script ran" in caller.stderr.read()
-    assert noted.read_text() == "x\n", "and its end is here: the script that held our pipe has ended too"
+    assert noted.read_text() == "x\n", "the pipe is closed, so the script has exited too"
     assert board.run("--import=heavy", "-c", "print('restarted')").stdout == "restarted\n"
 
 
