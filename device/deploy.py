@@ -137,7 +137,7 @@ def _outputs(tree: Path, name: str) -> dict[str, bool]:
 
 
 def require_same_library(tree: Path, chosen: str) -> None:
-    """Raise PlatformMismatch if the tree contains the other QPU library; its programs are linked with that one."""
+    """Raise PlatformMismatch if the tree contains the other QPU library; the tree's programs are linked with it."""
     found = library_of(tree)
     if found and found != chosen:
         raise PlatformMismatch(

@@ -251,7 +251,7 @@ def _hash(tree: Path, size: int) -> tuple[TreeHash, str]:
 
 
 def _client_key(final: Layout, metadata: Path) -> str:
-    """The public key for logins to the board; the key pair of an earlier export is reused."""
+    """The public key for logins to the board. The key pair of an earlier export is reused."""
     private, public = metadata / final.client_key.name, metadata / f"{final.client_key.name}.pub"
     old = final.client_key
     if old.is_file() and old.with_name(public.name).is_file():

@@ -181,7 +181,7 @@ def _require_subject(stated: str, digest: str, what: str) -> None:
 
 
 def _path(value: Any, *keys: str) -> str:
-    """A text in nested objects, or in JSON; empty if it is not there."""
+    """A string in nested objects, or in JSON; empty if it is absent."""
     if isinstance(value, bytes):
         try:
             value = json.loads(value)

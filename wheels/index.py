@@ -281,5 +281,5 @@ def _warn(fault: Exception, environ: WSGIEnvironment) -> None:
 
 
 def _printable(text: str) -> str:
-    """A text from a request, escaped: clients must not be able to write control sequences to this terminal."""
+    """A string from a request, escaped: clients must not be able to write control sequences to this terminal."""
     return text if text.isprintable() else ascii(text)

@@ -33,7 +33,7 @@ _OTHER_BYTES = re.compile(r"Got\s+([0-9a-f]{64})")
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What pip's output says about a failure."""
+    """What pip's output reports about a failure."""
 
     name: str
     """The requirement that has no matching distribution; empty if there is none."""

@@ -81,7 +81,7 @@ PARALLEL = """
 
 
 def write(folder: Path, text: str = RIGHT, *replaced: tuple[str, str]) -> Path:
-    """Write a kernel's file. Each pair in ``replaced`` is a text and its replacement."""
+    """Write a kernel's file. Each pair in ``replaced`` is a string and its replacement."""
     made = textwrap.dedent(text)
     for old, new in replaced:
         assert old in made
