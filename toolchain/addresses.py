@@ -36,7 +36,7 @@ def own_addresses() -> dict[ipaddress.IPv4Address, str]:
 
 
 def server_address(config: Config) -> str:
-    """``nfs.address``, else this machine's address in the board's subnet, else the source address of the route there.
+    """``nfs.address``, else this machine's address in the board's subnet, else the source address of the route to that subnet.
 
     Raises NetworkUnreachable if there is no route to the board's subnet.
     """
