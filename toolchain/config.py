@@ -247,8 +247,8 @@ class TorchConfig:
     from_source: bool = _setting(False, "build the wheel from source first, and use this wheel")
     source: str = _setting(
         "archive",
-        "what build-torch builds: the distribution's source package (archive) or upstream's tag (git); or the only place "
-        "to take torch from: the pinned wheel (pypi), python3-torch (distribution), wheelhouse",
+        "what build-torch builds: the distribution's source package (archive) or upstream's tag (git); or the only "
+        "place to take torch from: the pinned wheel (pypi), python3-torch (distribution), wheelhouse",
         _one_of("archive", "git", "pypi", "distribution", "wheelhouse"),
     )
     variant: str = _setting("neon", "CPU of the wheel: a variant in recipes/torch/recipe.toml", _name)

@@ -85,7 +85,10 @@ def require_program(name: str, why: str) -> Path:
 
 
 def require_root(why: str, again: str) -> None:
-    """Raise RootNeeded unless the user is root. The fix is the user's command with sudo, or ``again`` if that is unknown."""
+    """Raise RootNeeded unless the user is root.
+
+    The fix is the user's command with sudo, or ``again`` if that command is unknown.
+    """
     if os.geteuid() != 0:
         raise RootNeeded(
             f"root is needed {why}",
