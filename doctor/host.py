@@ -12,7 +12,9 @@ from engine import systemd
 
 def check_init() -> Finding:
     """Whether systemd or ``./inv`` starts the engine. Both are supported."""
-    found = "systemd runs as init and runs the engine" if systemd.booted() else "no systemd: ./inv starts dockerd itself"
+    found = (
+        "systemd runs as init and runs the engine" if systemd.booted() else "no systemd: ./inv starts dockerd itself"
+    )
     return ok("init", "looked for /run/systemd/system", found)
 
 
