@@ -105,7 +105,7 @@ def root_alone(workspace: Workspace) -> float:
 
 
 def dockerfile(base: str, packages: list[str], settings: Mapping[str, str] = MappingProxyType({})) -> str:
-    """A Dockerfile that installs packages with emulated apt. ``settings`` are files that are written before."""
+    """A Dockerfile that installs packages with emulated apt. ``settings`` are files that are written first."""
     written = "".join(
         f"RUN mkdir -p {shlex.quote(str(PurePosixPath(path).parent))} && "
         f"printf '%s\\n' {shlex.join(text.splitlines())} >{shlex.quote(path)}\n"

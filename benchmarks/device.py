@@ -59,13 +59,13 @@ _FIRST = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The seconds of one change: to compile (and deploy) the source, to boot, and to get the result."""
+    """The seconds that one change takes: to compile (and deploy) the source, to boot, and to get the result."""
 
     made: float
     booted: float = 0.0
     ran: float
     imports: float = 0.0
-    """The part of ``ran`` for the imports on the device."""
+    """The part of ``ran`` that the imports on the device take."""
 
     @property
     def total(self) -> float:
@@ -118,7 +118,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def _figures(workspace: Workspace, subject: Subject) -> list[Figure]:
-    """The rounds with one subject: on a device that is off, then while it is running."""
+    """The rounds with one subject: first with the device off, then with the device running."""
     rounds = Rounds(workspace, subject)
     with contextlib.ExitStack() as device:
         with progress.step(f"{subject.name}: {OFF}"):

@@ -85,7 +85,7 @@ def measure(workspace: Workspace) -> Result:
 
 def plain_way(box: str, tree: Path) -> str:
     """The conventional command, with the options that preserve owners and file capabilities."""
-    docker = process.require_program("docker", "to export a container the plain way")
+    docker = process.require_program("docker", "to export a container in the conventional way")
     unpacked = shlex.join(
         ["tar", "--extract", f"--directory={tree}", "--numeric-owner", "-p", "--xattrs", "--xattrs-include=*"]
     )

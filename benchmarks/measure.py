@@ -125,7 +125,7 @@ def observe(
     limit_s: float = 3600.0,
     program: str = "benchmarks.observed",
 ) -> Observed:
-    """Run a task like a user would and measure it. Raises CommandFailed with the last lines of its output.
+    """Run a task as a user would, and measure it. Raises CommandFailed with the last lines of its output.
 
     The peak is VmHWM of proc(5) for the Python process only, without the programs that it starts.
     """

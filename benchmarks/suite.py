@@ -69,7 +69,7 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False,
         )
     chosen = _chosen(name)
     if not name and not torch_wheel.has_tree(config):
-        progress.say("    skipping torch: there is no build tree of it (./inv build-torch --again creates one)")
+        progress.say("    skipping torch: its build tree does not exist (./inv build-torch --again creates one)")
         chosen = {item: measure for item, measure in chosen.items() if item != "torch"}
     if times < 1:
         raise UserError("at least one run is needed", expected="--times of 1 or more", found=str(times))

@@ -1,8 +1,8 @@
 """Compiling torch: a few objects in three ways, and an estimate of the whole build under emulation.
 
 The objects are from the build tree of ``./inv build-torch`` and are compiled with its command lines, without ccache.
-They are sources of c10, which include no headers of other libraries; those exist only in the builder image. All three
-ways use GCC; the recipe's own compiler is measured as well.
+They are sources of c10, which do not include headers of other libraries: such headers exist only in the builder image.
+All three ways use GCC; the recipe's own compiler is measured as well.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ TITLES = {
 GOAL = Goal(2700)
 """For a build without ccache: 45 minutes."""
 RULE = (
-    "One compiler at a time, no ccache, timed inside the container. The first three are GCC by one command line, "
-    "without warnings; the recipe's is that of the build. Emulated: one run; others: the median of alternating runs. "
-    "The emulated whole is an estimate: the seconds of the build times the ratio of emulated GCC to the recipe's. "
-    "The seconds of the build are from its own record, under the load at that time."
+    "One compiler at a time, no ccache, timed inside the container. The first three use GCC with the same "
+    "command line, without warnings; the recipe's compiler uses the command line of the build. Emulated: one run; "
+    "others: the median of alternating runs. The emulated total is an estimate: the time of the build, multiplied by "
+    "the ratio of emulated GCC to the recipe's compiler. The time of the build is from its own record, under the load "
+    "at that time."
 )
 
 
@@ -104,7 +105,8 @@ def measure(workspace: Workspace) -> Result:
 def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
     """The figures of the tree's build, and the reasons for missing ones. ``slower`` is the slowdown by emulation.
 
-    With objects from the compiler's cache, the total of all objects is left out and the whole build has no goal.
+    If some objects came from ccache, the total time of all objects is left out, and the time of the whole build is not
+    compared with a goal.
     """
     hits, calls = builder.cache_use()
     cached = f"{hits} of {calls} compiler calls were ccache hits"

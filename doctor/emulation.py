@@ -59,7 +59,7 @@ def check_mmap_min_addr(sysctl: Path) -> Finding:
     try:
         value = int(sysctl.read_text())
     except (FileNotFoundError, ValueError):
-        # The emulator reads it too, and ends if it is missing: https://github.com/microsoft/WSL/issues/10049
+        # The emulator reads this setting too, and exits if it is missing: https://github.com/microsoft/WSL/issues/10049
         found = "the kernel has no such setting; then qemu-user cannot place the guest's memory (seen on WSL 1)"
         return fail(name, done, found, "use WSL 2 or a Linux kernel")
     if value > 0x10000:

@@ -62,7 +62,7 @@ def guarded(name: str, check: Callable[[], Finding]) -> Finding:
         fix = "run it yourself and see what it waits for; if it is a foreign program, update its emulator"
         return fail(name, "tried", found, fix)
     except OSError as fault:
-        return fail(name, "tried", str(fault), "fix the cause that it names")
+        return fail(name, "tried", str(fault), "fix the cause that the error names")
 
 
 def described(fault: UserError) -> str:

@@ -1,8 +1,9 @@
 """Run programs of the target: a small ARM program, a directory listing, and a compiled program.
 
 ext4 numbers directory entries with a 64-bit hash for 64-bit processes, and qemu-user is one. A 32-bit program whose C
-library has 32-bit fields for that number gets EOVERFLOW from readdir(3), and often takes it for the end of the
-directory. An initramfs that is built under qemu-user on ext4 then lacks nearly all drivers, without any error message.
+library has 32-bit fields for that number gets EOVERFLOW from readdir(3), and often treats this error as the end of
+the directory. An initramfs that is built under qemu-user on ext4 then lacks nearly all drivers, without any error
+message.
 See https://sourceware.org/bugzilla/show_bug.cgi?id=23960 and https://lore.kernel.org/lkml/87bm56vqg4.fsf@mid.deneb.enyo.de/.
 """
 

@@ -1,4 +1,4 @@
-"""The init system, and the rights of the user."""
+"""The init system, and the user's privileges."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from engine import systemd
 
 def check_init() -> Finding:
     """Whether systemd or ``./inv`` starts the engine. Both are supported."""
-    found = "systemd is the init and runs the engine" if systemd.booted() else "no systemd: ./inv starts dockerd itself"
+    found = (
+        "systemd runs as init and runs the engine" if systemd.booted() else "no systemd: ./inv starts dockerd itself"
+    )
     return ok("init", "looked for /run/systemd/system", found)
 
 
 def check_rights() -> Finding:
-    """Root's rights, which are needed to build a root filesystem, export it and serve it: as root or with sudo."""
+    """Root privileges, which building, exporting and serving a root filesystem require: as root or with sudo."""
     return _check_mounting() if os.geteuid() == 0 else _check_sudo()
 
 

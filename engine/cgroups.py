@@ -1,7 +1,7 @@
 """Mount the cgroup hierarchies that dockerd needs.
 
-On a machine with systemd they are mounted. In a bare container they are not, so this module mounts them in the same way
-as the package cgroupfs-mount: the unified hierarchy, unless controllers are bound to version 1.
+On a machine with systemd, systemd mounts them. In a bare container they are not mounted, so this module mounts them in
+the same way as the package cgroupfs-mount: the unified hierarchy, unless controllers are bound to version 1.
 """
 
 from __future__ import annotations

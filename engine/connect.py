@@ -32,7 +32,7 @@ ENGINE_ERRORS = (
 
 
 class Selection(NamedTuple):
-    """The engine that the user selected. Without a host, it is the one at the default socket."""
+    """The engine that the user selected. If no host is set, it is the engine at the default socket."""
 
     host: str = ""
     source: str = "DOCKER_HOST"
@@ -89,7 +89,7 @@ def connect_to(selection: Selection, *, timeout_s: float) -> docker.DockerClient
     """``connect`` for a given selection."""
     address = selection.host or DEFAULT_HOST
     try:
-        # docker-py leaves its own socket open if nothing listens there, so this connects once before.
+        # docker-py leaves its own socket open if nothing listens there, so this function connects once first.
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(timeout_s)
             probe.connect(str(_socket_path(address)))
@@ -130,7 +130,7 @@ def unavailable(selection: Selection, fault: BaseException | None = None) -> Eng
         "no Docker engine responds",
         expected=expected,
         found=_reason(fault),
-        fix="./inv doctor starts one (systemd or dockerd), or set DOCKER_HOST to another one of this machine",
+        fix="run ./inv doctor, which starts one (systemd or dockerd), or set DOCKER_HOST to another engine here",
     )
 
 

@@ -48,7 +48,7 @@ class Ran:
 
 
 def label() -> dict[str, str]:
-    """The label of this process's containers: the process, and the namespace of its number."""
+    """The label of this process's containers: it identifies the process and its PID namespace."""
     return {_CREATOR: json.dumps({**record(psutil.Process()), "namespace": _namespace()})}
 
 
@@ -123,9 +123,9 @@ def container(
         ) from fault
     except docker.errors.APIError as fault:
         found = str(fault.explanation)
-        raise EngineUnavailable(f"the engine cannot create a container of {image}", found=found) from fault
+        raise EngineUnavailable(f"the engine cannot create a container from {image}", found=found) from fault
     except ENGINE_ERRORS as fault:
-        raise engine_lost(f"created a container of {image}", fault) from fault
+        raise engine_lost(f"created a container from {image}", fault) from fault
     try:
         with on_interrupt(lambda: _end(made, patience_s)):
             yield made
@@ -178,7 +178,7 @@ def run_in(
     fix: str = "",
     patience_s: float = 0.0,
 ) -> Ran:
-    """Run ``argv`` to completion in a new container of ``image``; its output is written to ``log`` immediately.
+    """Run ``argv`` to completion in a new container from ``image``; its output is written to ``log`` immediately.
 
     ``binds`` are ``SOURCE:TARGET:ro|rw``. Raises CommandFailed (unless ``check`` is false) or CommandTimedOut
     (``limit_s`` seconds), with the last lines of the output; EngineUnavailable if the engine exits in the meantime.
@@ -208,12 +208,12 @@ def run_in(
             box.start()
         except docker.errors.APIError as fault:
             raise CommandFailed(
-                f"the container of {image} does not start",
+                f"the container from {image} does not start",
                 found=str(fault.explanation),
                 fix="check that the program exists in the image, and run ./inv doctor",
             ) from fault
         except ENGINE_ERRORS as fault:
-            raise engine_lost(f"started a container of {image}", fault) from fault
+            raise engine_lost(f"started a container from {image}", fault) from fault
         expired = threading.Event()
 
         def expire() -> None:

@@ -45,7 +45,7 @@ def daemon_environment(environ: Mapping[str, str] | None = None) -> dict[str, st
 def _with_scheme(proxy: str) -> str:
     """The proxy's address in a form that every program accepts.
 
-    apt requires a scheme, and supports no SOCKS scheme but ``socks5h``.
+    apt requires a scheme, and supports no SOCKS scheme other than ``socks5h``.
     """
     scheme, separator, rest = proxy.rpartition("://")
     if not separator:

@@ -113,8 +113,8 @@ def _start(daemon: Daemon) -> EngineInfo:
     _refuse_second(daemon)
     sudo = sudo_prefix("to start dockerd")
     cgroups.mount_missing(sudo)
-    # A new dockerd waits for the containerd of a killed one, because its pid file exists. It also waits if that process
-    # is a zombie.
+    # A new dockerd waits for the containerd of a killed dockerd, because containerd's pid file still exists. It also
+    # waits if that containerd is a zombie.
     if all(report.startswith("leftover") for report in end_leftovers(daemon, shims=False)):
         with contextlib.suppress(PermissionError):
             (daemon.exec_root / "containerd" / "containerd.pid").unlink(missing_ok=True)
@@ -189,7 +189,7 @@ def socket_group() -> int:
 
 
 def _refuse_second(daemon: Daemon) -> None:
-    """Raise EngineUnavailable if another dockerd runs on the default paths: it does not respond, and stays as it is."""
+    """Raise EngineUnavailable if another dockerd runs on the default paths: it does not respond, and is not stopped."""
     if daemon.host != DEFAULT_HOST:
         return
     with contextlib.suppress(OSError, ValueError, psutil.Error):
@@ -249,8 +249,8 @@ def _fix_for(tail: str) -> str:
     lowered = tail.lower()
     known = (
         ("needs to be started with root", "run as root, or install sudo"),
-        ("operation not permitted", "this container lacks rights: run it with --privileged"),
-        ("permission denied", "this container lacks rights: run it with --privileged"),
+        ("operation not permitted", "this container lacks privileges: run it with --privileged"),
+        ("permission denied", "this container lacks privileges: run it with --privileged"),
         ("devices cgroup", "cgroups are not mounted: run this container with --privileged"),
         ("iptables", "iptables must work here: --privileged or --cap-add=NET_ADMIN, and the iptables package"),
         ("no space left", "free some space below /var/lib/docker"),

@@ -34,7 +34,7 @@ def stop_daemon(daemon: Daemon) -> str:
     """``stop_engine`` for a given daemon."""
     nothing = "no engine was started here"
     if daemon.host == DEFAULT_HOST and systemd.runs_engine():
-        nothing += "; systemd runs one, which stays (systemctl stop docker.socket docker.service stops it)"
+        nothing += "; systemd runs one, which is left running (systemctl stop docker.socket docker.service stops it)"
     if not daemon.folder.is_dir():
         return nothing
     with daemon.lock():
@@ -78,7 +78,7 @@ def end_leftovers(daemon: Daemon, *, shims: bool = True) -> Iterator[str]:
     """Stop containerd and its ``shims`` after dockerd was killed; yields a description for each process.
 
     They are recognised by the daemon's exec-root on their command line. The same path in another root (a chroot, a
-    container) or mount namespace belongs to another daemon, so both must be ours.
+    container) or mount namespace belongs to another daemon, so both must be this process's.
     """
     marker = f"{daemon.exec_root}/containerd/"
     mounts = Path("/proc/self/ns/mnt").readlink()
@@ -91,9 +91,9 @@ def end_leftovers(daemon: Daemon, *, shims: bool = True) -> Iterator[str]:
                 continue
             folder = Path(f"/proc/{process.pid}")
             if (folder / "ns/mnt").readlink() != mounts:
-                yield f"left alone: {name} (pid {process.pid}), of another mount namespace"
+                yield f"left alone: {name} (pid {process.pid}), in another mount namespace"
             elif not (folder / "root").samefile("/"):
-                yield f"left alone: {name} (pid {process.pid}), of another root"
+                yield f"left alone: {name} (pid {process.pid}), in another root"
             else:
                 end_process(process, name)
                 yield f"leftover {name} (pid {process.pid}) stopped"

@@ -3,10 +3,10 @@
     python3 classify.py --weights mobilenet_v2.pth photo.jpg
     python3 classify.py --weights resnet18.pth --model resnet18 --labels imagenet.txt photo.jpg
     python3 classify.py --weights mobilenet_v2.pth --camera 0        # one frame of a camera; requires OpenCV
-    python3 classify.py --weights mobilenet_v2.pth --camera clip.mp4 # or of a video, or of a stream's URL
+    python3 classify.py --weights mobilenet_v2.pth --camera clip.mp4 # or of a video file or a stream's URL
 
-The weights are a state dict, such as torchvision offers for its models. The int8 network is made from them here: its
-ranges are computed from the image and its mirror image.
+The weights are a state dict, such as those that torchvision provides for its models. The script makes the int8 network
+from them, and computes the network's value ranges from the image and its mirror image.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchvision.transforms.v2 import functional as pictures
 
 MODELS = ("mobilenet_v2", "mobilenet_v3_large", "resnet18", "resnet50", "shufflenet_v2_x1_0")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's pictures, by colour."""
+"""Mean and standard deviation of ImageNet's pictures, by colour."""
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--weights", type=Path, required=True, help="the model's state dict")
-    parser.add_argument("--labels", type=Path, help="a text file with one name per class and line")
+    parser.add_argument("--labels", type=Path, help="a text file with one class name per line")
     parser.add_argument("--times", type=int, default=5, help="how often each network is run (default: 5)")
     options = parser.parse_args()
     if (options.picture is None) == (options.camera is None):
@@ -66,7 +66,7 @@ def arguments() -> argparse.Namespace:
 
 
 def opened(path: Path) -> Tensor:
-    """The picture of a file: 3 colours x height x width, 0 to 255."""
+    """The picture in a file: 3 colours x height x width, 0 to 255."""
     try:
         return torchvision.io.decode_image(str(path), torchvision.io.ImageReadMode.RGB)
     except RuntimeError as fault:
@@ -74,7 +74,7 @@ def opened(path: Path) -> Tensor:
 
 
 def frame(source: str) -> Tensor:
-    """A frame of a camera (its number), a video file or a URL, as ``opened``."""
+    """A frame of a camera (its number), a video file or a URL, in the format of ``opened``."""
     try:
         import cv2
     except ImportError:
@@ -99,7 +99,7 @@ def network(name: str, weights: Path) -> nn.Module:
 
 
 def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
-    """The model in int8, with the ranges of the examples."""
+    """The model in int8, with value ranges from the examples."""
     model = loaded(torchvision.models.get_model(f"quantized_{name}", quantize=False), weights)
     model.fuse_model()
     model.qconfig = quantization.get_default_qconfig("qnnpack")
@@ -120,7 +120,10 @@ def loaded(model: nn.Module, weights: Path) -> nn.Module:
 
 
 def run(model: nn.Module, picture: Tensor, times: int) -> tuple[Tensor, float]:
-    """The shares of the classes, and the median time in milliseconds. The first call, which packs weights, is extra."""
+    """The probabilities of the classes, and the median time in milliseconds.
+
+    The first call is not counted, because it packs the weights.
+    """
     seconds = []
     with torch.inference_mode():
         shares = model(picture)[0].softmax(0)

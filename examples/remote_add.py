@@ -4,7 +4,7 @@
     .venv/bin/python examples/remote_add.py --local-demo          on this PC
     .venv/bin/python examples/remote_add.py                       on the board of board.toml
 
-The script that introductions to TVM's RPC show, ported to today's TVM: the old calls are in brackets. The board runs
+The script from introductions to TVM's RPC, ported to the current TVM. The old calls are in brackets. The board runs
 TVM's server (docs/remote.md). ``./inv profile-remote`` does the same with queues, time limits and error messages.
 """
 

@@ -235,7 +235,7 @@ def _fetched_keyring(flavour: Flavour, folder: Path) -> Path:
 
 
 def fetch_keys(config: Config, keyrings: Path) -> None:
-    """Fetch the keys of ``sources_for`` that are missing in ``keyrings``, or not the pinned keys.
+    """Fetch the keys of ``sources_for`` that are missing in ``keyrings`` or are not the pinned keys.
 
     Raises the same exceptions as ``fetch_key``.
     """
@@ -368,7 +368,7 @@ def _verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s:
 def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> tuple[str, str]:
     """Update a pocket under its other name and store the lists in ``scratch`` under its own name.
 
-    Returns the date of the index and the reason of a failure, one of them empty; both are empty if there is no other
+    Returns the date of the index and the reason for a failure, one of them empty; both are empty if there is no other
     name.
     """
     also = source.pocket.also
@@ -408,7 +408,7 @@ def _with_origin(source: Source, scratch: Path) -> Source:
 
 
 def _update(source: Source, scratch: Path, limit_s: float) -> str:
-    """Run ``apt-get update`` for one source in private directories. Returns the reason of a failure, or "".
+    """Run ``apt-get update`` for one source in private directories. Returns the reason for a failure, or "".
 
     Raises DiskFull.
     """
@@ -501,7 +501,7 @@ def download(
 
 
 def download_alone(sources: tuple[Source, ...], lists: Path, package: str, folder: Path, log: Path) -> Path:
-    """Fetch one package without its dependencies into ``folder``, which is empty. Returns the file.
+    """Fetch one package without its dependencies into ``folder``, which must be empty. Returns the file.
 
     Raises CommandTimedOut, or CommandFailed with the end of apt's output, which is written to ``log``.
     """
@@ -556,7 +556,7 @@ def _apart(scratch: Path) -> list[str]:
 def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder: Path, log: Path) -> None:
     """Fetch a source package's files into ``folder``; apt verifies them by the archive's signature.
 
-    Pockets that cannot be read are tried under their other names, as in ``verify``; the version identifies the package.
+    Pockets that cannot be read are tried under their other names, as in ``verify``: the version identifies the package.
     Raises SourceUnavailable with apt's first error.
     """
     try:
@@ -604,7 +604,7 @@ def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folde
 def fetch_file(source: Source, path: str, sha256: str, place: Path, log: Path) -> None:
     """Fetch one file of an archive, for example one of a source package, unless ``place`` has it already.
 
-    apt's downloader compares the SHA-256. Raises SourceUnavailable with its first error.
+    apt's downloader compares the SHA-256. Raises SourceUnavailable with apt's first error.
     """
     if place.is_file() and files.sha256_of(place) == sha256:
         return

@@ -80,7 +80,7 @@ def load(
 ) -> LoadedImage:
     """Load layers, bottom layer first, as ``reference`` and verify the platform that the engine reports.
 
-    All but the last are layers of an image that the engine has: they are sent again only if the engine requires
+    All but the last are layers of an image that the engine already has: they are sent again only if the engine requires
     complete images. ``epoch`` is the creation time in Unix seconds. Raises CommandFailed or PlatformMismatch.
     """
     config = image_config(layers, architecture, epoch=epoch, environment=environment or {})

@@ -18,7 +18,8 @@ The read-only mounts are:
 Objects and programs are the same, byte for byte. Only the intermediate data in ``-flto`` objects differs, because it
 depends on the width of the compiler's own machine; the linked programs are again the same.
 
-This is not used for a distribution whose compiler generates other code by default (images.flavour, ``compiles_for``).
+This is not used for a distribution whose compiler generates different code by default (``compiles_for`` in
+images.flavour).
 
 The cross compiler does not search /usr/local/include by default; the environment adds it.
 """

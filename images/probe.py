@@ -1,6 +1,6 @@
 """ARM programs of a few bytes, to check without a compiler whether a machine can execute ARM code.
 
-The source of the 32-bit one is probe.S next to this file; a test assembles it and compares.
+The source of the 32-bit program is probe.S next to this file; a test assembles it and compares the bytes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 All roots are built from one state of the mirror (images.apt):
 
-- *tools*: programs of this PC's architecture, extracted in parallel and not configured, so without mmdebstrap: native
-  replacements of emulated programs, the cross compiler, and the rest of the native builder image;
+- *tools*: programs of this PC's architecture, which are extracted in parallel, without mmdebstrap, and not configured:
+  native replacements of emulated programs, the cross compiler, and the rest of the native builder image;
 - *builders* of recipes that need more: native roots with installed packages;
 - *dev*: a target root with compilers and headers, in which wheels are built;
 - *rootfs*: the target root that is exported and booted.

@@ -111,7 +111,7 @@ def write(
                 f"--cdx-schema-version={_CDX_VERSION}", "--spdx-namespace=tag:pitorch,2026:sbom",
                 f"--cdx-serialnumber={uuid.UUID(int=0)}",
             ],
-            env={"PYTHONHASHSEED": "0"},  # the order of sets
+            env={"PYTHONHASHSEED": "0"},  # so that the order of sets is reproducible
             log=log,
         )  # fmt: skip
         made = [scratch / name for name in NAMES]
@@ -128,7 +128,7 @@ def write(
 
 
 def _status_of(tar: Path, folder: Path) -> Path:
-    """Extract what debsbom reads from a tar; the folder. debsbom would extract the whole tar with Python 3.11.2."""
+    """Extract the files that debsbom reads; return the folder. With Python 3.11.2, debsbom extracts the whole tar."""
     with tarfile.open(tar) as archive:
         for item in archive:
             name = item.name.removeprefix("./")
@@ -219,12 +219,12 @@ def _digest(document: Mapping[str, Any]) -> str:
 
 
 def require_valid(path: Path) -> None:
-    """Validate a document by the library of its format. Raises ArtefactDamaged with the first faults."""
+    """Validate a document with the library for its format. Raises ArtefactDamaged with the first faults."""
     check = _faults_of_spdx if path.name.endswith(".spdx.json") else _faults_of_cyclonedx
     if faults := check(path):
         raise ArtefactDamaged(
             f"{path.name} is not a valid bill of materials",
-            expected="a document that the library of its format accepts",
+            expected="a document that the library for its format accepts",
             found="; ".join(faults[:3]),
             fix="run the task that wrote it again",
         )

@@ -180,7 +180,7 @@ def inspect(
     """Start the image, import the modules, load libqpu, and return their versions.
 
     ``own_libqpu``: the library is this project's, so qpu-info is available. Raises CommandFailed if a module does not
-    load: an image is only a product after this test.
+    load: an image is a product only after this test.
     """
     argv = ["python3", "-c", _INSPECT, json.dumps(list(modules)), json.dumps(own_libqpu)]
     try:

@@ -18,7 +18,7 @@ def subnet_of(config: Config) -> ipaddress.IPv4Network:
     except ValueError as fault:
         raise NetworkUnreachable(
             "nfs.subnet is not an IPv4 subnet",
-            expected="such as 192.168.77.0/24",
+            expected="a subnet such as 192.168.77.0/24",
             found=str(fault),
             fix="correct it",
         ) from fault
@@ -36,7 +36,7 @@ def own_addresses() -> dict[ipaddress.IPv4Address, str]:
 
 
 def server_address(config: Config) -> str:
-    """``nfs.address``, else this machine's address in the board's subnet, else the source address of the route there.
+    """``nfs.address``, else this machine's address in the board's subnet, else the source address of the route to it.
 
     Raises NetworkUnreachable if there is no route to the board's subnet.
     """

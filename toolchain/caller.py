@@ -49,7 +49,7 @@ def expanded(given: str) -> str:
     """Replace ``~`` by ``home()`` and ``~NAME`` by that user's home."""
     if given == "~" or given.startswith("~/"):
         return home() + given[1:]
-    return os.path.expanduser(given)  # noqa: PTH111 (Path's raises where there is no such user)
+    return os.path.expanduser(given)  # noqa: PTH111 (Path.expanduser raises if there is no such user)
 
 
 def remember(words: Sequence[str], variables: Iterable[str]) -> None:

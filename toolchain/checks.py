@@ -104,7 +104,7 @@ BUILDERS = ("mmdebstrap", "dockerd")
 
 
 def missing_for_builds() -> tuple[str, ...]:
-    """What this machine lacks to build images; without it the tests of the main job are skipped."""
+    """What this machine lacks to build images; if anything is missing, the tests of the main job are skipped."""
     found = [] if os.geteuid() == 0 else ["root privileges"]
     for name in BUILDERS:
         try:
@@ -156,6 +156,6 @@ def run_all(checks: Sequence[Check]) -> None:
     if failed:
         raise ChecksFailed(
             f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}",
-            expected="exit status 0 of each",
+            expected="exit status 0 from each check",
             fix="see the output above",
         )

@@ -5,8 +5,8 @@ converted into repeated options. ``TASK --help`` works for every task: Invoke wo
 positional argument.
 
 Errors for which Invoke would print a traceback end the program with a message and an exit code: a malformed
-invoke.yaml, an option that is not a number, and errors of the operating system, such as a full disk under standard
-output.
+invoke.yaml, an option that is not a number, and errors of the operating system, such as a full disk when standard
+output is a file.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _report_invalid_numbers() -> None:
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output whose OSErrors, such as a full disk, name it as the file."""
+    """Standard output. Its OSErrors, such as a full disk, name "standard output" as the file."""
 
     def write(self, text: str) -> int:
         with _named("standard output"):

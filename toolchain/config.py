@@ -74,7 +74,7 @@ _BAD_PORT = "expected a port from 1 to 65535"
 def _host(value: Any) -> str:
     if not re.fullmatch(r"(?:[A-Za-z0-9_.-]+@)?[A-Za-z0-9_.:\[\]-]+|", value):
         return "expected [USER@]HOST, or nothing"
-    port = re.search(r"(?:^[^:]*|\]):(\d+)$", value)  # an IPv6 address without brackets has none
+    port = re.search(r"(?:^[^:]*|\]):(\d+)$", value)  # an IPv6 address without brackets has no port
     return _BAD_PORT if port and not 0 < int(port[1]) < 65536 else ""
 
 
@@ -101,7 +101,7 @@ def _place(value: str | Path, *, is_folder: bool) -> str:
     path = ROOT / value
     if fault := path_fault(path):
         return fault
-    return "expected a folder" if is_folder and os.path.lexists(path) and not os.path.isdir(path) else ""  # noqa: PTH112 (Path's raises where it may not look)
+    return "expected a folder" if is_folder and os.path.lexists(path) and not os.path.isdir(path) else ""  # noqa: PTH112 (Path.is_dir raises without permission)
 
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -170,7 +170,7 @@ def _gpu_architectures(values: tuple[str, ...]) -> str:
         return "expected at least one architecture, such as 90+PTX"
     names = [value.removesuffix("+PTX") for value in values]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        return f"expected each architecture once, found {', '.join(twice)} more often"
+        return f"expected each architecture once, found {', '.join(twice)} more than once"
     return _each(_matches(r"\d{2,3}[af]?(?:\+PTX)?", "a compute capability without its point, such as 90 or 90+PTX"))(
         values
     )
@@ -182,7 +182,7 @@ class ImageConfig:
 
     flavour: str = _setting("debian", "the distribution: a file in images/flavours/", _one_of("debian", "raspbian"))
     suite: str = _setting("trixie", "release of the distribution", _one_of("trixie", "bookworm"))
-    architecture: str = _setting("armhf", "Debian's name of the target", _one_of(*ARCHITECTURES))
+    architecture: str = _setting("armhf", "Debian's name of the target architecture", _one_of(*ARCHITECTURES))
     profile: str = _setting("bootable", "bootable (systemd, kernel) or container", _one_of("bootable", "container"))
     kernel: str = _setting("distribution", "kernel of the bootable profile", _one_of("distribution", "raspberrypi"))
     extra_packages: tuple[str, ...] = _setting(
@@ -241,14 +241,14 @@ class TorchConfig:
     """Where the torch wheel comes from: section ``torch``."""
 
     wheelhouse: tuple[str, ...] = _setting(
-        ["wheelhouse"], "folders in which wheels are searched, in this order", is_folder=True
+        ["wheelhouse"], "folders that are searched for wheels, in this order", is_folder=True
     )
     required: bool = _setting(False, "a missing torch wheel is an error, not a warning")
     from_source: bool = _setting(False, "build the wheel from source first, and use this wheel")
     source: str = _setting(
         "archive",
-        "what build-torch builds: the distribution's source package (archive) or upstream's tag (git); or take torch "
-        "from here alone: the pinned wheel (pypi), python3-torch (distribution), wheelhouse",
+        "what build-torch builds: the distribution's source package (archive) or upstream's tag (git); or the only "
+        "place to take torch from: the pinned wheel (pypi), python3-torch (distribution), wheelhouse",
         _one_of("archive", "git", "pypi", "distribution", "wheelhouse"),
     )
     variant: str = _setting("neon", "CPU of the wheel: a variant in recipes/torch/recipe.toml", _name)
@@ -518,7 +518,7 @@ def load_config(
 
 
 def _with_its_variable(fault: str) -> str:
-    """Name SOURCE_DATE_EPOCH in an error of the time stamp that was taken from it."""
+    """Name SOURCE_DATE_EPOCH in an error about the time stamp that was taken from it."""
     value = os.environ.get(EPOCH_VARIABLE)
     from_variable = fault.startswith("image.source_date_epoch:") and value and fault.endswith(f"found {value!r}")
     return f"{fault} in {EPOCH_VARIABLE}" if from_variable else fault
@@ -595,7 +595,7 @@ def _convert(raw: Any, wanted: Any) -> Any:
         if isinstance(raw, str):
             raw = [part.strip() for part in raw.split(",") if part.strip()]
         if not isinstance(raw, (list, tuple)) or not all(isinstance(item, str) for item in raw):
-            raise ValueError("expected a list of texts")
+            raise ValueError("expected a list of strings")
         return tuple(raw)
     if wanted is bool:
         words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -617,5 +617,5 @@ def _convert(raw: Any, wanted: Any) -> Any:
     if raw is None:
         return wanted("") if wanted is str else wanted()
     if not isinstance(raw, (str, os.PathLike)):
-        raise ValueError("expected a text")
+        raise ValueError("expected a string")
     return wanted(raw)

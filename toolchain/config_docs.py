@@ -42,9 +42,9 @@ torch:
 
 Settings are read in this order, and later sources take precedence: the default below,
 `/etc/invoke.yaml`, `~/.invoke.yaml`, `invoke.yaml` in the checkout, the environment variable in
-the table, a file named by `./inv --config FILE TASK`. A list in an environment variable is
-separated by commas. Relative paths in settings start at the checkout, and `~` is your home folder,
-also under sudo. FILE is relative to your current folder.
+the table, a file named by `./inv --config FILE TASK`. The items of a list in an environment
+variable are separated by commas. Relative paths in settings are relative to the checkout, and `~`
+is your home folder, also under sudo. FILE is relative to your current folder.
 
 All settings are checked before a task begins. An unknown section or key is an error that suggests
 the nearest valid name. All errors are reported together (exit code 11). A path must be valid: each

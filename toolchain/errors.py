@@ -1,4 +1,4 @@
-"""Errors that the user can fix, and their exit codes (docs/architecture.md lists them).
+"""Errors that the user can fix, and their exit codes (docs/tasks.md lists them).
 
 An error states what was expected, what was found and the fix. Only the outermost layer (``tasks.py``,
 ``toolchain/cli.py``) converts it into an exit code, together with any unhandled ``OSError``. Other exceptions are bugs
@@ -194,7 +194,7 @@ class RegistryBroke(RegistryFailed):
 
 
 class SignatureRefused(UserError):
-    """A signature is missing, invalid, of another key or about another image, or the image is an older one."""
+    """A signature is missing, invalid, made with another key or for another image, or the image is an older one."""
 
     exit_code = 36
 

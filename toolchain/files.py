@@ -53,7 +53,7 @@ def path_fault(path: Path) -> str:
     try:
         encoded = os.fsencode(absolute(path))
     except (OSError, RuntimeError, UnicodeEncodeError) as fault:  # RuntimeError: a loop of links
-        return f"expected a path that can be followed ({getattr(fault, 'strerror', None) or fault})"
+        return f"expected a path that can be resolved ({getattr(fault, 'strerror', None) or fault})"
     if max(map(len, encoded.split(b"/"))) > _LONGEST_NAME:
         return f"expected a path whose parts have at most {_LONGEST_NAME} bytes each"
     if len(encoded) > _LONGEST_PATH:
@@ -92,7 +92,7 @@ def tree_fingerprint(root: Path, *patterns: str) -> str:
 
 
 def write_text_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write ``text`` to a temporary file and rename it to ``path``, so that readers never get a part of it."""
+    """Write ``text`` to a temporary file and rename it to ``path``, so that readers never see a partial file."""
     with replacing(path) as aside:
         aside.write_text(text)
         aside.chmod(mode)
@@ -221,15 +221,15 @@ def require_owned(folder: Path) -> None:
     """Raise UserError if ``folder`` is a file, or is not empty and does not contain our marker."""
     if folder.exists() and not folder.is_dir():
         raise UserError(
-            f"{folder} would be replaced, but it is not ours",
-            expected="no such path, or one of our folders",
+            f"{folder} would be replaced, but pitorch did not create it",
+            expected="no such path, or a folder that pitorch created",
             found="a file",
             fix="name another folder, or move the file away yourself",
         )
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
         raise UserError(
-            f"{folder} would be replaced, but it is not ours",
-            expected=f"no such folder, an empty one, or one that contains our marker {MARKER}",
+            f"{folder} would be replaced, but pitorch did not create it",
+            expected=f"no such folder, an empty one, or one that contains pitorch's marker {MARKER}",
             found=f"a folder with {sum(1 for _ in folder.iterdir())} entries and no marker",
             fix="name another folder, or empty this one yourself",
         )

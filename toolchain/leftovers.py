@@ -63,7 +63,7 @@ def _removable(path: Path, stack: contextlib.ExitStack) -> bool:
 
 
 def _used(paths: Sequence[Path]) -> Iterator[Path]:
-    """The paths whose names another process uses: as an argument, an open file, its folder or program, or a mount.
+    """The paths whose names another process uses: as an argument, open file, working folder, program or mount.
 
     The names are random or contain a process number.
     """

@@ -85,7 +85,10 @@ def require_program(name: str, why: str) -> Path:
 
 
 def require_root(why: str, again: str) -> None:
-    """Raise RootNeeded unless the user is root. The fix is the typed command with sudo; ``again`` if it is unknown."""
+    """Raise RootNeeded unless the user is root.
+
+    The fix is the user's command with sudo, or ``again`` if that command is unknown.
+    """
     if os.geteuid() != 0:
         raise RootNeeded(
             f"root is needed {why}",
@@ -145,7 +148,7 @@ class _Reaper:
         self.send("")
 
     def send(self, line: str) -> None:
-        """Write a line to it. If it was killed, a new one is started, which receives only the later lines."""
+        """Write a line to it. If the process was killed, a new one is started, which receives only the later lines."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = subprocess.Popen(

@@ -77,7 +77,7 @@ class _LineBar:
 
 
 class _Where(ProgressColumn):
-    """A column that is shown only for bars in bytes, or only for other bars."""
+    """A column that is shown only for bars that count bytes, or only for bars that do not."""
 
     def __init__(self, column: ProgressColumn, *, in_bytes: bool) -> None:
         super().__init__()

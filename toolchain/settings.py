@@ -107,7 +107,7 @@ def _not_of_invoke(section: str, key: Any, value: Any) -> str:
     if section == "runners" or key == "executor_class":
         return f"a class cannot be set here, found {value!r}"
     if isinstance(value, Mapping):
-        return "" if all(isinstance(item, str) for item in (*value, *value.values())) else "expected texts by name"
+        return "" if all(isinstance(item, str) for item in (*value, *value.values())) else "expected strings by name"
     expected = type(usual[key])
     if usual[key] is not None and not isinstance(value, expected):
         return f"expected a value such as {usual[key]!r}, found {value!r}"

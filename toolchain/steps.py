@@ -38,7 +38,7 @@ class Made:
     """The result of a step's action."""
 
     artefacts: tuple[Path | Artefact, ...] = ()
-    """Files, or their measurements."""
+    """Files, or artefacts that have already been measured."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -48,7 +48,7 @@ class Step:
     """One step: its inputs, the steps that it needs, and its action.
 
     ``action`` gets the manifests of the steps in ``needs``. ``missing`` gets the manifest of the previous run and
-    returns what is missing of its product, or an empty string. Missing artefacts are always detected.
+    names the missing part of its product, or returns an empty string. Missing artefacts are always detected.
     """
 
     name: str

@@ -30,7 +30,7 @@ from wheels import find as wheels
 
 RULE = (
     "Executed instructions of the second call, in QEMU, with one thread. A block counts as a whole, and a conditional "
-    "instruction whether its condition holds or not. "
+    "instruction counts whether or not its condition holds. "
     f"MODEL: cycles are llvm-mca's for {model.CPU} and the {model.BLOCKS} hottest blocks, each in a loop and with all "
     "data in the L1 cache, scaled to all instructions; not measured on hardware."
 )
@@ -52,7 +52,7 @@ class Row:
     resident_kib: int = 0
     cycles: model.Modelled | None = None
     hottest: tuple[Mapping[str, Any], ...] = ()
-    """The code of the blocks that execute most instructions, for the result file."""
+    """The code of the blocks that execute the most instructions, for the result file."""
 
     @property
     def instructions(self) -> int:
@@ -274,7 +274,7 @@ def tables(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[st
             cells = [[group[0]] for group in cells]
         table.add_row(row.name, *(cell for group in cells for cell in group), share)
     console.print(table)
-    classes = _table("Classes of instructions, this wheel: % of the executed ones", counts.CLASSES)
+    classes = _table("Classes of instructions, this wheel: % of the executed instructions", counts.CLASSES)
     for row in rows:
         if row.by_class:
             shares = [100 * row.by_class[kind] / row.instructions for kind in counts.CLASSES]

@@ -59,7 +59,7 @@ class Region:
         return counts
 
     def hottest(self, number: int) -> list[tuple[Block, int]]:
-        """The blocks that executed most instructions, and how often each was executed."""
+        """The blocks that executed the most instructions, and how often each was executed."""
         return sorted(self.executions.items(), key=lambda item: -item[1] * len(item[0].instructions))[:number]
 
     @property

@@ -57,7 +57,7 @@ def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
         if not left:
             break
         text = "".join(f"# LLVM-MCA-BEGIN {number}\n{assembly(blocks[number])}# LLVM-MCA-END\n" for number in left)
-        # It reports instructions that it cannot assemble on stderr, and continues.
+        # llvm-mca reports instructions that it cannot assemble on stderr, and continues.
         options = [f"-mtriple={encoding}-linux-gnueabihf", f"-mcpu={CPU}", "-json"]
         done = process.run(
             ["chroot", tools, "llvm-mca-19", *options, "-skip-unsupported-instructions=any"],
@@ -76,8 +76,8 @@ def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
 def assembly(block: Block) -> str:
     """The block in assembly language.
 
-    Branches jump to themselves, as their targets are outside the block. QEMU disassembles each instruction alone, and
-    those after IT without a condition: IT becomes NOP.
+    Branches jump to themselves, because their targets are outside the block. QEMU disassembles each instruction
+    separately, and shows those after IT without a condition, so IT becomes NOP.
     """
     lines = []
     for item in block.instructions:

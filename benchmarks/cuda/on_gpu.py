@@ -43,8 +43,8 @@ SANITIZED = {
 """The tests that each tool of compute-sanitizer checks; GPU tests only.
 
 memcheck: all except those that use tens of GiB, that run other programs or kernels of other libraries, and that test
-when kernels run or memory is allocated, both of which change under the tool. The other tools are slower: a set of tests
-that starts every kernel that shares memory among threads, and for initcheck every kernel.
+when kernels run or memory is allocated, both of which change under the tool. The other tools are slower, so they check
+a set of tests that starts every kernel that shares memory among threads or, for initcheck, every kernel.
 """
 
 
@@ -142,7 +142,7 @@ def sanitizer(out: Path, environment: dict[str, str], limit_s: float) -> dict[st
 
 
 def main() -> int:
-    """Do all of it."""
+    """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--wheel", type=Path, help="a wheel of pitorch-cuda-ops")
     parser.add_argument("--build", metavar="ARCHITECTURES", help="build the wheel here, for these architectures")

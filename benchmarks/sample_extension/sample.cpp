@@ -1,4 +1,4 @@
-// Replaces the QPU extension without a torch wheel: a pybind11 module whose templates take a compiler some seconds.
+// Replaces the QPU extension if there is no torch wheel: a pybind11 module whose templates take some seconds to compile.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

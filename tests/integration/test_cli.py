@@ -125,7 +125,7 @@ def test_all_configuration_errors_are_reported_together(monkeypatch: pytest.Monk
         ("tasks: {executor_class: my.Executor}\n", "tasks.executor_class: a class cannot be set here"),
         ("tasks: {dedupe: maybe}\n", "tasks.dedupe: expected a value such as True, found 'maybe'"),
         ("runners: {local: my.Runner}\n", "runners.local: a class cannot be set here"),
-        ("run: &a {env: *a}\n", "run.env: expected texts by name"),
+        ("run: &a {env: *a}\n", "run.env: expected strings by name"),
         ("image: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
         ("image: " + "{a: " * 3000 + "}" * 3000, "nested too deeply"),
         ("image: {suite: 2024-13-45}\n", "not YAML: month must be in 1..12"),

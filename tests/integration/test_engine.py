@@ -234,7 +234,7 @@ def test_a_containerd_in_another_mount_namespace_stays(
         daemon.state.write_text(json.dumps({"pid": child.pid, "created": 0}))
         report = stop_daemon(daemon)
         name = f"containerd-try (pid {child.pid})"
-        assert report == (f"leftover {name} stopped" if ends else f"left alone: {name}, of another mount namespace")
+        assert report == (f"leftover {name} stopped" if ends else f"left alone: {name}, in another mount namespace")
         assert (child.poll() is not None) is ends
         child.kill()
 
@@ -251,7 +251,7 @@ def test_a_containerd_in_another_root_stays(daemon: Daemon, tmp_path: Path) -> N
         assert child.stdout.readline() == b"up\n"
         daemon.folder.mkdir(parents=True)
         daemon.state.write_text(json.dumps({"pid": child.pid, "created": 0}))
-        assert stop_daemon(daemon) == f"left alone: containerd-try (pid {child.pid}), of another root"
+        assert stop_daemon(daemon) == f"left alone: containerd-try (pid {child.pid}), in another root"
         assert child.poll() is None
         child.kill()
 
