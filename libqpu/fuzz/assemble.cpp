@@ -1,4 +1,5 @@
-// Any text: the assembler either rejects it, or its listing assembles to the same word again.
+// Fuzzes the assembler with arbitrary text: it either rejects a line, or the listing of the
+// resulting word assembles to the same word again.
 #include <cstdint>
 #include <stdexcept>
 #include <string>

@@ -1,4 +1,5 @@
-// Any words: decoding, listing and verifying do not crash, and reproduce the words.
+// Fuzzes the decoder, the disassembler and the verifier with arbitrary words: none of them crashes,
+// and encoding or assembling their results gives the same words.
 #include <cstdint>
 #include <cstring>
 #include <string>

@@ -1,5 +1,6 @@
-// Any data as a file, and as the contents of a file with a valid checksum: every accepted object is
-// consistent, is saved as the same bytes again, and can be listed.
+// Fuzzes the reader of saved kernels with arbitrary data, both as a whole file and as the content
+// of a file with a valid checksum: every accepted object is consistent, is saved as the same bytes
+// again, and can be listed.
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -70,7 +70,7 @@ class Record {
       default: throw std::logic_error("not an integer expression");
     }
   }
-  // The results of the special function unit are accurate to about 11 bits, of which this keeps only the reliable ones.
+  // The results of the special function unit are accurate to about 11 bits; this keeps only the reliable ones.
   qpu::IntExpr special(const Expression& x) {
     const qpu::IntExpr k = ints(x.a) & 7;
     const qpu::FloatExpr power = qpu::toFloat(qpu::IntExpr(1) << k);

@@ -217,7 +217,7 @@ TEST_CASE("float comparisons use sign and magnitude of the bits") {
   CHECK(truth(0xff800000, 0x7f800000) == 0b110100);
   CHECK(truth(0x7f800000, 0x7f7fffff) == 0b000111);
   CHECK(truth(0xff800000, 0xff7fffff) == 0b110100);
-  // NaN is beyond the infinity of its sign and equals the same bits.
+  // A NaN is beyond the infinity of its sign, and equals only a NaN with the same bits.
   CHECK(truth(0x7fc00000, 0x7f800000) == 0b000111);
   CHECK(truth(0xffc00000, 0xff800000) == 0b110100);
   CHECK(truth(0x7fc00000, 0x7fc00000) == 0b011010);

@@ -1,5 +1,5 @@
-// Times matrix-vector multiplication on the backend in use: 100 rows of 10^0 .. 10^5 columns on 4 QPUs, only
-// the call itself. Figures of the interpreter are not an estimate for hardware.
+// Times matrix-vector multiplication on the backend in use: 100 rows of 10^0 .. 10^5 columns on 4 QPUs. Only the call
+// itself is timed. Times of the interpreter do not predict those of hardware.
 #include <chrono>
 #include <cstdio>
 

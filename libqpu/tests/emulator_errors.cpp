@@ -109,7 +109,7 @@ TEST_CASE("rotating an unchanged accumulator is not a fault") {
                 rotated(r(0), 1)}),
        "an accumulator is rotated in the instruction after the one that changes it; preceding "
        "instruction: instruction 6");
-  // Rotation by r5, of which the low four bits count.
+  // Rotation by r5, of which only the low four bits count.
   const Instruction to5 = load(toB(address::kR5), 0x12);
   passes({to5, nop(), load(toB(address::kR5), 0x22), rotated(r(0), 0)});
   says(errorOf({to5, nop(), load(toB(address::kR5), 0x13), rotated(r(0), 0)}),

@@ -144,7 +144,7 @@ inline Result run(const Code& code, Setting setting = {}) {
   return result;
 }
 
-// The text of the exception of type E.
+// The message of the exception of type E.
 template <typename E = qpu::ExecutionError>
 std::string failure(const Code& code, Setting setting = {}) {
   return test::thrown<E>([&] { (void)run(code, std::move(setting)); });

@@ -268,7 +268,7 @@ TEST_CASE("optimisation slows down no library kernel") {
 TEST_CASE("optimisation keeps requests in flight") {
   // Requests two vectors ahead, with almost no computation. At the slow end of the model, 3 QPUs saturate the memory.
   // From there on, the order in which their requests arrive decides which QPUs wait for the same line and how often a
-  // page of the SDRAM is opened. The compiler knows neither the number of QPUs nor the pitch of the rows.
+  // page of the SDRAM is opened. Neither the number of QPUs nor the pitch of the rows is known at compile time.
   struct Limits {
     int qpus;
     double some, full;  // most clocks at levels 1 and 2 with the slow model, relative to level 0

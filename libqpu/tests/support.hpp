@@ -19,7 +19,7 @@ struct Setting {
   const char* name;
 };
 
-// The text of the exception of type E that `f` throws.
+// The message of the exception of type E that `f` throws.
 template <typename E, typename F>
 std::string thrown(F f) {
   try {

@@ -1,4 +1,4 @@
-// Version of the library, and the backend that runs kernels. qpu.h has the same for C.
+// Version of the library, and the backend that runs kernels. qpu.h provides the same for C.
 #ifndef QPU_BACKEND_H
 #define QPU_BACKEND_H
 

@@ -61,7 +61,8 @@ inline BoolExpr operator>=(const IntExpr& a, const IntExpr& b) {
 }
 
 // Floats are compared by the sign and magnitude of their bits. -0 equals +0 and denormals
-// are not flushed. NaN is beyond the infinity of its sign and equals the same bits.
+// are not flushed. A NaN is beyond the infinity of its sign, and equals only a NaN with the same
+// bits.
 inline BoolExpr operator==(const FloatExpr& a, const FloatExpr& b) {
   return detail::compare(detail::Op::FEq, a, b);
 }

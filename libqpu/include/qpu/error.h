@@ -39,7 +39,7 @@ class QPU_API Error : public std::runtime_error {
   std::shared_ptr<const detail::ErrorFacts> facts_;
 };
 
-// The source of the kernel is wrong. Thrown while compile() records it.
+// The kernel's source is invalid. Thrown by compile() while it records the kernel.
 class QPU_API CompileError : public Error {
  public:
   using Error::Error;

@@ -140,7 +140,7 @@ class Kernel {
     return text.get();
   }
   void dump(std::FILE* file = stdout) const { (void)std::fputs(listing().c_str(), file); }
-  // Enables counters per instruction for later calls on the emulator. Calls get slower.
+  // Enables counters per instruction for later calls on the emulator, which slows them down.
   void setProfiling(bool on) { profiling_ = on; }
   // Statistics of the last call on the emulator, of any copy of this kernel.
   Cycles cycles() const { return detail::programCycles(*program_); }
@@ -188,8 +188,8 @@ struct Callable<void (C::*)(Ts...)> : Callable<void (C::*)(Ts...) const> {};
 
 }  // namespace detail
 
-// Runs f once to record its program, and makes a kernel of it. Error messages contain
-// `name`; if it is null, they contain the symbol of the function, if the loader knows it.
+// Runs f once to record its program, and makes a kernel from the record. Error messages contain
+// `name`. If `name` is null, they contain the symbol of the function if the loader finds one.
 // Throws CompileError. Throws BackendError if QPU_BACKEND names an unusable backend.
 template <typename... Ts>
 Kernel<typename detail::Plain<Ts>::type...> compile(void (*f)(Ts...), const char* name = nullptr) {

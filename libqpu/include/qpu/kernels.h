@@ -43,7 +43,7 @@ QPU_API void sigmoid(Floats out, Floats a, int n, int qpus = 0);
 QPU_API void tanh(Floats out, Floats a, int n, int qpus = 0);
 
 // Reductions over n elements. Sums are compensated: |error| <= 4 ulp of the sum of the
-// magnitudes. For products, their own rounding error is added.
+// magnitudes. For dot and norm, the rounding errors of the products are added to this bound.
 QPU_API float sum(Floats a, int n, int qpus = 0);
 QPU_API float dot(Floats a, Floats b, int n, int qpus = 0);
 // Square root of the sum of squares. Squares above 3.4e38 overflow.

@@ -17,7 +17,7 @@ inline void While_(const Cond& c, Location where = QPU_HERE) {
 inline void For_(const Cond& c, Location where = QPU_HERE) { detail::beginFor(c.node(), where); }
 inline void ForBody_() { detail::beginForBody(); }
 // Assignments inside change only the elements where `mask` holds. Where blocks can be
-// nested. Loads read all 16 words. Stores and loops are errors.
+// nested. Loads read all 16 words. Stores and loops inside are errors.
 inline void Where_(const BoolExpr& mask, Location where = QPU_HERE) {
   detail::beginWhere(mask.node(), where);
 }

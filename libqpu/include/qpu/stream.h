@@ -32,7 +32,8 @@ constexpr int kShort = 4;
 constexpr int kQpusWithLong = kVpmRows / kLong;
 static_assert(kVpmRows / kShort == 12, "all QPUs have rows for a short block");
 
-// Whether this number of QPUs has enough rows for long blocks. 0, the library's choice, does.
+// Whether this number of QPUs has enough rows for long blocks. It does for 0, with which the
+// library chooses the number.
 inline bool mayBeLong(int qpus) { return qpus <= kQpusWithLong; }
 inline int orLong(int qpus) { return qpus == 0 ? kQpusWithLong : qpus; }
 // Whether long blocks make storing n elements faster, including the rest, which is stored
@@ -51,7 +52,7 @@ using Vectors = std::array<Float, N>;
 template <std::size_t N>
 using Pointers = std::array<Ptr<Float>, N>;
 
-// A request that is not needed, to make the number of requests even.
+// An additional request that makes the number of requests even.
 template <std::size_t N>
 void evenGather(const PtrExpr<Float>& p) {
   if (N % 2 != 0) gather(p);
@@ -74,7 +75,7 @@ void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntE
           OnVector vector, OnBlock block, OnTail tail) {
   constexpr int ahead = kInFlight / static_cast<int>(N);
   constexpr int shift = Length == kLong ? 7 : 6;
-  static_assert(16 * Length == 1 << shift, "blocks are a power of two");
+  static_assert(16 * Length == 1 << shift, "the length of a block is a power of two");
   Int blocks = n >> shift;
   Int step = workers;
   Int first = worker;

@@ -1,4 +1,4 @@
-"""Run Python scripts without the time to import torch: seconds on a Pi, half a minute on an emulated one.
+"""Run Python scripts without waiting for the import of torch: seconds on a Pi, half a minute on an emulated one.
 
     python3 -m pitorch.preloaded SCRIPT [ARGUMENT...]       like python3 SCRIPT
     python3 -m pitorch.preloaded -c CODE [ARGUMENT...]      like python3 -c CODE
@@ -173,7 +173,7 @@ def _try_connect(connection: socket.socket, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _short_path(folder: Path) -> Iterator[str]:
-    """A path of the socket that fits into the 107 bytes of an address (unix(7)), however long the folder's path is."""
+    """A path to the socket that fits into the 107 bytes of an address (unix(7)), however long the folder's path is."""
     number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{number}/socket"
@@ -480,7 +480,7 @@ def _set_up(request: Mapping[str, Any]) -> dict[str, Any]:
         sys.path[0] = str(Path(first).resolve().parent)
         main_module.__file__ = first
     sys.modules["__main__"] = main_module
-    if "numpy.random" in sys.modules:  # it was seeded before the fork: all runs would get the same numbers
+    if "numpy.random" in sys.modules:  # it was seeded before the fork, so all runs would get the same numbers
         sys.modules["numpy.random"].seed()
     torch = sys.modules.get("torch")
     if torch is not None and request["environment"].get(_AUTOLOAD, "1") == "1":
@@ -491,7 +491,7 @@ def _set_up(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _excepthook(kind: type[BaseException], fault: BaseException, trace: types.TracebackType | None) -> None:
-    """Print an exception like Python does, with a traceback that starts in the script."""
+    """Print an exception as Python does, with a traceback that starts in the script."""
     step = trace
     while step is not None and step.tb_frame.f_code is not _execute.__code__:
         step = step.tb_next

@@ -143,7 +143,7 @@ class Kernel:
         self._last_error = raised
 
     def __call__(self, *arrays: Any) -> None:
-        """Run the kernel with its inputs, followed by its outputs. After a KernelError, nothing was computed."""
+        """Run the kernel. Pass its inputs, followed by its outputs. If it raises KernelError, nothing was computed."""
         capsules = [_to_capsule(number, item) for number, item in enumerate(arrays)]
         tensors = [_Tensor.from_address(_pointer_of(item, _CAPSULE)) for item in capsules]
         given = (_Any * len(tensors))()
@@ -171,7 +171,7 @@ def _loaded(path: str) -> ctypes.CDLL:
     except OSError as fault:
         if "TVMFFI" not in str(fault):
             raise KernelError(f"cannot load {path}: {fault}") from fault
-    # A library exported by TVM: tvm_ffi provides the missing symbols. It must not compile an extension for torch.
+    # A library exported by TVM: tvm_ffi provides the missing symbols. Keep it from compiling an extension for torch.
     os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
     try:
         importlib.import_module("tvm_ffi")

@@ -48,7 +48,7 @@ bool isUtf8(std::string_view s) {
   return true;
 }
 
-// Replaces invalid bytes by U+FFFD. The name of a kernel and paths can be in any encoding.
+// Replaces invalid bytes with U+FFFD. The name of a kernel and paths can be in any encoding.
 std::string asUtf8(std::string_view s) {
   std::string text;
   while (!s.empty()) {

@@ -21,8 +21,9 @@ namespace qpu::code {
 // Bytes of a text that are not valid UTF-8 become U+FFFD. Throws std::length_error if the object is larger than 4 GB.
 std::string save(const Object& object);
 
-// Nothing if the data is incomplete, damaged, of another format or version, or not a valid object. In a valid object
-// every word has a site number or kNoSite, all sites and arguments exist, and the spill area consists of whole lines.
+// Returns nothing if the data is incomplete, damaged, of another format or version, or not a valid object. In a valid
+// object every word has a site number or kNoSite, all sites and arguments exist, and the spill area consists of whole
+// lines.
 std::optional<Object> load(std::string_view data);
 
 // Whether `data` starts like a file of this format, valid or not.

@@ -14,7 +14,7 @@
 namespace qpu::compiler {
 namespace {
 
-constexpr std::uint32_t kLeastRegisters = 7;  // with which spilling makes sense
+constexpr std::uint32_t kLeastRegisters = 7;  // minimum with which spilling makes sense
 constexpr double kSignificant = 0.95;             // smaller differences between costs are noise
 
 // Thrown if there are not enough registers even with spilling.

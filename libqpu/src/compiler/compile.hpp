@@ -30,7 +30,7 @@ Function select(const detail::Source& source, const Options& options);
 // Back end (spill*.cpp, allocate.cpp, schedule*.cpp, emit.cpp): register allocation, scheduling and encoding.
 code::Object emit(Function function, const Options& options);
 
-// Both. Throws CompileError for a kernel that a QPU cannot run.
+// Runs both parts of the compiler. Throws CompileError for a kernel that a QPU cannot run.
 code::Object compile(const detail::Source& source, const Options& options = {});
 
 }  // namespace qpu::compiler

@@ -14,7 +14,7 @@ struct Emitted {
   bool hasSpilled = false;  // or rematerialised
 };
 
-// Nothing if there are not enough registers.
+// Returns nothing if there are not enough registers.
 std::optional<Emitted> emitWithoutSpilling(const Function& function, const Options& options);
 
 }  // namespace qpu::compiler

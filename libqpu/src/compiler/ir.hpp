@@ -37,7 +37,7 @@ enum class Kind : std::uint8_t {
   Effect      // `op` of a, with `bits` and `unit`; effects stay in order
 };
 
-// Other comparisons exchange the operands or use MaskNot. Floats are equal if neither is less.
+// Other comparisons exchange the operands or use MaskNot. Floats are equal if neither is less than the other.
 enum class Test : std::uint8_t { Equal, Less, FloatLess };
 
 struct Instruction {

@@ -36,7 +36,7 @@ class IrLiveness {
 
   // The most values that are live at once in the block.
   std::uint32_t pressure(std::uint32_t block) const { return pressure_[block]; }
-  // In the blocks of a loop.
+  // The most values that are live at once in the blocks of a loop.
   std::uint32_t pressure(const ir::Loop& loop) const;
   // The values that are live where the pressure of the block is highest: before body[position].
   std::vector<ir::Value> atPeak(std::uint32_t block, std::size_t& position) const;

@@ -159,7 +159,7 @@ void MemoryLowering::store(const Statement& s, Value value, Value address, Value
   Value& setup = c_.hidden(Hidden::StoreSetup);
   Value word = setup;
   if (limit != kNone) {
-    // 16 words less the missing ones.
+    // 16 words minus the missing ones.
     const Value missing =
         c_.builder.alu(AddOp::Sub, c_.builder.constant(16), limit);
     word = c_.builder.alu(
@@ -195,8 +195,8 @@ void MemoryLowering::store(const Statement& s, Value value, Value address, Value
   }
 }
 
-// The caches of the TMUs do not see stores of the same run. A load after a store of this QPU, or of another QPU that a
-// semaphore orders before it, therefore goes through the VPM.
+// The caches of the TMUs do not reflect stores of the same run. A load after a store of this QPU, or of another QPU
+// that a semaphore orders before it, therefore goes through the VPM.
 Value MemoryLowering::load(const Statement& s, Value address) {
   flushStores();
   const bool stale = state.stored || (c_.facts.stores && state.acquired);

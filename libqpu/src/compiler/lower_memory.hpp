@@ -58,7 +58,7 @@ class MemoryLowering {
   void prepare();
   ir::Value load(const detail::Statement& s, ir::Value address);
   void store(const detail::Statement& s, ir::Value value, ir::Value address, ir::Value limit);
-  // Makes the stores that are waiting to be merged.
+  // Performs the stores that are waiting to be merged.
   void flushStores();
   void waitForStore();
 

@@ -109,7 +109,7 @@ struct Function {
   // One VpmWriteSetup at the start serves the VpmWrites of all blocks, so vectors cannot be spilled to memory either.
   bool keepsWriteWindow = false;
   // Stores to adjacent addresses are merged, so their vectors are live longer. If that causes spills, merging does not
-  // pay.
+  // pay off.
   bool mergesStores = false;
   // VPM row for spills: spillRow + QPU number * spillRowStride.
   std::uint32_t spillRow = 0;

@@ -92,7 +92,7 @@ class Rematerialiser {
     std::vector<Choice> choices;
     for (const Value v : atPeak) {
       const std::uint32_t cost = costOf(v, 0);
-      // A value that is used or defined close to the peak gains nothing.
+      // Rematerialising a value that is used or defined close to the peak gains nothing.
       if (cost > kMostCost || isNear(v, peak, position)) continue;
       choices.push_back({v, cost * weight[v]});
     }

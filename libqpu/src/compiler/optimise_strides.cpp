@@ -1,5 +1,5 @@
-// Element strides: whether the elements of a value are equal or an arithmetic sequence. A data-flow analysis as the
-// divergence analysis for SIMT programs: Bruno Coutinho, Diogo Sampaio, Fernando Magno Quintao Pereira and Wagner Meira
+// Element strides: whether the elements of a value are equal or an arithmetic sequence. A data-flow analysis like the
+// divergence analysis of SIMT programs: Bruno Coutinho, Diogo Sampaio, Fernando Magno Quintao Pereira and Wagner Meira
 // Jr., "Divergence Analysis and Optimizations", 2011.
 #include "compiler/optimise.hpp"
 

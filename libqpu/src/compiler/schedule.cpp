@@ -14,9 +14,9 @@ namespace address = isa::address;
 constexpr std::size_t kMostScanned = 40;     // ready operations that are examined for one instruction
 constexpr std::size_t kMostCandidates = 16;  // of those that can issue
 constexpr int kMostFixed = 4;                // of those that write r4 or r5
-constexpr int kMaxIdle = 16;                 // empty instructions in a row that mean that the block does not fit
+constexpr int kMaxIdle = 16;                 // empty instructions in a row; with more, the block does not fit
 constexpr int kIdleBeforeEviction = 3;
-constexpr int kIdleBeforeReceive = 2;  // the latency of a register of the files may hold requests back this long
+constexpr int kIdleBeforeReceive = 2;  // the latency of a register in the files may delay requests this long
 
 class ListScheduler {
  public:
@@ -104,7 +104,7 @@ class ListScheduler {
     }
   }
 
-  // Whether some operation waits for this result only.
+  // Whether some operation waits only for this result.
   bool isAwaited(std::uint32_t n) const {
     const std::uint32_t v = graph_.nodes[n].target;
     if (v == kNone || graph_.nodes[n].form == Node::Form::Receive) return true;
@@ -130,7 +130,8 @@ class ListScheduler {
     return state_.pressure.hasRoom(state_.oldest, candidate.node);
   }
 
-  // Nothing can issue without a stall: operations that stall the QPU, or copies that free registers.
+  // Called if nothing can issue without a stall: chooses an operation that stalls the QPU, or a copy that frees a
+  // register.
   Bundle chooseWithStall() {
     candidates_.clear();
     for (const auto* ready : {&state_.ready.forR4(), &state_.ready.others()})
@@ -157,7 +158,7 @@ class ListScheduler {
     return bundler_.chooseFirst();
   }
 
-  // The operation issues in the current cycle.
+  // Called when the operation issues in the current cycle.
   void issue(std::uint32_t n) {
     const Node& node = graph_.nodes[n];
     state_.ready.remove(n);

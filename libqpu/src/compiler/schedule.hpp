@@ -47,7 +47,7 @@ struct ScheduleOptions {
   std::uint64_t unreadable = 0;  // registers that the first instruction cannot read yet
 };
 
-// Nothing if there are not enough registers for the chosen order.
+// Returns nothing if there are not enough registers for the chosen order.
 std::optional<ScheduledBlock> schedule(const Graph& graph, const ScheduleOptions& options);
 
 }  // namespace qpu::compiler

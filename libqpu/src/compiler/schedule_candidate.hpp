@@ -71,10 +71,10 @@ class Planner {
  public:
   explicit Planner(const BlockState& state) : state_(state) {}
 
-  // Fills in what the operation needs; false when it cannot issue now. If a value is in the wrong register, requests a
-  // copy of it.
+  // Fills in what the operation needs. Returns false if it cannot issue now. If a value is in the wrong register,
+  // requests a copy of it.
   bool planNode(std::uint32_t n, Candidate& candidate);
-  // A copy of `v` to one of the `allowed` files for operation `node`; false when `v` cannot be read now.
+  // A copy of `v` to one of the `allowed` files for operation `node`. Returns false if `v` cannot be read now.
   bool planCopy(std::uint32_t v, bool relocates, std::uint8_t allowed, std::uint32_t node, std::int32_t priority,
                 Candidate& candidate) const;
 

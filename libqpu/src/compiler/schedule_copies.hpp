@@ -1,4 +1,5 @@
-// Copies of values between registers: to where an operation can read them, and out of registers that others need.
+// Copies of values between registers: to registers from which an operation can read them, and out of registers that
+// other values need.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_COPIES_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_COPIES_HPP
 
@@ -15,12 +16,13 @@ class CopyPlanner {
 
   // Adds candidates for the copies that operations requested.
   void addRequested();
-  // Another result of this priority waits for r4: adds a candidate that moves the current one away, unless it is used
-  // up soon.
+  // Called if another result of this priority waits for r4. Adds a candidate that moves the current value out of r4,
+  // unless its last use is near.
   void evictR4(std::int32_t priority);
   // Adds candidates that move the values in r4 and r5 away.
   void evictR4AndR5();
-  // A move out of r5, if only the ADD pipe reads the value often and would block the next broadcast.
+  // Plans a move of the value out of r5 if it blocks the next broadcast, has many reads left, and only the ADD pipe
+  // reads it. Returns false otherwise.
   bool planVacateR5(Candidate& candidate) const;
 
  private:

@@ -12,7 +12,7 @@ namespace {
 // The four QPUs of a slice share its TMUs. A request is expected to wait for a request of another QPU.
 constexpr int kRequestTime = kTmuLatency + kTmuRequest;
 constexpr int kSlowRequestTime = kSlowTmuLatency + kSlowTmuRequest;
-constexpr int kIterations = 12;  // of a loop; the first half is not counted
+constexpr int kIterations = 12;  // iterations of a loop; the first half is not counted
 
 struct Event {
   enum class Kind : std::uint8_t { Request, Receive, StoreStart, StoreWait, LoadStart, LoadWait };

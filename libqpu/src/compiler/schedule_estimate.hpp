@@ -1,5 +1,5 @@
-// Estimates how long a scheduled block takes, including stalls for results of the TMUs and for the DMA. It serves to
-// compare schedules, so only the order of the estimates matters.
+// Estimates how long a scheduled block takes, including stalls for results of the TMUs and for the DMA. Estimates are
+// only compared with each other, so only their order matters.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_ESTIMATE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_ESTIMATE_HPP
 

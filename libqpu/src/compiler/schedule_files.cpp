@@ -7,7 +7,7 @@ namespace {
 
 namespace address = isa::address;
 
-constexpr int kManyFree = 16;       // free registers at which homes are not preferred
+constexpr int kManyFree = 16;       // with this many free registers, homes are not preferred
 constexpr int kAlternateCost = 4;   // as high as the cost of an operand in the same file
 constexpr unsigned kUsersChecked = 4;
 

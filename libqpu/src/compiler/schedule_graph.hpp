@@ -122,7 +122,7 @@ struct BlockContext {
   const Liveness* live = nullptr;
   const std::vector<Place>* homes = nullptr;  // by index in live->globals
   std::size_t block = 0;
-  // Requests of each TMU that are in flight before the block: the fewest and the most of all paths.
+  // Requests of each TMU that are in flight before the block: the fewest and the most on any path.
   std::array<std::uint32_t, 2> fewestInFlight{};
   std::array<std::uint32_t, 2> mostInFlight{};
   bool fuse = false;       // operations may write their results directly to I/O addresses

@@ -18,19 +18,19 @@ class PressureTracker {
   // The pools are the registers of each file that any value of the block may use.
   PressureTracker(const Graph& graph, std::uint32_t poolA, std::uint32_t poolB);
 
-  // Whether the value takes a register of the pools.
+  // Whether the value occupies a register of the pools.
   bool isCounted(std::uint32_t value) const { return isCounted_[value] != 0; }
 
-  // A value whose home register is not in the pools was put into the pools after all.
+  // Called when a value whose home register is not in the pools is put into a register of the pools after all.
   void count(std::uint32_t value, std::uint32_t oldest) {
     isCounted_[value] = 1;
     add(oldest, lastUse_[value], 1);
   }
-  // The last use of the value has issued.
+  // Called when the last use of the value has issued.
   void release(std::uint32_t value, std::uint32_t oldest) {
     if (isCounted(value)) add(oldest, lastUse_[value], -1);
   }
-  // The operation that defines a counted value has issued: the value is live earlier than in source order.
+  // Called when the operation that defines a counted value has issued: the value is live earlier than in source order.
   void define(std::uint32_t node, std::uint32_t oldest) { add(oldest, node, 1); }
 
   // Whether one more value can be live across the operations from `oldest` to before `node`.

@@ -13,11 +13,11 @@ class ReceiveTiming {
  public:
   explicit ReceiveTiming(const BlockState& state);
 
-  // Whether the operation, which may stall the QPU, is delayed as long as others can issue.
+  // Whether the operation, which may stall the QPU, is delayed until no other operation can issue.
   bool isDelayed(std::uint32_t n);
-  // Whether the gap before the last receive of the block is not over.
+  // Whether the gap before the last receive of the block has not ended yet.
   bool isInGap() const;
-  // The operation issues in the current cycle.
+  // Called when the operation issues in the current cycle.
   void issue(std::uint32_t n);
 
  private:

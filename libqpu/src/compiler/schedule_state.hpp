@@ -101,7 +101,7 @@ struct BlockState {
     vacate(values[v].copy);
     values[v].copy = kNowhere;
   }
-  // Whether the accumulator holds a copy that no pending operation was promised.
+  // Whether the accumulator holds a copy that is not reserved for a pending operation.
   bool isDroppable(Place p) const;
   // Bit mask of the accumulators that are free or droppable.
   std::uint32_t availableAccumulators() const;
@@ -109,7 +109,7 @@ struct BlockState {
 
   // Adds `by` times the remaining reads of the value to the reads of the file of `p`.
   void countReads(std::uint32_t v, Place p, int by);
-  // The register in which the reads of the value are counted: its home until it is elsewhere.
+  // The register in which the reads of the value are counted: its home register until the value is in another one.
   Place countedAt(std::uint32_t v) const {
     return values[v].main != kNowhere ? values[v].main : graph.values[v].home;
   }

@@ -208,7 +208,8 @@ class Spiller {
         if (runEnd_ > i && needsMemory(v) && nextUse(block_, v, i) < runEnd_) continue;
         const bool isFree = state_[v].stored || canRematerialise(v);
         if (!isFree && (barriers_.noStore[i] != 0 || !memory_)) continue;
-        // The farthest next use. Without a store, a use that is not quite as far counts the same.
+        // Evict the vector whose next use is farthest away. The distance counts one and a half times if no store is
+        // needed.
         std::uint64_t score = std::min<std::uint64_t>(nextUse(block_, v, i), 1U << 24U) * 2;
         if (isFree) score += score / 2 + 1;
         if (score >= best) {
@@ -275,7 +276,7 @@ class Spiller {
     const std::vector<Vreg> needed = busy_;
     return std::all_of(needed.begin(), needed.end(), [&](Vreg v) { return bringIn(v, i); });
   }
-  // Whether a vector that is in no register can come back only with a reload.
+  // Whether a vector that is in no register can only be restored with a reload.
   bool needsMemory(Vreg v) const {
     if (!canRematerialise(v)) return true;
     const std::vector<Vreg>& sources = rematerialisations_[v].sources;
@@ -289,7 +290,7 @@ class Spiller {
   std::vector<Rematerialisation> rematerialisations_;  // by register
   std::vector<char> spilled_;                          // between blocks, by register
   SpillCode code_;
-  std::size_t ready_ = 0;    // operations of the entry block before which nothing can be spilled
+  std::size_t ready_ = 0;    // operations at the start of the entry block, before which nothing can be spilled
   std::size_t block_ = 0;
   std::uint32_t room_ = 0;   // registers for vectors that are not pinned
   std::vector<Operation> out_;

@@ -15,7 +15,8 @@ struct SpillBarriers {
   std::vector<char> noReload;
 };
 
-// `ready`: number of operations at the start before which spill code has no address and row.
+// `ready`: the number of operations at the start after which the address and the row for spill code
+// are available.
 SpillBarriers findSpillBarriers(const std::vector<Operation>& operations, std::size_t ready);
 
 }  // namespace qpu::compiler

@@ -14,7 +14,7 @@ class SpillCode {
   explicit SpillCode(Function& function) : f_(function) {}
 
   // Adds code to the entry block that finds the address of the spill area and the VPM row. Returns the number of
-  // operations of the entry block before which nothing can be spilled.
+  // operations at the start of the entry block that must run before anything can be spilled.
   std::size_t addPrologue();
   // Whether the register belongs to the spill code.
   bool isReserved(Vreg v) const { return v == base_ || v == row_; }

@@ -10,7 +10,7 @@
 
 namespace qpu::compiler {
 
-// The fewest and the most of all paths to each block, by TMU.
+// The fewest and the most requests in flight on any path to each block, by TMU.
 struct RequestsInFlight {
   std::vector<std::array<std::uint32_t, 2>> fewest, most;
 };

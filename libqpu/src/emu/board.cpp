@@ -21,7 +21,7 @@ constexpr std::array<Soc, 5> kSocs = {{{"pi1", 250e6, 400e6},
                                        {"pi3", 400e6, 450e6},
                                        {"zero2", 300e6, 450e6}}};
 constexpr double kReferenceMemoryHz = 400e6;
-constexpr double kPinBytesPerClock = 8;  // 32 bits, twice a clock
+constexpr double kPinBytesPerClock = 8;  // 32 bits, twice per clock
 
 constexpr Amount clocks(double n) { return {n, Follows::V3d}; }
 constexpr Amount ns(double n) { return {n, Follows::Time}; }

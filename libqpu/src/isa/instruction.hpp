@@ -101,8 +101,8 @@ struct Instruction {
 // All fields must be in range.
 Word encode(const Instruction& instruction);
 
-// Nothing for words with reserved values (unknown operation, branch condition 12..14, load-immediate mode 2 or 5..7,
-// and so on). encode(*decode(w)) == w, unless w has bits set that the form ignores.
+// Returns nothing for words with reserved values (unknown operation, branch condition 12..14, load-immediate mode 2 or
+// 5..7, and so on). encode(*decode(w)) == w, unless w has bits set that the form ignores.
 std::optional<Instruction> decode(Word word);
 
 // The value of small-immediate code 0..63 on mux B. Manual: table of small immediates. Codes 48..63 are rotations, and

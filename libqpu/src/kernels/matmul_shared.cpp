@@ -154,7 +154,8 @@ class SharedTile : public Sums {
       semaInc(kRead);
       block(iteration);
     End
-    // One block more than there are; it signals that all QPUs have read the last one.
+    // Waits for one block more than there are. The first QPU announces it when all QPUs have read
+    // the last block.
     semaDec(kReady);
     semaInc(kRead);
   }
@@ -302,7 +303,7 @@ Shared shareable(const Product& p, int qpus) {
   if ((qpus != 0 && qpus != kMostQpus) || p.bColumn != 1 || p.aColumn != 1 || p.k < kPeriod)
     return s;
   s.columns = p.n / kColumns * kColumns;
-  // A last group that gives no tile to many QPUs is left to the other kernel.
+  // The other kernel computes a last group in which many QPUs would have no tile.
   const int group = kSharedWorkers * kRows;
   const int rest = p.m % group;
   s.rows = 4 * rest < 3 * group ? p.m - rest : p.m;

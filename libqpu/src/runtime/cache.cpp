@@ -254,7 +254,7 @@ void pruneCache(const std::string& folder, std::uint64_t limit) noexcept {
     std::sort(files.begin(), files.end(),
               [](const File& a, const File& b) { return a.used < b.used; });
     for (const File& f : files) {
-      // Free more than necessary, so that not each of the next kernels has to prune.
+      // Free more than necessary, so that the next kernels do not each have to prune.
       if (sum <= limit / 4 * 3) break;
       std::error_code gone;
       fs::remove(f.path, gone);

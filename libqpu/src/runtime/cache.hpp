@@ -13,7 +13,7 @@
 
 namespace qpu::runtime {
 
-// Serialises everything that the compiler reads of the kernel and the options.
+// Serialises everything that the compiler reads from the kernel and the options.
 std::string canonical(const detail::Source& source, const compiler::Options& options);
 
 // Compiler options from QPU_OPTIMISE, 0..2. Throws BackendError for any other value.

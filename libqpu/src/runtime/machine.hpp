@@ -24,8 +24,8 @@ Host host();
 // Increases when the host is replaced.
 unsigned hostGeneration();
 
-// Replaces the machine by a test double. Programs and arrays that are created meanwhile must
-// be destroyed before this object.
+// Replaces the machine with a test double. Programs and arrays that are created in the meantime
+// must be destroyed before this object.
 class WithHost {
  public:
   explicit WithHost(const Host& host);

@@ -83,7 +83,7 @@ class Mailbox {
   // Returns 0 if the firmware has no memory left.
   std::uint32_t allocate(std::uint32_t bytes, std::uint32_t alignment, std::uint32_t flags);
   std::uint32_t lock(std::uint32_t handle);  // bus address, or 0 on failure
-  // Return false if the firmware does not know the handle.
+  // Return false if the firmware does not recognise the handle.
   bool unlock(std::uint32_t handle);
   bool release(std::uint32_t handle);
   // Returns false if the firmware refuses, or if `on` and the QPUs are already enabled.

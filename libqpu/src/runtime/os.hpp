@@ -1,5 +1,5 @@
-// Operating system functions that access the hardware. Tests replace this interface by a
-// double; no other code of the runtime depends on whether the VideoCore is real.
+// Operating system functions that access the hardware. Tests replace this interface with a double;
+// no other code of the runtime depends on whether the VideoCore is real.
 #ifndef QPU_SRC_RUNTIME_OS_HPP
 #define QPU_SRC_RUNTIME_OS_HPP
 

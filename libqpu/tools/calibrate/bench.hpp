@@ -43,7 +43,7 @@ class Assembly {
 // Time per round, without the launch.
 struct Time {
   double seconds = 0;
-  double spread = 0;  // largest minus least repeat, relative to the time
+  double spread = 0;  // longest repeat minus shortest, relative to the time
 };
 
 class Bench {

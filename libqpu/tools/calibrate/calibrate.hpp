@@ -19,7 +19,7 @@ struct Streams {
 // Returns the text of a model file for QPU_MODEL.
 std::string modelFile(const Provenance& from, const std::vector<Measured>& all);
 
-// Runs qpu-calibrate. Exit codes: 0 done, 1 failed, 2 wrong use.
+// Runs qpu-calibrate. Exit codes: 0 done, 1 failed, 2 usage error.
 int run(const std::vector<std::string>& arguments, const Streams& streams);
 
 }  // namespace qpu::calibrate

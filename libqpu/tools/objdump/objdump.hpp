@@ -16,7 +16,7 @@ struct Streams {
   bool outIsTerminal;  // a terminal gets no binary data
 };
 
-// Runs qpu-objdump. Exit codes: 0 done, 1 faults found or unreadable input, 2 wrong use.
+// Runs qpu-objdump. Exit codes: 0 done, 1 faults found or unreadable input, 2 usage error.
 int run(const std::vector<std::string>& arguments, const Streams& streams);
 
 }  // namespace qpu::objdump

@@ -59,7 +59,7 @@ class Backend(NamedTuple):
 
 
 class Cycles(NamedTuple):
-    """The cost of a run on the emulator, in its model of a board; not measured on hardware.
+    """The cost of a run on the emulator, according to its model of a board; not measured on hardware.
 
     All numbers are sums over the QPUs, except clocks and seconds. ``seconds`` is the time of the kernel alone. The
     additional time of the ``launches`` is given for both methods of launching programs on the QPUs.
@@ -143,7 +143,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _decoded(text: bytes) -> str:
-    """Decode a text of the library, which may contain a path or name in any encoding."""
+    """Decode a string from the library, which may contain a path or name in any encoding."""
     return text.decode(errors="replace")
 
 
@@ -158,7 +158,7 @@ def _require(outcome: int) -> None:
 
 
 def _text(pointer: int | None) -> str:
-    """Convert a text that a function has allocated, and free it."""
+    """Convert a string that a function has allocated, and free it."""
     if not pointer:
         raise _failed()
     try:
@@ -177,7 +177,8 @@ def version() -> str:
 
 
 def backend() -> Backend:
-    """The current backend and the reason for its selection. Raises QpuError if the QPU_BACKEND does not work."""
+    """The current backend and the reason for its selection. Raises QpuError if the backend in QPU_BACKEND does not
+    work."""
     library = _library()
     name = library.qpu_backend_name()
     reason = _decoded(library.qpu_backend_reason())
@@ -337,7 +338,8 @@ class Program:
         return bool(_library().qpu_program_uses_sfu(self._handle))
 
     def run(self, *arguments: Argument, qpus: int = 1) -> None:
-        """Run a kernel and wait for it. Arguments are integers, floats and buffers, in the order of its parameters."""
+        """Run a kernel and wait until it ends. Arguments are integers, floats and buffers, in the order of its
+        parameters."""
         words = numpy.array([_uniform(item) for item in arguments], dtype=numpy.uint32)
         _require(_library().qpu_program_run(self._handle, qpus, words.ctypes.data_as(_WORDS32), words.size))
 
@@ -350,7 +352,7 @@ class Program:
         _require(_library().qpu_program_run_raw(self._handle, len(uniforms), words.ctypes.data_as(_WORDS32), each))
 
     def profile(self, on: bool = True) -> None:
-        """Count per instruction in the following runs on the emulator; the listing shows the counts."""
+        """Count executions per instruction in later runs on the emulator; the listing shows the counts."""
         _library().qpu_program_profile(self._handle, int(on))
 
     def cycles(self) -> Cycles | None:
