@@ -36,7 +36,7 @@ QPU_C_API const char *qpu_last_error(void);
 /* Name of the C++ class of that error, such as "ArgumentError"; "" if no call has failed. */
 QPU_C_API const char *qpu_last_error_class(void);
 
-/* Frees a result that the documentation of a function says to free with qpu_free(). NULL is allowed. */
+/* Frees a result of a function that is documented to require qpu_free(). NULL is allowed. */
 QPU_C_API void qpu_free(void *memory);
 
 /* The report that qpu-info prints: text, or one JSON object if `json` is not 0. `root`

@@ -509,7 +509,7 @@ TEST_CASE("loads from all kinds of pointers match") {
       &x, &out);
 }
 
-TEST_CASE("loads see preceding stores") {
+TEST_CASE("loads return the words of preceding stores") {
   SharedArray<int> a = cases::ints(16 * 12);
   cases::same(
       a,

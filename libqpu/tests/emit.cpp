@@ -139,7 +139,7 @@ TEST_CASE("random programs with few registers are correct") {
   }
 }
 
-TEST_CASE("programs with past spilling errors are correct") {
+TEST_CASE("programs that once exposed spilling bugs are correct") {
   for (const std::uint32_t seed : {32U, 932U, 2200U}) {
     CAPTURE(seed);
     const Function f = randomFunction(seed);

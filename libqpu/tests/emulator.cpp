@@ -341,7 +341,7 @@ TEST_CASE("gathers from both TMUs return in request order") {
   for (std::uint32_t e = 0; e < 16; ++e) CHECK(result.vector(8)[e] == e * e);
 }
 
-TEST_CASE("SFU results are in r4 for the third instruction") {
+TEST_CASE("SFU results are in r4 from the third instruction on") {
   Code code;
   for (int n = 0; n < 4; ++n) {
     code.set(toR(0), 0x40800000);

@@ -121,7 +121,7 @@ void checkEqual(const Result& a, const Result& b) {
 
 }  // namespace
 
-TEST_CASE("a launch does not see the state of an earlier one") {
+TEST_CASE("an earlier launch leaves no state for the next one") {
   const std::vector<Work> works = {
       untouched(),     everything(12, qpu::emu::kPi1), readThenWrite(), readOutput(),
       writeThenRead(), everything(5, qpu::emu::kPi3),  profiled(),      everything(1, qpu::emu::kPiZero2)};

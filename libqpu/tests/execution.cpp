@@ -8,7 +8,7 @@
 using test::contains;
 using test::thrown;
 
-TEST_CASE("the error for a store past the end names the place") {
+TEST_CASE("the error for a store past the end names its location") {
   SharedArray<int> a(16 * 3);
   auto k = compile([](Ptr<Int> p) { store(me(), p + (me() << 4), qpu::Location("k.cpp", 7)); },
                    "overrun");
@@ -238,7 +238,7 @@ TEST_CASE("a barrier orders writes and reads of QPUs") {
 }
 
 // With more than two QPUs, a fast one could take the token of a slow one.
-TEST_CASE("QPUs that wait at one place repeatedly are no deadlock") {
+TEST_CASE("QPUs that wait at one place repeatedly do not deadlock") {
   SharedArray<int> out(16);
   auto k = compile([](Int rounds, Ptr<Int> q) {
     Int met = 0;
@@ -257,7 +257,7 @@ TEST_CASE("QPUs that wait at one place repeatedly are no deadlock") {
   }
 }
 
-TEST_CASE("the deadlock error lists who waits for what") {
+TEST_CASE("the deadlock error lists each QPU and its semaphore") {
   auto k = compile(
       [] {
         If (any(me() == 1))

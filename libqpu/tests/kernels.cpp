@@ -205,7 +205,7 @@ TEST_CASE("sums are within bounds and independent of QPU count") {
   }
 }
 
-TEST_CASE("a long sum of positive numbers does not drift") {
+TEST_CASE("the error of a long sum of positive numbers is bounded") {
   const int n = 200000;
   SharedArray<float> a(n);
   double sum = 0;

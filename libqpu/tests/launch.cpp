@@ -362,7 +362,7 @@ TEST_CASE("a lenient emulator warns once and continues") {
   CHECK(said.find(warning, 1) == std::string::npos);
 }
 
-TEST_CASE("QPU_MODEL accepts an end of the ranges or a file") {
+TEST_CASE("QPU_MODEL accepts fast, slow or a file") {
   const Setting s("QPU_BACKEND", "emulator");
   const auto cycles = [](const char* model) {
     const Setting chosen("QPU_MODEL", model);

@@ -253,13 +253,13 @@ void compareLevels(const std::vector<Work>& all) {
 
 }  // namespace
 
-TEST_CASE("optimisation slows down no tutorial program") {
+TEST_CASE("no tutorial program is slower when optimised") {
   std::vector<Work> all;
   addTutorial(all);
   compareLevels(all);
 }
 
-TEST_CASE("optimisation slows down no library kernel") {
+TEST_CASE("no library kernel is slower when optimised") {
   std::vector<Work> all;
   addLibrary(all);
   compareLevels(all);

@@ -108,7 +108,7 @@ TEST_CASE("the ioctl number differs for 32-bit programs") {
   CHECK(qpu::runtime::propertyRequest(8) == 0xc0086400UL);
 }
 
-TEST_CASE("the firmware answers questions") {
+TEST_CASE("the firmware answers property requests") {
   FakeVcio pi;
   Mailbox box(pi);
   CHECK(box.query(qpu::runtime::tag::kFirmwareRevision) == 0x5f440c10);

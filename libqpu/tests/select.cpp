@@ -158,7 +158,7 @@ TEST_CASE("loads bypass the caches only after possible stores") {
   CHECK(count(all(ordered), Op::DmaLoadStart) == 1);
 }
 
-TEST_CASE("a store is waited for at the next store or the end") {
+TEST_CASE("stores are waited for at the next store or at the end") {
   const Function f = compiled([](Ptr<Int> r) {
     store(1, r);
     store(2, r + 32);

@@ -58,7 +58,7 @@ TEST_CASE("invalid lengths are rejected") {
   CHECK_THROWS_AS(SharedArray<int>(static_cast<std::size_t>(-1)), qpu::AllocationError);
 }
 
-TEST_CASE("exhausted bus addresses are an error, and recover") {
+TEST_CASE("running out of bus addresses is a recoverable error") {
   // The limit is the bus address space: the host does not back untouched pages with memory.
   const std::size_t big = 32U << 20U;
   std::vector<SharedArray<int>> hold;

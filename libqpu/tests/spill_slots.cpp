@@ -45,7 +45,7 @@ Slots share(const Function& f, const std::vector<SlotAccess>& accesses, std::uin
 
 }  // namespace
 
-TEST_CASE("no spills need no slots") { CHECK(share(function({Block()}), {}, 0).empty()); }
+TEST_CASE("without spills, no slots are assigned") { CHECK(share(function({Block()}), {}, 0).empty()); }
 
 TEST_CASE("disjoint live ranges share a slot") {
   const Function f = function({Block()});

@@ -55,14 +55,14 @@ TEST_CASE("the published inputs of GCD come from glibc's rand") {
 }
 #endif
 
-TEST_CASE("Tri sums up 16 numbers") {
+TEST_CASE("Tri computes 16 triangular numbers") {
   SharedArray<int> a(16);
   for (int i = 0; i < 16; ++i) a[i] = 3 * i;
   compile(tutorial::tri)(&a);
   for (int i = 0; i < 16; ++i) CHECK(a[i] == 3 * i * (3 * i + 1) / 2);
 }
 
-TEST_CASE("MultiTri sums up 64 numbers on 4 QPUs") {
+TEST_CASE("MultiTri computes 64 triangular numbers on 4 QPUs") {
   SharedArray<int> a(64);
   for (int i = 0; i < 64; ++i) a[i] = i;
   auto k = compile(tutorial::multiTri);

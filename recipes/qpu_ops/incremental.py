@@ -139,7 +139,7 @@ def _names(root: Path) -> list[str]:
 
 
 def surroundings(root: Path, *others: str) -> str:
-    """SHA-256 of the other files of the recipe and of all texts in ``others``."""
+    """SHA-256 of the other files of the recipe and of all strings in ``others``."""
     digest = hashlib.sha256(files.tree_fingerprint(root, "*.py", "*.toml", "backend/*").encode())
     for item in others:
         digest.update(b"\0" + item.encode())

@@ -1,6 +1,6 @@
 """Build the extension: `pip wheel .`, or `python setup.py bdist_wheel`.
 
-libqpu is searched in include/ and lib/ of the folder LIBQPU_PREFIX, or through pkg-config if that is not set. It is
+libqpu is searched for in include/ and lib/ of the folder LIBQPU_PREFIX, or through pkg-config if that is not set. It is
 linked by its soname, and the extension does not contain a search path: at run time, the loader finds libqpu.so.1
 through /etc/ld.so.conf.d or LD_LIBRARY_PATH.
 

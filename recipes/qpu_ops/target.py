@@ -56,7 +56,7 @@ class Place:
 
     @property
     def identity(self) -> str:
-        """A text that changes if the same sources could result in another wheel."""
+        """A string that changes if the same sources could result in another wheel."""
         return f"{self.image_id} {sorted(self.mounts.paths)} {self.script}"
 
 
@@ -117,7 +117,7 @@ def build(
     """Build the wheel into ``folder`` and audit it; the wheel's path.
 
     ``torch_site`` and ``libqpu`` are staged roots. With ``reuse`` the previous build (recipes.qpu_ops.incremental) is
-    updated if it was made in the same ``surroundings``: texts that identify the mounted files.
+    updated if it was made in the same ``surroundings``: strings that identify the mounted files.
 
     Raises CommandFailed, PlatformMismatch or WheelUnusable.
     """

@@ -205,7 +205,7 @@ CUT_SHAPES = [
     *((520, 16384), (520, 32768), (2000, 5000), (5000, 1003), (40000, 101), (100, 16384), (7, 99999), (40, 8191)),
     *((4096, 1024), (30000, 301), (5000, 2003), (700, 14001), (4, 40001), (60, 150001)),
 ]
-"""Together they use all kernel variants for distributing rows and columns."""
+"""Together, these shapes use all kernel variants for distributing rows and columns."""
 
 
 @needs_gpu
@@ -475,12 +475,12 @@ def test_tensors_on_two_gpus_are_rejected() -> None:
         assert torch.equal(cuda_ops.add2(first, first), first + first)
 
 
-# The GPU's own ways.
+# Behaviour that only a GPU has.
 
 
 @needs_gpu
 def test_operators_use_the_current_stream() -> None:
-    """The input is written late, in the current stream: only a kernel in the same stream sees it."""
+    """The input is written late, in the current stream, so only a kernel in the same stream reads the new values."""
     stream = torch.cuda.Stream()
     a = torch.zeros(1 << 20, device="cuda")
     torch.cuda.synchronize()
@@ -521,7 +521,7 @@ def test_more_than_2_to_the_31_elements() -> None:
     a = torch.empty(n, device="cuda", dtype=torch.float16).uniform_(-1, 1)
     b = torch.empty(n, device="cuda", dtype=torch.float16).uniform_(-1, 1)
     assert torch.equal(cuda_ops.add2(a, b), a + b)
-    # One element further, so not in packs; with a stride; and the last elements of a matrix as well.
+    # Shifted by one element, so that packs cannot be used; with a stride; and with the last elements of a matrix.
     assert torch.equal(cuda_ops.add2(a[1:], b[:-1]), a[1:] + b[:-1])
     assert torch.equal(cuda_ops.add2(a[:-1:2], b[1::2]), a[:-1:2] + b[1::2])
     wide, tall = a[:-1].reshape(2, -1), b[:-1].reshape(-1, 2).t()
@@ -542,7 +542,7 @@ def test_more_than_2_to_the_31_elements() -> None:
 
 @needs_gpu
 def test_two_kernel_matvec_is_ordered_in_every_stream() -> None:
-    """The second kernel is started before the first has ended: it must see all of that, and nothing of others."""
+    """The second kernel is started before the first has ended. It must use the complete results of that kernel only."""
     m, v = torch.randn(64, 400000, device="cuda"), torch.randn(400000, device="cuda")
     exact = m @ v
     streams = [torch.cuda.Stream() for _ in range(4)]
@@ -564,7 +564,7 @@ def test_timeline_contains_every_kernel_run(op: str, inputs: list[str], tmp_path
     path = tmp_path / "timeline.json"
     timing.write_timeline(op, inputs, path, runs=5)
     ours = {name: lengths for name, lengths in timing.kernels_of(path).items() if "cuda_ops" in name}
-    assert len(ours) == (1 if op == "add2" else 2), "the kernel, or both of a matrix that is cut"
+    assert len(ours) == (1 if op == "add2" else 2), "one kernel, or two for a matrix that is divided"
     assert all(len(lengths) == 20 and 0 < min(lengths) <= max(lengths) < 1e5 for lengths in ours.values())
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
     regions = {event["name"]: event for event in events if event.get("cat") == "user_annotation"}
@@ -572,7 +572,7 @@ def test_timeline_contains_every_kernel_run(op: str, inputs: list[str], tmp_path
         region = regions[f"{before} / {after}"]
         launches = [event for event in events if event.get("cat") == "cuda_runtime" and "Launch" in event["name"]]
         inside = [event for event in launches if 0 <= event["ts"] - region["ts"] <= region["dur"]]
-        assert len(inside) == 5 * len(ours), "each call's launches lie in the region of its way"
+        assert len(inside) == 5 * len(ours), "the launches of each call are in the region of its regime"
 
 
 @needs_gpu

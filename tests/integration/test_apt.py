@@ -82,7 +82,7 @@ def test_the_main_pocket_cannot_be_left_out(archive: Archive, tmp_path: Path) ->
 def test_an_index_that_does_not_fit_on_the_disk_is_a_full_disk(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strict: bool
 ) -> None:
-    """If the disk is full, apt reports that the index cannot be fetched or verified."""
+    """If the disk is full, apt itself only reports that the index cannot be fetched or verified."""
     noise = "".join(f" {os.urandom(32).hex()}\n" for _ in range(40_000))
     monkeypatch.setattr(apt_parts, "PACKAGES", apt_parts.PACKAGES.rstrip("\n") + "\n" + noise + "\n")
     archive.publish("large")
@@ -363,7 +363,7 @@ def test_a_set_mirror_wins() -> None:
 
 
 def test_a_slash_at_a_mirrors_end_changes_nothing() -> None:
-    """The security pocket had been searched for in the main archive and left out."""
+    """With the slash, the security pocket was once searched for in the main archive, and left out."""
 
     def places(**image: str) -> list[str]:
         return [item.uri for item in apt.sources_for(load_config({"image": image}), Path("/nonexistent"))]
@@ -518,7 +518,7 @@ def test_naming_the_sources_fetches_no_key(
 
 
 def test_a_missing_debian_mirror_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Ubuntu, for example, apt uses no Debian mirror."""
+    """On Ubuntu, for example, apt does not use a Debian mirror."""
     monkeypatch.setattr(apt, "host_mirrors", dict)
     with pytest.raises(ConfigError, match="INVOKE_IMAGE_MIRROR="):
         apt.sources_for(load_config({}), Path("/nonexistent"))

@@ -110,13 +110,13 @@ def test_containerds_image_store_is_recognised(errors: list[list[str]] | None, w
 
 
 def labelled(client: docker.DockerClient, folder: Path) -> set[str]:
-    """Images that have the label of a test's Dockerfile, and those between two lines of it: ids."""
+    """The ids of images with the label of a test's Dockerfile, including those built between two of its lines."""
     label = {"label": f"pitorch-test.folder={folder}"}
     return set(client.api.images(quiet=True, all=True, filters=label))
 
 
 def test_a_dockerfile_that_fails_leaves_no_image_without_a_name(engine: docker.DockerClient, tmp_path: Path) -> None:
-    """And takes away none that was there before, of which it may have had the first lines."""
+    """Images from earlier builds remain, even if the failed build shares their first lines."""
     layers = [system.Layer(f"{name}.tar", layer(tmp_path, name, file=name).tar.path) for name in ("one", "two")]
     lines = [f'FROM scratch\nLABEL pitorch-test.folder="{tmp_path}"', "ADD one.tar /", "ADD two.tar /", 'RUN ["/no"]']
 

@@ -45,7 +45,7 @@ INSTRUCTIONS = [
     (0xD503233F, "", ()),  # paciasp, a hint
     (0x00001234, "", ()),  # udf: data
 ]
-"""Words, the extension that LLVM names, and the CPUs that do not have it."""
+"""Instruction words, the extension that LLVM reports for each, and the CPUs that do not have it."""
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ name = "pitorch-small"
 version = "1.0"
 """
 
-# What Meson finds out about the machine and about Python is compiled in, so that the wheel differs if it does.
+# The properties of the machine and of Python that Meson detects are compiled in, so the wheel differs if they do.
 MESON = """\
 project('pitorch-small', 'c', 'cython', version: '1.0')
 py = import('python').find_installation(pure: false)
@@ -43,7 +43,7 @@ words = custom_target('words', input: 'words.py', output: 'words.h', command: [p
 py.extension_module('_small', '_small.pyx', made, words, include_directories: include_directories(numpy), install: true)
 """
 
-# A script of the project's own asks the target's Python.
+# A script of the project queries the target's Python.
 WORDS = """\
 import platform, struct, sys, sysconfig
 printed = f"{8 * struct.calcsize('P')} {sysconfig.get_platform()} {platform.machine()} {sys.executable}"

@@ -63,7 +63,7 @@ thumb:
 
 @dataclass(frozen=True)
 class Parts:
-    """The tools of the benchmark, with the compiled plugin and program in ``folder``, a folder inside them."""
+    """The tools of the benchmark, with the compiled plugin and program in ``folder``, which is inside their root."""
 
     tools: Path
     folder: Path

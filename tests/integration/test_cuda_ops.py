@@ -58,7 +58,7 @@ def wheel(config: Config) -> cuda_job.Wheel:
     needs_the_machine()
     if os.uname().machine != "x86_64":
         pytest.skip("nvcc is taken from PyPI for x86-64 only")
-    # The environment with torch is the one that the tests of the QPU extension use too.
+    # The tests of the QPU extension use the same environment with torch.
     shared, link = load_config({}), config.build_root / "native"
     native_job.ready_python(shared)
     if not link.exists():
@@ -336,7 +336,7 @@ def test_a_toolkit_of_another_release_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    """The timing tool, without the package around it, which needs torch."""
+    """The timing tool, without the surrounding package, which needs torch."""
     spec = importlib.util.spec_from_file_location("cuda_timing_tool", RECIPE / "src" / "cuda_ops" / "timing.py")
     assert spec is not None
     assert spec.loader is not None

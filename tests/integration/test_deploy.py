@@ -58,7 +58,7 @@ def with_folders(content: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def layer(path: Path, content: Mapping[str, str]) -> Artefact:
-    """The tar of a layer. A text that starts with ``->`` creates a link."""
+    """The tar of a layer. Content that starts with ``->`` creates a link."""
     with tarfile.open(path, "w") as archive:
         for name, text in with_folders(content).items():
             member = tarfile.TarInfo(name)

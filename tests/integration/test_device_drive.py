@@ -190,7 +190,7 @@ def test_timing_runs_only_after_a_complete_suite(tmp_path: Path, selected: str, 
 
 @pytest.mark.parametrize(("user", "privilege"), [("root", []), ("pi", ["sudo", "-n"])])
 def test_tree_is_entered_as_root_for_every_user(tmp_path: Path, user: str, privilege: list[str]) -> None:
-    """The sudo command must not prompt for a password. No server exports that tree, so the helper fails."""
+    """The sudo command must not prompt for a password. The tree is not exported by any server, so the helper fails."""
     write_suite(tmp_path / "suite", a="def test_first(): pass")
     run = drive(tmp_path, user=user, chroot="127.0.0.1:/no where", chroot_port=1)
     (started,) = (line for line in run.log.read_text().splitlines() if line.startswith("$ "))

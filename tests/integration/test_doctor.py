@@ -45,7 +45,7 @@ from toolchain.errors import ChecksFailed, UserError
 
 CONF = Path("/usr/lib/binfmt.d/qemu-arm.conf")
 _MODULES = "from doctor import emulation, finding, foreign_programs, host, resources, servers"
-"""For expressions that another process evaluates."""
+"""Imports for expressions that another process evaluates."""
 
 
 @pytest.fixture
@@ -398,7 +398,8 @@ def test_memory_is_compared_with_the_compile_jobs(jobs: int, available_mib: int,
 
 @pytest.mark.parametrize("below", ["", "child"])
 def test_memory_is_computed_as_for_builds(below: str) -> None:
-    """A limit of this process's cgroup, or of one above it, gives both the same number of jobs."""
+    """With a limit of this process's cgroup, or of one above it, doctor and the build compute the same number of
+    jobs."""
     program = """
 from doctor.resources import check_memory
 from toolchain.config import BuildConfig
@@ -560,7 +561,7 @@ def test_a_complete_mirror_is_ok(archive: Archive, tmp_path: Path, direct: None)
 
 
 def test_a_mirror_with_another_signature_is_reported(archive: Archive, tmp_path: Path, direct: None) -> None:
-    """It has every file, but they are not signed by Debian's key."""
+    """The mirror has every file, but its indexes are not signed with Debian's key."""
     for suite in ("trixie", "trixie-updates", "trixie-security"):
         archive.publish(suite)
     with served(archive.folder) as uri:
@@ -574,7 +575,7 @@ def test_a_mirror_with_another_signature_is_reported(archive: Archive, tmp_path:
 def test_a_stale_security_pocket_is_reported(
     archive: Archive, tmp_path: Path, direct: None, strict: bool, verdict: Verdict
 ) -> None:
-    """Its index exists and is signed. Only fetching the lists reveals that they are outdated."""
+    """The index of the pocket exists and is signed. Only fetching the lists reveals that they are outdated."""
     archive.make_stale("stone-security")
     try:
         with served(archive.folder) as uri:
@@ -641,7 +642,7 @@ def test_a_socks_proxy_without_pysocks_is_reported(
 
 
 def test_a_program_timeout_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiled program sleeps, as a program under an emulator that hangs."""
+    """The compiled program sleeps, like a program under an emulator that hangs."""
     compiler = tmp_path / "odd-g++"
     compiler.write_text('#!/bin/sh\nprintf "#!/bin/sh\\nexec sleep 60\\n" >"$3"\nchmod 755 "$3"\n')
     compiler.chmod(0o755)
@@ -672,7 +673,7 @@ def test_another_disk_of_the_engine_is_recognised(tmp_path: Path) -> None:
 
 
 def test_the_package_of_a_missing_program_is_named(tmp_path: Path) -> None:
-    """All folders of programs are empty or hidden."""
+    """All folders with programs are empty or hidden."""
     expression = "finding.guarded('virtual machine', servers.check_virtual_machine)"
     hide = "mount -t tmpfs tmpfs /usr/sbin; export PATH=/nowhere"
     finding = in_user_namespace(expression, before=hide)

@@ -1,4 +1,4 @@
-"""The engine. The tests start their own dockerd, independent of any other here, without firewall rules."""
+"""The engine. The tests start their own dockerd, independent of any other on this machine, without firewall rules."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def bridge() -> Iterator[str]:
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch, bridge: str) -> Iterator[Daemon]:
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    # A socket's path is limited to 107 bytes: pytest's folders are too long.
+    # A socket's path is limited to 107 bytes, and the paths of pytest's folders are too long.
     folder = Path(tempfile.mkdtemp(prefix="pitorch-engine-"))
     made = Daemon(
         folder=folder / "engine",
@@ -283,7 +283,7 @@ def waiting_program() -> bytes:
 
 @pytest.fixture
 def collected() -> Iterator[None]:
-    """Collect garbage after the test, so that warnings about sockets that docker-py left open appear here."""
+    """Collect garbage after the test, so that warnings about sockets that docker-py left open are attributed to it."""
     yield
     gc.collect()
 

@@ -101,7 +101,8 @@ def config(reference: str) -> Config:
 
 
 def expected_tree() -> dict[bytes, tuple[object, ...]]:
-    """The result of the two layers by the OCI image specification; the reference for this file."""
+    """The result of the two layers according to the OCI image specification; the reference for the tests in this
+    file."""
     tree: dict[str, tuple[tarfile.TarInfo, bytes, str]] = {}
 
     def drop(path: str) -> None:
@@ -181,7 +182,7 @@ def test_other_storage_drivers_give_the_same_tree(
     if shutil.which("dockerd", path=f"/usr/sbin:/usr/bin:{os.environ['PATH']}") is None:
         pytest.skip("needs dockerd, to start one with the storage driver vfs")
     here = export(config_for(reference), destination=tmp_path / "here", fix=False)
-    # The path of a socket has at most 107 bytes: pytest's folders are too long.
+    # The path of a socket has at most 107 bytes, and the paths of pytest's folders are too long.
     folder = Path(tempfile.mkdtemp(prefix="pitorch-vfs-"))
     with spare_bridge() as bridge:
         daemon = Daemon(
@@ -383,7 +384,7 @@ def test_a_folder_in_place_of_the_tree_is_not_replaced(config: Config, tmp_path:
 
 
 def in_the_place_of(tree: Path) -> None:
-    """Replace our tree by a folder of the user, with the same inode if the file system reuses numbers."""
+    """Replace our tree with a folder of the user, with the same inode if the file system reuses numbers."""
     number, spares = tree.stat().st_ino, tree.with_name("spares")
     shutil.rmtree(tree)
     spares.mkdir()
@@ -450,7 +451,7 @@ def test_host_keys_identify_a_tree_without_birth_time(config: Config, ext4: Path
 @pytest.mark.engine
 @needs_root
 def test_a_marker_of_an_earlier_version_is_valid(config: Config, tmp_path: Path) -> None:
-    """It has inodes only."""
+    """Such a marker contains inodes only."""
     layout = Layout(tmp_path / "nfsroot")
     export(config, destination=layout.place)
     layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
@@ -466,7 +467,7 @@ def test_a_marker_of_an_earlier_version_is_valid(config: Config, tmp_path: Path)
 @pytest.mark.engine
 @needs_root
 def test_a_tree_of_an_earlier_version_is_replaced(config: Config, tmp_path: Path) -> None:
-    """It was the given folder itself, and open to all users."""
+    """In that version, the tree was the given folder itself, and open to all users."""
     layout = Layout(tmp_path / "nfsroot")
     export(config, destination=layout.place)
     layout.tree.rename(tmp_path / "moved")
@@ -600,7 +601,7 @@ def test_an_interrupted_export_keeps_the_old_tree(
 @needs_root
 @pytest.mark.parametrize("moved", ["tree", "folder"])
 def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Path, moved: str) -> None:
-    """Like on a file system without exchange: one folder is renamed away, and the next export fails too."""
+    """As on a file system without exchange: one folder is renamed away, and the next export fails too."""
     layout = Layout(tmp_path / "nfsroot")
     before = export(config, destination=layout.place)
     old, marker = tree_listing(layout.tree), layout.marker.read_text()
@@ -985,7 +986,7 @@ def test_each_board_gets_its_own_device_tree(bootable: Path, tmp_path: Path) -> 
 
 
 def test_the_firmware_selects_raspberry_pi_device_trees(bootable: Path, tmp_path: Path) -> None:
-    """The firmware selects the device trees of that kernel by name."""
+    """The firmware selects the device trees of the Raspberry Pi kernel by name."""
     folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
     names = ("bcm2710-rpi-3-b.dtb", "bcm2711-rpi-4-b.dtb", "bcm2712-rpi-5-b.dtb", "bcm2712d0-rpi-5-b.dtb")
     for name in names:

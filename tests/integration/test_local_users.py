@@ -88,7 +88,7 @@ def intrude(folder: Path, port: int, tree: Path) -> dict[str, bool]:
 
 @marked(pytest.mark.network_namespaces)
 def test_the_attack_works_without_protection(open_folder: Path) -> None:
-    """Otherwise the tests below would prove nothing."""
+    """If the attack did not work here, the tests below would prove nothing."""
     tree = open_folder / "tree"
     fill(tree)
     with private_network(), serve.running_server(tree) as server:
@@ -184,7 +184,7 @@ except UserError as fault:
 
 @marked()
 def test_a_missing_network_namespace_is_reported() -> None:
-    """Like in an unprivileged container."""
+    """As in an unprivileged container."""
     words = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", WITHOUT_THE_RIGHT]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("False cannot create a network namespace"), done.stdout

@@ -1,6 +1,6 @@
 """Registry mirrors: changes to daemon.json, and reloads of a real engine.
 
-The tests run a separate dockerd. They never change the machine's engine and its /etc/docker/daemon.json.
+The tests run a separate dockerd. They never change the machine's engine or its /etc/docker/daemon.json.
 """
 
 from __future__ import annotations
@@ -393,7 +393,7 @@ def test_file_is_restored_if_the_engine_ignores_it(
 def test_engine_uses_the_previous_mirrors_again(
     tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine removes duplicates, so it uses other mirrors than the file lists."""
+    """The engine removes duplicates, so the mirrors in use differ from those in the file."""
     monkeypatch.setattr(mirrors, "_RELOAD_LIMIT_S", 2.0)
     file, twice = tmp_path / "daemon.json", json.dumps({"registry-mirrors": [A, A + "/"]})
     file.write_text(twice)
@@ -409,7 +409,7 @@ def test_engine_uses_the_previous_mirrors_again(
 
 @pytest.mark.engine
 def test_file_is_restored_if_the_reload_fails(tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the program ``kill``."""
+    """The reload fails because the program ``kill`` is missing."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for program in ("dockerd", "ip"):

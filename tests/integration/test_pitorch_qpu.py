@@ -55,7 +55,7 @@ def tree(product_config: Config) -> Path:
 
 @pytest.fixture
 def qpu(tree: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module, on the library just built."""
+    """The module, loaded with the library just built."""
     monkeypatch.setenv("QPU_LIBRARY", str(tree / "libqpu.so"))
     monkeypatch.setenv("QPU_CACHE", "off")
     monkeypatch.delenv("QPU_BACKEND", raising=False)
@@ -127,7 +127,7 @@ def test_words_go_there_and_back(qpu: ModuleType, tmp_path: Path) -> None:
 
 
 def _checksum(data: bytes) -> int:
-    """FNV-1a of 64 bits, as src/code/serialise.hpp has it for saved kernels."""
+    """64-bit FNV-1a, as implemented in src/code/serialise.hpp for saved kernels."""
     value = 0xCBF29CE484222325
     for byte in data[:16] + data[24:]:
         value = (value ^ byte) * 0x100000001B3 % 2**64
@@ -137,7 +137,7 @@ def _checksum(data: bytes) -> int:
 def test_a_damaged_kernel_is_refused(qpu: ModuleType, axpy: Path) -> None:
     saved = axpy.read_bytes()
     at = saved.index(b"axpy")
-    for name in (b"axp\x00", b"axp\xff"):  # the second with a checksum that fits
+    for name in (b"axp\x00", b"axp\xff"):  # the second with a valid checksum
         damaged = bytearray(saved[:at] + name + saved[at + 4 :])
         if name.endswith(b"\xff"):
             damaged[16:24] = _checksum(bytes(damaged)).to_bytes(8, "little")

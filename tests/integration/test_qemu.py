@@ -70,7 +70,7 @@ def test_kernel_command_line_names_server_path_and_init(tmp_path: Path) -> None:
     ("now", "epoch", "after"), [(5, 1764000000, "@1764000000"), (1764000001, 1764000000, ""), (5, None, "")]
 )
 def test_the_lean_init_sets_an_early_clock(tmp_path: Path, now: int, epoch: int | None, after: str) -> None:
-    """Runs its function with a fake ``date``, because the clock is this machine's."""
+    """Run the function of the init with a fake ``date``, because a real one would set this machine's clock."""
     init = (ROOT / "images/overlay/bootable/usr/local/sbin/pi-init").read_text()
     (function,) = re.findall(r"^set_clock\(\) \{\n.*?^\}\n", init, re.MULTILINE | re.DOTALL)
     assert init.index("set_clock /usr/lib/clock-epoch\n") < init.index("/usr/sbin/sshd")
@@ -154,7 +154,7 @@ def test_qemus_error_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.machine
 def test_qemu_ends_with_its_parent(tmp_path: Path) -> None:
-    """Even after SIGKILL."""
+    """QEMU ends even if its parent is killed with SIGKILL."""
     tree = tree_with(tmp_path / "tree", "6.12.1+deb13-armmp")
     program = (
         "import sys, time; from pathlib import Path; from nfsroot import qemu\n"
@@ -192,7 +192,7 @@ def test_qemu_ends_with_its_parent(tmp_path: Path) -> None:
 def test_a_failed_boot_is_reported_at_once(
     exported_config: Config, tmp_path: Path, extra: str, path: str, found: str, fix: str
 ) -> None:
-    """Before the deadline, with the end of the console."""
+    """The error is raised before the deadline, and contains the end of the console output."""
     config = bootable(exported_config)
     with private_network(), serve.running_server(Layout.of(config).tree) as server:
         spec = qemu.MachineSpec(

@@ -82,7 +82,7 @@ class Build:
         wheel.unlink()
 
     def rebuild(self, surroundings: str = "as ever") -> Path | None:
-        """Update the previous build; the wheel, if the record could be used."""
+        """Update the previous build. Returns the wheel, or None if the record could not be used."""
         self.ran = []
         return self.previous.rebuild(self.recipe, surroundings, self._execute, self.out)
 
@@ -94,7 +94,7 @@ class Build:
                 raise CommandFailed("the compiler", tail=done.stderr)
 
     def compiled(self) -> list[str]:
-        """The sources that the last rebuild compiled, and its links."""
+        """The sources that the last rebuild compiled, and the link steps that it ran."""
         return [words[words.index("-c") + 1] if "-c" in words else "link" for words in self.ran]
 
 

@@ -92,7 +92,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 def git_free() -> dict[str, str]:
-    """The environment without the variables of a git hook, from which tests may run."""
+    """The environment without the variables that git sets in a hook, because tests may run in one."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
 

@@ -144,7 +144,7 @@ def fetched(config: Config, role: str) -> dict[str, str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files to their owners")
 def test_tools_are_debians_and_roots_are_raspbians(world: World, tmp_path: Path) -> None:
-    """Apt allows one version of a package if its architectures share files."""
+    """Apt allows only one version of a package whose architectures share files."""
     config = config_for(tmp_path, profile="container")
     with world.serving():
         made = ran(config, "tools", "archives")

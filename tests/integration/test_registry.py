@@ -480,7 +480,7 @@ def secrets_of(password: str) -> list[str]:
 
 
 def text_of(fault: BaseException | None) -> str:
-    """All texts of a chain of exceptions that a traceback could show."""
+    """All text of a chain of exceptions that a traceback could show."""
     found = ""
     while fault is not None:
         found += f"{fault!s} {fault!r} {vars(fault)}"
@@ -566,7 +566,7 @@ def test_ctrl_c_stops_the_push(client: docker.DockerClient, plain: Registry, tmp
                 child.wait()
             assert "KeyboardInterrupt" in output, "tasks.py exits with 130 then"
             assert tags_of(client, config) == before
-            # Data in the kernel's buffers (some MiB) still passes the slow relay.
+            # Data in the kernel's buffers (some MiB) still passes through the slow relay.
             wait_for(lambda: is_idle(slow))
             assert slow.sent < 15 * MIB, "the engine stopped as well"
     assert ask(plain, "/v2/pitorch/interrupted/tags/list").status_code == 404

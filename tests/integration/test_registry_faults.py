@@ -81,7 +81,7 @@ def warnings_printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def error_from_the_engine(client: docker.DockerClient, config: Config) -> UserError:
-    """The error of a push by the engine, without requests to the registry before."""
+    """The error of a push by the engine, without earlier requests to the registry."""
     reference = resolve(config)
     client.api.tag(config.image_reference("system"), reference.name, reference.tag)
     try:

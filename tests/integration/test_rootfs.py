@@ -142,7 +142,7 @@ def test_byte_code_is_dated_where_it_is_of_the_source_beside_it(tmp_path: Path) 
         os.utime(source, (seconds, seconds))
     (tmp_path / "other.py").write_text("NAME = 'else'\n")
     (tmp_path / "__pycache__" / f"gone.{sys.implementation.cache_tag}.pyc").write_bytes(b"short")
-    # Written by another version of Python, with another key of the hash.
+    # Written by another version of Python, with another hash key.
     source, foreign = tmp_path / "foreign.py", tmp_path / "__pycache__" / "foreign.cpython-999.pyc"
     source.write_text("NAME = 1\n")
     os.utime(source, (1000, 1000))
@@ -192,7 +192,7 @@ def test_a_damaged_package_is_reported_with_its_fix(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:
-    """Not as a damaged package, which leads to the same statuses of dpkg-deb and tar."""
+    """It is not reported as a damaged package, for which dpkg-deb and tar return the same exit statuses."""
     (tmp_path / "large/DEBIAN").mkdir(parents=True)
     (tmp_path / "large/DEBIAN/control").write_text(
         "Package: large\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
@@ -273,7 +273,7 @@ def test_the_builder_image_has_no_unused_files(tmp_path: Path) -> None:
         "lib": "usr/lib",
     }
     assert members["tmp"].mode == members["var/tmp"].mode == 0o1777
-    # The Python of the tools has been called.
+    # As if the Python of the tools had been called.
     cache = tools / "usr/lib/python3.13/sysconfig/__pycache__"
     cache.mkdir()
     (cache / "__init__.cpython-313.pyc").write_text("x")

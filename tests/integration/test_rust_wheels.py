@@ -128,7 +128,7 @@ setup(name="pitorch-rusty", version="1.0", rust_extensions=[RustExtension("rusty
 """,
     "Cargo.toml": '[package]\nname = "rusty"\nversion = "1.0.0"\nedition = "2021"\n[lib]\ncrate-type = ["cdylib"]\n',
     "build.rs": BUILD,
-    # Without PyO3: the declarations of the C API that one function needs.
+    # Declares the parts of the C API that one function needs, instead of using PyO3.
     "src/lib.rs": """\
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{addr_of, addr_of_mut, null, null_mut};
@@ -241,7 +241,7 @@ def project(folder: Path, contents: dict[str, str]) -> Path:
 
 @pytest.fixture
 def own_wheelhouse(product_config: Config, tmp_path: Path) -> Iterator[Config]:
-    """The shared build, with a temporary wheelhouse before its others, while no other process builds."""
+    """The shared build, with a temporary wheelhouse in front of the others, while no other process builds."""
     needs_the_machine()
     folders = (str(tmp_path / "house"), *product_config.torch.wheelhouse)
     ensure_running(product_config)
@@ -281,7 +281,7 @@ def test_setuptools_rust_compiles_natively(own_wheelhouse: Config, home: Path, t
 @pytest.mark.emulation
 @pytest.mark.timeout(3600)
 def test_maturin_and_pyo3_from_a_folder_of_crates(own_wheelhouse: Config, home: Path, tmp_path: Path) -> None:
-    """The distribution's packages of crates are a folder that Cargo reads instead of the registry."""
+    """The distribution's packages of crates provide a folder that Cargo reads instead of the registry."""
     main_job.ready_workbench(own_wheelhouse)
     with Context(own_wheelhouse) as context:
         mirror = require(pipelines.main_job(context).manifest_path("mirror"), "build-image")

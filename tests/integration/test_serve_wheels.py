@@ -443,7 +443,7 @@ def test_torch_in_the_wheelhouse_is_served(tmp_path: Path, no_prebuilt: Path) ->
 
 
 def test_torch_with_another_key_is_not_served(tmp_path: Path, no_prebuilt: Path) -> None:
-    """Neither from an earlier build-torch nor from the repository."""
+    """The wheel is neither from an earlier build-torch nor from the repository."""
     config = offering(tmp_path, tmp_path / "house")
     resolve.products(config).mkdir(parents=True)
     for folder in (resolve.products(config), no_prebuilt):
@@ -576,7 +576,7 @@ def test_instructions_name_the_index_and_the_wheels() -> None:
 
 @pytest.fixture
 def default_index(tmp_path: Path) -> Iterator[str]:
-    """The board's default index: it has newer source of two packages, which cannot be built here."""
+    """The board's default index, with newer source of two packages that cannot be built here."""
     for name in ("thing", "needy"):
         source = tmp_path / "public" / f"{name}-2.0"
         source.mkdir(parents=True)
@@ -599,7 +599,7 @@ def default_index(tmp_path: Path) -> Iterator[str]:
 
 
 def test_instructions_prefer_wheels_to_newer_source(tmp_path: Path, default_index: str, printed: list[str]) -> None:
-    """For the package and its dependencies."""
+    """Both for the package and for its dependencies."""
     house = tmp_path / "house"
     make_wheel(house, {"thing.py": "version = 1\n"}, tag="py3-none-any", purelib=True)
     contents = {"needy.py": "import thing\n"}

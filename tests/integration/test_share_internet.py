@@ -69,7 +69,7 @@ class Net:
         return dict(json.loads(done.stdout))
 
     def fetch(self) -> str:
-        """Answer of the outside server to the board; empty without an answer."""
+        """The outside server's response to the board; empty if there is none."""
         # The kernels establish the connection; the program that answers may be slow.
         limits = ("--connect-timeout", "3", "-m", "60")
         return self.run(self.pi, "curl", "-s", *limits, "http://203.0.113.2:8080/hello", check=False)

@@ -228,9 +228,9 @@ def task_in(image: str, code: str, *words: str) -> Iterator[subprocess.Popen[byt
 def test_the_next_task_removes_what_a_killed_one_left(
     client: docker.DockerClient, image: str, tmp_path: Path, code: str, words: tuple[str, ...], stopped: bool
 ) -> None:
-    """Running or stopped. The engine itself removes stopped containers of the docker program."""
+    """The container may be running or stopped. The engine itself removes stopped containers of the docker program."""
     command = "sleep 3" if stopped else "sleep 600"
-    for _ in range(5):  # a task of another of the tests' processes may be faster, and then it reports the removal
+    for _ in range(5):  # a task of a parallel test process may be faster, and then reports the removal
         with task_in(image, code, *words, command) as task:
             wait_until(lambda: containers_of(client, image) == ["running"], task)
         if stopped:

@@ -148,7 +148,7 @@ def test_ctrl_c_while_linking_leaves_no_container(
     assert {"_Z3onev", "_Z3twov"} <= symbols(library)
     assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, "objects are not compiled again"
 
-    # The same with a library of an earlier run, which is in ninja's log.
+    # The same with a library from an earlier run, which is in ninja's log.
     (tree / "patience").unlink()
     (tree / "linking").unlink()
     (tree / "two.cpp").write_text("int three() { return 1; }\n")
@@ -159,7 +159,8 @@ def test_ctrl_c_while_linking_leaves_no_container(
     assert {"_Z3onev", "_Z5threev"} <= symbols(library)
     assert (tree / "one.o").stat().st_mtime_ns == compiled["one.o"]
 
-    # The same with a missing library: it is newer than all objects in ninja's log, so ninja would accept any file.
+    # The same with a missing library. In ninja's log, the library is newer than all objects, so ninja would accept any
+    # file.
     for name in ("patience", "linking", "libboth.so"):
         (tree / name).unlink()
     interrupt_while_it_links(tmp_path, tree, image)
@@ -226,7 +227,7 @@ def test_processes_killed_by_the_kernel_are_reported(
     with pytest.raises(CommandFailed) as failed:
         builder.run(["sh", "-c", "exit 1"])
     assert failed.value.found == "exit status 1"
-    # It waits until the step runs, and the step waits until it has been killed.
+    # This process waits until the step runs, and the step waits until this process has been killed.
     hungry = "until [ -e /at/step ]; do sleep 0.1; done; python3 -c 'bytearray(1 << 30)'; echo $? >/at/end; exit 137"
     binds = [f"{builder.home}:/at:rw"]
     hog = client.containers.run(image, ["sh", "-c", hungry], mem_limit="64m", volumes=binds, detach=True)

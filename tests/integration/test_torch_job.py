@@ -46,11 +46,11 @@ class StandIn:
         self.built = 0
 
     def versions(self) -> dict[str, str]:
-        """Of a builder image."""
+        """The versions in a builder image."""
         return {"g++-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1", "compiler": "g++ 14.2.0"}
 
     def older(self) -> tuple[list[building.Builder], list[building.Builder]]:
-        """No tree."""
+        """There is no tree of an earlier build."""
         return [], []
 
     def build(self, folder: Path) -> building.Built:
@@ -73,11 +73,11 @@ NEEDS = {
         facts={"kind": "archive", "folder": "pytorch-1", "identity": "archive pytorch 1", "files": {}},
     ),
 }
-"""As if the steps before the wheel had run."""
+"""Manifests as if the steps before the wheel had run."""
 
 
 class StandInJob:
-    """The step of the wheel with that builder."""
+    """The step of the wheel, with ``builder`` in place of the real builder."""
 
     def __init__(self, folder: Path, builder: StandIn) -> None:
         self.context = Context(load_config({"build": {"folder": str(folder)}}))
@@ -86,7 +86,7 @@ class StandInJob:
         self.builder = builder
 
     def run(self) -> Made:
-        """Run the step."""
+        """Execute the action of the step."""
         with mock.patch.object(torch_wheel, "builder_of", return_value=self.builder):
             return self.step().action(NEEDS)
 
@@ -291,7 +291,7 @@ PACKAGE_URL = re.compile(
     r"pkg:deb/debian/(?P<name>(?:[a-z0-9._~:-]|%[0-9A-F]{2})+)"
     r"@(?P<version>(?:[A-Za-z0-9._~:-]|%[0-9A-F]{2})+)\?arch=(?P<architecture>[a-z0-9-]+)"
 )
-"""ECMA-427: in names and versions all characters except letters, digits, ``.-_~`` and the colon are encoded."""
+"""ECMA-427: in names and versions, all characters except letters, digits, ``.-_~`` and the colon are encoded."""
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 VERSIONS = {
@@ -330,7 +330,7 @@ def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", ["archive", "git"])
 def test_the_provenance_conforms_to_in_toto_and_slsa(tmp_path: Path, kind: str) -> None:
-    """SLSA's provenance v1, in-toto's Statement, ResourceDescriptor and TypeURI v1."""
+    """SLSA Provenance v1, and in-toto Statement, ResourceDescriptor and TypeURI v1."""
     built, document = written(tmp_path, kind)
     assert set(document) == {"_type", "subject", "predicateType", "predicate"}
     assert document["_type"] == "https://in-toto.io/Statement/v1"

@@ -72,7 +72,7 @@ class Room:
         return subprocess.run(entered, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
     def prepare(self, kind: str) -> subprocess.CompletedProcess[str]:
-        """Run the script like the build."""
+        """Run the script as the build does."""
         return self.call("/usr/src/recipe/inside/prepare", "/usr/src/source", kind, "2.6.0")
 
     def plain_source(self, folder: Path) -> None:
@@ -179,7 +179,7 @@ def test_our_patches_apply_to_upstreams_tree(room: Room, built: Built, product_c
     """What ``--source=git`` builds from: upstream's tree, without the distribution's patches, as a repository's tag.
 
     The tree is that of the distribution's archive of upstream's release, which lacks submodules; fetching, the pin and
-    the patches are as they are for upstream's repository. It is run by name: it fetches 50 MB.
+    the patches are the same as for upstream's repository. The test is expensive because it fetches 50 MB.
     """
     data, suite = recipe.load("torch"), load_suite("trixie")
     log = tmp_path / "log"

@@ -71,7 +71,7 @@ class Package:
         self.archive.sign("stone")
 
     def obtain(self) -> source.Source:
-        """Fetch and verify the source, like the step."""
+        """Fetch and verify the source, as the step does."""
         log = self.folder / "log"
         return source.obtain(self.recipe, load_suite("trixie"), "archive", self.sources, self.folder, log)
 

@@ -87,7 +87,7 @@ def a_copy_of_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_patch_and_every_script_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Including those in subfolders, which are for one kind of source; another version's are not."""
+    """The key includes those in subfolders, which are for one kind of source, but not those of another version."""
     before = plan().key("source 1")
     folder = a_copy_of_the_recipe(tmp_path, monkeypatch)
     assert plan().key("source 1") == before
@@ -304,7 +304,7 @@ def examined(wheel: Path) -> audit.Examined:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_undefined_symbol_is_detected(tmp_path: Path, whole: bool) -> None:
-    """Such a torch was linked without one of its backends and could not be imported."""
+    """A torch with such a symbol was once linked without one of its backends, and could not be imported."""
     sources = {
         "one": "int missing(void); int Py_Of(void); int one(void) { return missing() + Py_Of(); }",
         "two": "int missing(void) { return 2; }" if whole else "int two(void) { return 2; }",
@@ -362,7 +362,7 @@ def test_the_audit_rejects_faults_in_one_file(tmp_path: Path, flags: tuple[str, 
     "name", ["torch/share/cmake/Torch/TorchConfig.cmake", "torch/version.py", "torch-2.6.0.dist-info/NOTES"]
 )
 def test_the_path_of_the_build_is_found_in_every_member(tmp_path: Path, name: str, path: str) -> None:
-    """In text files too, and across the boundary of a read of one mebibyte."""
+    """Also in text files, and across the boundary between two reads of one mebibyte."""
     members = {name: " " * ((1 << 20) - 5) + path, "torch/other.py": "'/usr/src/tvm'\n"}
     with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(torch_of(tmp_path, members))
@@ -433,7 +433,8 @@ def test_an_elf_file_without_attributes_is_rejected(tmp_path: Path) -> None:
 
 
 def test_code_without_floating_point_fits_every_cpu(tmp_path: Path) -> None:
-    """Its attributes do not name one. Attribute 28 only states the calling convention."""
+    """The attributes of such code do not name a floating-point unit. Attribute 28 only states the calling
+    convention."""
     (tmp_path / "one.s").write_text(".eabi_attribute 28, 1\n.globl one\n.type one, %function\none: bx lr\n")
     for words in (
         ["arm-linux-gnueabihf-as", "-march=armv7-a", "-mfpu=softvfp", "-o", "one.o", "one.s"],
@@ -958,7 +959,7 @@ def test_results_before_the_time_limit_are_counted() -> None:
 
 @pytest.mark.parametrize("status", [0, 1, 5])
 def test_an_exit_status_does_not_prove_completion(status: int) -> None:
-    """A process that a test forked writes one too, although pytest itself was killed."""
+    """A process that a test forked also writes an exit status, although pytest itself was killed."""
     none, tests = upstream.Reasons({}, {"d": "too long"}), upstream.Collected([*"abcde"], [*"abcd"])
     lines = reports(
         *(("a", when, "passed") for when in ("setup", "call", "teardown")), ("b", "setup", "passed"), status=status

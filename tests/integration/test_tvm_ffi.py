@@ -281,7 +281,7 @@ def test_a_setting_adds_it_to_the_main_job(tmp_path: Path, wanted: bool) -> None
 def test_raspbian_images_warn_about_armv7_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flavour: str, warned: bool
 ) -> None:
-    """As for torch's wheel. The manifest records the warning for later runs."""
+    """The warning is the same as for torch's wheel. The manifest records it for later runs."""
     fitting(tmp_path / "w")
     make_wheel(tmp_path / "w", {"torch/a.so": elf(EM_ARM, flags=HARD, vfp_args=1)}, name="torch", version="2.6.0")
     config = configured(tmp_path, ffi_in_image=True)
@@ -299,7 +299,7 @@ def test_raspbian_images_warn_about_armv7_code(
 
 
 def test_pull_artefacts_requests_the_wheel(tmp_path: Path) -> None:
-    """It is required if the image contains it, and optional otherwise."""
+    """The wheel is required if the image contains it, and optional otherwise."""
     without, given = configured(tmp_path), configured(tmp_path, ffi_in_image=True)
     mine = (locate.NAME, locate.key(without))
     assert (mine in share.wanted(without), mine in share.optional(without)) == (False, True)

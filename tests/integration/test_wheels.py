@@ -94,7 +94,7 @@ def test_releases_have_different_pythons() -> None:
 @pytest.mark.parametrize("suite", ["trixie", "bookworm"])
 @pytest.mark.parametrize("name", ["armhf", "arm64", "amd64"])
 def test_platform_tags_equal_those_of_packaging(monkeypatch: pytest.MonkeyPatch, suite: str, name: str) -> None:
-    """``packaging`` computes the tags of pip on such a machine."""
+    """``packaging`` computes the tags that pip accepts on such a machine."""
     release, target = load_suite(suite), ARCHITECTURES[name]
     machine = target.wheel_platform.removeprefix("linux_")
     version = _manylinux._GLibCVersion(2, int(release.glibc.split(".")[1]))
@@ -203,7 +203,7 @@ def test_truncated_elf_file_is_refused(tmp_path: Path, length: int) -> None:
 
 def test_damaged_elf_files_never_cause_a_traceback(tmp_path: Path) -> None:
     whole = elf(EM_ARM, flags=EABI5, vfp_args=1)
-    dice = random.Random(1)  # noqa: S311 - the same damage in each run
+    dice = random.Random(1)  # noqa: S311 - the damage must be the same in each run
     refused = 0
     for _ in range(300):
         spoilt = bytearray(whole)

@@ -1,6 +1,6 @@
-"""Complete images that the shared build of the tests does not cover. Each takes minutes, so they are run by name.
+"""Complete images that the shared build of the tests does not cover. Each takes minutes, so these tests are expensive.
 
-``.venv/bin/python -m pytest -m expensive tests/host/test_whole_images.py``
+``.venv/bin/python -m pytest -m expensive tests/integration/test_whole_images.py``
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_a_rebuilt_root_has_the_same_bytes(built: main_job.Built, product_config
 
 
 def test_systemd_boots_the_root_over_nfs(exported_config: Config) -> None:
-    """The init of a board, instead of the suite's minimal one."""
+    """Boots the init of a board instead of the suite's minimal one."""
     result = suite.test_on_pi(
         exported_config, qemu=True, init="systemd", keyword="test_selftest or test_system", timing=False
     )
@@ -68,7 +68,7 @@ def test_systemd_boots_the_root_over_nfs(exported_config: Config) -> None:
 def test_a_raspbian_image_is_built_exported_and_boots(
     workbench: Mapping[str, Manifest], product_config: Config, tmp_path: Path
 ) -> None:
-    """From a stand-in archive with Debian's packages and Raspbian's version scheme. The kernel is Debian's."""
+    """Built from a substitute archive with Debian's packages and Raspbian's version scheme. The kernel is Debian's."""
     assert workbench["dev"].facts["image"]
     config = in_a_folder_of_its_own(product_config, tmp_path / "build")
     config = dataclasses.replace(config, image=dataclasses.replace(config.image, flavour="raspbian"))

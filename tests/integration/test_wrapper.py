@@ -237,7 +237,7 @@ def test_skipped_packages_are_checked_by_the_next_full_run(checkout: Checkout) -
 
 
 def test_read_only_checkout_skips_the_package_check(public_checkout: Checkout) -> None:
-    """A checkout that root set up without packages in a public place can be used by every user."""
+    """If root set up a checkout in a public place, every user can use it, even if packages are missing."""
     needs_dpkg()
     if os.geteuid() != 0:
         pytest.skip("only root can create a checkout of another user")
@@ -424,7 +424,7 @@ def test_missing_privileges_are_reported_with_the_reason(public_checkout: Checko
 
 
 def test_output_of_apt_is_parsed_in_any_language(public_checkout: Checkout) -> None:
-    """Otherwise packages in the archive are reported as missing."""
+    """If translated output were not parsed, packages in the archive would be reported as missing."""
     needs_dpkg()
     programs = folder_for_everyone(public_checkout.folder.parent, without=("sudo", "apt-cache"))
     translating = programs / "apt-cache"
@@ -510,7 +510,7 @@ def test_unreachable_mirrors_are_reported(checkout: Checkout) -> None:
 @pytest.mark.network_namespaces
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "127.0.0.1:9", "socks5://127.0.0.1:9"])
 def test_apt_uses_all_proxy(checkout: Checkout, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
-    """In an empty network namespace, apt reports the proxy as unreachable, not the mirrors."""
+    """In an empty network namespace, apt reports that the proxy is unreachable, not that the mirrors are."""
     for name in list(os.environ):
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -523,7 +523,7 @@ def test_apt_uses_all_proxy(checkout: Checkout, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_services_of_packages_are_not_started(checkout: Checkout, tmp_path: Path) -> None:
-    """A real package calls policy-rc.d, like invoke-rc.d, while apt installs it into overlays over this machine."""
+    """A real package calls policy-rc.d as invoke-rc.d would, while apt installs it into overlays over this machine."""
     needs_dpkg()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("overlays over /usr, /etc and /var need root and unshare")

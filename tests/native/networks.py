@@ -82,7 +82,7 @@ class Residual(nn.Module):  # type: ignore[misc]
 
 
 class ResNet18(nn.Module):  # type: ignore[misc]
-    """Its eighteen layers, with fewer channels."""
+    """The eighteen layers of ResNet18, with fewer channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,9 +165,9 @@ class Trained:
 
     losses: list[float]
     launches: int
-    """Of the last step."""
+    """Launches of the last step."""
     fallbacks: dict[str, int]
-    """Of the last step."""
+    """Fallbacks of the last step."""
     correct: float
     """Fraction of the examples that the network classifies correctly at the end."""
 

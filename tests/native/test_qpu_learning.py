@@ -147,7 +147,7 @@ def test_pooling_with_ceil_mode_matches_the_cpu() -> None:
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_batch_normalisation(shape: tuple[int, ...], affine: bool, training: bool) -> None:
-    """Result, gradients and running statistics: 256 ULP of the largest magnitude, compared with float64."""
+    """Result, gradients and running statistics are within 256 ULP of the largest magnitude, compared with float64."""
     x = torch.randn(shape) * 3 + 1
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
     outcomes = []
@@ -194,7 +194,7 @@ SIZES = [(1, 1), (3, 10), (2, 15), (2, 16), (17, 17), (5, 63), (2, 64), (3, 65),
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("function", [functional.softmax, functional.log_softmax], ids=["softmax", "log_softmax"])
 def test_softmax_and_log_softmax(function: Callable[..., torch.Tensor], size: tuple[int, int]) -> None:
-    """64 ULP of 1 and of the result."""
+    """The error is at most 64 ULP of 1 plus the result."""
     x, weights = torch.randn(size) * 4, torch.randn(size)
     for dimension in (1, 0):
         exact = x.double().requires_grad_()
@@ -214,7 +214,7 @@ def test_softmax_and_log_softmax(function: Callable[..., torch.Tensor], size: tu
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weighted", [True, False], ids=["weights", "plain"])
 def test_nll_loss_and_cross_entropy(size: tuple[int, int], reduction: str, weighted: bool) -> None:
-    """256 ULP of the sum of the magnitudes."""
+    """The error is at most 256 ULP of the sum of the magnitudes."""
     x = torch.randn(size)
     targets = torch.randint(0, size[1], size[:1])
     targets[1::4] = -100  # ignored

@@ -40,7 +40,7 @@ def mapped(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
 
 
 def leaves_of(tree: Tree) -> list[torch.Tensor]:
-    """Its tensors that require a gradient."""
+    """The tensors of a tree that require a gradient."""
     found: list[torch.Tensor] = []
 
     def keep(t: torch.Tensor) -> None:
@@ -52,7 +52,7 @@ def leaves_of(tree: Tree) -> list[torch.Tensor]:
 
 
 def first(result: Any) -> torch.Tensor:
-    """The values, for an operator that may also return indices."""
+    """Only the values, if the operator also returns indices."""
     value: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return value
 

@@ -60,7 +60,7 @@ class Twice(nn.Module):  # type: ignore[misc]
         self.module = module
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of x and x."""
+        """The result for x as both inputs."""
         found: torch.Tensor = self.module(x, x)
         return found
 

@@ -39,7 +39,7 @@ class RecurrenceCoalescer {
     std::vector<Operation>& operations = f_.blocks[b].operations;
     const auto end = static_cast<std::uint32_t>(operations.size());
     for (const Vreg v : live_.globals) after_[v] = {live_.liveOut(b, v) ? end : kNever, kNever};
-    // By operation, for its two operands.
+    // Indexed by operation, with an entry for each of its two operands.
     std::vector<std::array<NextAccess, 2>> later(end);
     for (std::uint32_t i = end; i-- > 0;) {
       const Operation& o = operations[i];

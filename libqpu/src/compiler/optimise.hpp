@@ -20,7 +20,7 @@ struct Stride {
   bool known = false;
   std::uint32_t step = 0;  // 0: all elements are equal
 };
-// By value.
+// Indexed by value.
 std::vector<Stride> strides(const ir::Graph& graph);
 
 // Lowers loads to requests and receives. If `known` is empty, nothing is assumed about their addresses.

@@ -17,7 +17,7 @@ struct Rematerialisation {
   std::vector<Vreg> sources;  // vectors that it starts from; each keeps its content as long as the vector is live
 };
 
-// By register.
+// Indexed by register.
 std::vector<Rematerialisation> findRematerialisable(const Function& function, const Liveness& live);
 
 }  // namespace qpu::compiler

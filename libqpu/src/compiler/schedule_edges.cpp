@@ -251,7 +251,7 @@ class EdgeBuilder {
   const std::vector<std::uint32_t>& positions_;
   const std::vector<Definition>& definitions_;
   const std::uint32_t noSwap_;
-  std::vector<Accesses> accesses_;  // by value
+  std::vector<Accesses> accesses_;  // indexed by value
   std::vector<std::uint32_t> liveInValues_;
   std::vector<LooseEdge> loose_;
   std::vector<std::uint32_t> flagReaders_;

@@ -120,7 +120,7 @@ struct Graph {
 struct BlockContext {
   const Function* function = nullptr;
   const Liveness* live = nullptr;
-  const std::vector<Place>* homes = nullptr;  // by index in live->globals
+  const std::vector<Place>* homes = nullptr;  // indexed like live->globals
   std::size_t block = 0;
   // Requests of each TMU that are in flight before the block: the fewest and the most on any path.
   std::array<std::uint32_t, 2> fewestInFlight{};

@@ -17,7 +17,7 @@ struct Definition {
 struct BlockNodes {
   Graph graph;                           // without edges
   std::vector<std::uint32_t> positions;  // operation of each node, or kNone
-  std::vector<Definition> definitions;   // by value
+  std::vector<Definition> definitions;   // indexed by value
   std::uint32_t noSwap = kNone;          // the node that sets TMU_NOSWAP
 };
 

@@ -42,7 +42,7 @@ class PressureTracker {
   }
 
   std::vector<std::int16_t> live_;      // counted values that are live after each operation, in source order
-  std::vector<char> isCounted_;         // by value
+  std::vector<char> isCounted_;         // indexed by value
   std::vector<std::uint32_t> lastUse_;  // operation, by value
   std::int16_t capacity_ = 0;
 };

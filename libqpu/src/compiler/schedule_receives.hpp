@@ -26,7 +26,7 @@ class ReceiveTiming {
   }
 
   const BlockState& state_;
-  std::vector<bool> dependsOnReceive_;  // by operation
+  std::vector<bool> dependsOnReceive_;  // indexed by operation
   std::uint32_t independent_ = 0;       // remaining operations that depend on no receive
   std::uint32_t receives_ = 0;          // remaining receives
   std::uint32_t firstRequest_ = 0;      // lower bound of the first remaining request

@@ -287,7 +287,7 @@ class Spiller {
   std::uint32_t limit_;
   bool memory_;
   Liveness live_;
-  std::vector<Rematerialisation> rematerialisations_;  // by register
+  std::vector<Rematerialisation> rematerialisations_;  // indexed by register
   std::vector<char> spilled_;                          // between blocks, by register
   SpillCode code_;
   std::size_t ready_ = 0;    // operations at the start of the entry block, before which nothing can be spilled

@@ -106,7 +106,7 @@ class GlobalSpilling {
   const std::vector<Rematerialisation>& rematerialisations_;
   const bool memory_;
   const std::uint32_t room_;
-  std::vector<char> spilled_;          // by register
+  std::vector<char> spilled_;          // indexed by register
   std::vector<std::uint64_t> cost_;    // of spilling, by global
   std::vector<std::uint32_t> byCost_;  // globals
   std::vector<Bits> referenced_;       // globals that each block reads or writes

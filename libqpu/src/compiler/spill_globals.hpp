@@ -14,8 +14,8 @@ namespace qpu::compiler {
 // Registers for the base address and the row of spills, which are live everywhere.
 constexpr std::uint32_t kSpillRegisters = 2;
 
-// By register: whether the vector is spilled or rematerialised between blocks. Returns nothing if the others do not fit
-// into `limit` registers. Without `memory` only vectors that can be rematerialised are chosen.
+// Indexed by register: whether the vector is spilled or rematerialised between blocks. Returns nothing if the others do
+// not fit into `limit` registers. Without `memory` only vectors that can be rematerialised are chosen.
 std::optional<std::vector<char>> chooseSpilledGlobals(const Function& function, const Liveness& live,
                                                       const std::vector<Rematerialisation>& rematerialisations,
                                                       std::uint32_t limit, bool memory);

@@ -35,7 +35,7 @@ struct Parameter {
   const char* name;  // in a file
   double Board::*member;
   Unit unit;
-  std::array<Amount, 3> amounts;  // by Bound
+  std::array<Amount, 3> amounts;  // indexed by Bound
   const char* group;   // parameters that depend on the same assumption
   const char* source;  // short; docs/model.md has details
 };

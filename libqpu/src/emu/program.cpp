@@ -195,7 +195,7 @@ class Inspector {
     if (!alu || i_.opMul != MulOp::Nop)
       result(mulWritesA(i_), i_.waddrMul, i_.condMul,
              i_.pack != 0 && (i_.pm || mulWritesA(i_)));
-    // Writing equal values is harmless, but in these cases the values can differ for any operands.
+    // Writing equal values is harmless, but here the two values can differ even for equal operands.
     if (bothWriteOne(i_) && (i_.waddrAdd == address::kR5 || i_.pack != 0))
       fault("both ALUs write the same accumulator or peripheral");
   }

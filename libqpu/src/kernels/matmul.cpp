@@ -24,7 +24,7 @@ namespace qpu::kernels {
 namespace {
 
 constexpr int kDepth = 4;  // values of k per iteration
-constexpr int kEarly = kAcross * (kDepth - 1);  // vectors of `b` that are used before the next `a` is received
+constexpr int kEarly = kAcross * (kDepth - 1);  // vectors of `b` before the next `a`
 static_assert(kRows == 8 && kDepth == 4, "two vectors of a contain the values of an iteration");
 
 // Values that a QPU saves during the loop over k, in the elements of one vector. As variables,
@@ -163,9 +163,9 @@ class Tile : public Sums {
     gather(pointer<Float>(broadcast(offset_, position / kAcross) + columns_[at(position % kAcross)]));
   }
 
-  // An iteration uses the rows of `b` in order. Before the last row, it receives `a` for the next iteration and, with
-  // tables, the offsets of the rows of `b` for the iteration after that. After each vector is used, request() requests
-  // the one that is needed kInFlight vectors later.
+  // An iteration uses the rows of `b` in order. Before the last row, it receives `a` for the next
+  // iteration and, with tables, the offsets of the rows of `b` for the iteration after that. After
+  // each vector is used, request() requests the one that is needed kInFlight vectors later.
   void request(int use) {
     const int length = kAcross * kDepth + (tables_ ? 4 : 2);
     int wanted = use + kInFlight;

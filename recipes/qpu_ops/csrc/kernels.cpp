@@ -29,8 +29,8 @@ void drain(Float& x, Float& y) {
 // The next block is fetched while the current one is computed: two requests for this
 // block and two for the next, the four that a TMU queue holds. After its last block, a
 // QPU requests the last block of the array again, so that all iterations are alike and
-// no request leaves the buffers; the two surplus vectors are received at the end. A QPU
-// without any block only does that.
+// no request leaves the buffers; the two surplus vectors are received at the end. A QPU without any
+// block only makes and receives these surplus requests.
 template <typename Combine>
 void elementwise(const Int& blocks, const Ptr<Float>& a, const Ptr<Float>& b,
                  const Ptr<Float>& result, Combine combine) {

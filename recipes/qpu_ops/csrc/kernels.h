@@ -37,9 +37,9 @@ struct Device;
 
 // Exclusive access to the QPUs: only one thread of the process has a Session at a time.
 // Buffers grow on demand and are reused by later calls; those that would make the total
-// exceed the limit are released. Kernels are compiled at first use and cached. After
-// fork() the child starts with neither, because it inherits memory that the parent's QPUs
-// write to.
+// exceed the limit are released. Kernels are compiled at first use and cached. After fork() the
+// child starts without buffers and kernels, because it inherits memory that the parent's QPUs write
+// to.
 class Session {
  public:
   // `limit` is the maximum number of floats in all buffers; a call must need less.

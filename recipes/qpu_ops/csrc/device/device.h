@@ -13,8 +13,8 @@ constexpr c10::DeviceType kDevice = c10::DeviceType::PrivateUse1;
 
 inline bool on_device(const at::Tensor& t) { return t.defined() && t.device().type() == kDevice; }
 
-// A CPU tensor that shares the memory, or a copy if the CPU must not work in it.
-// Tensors of other devices are returned unchanged.
+// A CPU tensor that shares the memory, or a copy if the CPU must not work in that memory. Tensors
+// of other devices are returned unchanged.
 at::Tensor for_cpu(const at::Tensor& t);
 
 // A tensor of the device with the elements of a CPU tensor.

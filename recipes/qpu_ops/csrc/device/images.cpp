@@ -283,8 +283,9 @@ Tensor gradient_of_bias(const Tensor& gradient) {
   return per_channel(sums, gradient);
 }
 
-// The parts of a convolution by group: a single one if each channel is a group. Empty if
-// the kernels do not support the intermediate tensors. `gradient` belongs to the output.
+// The parts of a convolution, split by group; a single part if each channel is its own group. Empty
+// if the kernels do not support the intermediate tensors. `gradient` is the gradient with respect
+// to the output.
 std::vector<Backward> by_group(const Tensor& gradient, const Tensor& input, const Tensor& weight,
                                const Geometry& g, const std::optional<Tensor>& bias) {
   std::vector<Backward> groups;

@@ -112,7 +112,8 @@ bool layer_norm_backward(Call& call) {
   return true;
 }
 
-// Softmax, but 0 for rows that contain only -Inf. In other rows, elements of -Inf give 0 anyway.
+// Softmax, but 0 for rows that contain only -Inf. In other rows, the result for an element of -Inf
+// is 0 anyway.
 Tensor safe_softmax(const Tensor& self, std::int64_t dim, std::optional<at::ScalarType> dtype) {
   static constexpr Elementwise kWhereFinite{"safe_softmax", "gt 0 2 1 3>4"};
   const Tensor from = dtype.has_value() ? self.to(*dtype) : self;

@@ -105,5 +105,5 @@ _with_gradient("mv", lambda g, _a, b: torch.outer(g, b), lambda g, a, _b: _ops.m
 _with_gradient("mm", lambda g, _a, b: _ops.mm(g, b.t()), lambda g, a, _b: _ops.mm(a.t(), g))
 
 
-# The firmware does not release its memory when a process ends.
+# The firmware does not release a process's memory when the process ends.
 atexit.register(release_buffers)

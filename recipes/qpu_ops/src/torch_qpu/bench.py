@@ -2,14 +2,14 @@
 
     python -m torch_qpu.bench [--quick] [--output FILE.json] [--plot FILE.svg]
 
-Prints a table to standard output. For each operator and size, it contains the time of a plain scalar loop on the CPU
+Prints a table to standard output. For each operator and size, it contains the times of a plain scalar loop on the CPU
 (only for matrix-vector multiplication), of torch on the CPU (with its BLAS), and of the QPUs:
 
-    compute      the kernels alone
-    end to end   from CPU tensors to a CPU tensor: both copies, launches, and the kernels
+    compute      the time of the kernels alone
+    end to end   the time from CPU tensors to a CPU tensor: both copies, launches, and the kernels
 
-It also contains GFLOPS, GB/s, and the share of the limiting resource: 96 floating-point operations per clock of V3D, or
-the bytes that the memory transfers per clock, according to the emulator's model of the board.
+It also contains GFLOPS, GB/s, and the used share of the limiting resource: either 96 floating-point operations per V3D
+clock, or the bytes per clock that memory can transfer in the emulator's model of the board.
 
 A second table counts the launches of a training step for small networks and optimisers. On a board, every launch takes
 about 0.1 ms, whatever it computes.

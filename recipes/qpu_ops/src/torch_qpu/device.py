@@ -19,7 +19,7 @@ MODEL_BACKENDS = ("interpreter", "emulator")
 """Backends of libqpu that are not hardware: their times come from a model."""
 
 _BUS_ADDRESSES = 1 << 30
-"""Bytes that the QPUs can address; the memory size of a model, where no firmware splits the memory."""
+"""Bytes that the QPUs can address: the memory size that a model reports, because no firmware splits its memory."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _index(device: Any) -> int:
 
 
 def set_device(device: Any) -> None:
-    """Check that it is the only device. Raises RuntimeError."""
+    """Check that ``device`` is the only device. Raises RuntimeError."""
     _index(device)
 
 
@@ -134,7 +134,7 @@ stream = StreamContext
 
 
 def set_stream(stream: torch.Stream) -> None:
-    """Check that it is the only stream. Raises RuntimeError."""
+    """Check that ``stream`` is the only stream. Raises RuntimeError."""
     StreamContext(stream)
 
 

@@ -38,9 +38,9 @@ def _refused(why: str) -> None:
 def _reduced(tensor: torch.Tensor) -> Any:
     """Send a tensor to another process (from a DataLoader's worker, through a Queue) by copying its values.
 
-    PyTorch would share the tensor's memory, but QPU memory belongs to one process. Errors are raised where the tensor
-    is received: queues pickle in a separate thread, which drops what it cannot send, so that the receiver would wait
-    forever.
+    PyTorch would share the tensor's memory, but QPU memory belongs to one process. Errors are raised in the process
+    that receives the tensor: a queue pickles in a separate thread and drops what it cannot pickle, so an error on the
+    sending side would leave the receiver waiting forever.
     """
     if tensor.device.type != "qpu":
         return reductions.reduce_tensor(tensor)
@@ -77,7 +77,7 @@ def _require_cpu(module: nn.Module, device_ids: Any, output_device: Any) -> None
 
 
 def _parallel_or_refused(original: Any) -> Any:
-    """DataParallel leaves a module on the CPU, as without an accelerator, and raises an error for other modules."""
+    """Leave a module on the CPU, as without an accelerator, and raise an error for other modules."""
 
     def init(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
         if torch._utils._get_available_device_type() != "qpu":
