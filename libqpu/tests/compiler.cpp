@@ -9,7 +9,7 @@
 #include "isa/verify.hpp"
 #include "lang/gathers.hpp"
 
-// Included last: it defines words of the language as macros.
+// Included last, because it defines words of the language as macros.
 #include "tests/compiler_cases.hpp"
 
 using fuzz::listing;

@@ -15,7 +15,7 @@
 #include "compiler/compile.hpp"
 #include "interp/machine.hpp"
 #include "tests/trace.hpp"
-// After trace.hpp, which must be the first header that defines the language's macros.
+// Included after trace.hpp, which must be the first header that defines the language's macros.
 #include "tests/random_program.hpp"
 #include "tutorial/gcd.hpp"
 #include "tutorial/heatmap.hpp"

@@ -90,7 +90,7 @@ struct Counts {
 };
 
 Counts countLoop(const Object& object) {
-  // From the target of the only backward branch to its last delay slot.
+  // The instructions from the target of the only backward branch to its last delay slot.
   std::size_t from = 0;
   std::size_t to = 0;
   for (std::size_t k = 0; k < object.words.size(); ++k) {

@@ -118,7 +118,7 @@ TEST_CASE("a vector gathered past the end may be discarded") {
   prefetching(a, 64, [](Int&, Ptr<Int>&) {});
   for (int i = 0; i < 64; ++i) CHECK(a[i] == 2 * i);
   prefetching(a, 64, [](Int& x, Ptr<Int>&) { x = 0; });
-  // It is copied, but still not used.
+  // The vector is copied, but still not used.
   prefetching(a, 64, [](Int& x, Ptr<Int>& p) {
     Int y = x;
     y = 1;
@@ -237,7 +237,7 @@ TEST_CASE("a barrier orders writes and reads of QPUs") {
   }
 }
 
-// With more than two QPUs, a fast one could take the token of a slow one.
+// With more than two QPUs, a fast QPU could take the token of a slow one.
 TEST_CASE("QPUs that wait at one place repeatedly do not deadlock") {
   SharedArray<int> out(16);
   auto k = compile([](Int rounds, Ptr<Int> q) {

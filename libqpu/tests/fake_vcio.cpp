@@ -199,7 +199,7 @@ int FakeVcio::unmap(void* at, std::size_t bytes) noexcept {
   auto* const byte = static_cast<unsigned char*>(at);
   const bool gpu = byte >= memory_ && byte + bytes <= memory_ + gpuBytes_;
   const bool registers = at == registers_.data() && bytes == kWindow;
-  if (!gpu && !registers && !memoryElsewhere) complain("unmap of what was not mapped");
+  if (!gpu && !registers && !memoryElsewhere) complain("unmap of memory that was not mapped");
   return 0;
 }
 

@@ -230,7 +230,7 @@ double times(const Clocks& x, const Clocks& y, std::size_t i) {
   return static_cast<double>(x[i]) / static_cast<double>(y[i]);
 }
 
-// With the default parameters of the model and at both ends of their ranges.
+// Runs with the default parameters of the model, and with both ends of their ranges.
 const std::array<std::string, 3> kModels{"", "fast", "slow"};
 
 void compareLevels(const std::vector<Work>& all) {

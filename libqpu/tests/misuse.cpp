@@ -264,7 +264,7 @@ TEST_CASE("constant VPM places out of range are errors") {
   CHECK(contains(refused([] { dmaSetReadPitch(8192); }),
                  "the distance in bytes is 8192, must be 0..8191"));
   CHECK(contains(refused([] { dmaSetWriteStride(-4); }), "dmaSetWriteStride at"));
-  // Also in code that never runs.
+  // The check also applies to code that never runs.
   CHECK(contains(refused([] {
                    If (me() == 12)
                      vpmSetupWrite(HORIZ, 256);

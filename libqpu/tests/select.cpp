@@ -6,7 +6,7 @@
 #include "compiler/compile.hpp"
 #include "compiler/mir_text.hpp"
 
-// Included last: it defines words of the language as macros.
+// Included last, because it defines words of the language as macros.
 #include "tests/trace.hpp"
 
 namespace {

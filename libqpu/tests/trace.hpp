@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lang/recorder.hpp"
-// Included last: many other headers use the name of its macro End.
+// Included last, because many other headers use the name of its macro End.
 #include "QPULib.h"
 
 namespace test {

@@ -70,7 +70,7 @@ def test_every_task_has_help_with_its_options() -> None:
 
 
 def test_the_option_architecture_overrides_the_variable(tmp_path: Path) -> None:
-    """Also on a task that has no other option."""
+    """The option also works on tasks that have no other option."""
     variables = {"INVOKE_IMAGE_ARCHITECTURE": "armhf", "INVOKE_BUILD_FOLDER": str(tmp_path)}
     for words in (["export-nfsroot"], ["build-image", "--plan"]):
         done = run_with((*words, "--architecture=armv7"), variables)

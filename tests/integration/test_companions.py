@@ -274,7 +274,7 @@ for words in ("weights.pth picture.jpg", "picture.jpg picture.jpg", "weights.pth
 def test_the_example_classifies_a_picture_in_float32_and_int8(
     product_config: Config, built: main_job.Built, client: docker.DockerClient, tmp_path: Path
 ) -> None:
-    """With random weights; unsuitable weights and images cause an error message."""
+    """The example runs with random weights, and prints an error message for unsuitable weights and images."""
     assert built.manifest("companions").facts["wheels"]
     done = run_in(
         client,

@@ -184,7 +184,7 @@ except UserError as fault:
 
 @marked()
 def test_a_missing_network_namespace_is_reported() -> None:
-    """As in an unprivileged container."""
+    """The process has the capabilities of an unprivileged container."""
     words = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", WITHOUT_THE_RIGHT]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("False cannot create a network namespace"), done.stdout
@@ -194,7 +194,7 @@ def test_a_missing_network_namespace_is_reported() -> None:
 
 @marked(pytest.mark.network_namespaces)
 def test_setuid_programs_of_clients_cannot_be_executed(exported: Config, open_folder: Path) -> None:
-    """Even with access to the server: only root can enter the folder of the tree."""
+    """This holds even for users with access to the server, because only root can enter the folder of the tree."""
     layout = Layout.of(exported)
     require_export(layout)
     with private_network(), serve.running_server(layout.tree) as server:

@@ -91,7 +91,7 @@ def kernel_of_debian() -> list[Package]:
 
 
 def of_the_raspberry_pi() -> list[Package]:
-    """Its archive: kernels, firmware, and newer versions of the distribution's packages."""
+    """The Raspberry Pi archive: kernels, firmware, and newer versions of the distribution's packages."""
     return [
         *kernel_of("v7", "armhf"),
         *kernel_of("v8", "arm64"),

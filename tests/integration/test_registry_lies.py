@@ -137,7 +137,7 @@ def connected_to(address: str) -> Iterator[Connection]:
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without delays between attempts, and without credentials."""
+    """Remove the delays between attempts, and all credentials."""
     monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.01,) * 4)
     monkeypatch.setattr(connection, "_READ_S", 1.0)
     monkeypatch.setattr(progress, "warn", lambda _: None)
@@ -347,7 +347,7 @@ def test_403_from_the_engine_does_not_suggest_a_login() -> None:
 def test_repeated_resets_end_the_push_early(
     client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the engine would retry each layer for 75 s, in each of five attempts."""
+    """Without this, the engine would retry each layer for 75 s, in each of five attempts."""
     for module in (retries, transfer):
         monkeypatch.setattr(module, "PATIENCE_S", 6.0)
 

@@ -171,7 +171,7 @@ def test_byte_code_is_dated_where_it_is_of_the_source_beside_it(tmp_path: Path) 
 
 
 def test_a_damaged_package_is_reported_with_its_fix(tmp_path: Path) -> None:
-    """Both programs of the pipe detect it: a file that is not a package, and a truncated package."""
+    """Both programs of the pipe detect damage: a file that is not a package, and a truncated package."""
     (tmp_path / "whole/DEBIAN").mkdir(parents=True)
     (tmp_path / "whole/DEBIAN/control").write_text(
         "Package: whole\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
@@ -223,7 +223,7 @@ def test_a_full_disk_under_the_builder_image_is_reported(tmp_path: Path) -> None
 def test_a_root_larger_than_memory_is_built_on_disk(
     built: Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For example with many image.extra_packages. The limit of memory is reduced here."""
+    """This can happen with many image.extra_packages. The memory limit is reduced here."""
     printed: list[str] = []
     monkeypatch.setattr(progress, "warn", printed.append)
     monkeypatch.setattr(rootfs, "_MEMORY_FOR_TREE_MIB", 8)

@@ -274,7 +274,7 @@ mount -o remount,bind,ro "$place"
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_read_only_ip_forward_changes_nothing(net: Net, again: bool) -> None:
-    """Like a container with a read-only /proc/sys."""
+    """The gateway resembles a container with a read-only /proc/sys."""
     net.run(net.gateway, "nft", "add table ip filter")
     net.run(net.gateway, "nft", "add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }")
     before = net.ruleset()

@@ -370,7 +370,7 @@ def test_the_provenance_lists_packages_as_package_urls(tmp_path: Path) -> None:
 
 
 def test_wheels_are_compared_only_with_equal_versions(tmp_path: Path) -> None:
-    """``verify --full``: the wheel of another compiler differs and proves nothing about the build."""
+    """``verify --full``: the wheel of another compiler differs, which proves nothing about the build."""
     wheels = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

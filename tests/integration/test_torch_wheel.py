@@ -265,7 +265,7 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
 
 
 def test_upstream_is_fetched_through_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the request matters; there is no repository."""
+    """Only the request matters; the repository does not exist."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -848,7 +848,7 @@ def test_a_cpp_extension_shares_the_threads_of_torch(
 def test_torch_imports_with_only_python_and_numpy(
     built: main_job.Built, product_config: Config, client: docker.DockerClient, kept: Path, tmp_path: Path
 ) -> None:
-    # Its dependencies are plain Python, from the configured package index.
+    # The other dependencies of torch are plain Python, from the configured package index.
     stated = metadata(kept).get_all("Requires-Dist", [])
     needs = [item.partition(";")[0] for item in stated if "extra ==" not in item and "numpy" not in item]
     assert needs

@@ -410,7 +410,7 @@ def folder_for_everyone(folder: Path, *, without: tuple[str, ...]) -> Path:
 
 
 def test_missing_privileges_are_reported_with_the_reason(public_checkout: Checkout) -> None:
-    """For a package that is in the archive and not installed on this machine."""
+    """The missing package is in the archive, but not installed on this machine."""
     needs_dpkg()
     asked = subprocess.run(["apt-cache", "policy", "hello"], capture_output=True, text=True, check=False).stdout
     if not re.search(r"Installed: \(none\)\n +Candidate: [^(]", asked):

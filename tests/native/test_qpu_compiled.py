@@ -71,7 +71,7 @@ def test_large_matrices_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_shape_mismatch_error_names_both_shapes(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """In the implementation, in the trace of torch.compile, and in a trace with symbolic sizes."""
+    """Errors are raised in the implementation, in the trace of torch.compile, and in a trace with symbolic sizes."""
     operator = getattr(torch.ops.qpu, name)
     said = set()
     for device in ("cpu", "meta"):

@@ -163,7 +163,7 @@ def test_unknown_backend_is_reported() -> None:
 
 
 def test_segments_are_split_merged_and_released() -> None:
-    # In a separate process, because tensors of other tests would influence the addresses.
+    # Runs in a separate process, because tensors of other tests would influence the addresses.
     script = """
 before = torch.qpu.memory_stats()
 tensors = [torch.empty(size, dtype=torch.uint8, device="qpu") for size in (100, 200, 70_000, 64, 3_000_000)]

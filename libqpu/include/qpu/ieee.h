@@ -55,7 +55,7 @@ inline FloatExpr reciprocalSqrt(const FloatExpr& x) {
   return ofPositive(x, qpu::reciprocalSqrt(x), 0);
 }
 
-// Also NaN where both operands are 0 or both are Inf.
+// The result is also NaN where both operands are 0 or both are Inf.
 inline FloatExpr div(const FloatExpr& a, const FloatExpr& b) {
   Int least = qpu::min(magnitude(a), magnitude(b));
   Int greatest = qpu::max(magnitude(a), magnitude(b));

@@ -197,7 +197,7 @@ Kernel<typename detail::Plain<Ts>::type...> compile(void (*f)(Ts...), const char
                                                          reinterpret_cast<const void*>(f));
 }
 
-// The same for a lambda or another object with one operator().
+// The same as above, for a lambda or another object with one operator().
 template <typename F>
 typename detail::Callable<decltype(&F::operator())>::KernelType compile(
     F f, const char* name = nullptr) {

@@ -192,7 +192,7 @@ void overBlocks(const Int& planes, const Int& size, const Ptr<Float>& out, F com
   finishBursts();
 }
 
-// The same, with a burst for each whole block and single stores for the rest.
+// The same as above, with a burst for each whole block and single stores for the rest.
 template <int Length, typename F>
 void overPlanes(const Int& planes, const Int& size, const Ptr<Float>& out, F compute) {
   Int vpmRow = firstVpmRow<Length>();

@@ -8,7 +8,7 @@ using detail::Source;
 using detail::Statement;
 using detail::StatementKind;
 
-// Also marks the expressions that statements use.
+// Collects the facts, and marks the expressions that statements use.
 void collect(const std::vector<Statement>& statements, KernelFacts& facts, std::vector<char>& used) {
   const auto use = [&used](std::uint32_t expression) {
     if (expression != detail::kNoExpression) used[expression] = 1;

@@ -29,7 +29,7 @@ struct VpmNeeds {
 };
 
 struct VpmByHand {
-  // By Site::number. Live after the statement or within it.
+  // Indexed by Site::number: the setups that are live after the statement or within it.
   std::vector<VpmNeeds> needs;
   // Whether vectors that vpmSetupRead has announced may be unread when the statement starts.
   std::vector<bool> unread;

@@ -86,7 +86,7 @@ class ListScheduler {
     }
     candidates_.add(candidate);
     if (graph_.nodes[n].a.kind != Source::Kind::ReadEither || candidate.portB != address::kNop) return;
-    // The same through the other port. The bundler takes the one that fits.
+    // Also through the other port. The bundler takes the variant that fits.
     std::swap(candidate.portA, candidate.portB);
     candidate.a = candidate.b = isa::Mux::B;
     candidates_.add(candidate);

@@ -22,7 +22,7 @@ constexpr std::uint32_t kVpmWords = kVpmRows * kVpmColumns;
 // A row of a transfer does not continue in the next row of the VPM; the emulator reports an
 // error: store one row of 32 words.
 // BLOCKMODE with columns continues at the top of the next column: store 2 rows of 48 words.
-// With DEPTH 1 each row is one unit further down the column: store 16 rows of 1 halfword.
+// With DEPTH 1, each row is one unit further down the column: store 16 rows of 1 halfword.
 
 // Vector accesses of one QPU. The setup word is described in the manual's table "VPM generic
 // block".

@@ -12,7 +12,7 @@ const std::vector<Rule>& rules() {
       {"thread-switch", "a user program has only one thread"},
       {"nop-writes", "a pipe without an operation must write address 39"},
       {"reserved-pack", "with pm set, only packs 3 to 7 of the MUL result exist"},
-      {"pack-on-io", "only registers can be packed: those of file A, or with pm set any"},
+      {"pack-on-io", "only registers can be packed: any register if pm is set, else those of file A"},
       {"unpack-on-io", "values read from I/O addresses cannot be unpacked"},
       {"mixed-unpack", "one unpacked value must not be used by both a float and an integer operation"},
       {"same-destination", "writing two results to one accumulator or I/O address is undefined"},

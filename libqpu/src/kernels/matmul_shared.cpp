@@ -14,7 +14,7 @@
 // Between two tiles, the finished tiles are written to memory through the VPM, as in
 // matmul.cpp.
 //
-// As there, every sum is computed in the order of k; the results are bit-identical.
+// As in matmul.cpp, every sum is computed in the order of k; the results are bit-identical.
 #include "kernels/matmul_shared.hpp"
 
 #include <algorithm>

@@ -143,7 +143,7 @@ class Sums {
     for (Float& s : sums) s = s * params.getFloat(kAlpha);
     if (variant_ == Variant::Plain) return;
     Ptr<Float> from = start + min(rows - 1, r) * params.get(kCStride);
-    // Not as in columnsOf(), because its terms would then stay in registers.
+    // This is not computed as in columnsOf(), because the terms would then stay in registers.
     for (int s = 0; s < kAcross; ++s)
       gather(from + (column + (min(index(), width - (16 * s + 1)) + 16 * s)));
     for (Float& s : sums) {

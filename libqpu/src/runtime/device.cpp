@@ -17,8 +17,8 @@ namespace {
 constexpr const char* kDevMem = "/dev/mem";
 constexpr std::uint32_t kPage = 4096;
 
-// Not cached by the VideoCore on boards whose CPU bypasses the VideoCore's L2 cache, and cached
-// in L2 on the others. Unconfirmed: the round trip decides it.
+// GPU memory is not cached by the VideoCore on boards whose CPU bypasses the VideoCore's L2 cache, and is cached in L2
+// on the others. Unconfirmed: the round-trip test decides it.
 constexpr std::uint32_t kDirect = 0x4;
 constexpr std::uint32_t kL1NonAllocating = 0xc;
 

@@ -131,7 +131,7 @@ class Device : public std::enable_shared_from_this<Device> {
   std::unique_ptr<State> state_;
   int memory_ = -1;  // /dev/mem
   std::unique_ptr<V3d> v3d_;
-  // By method. No value: not tested yet.
+  // Indexed by launch method. No value means not tested yet.
   std::array<std::optional<std::string>, 2> faults_;
   std::mutex faultMutex_;  // locked before the other mutexes
   std::string note_;

@@ -74,7 +74,7 @@ static void run(void) {
   struct qpu_cycles all;
   check(qpu_thread_cycles(&all) == 0 && all.instructions >= cycles.instructions &&
             all.clocks >= cycles.clocks && strcmp(all.board, cycles.board) == 0,
-        "the thread's sums have this run in them");
+        "the thread's sums include this run");
 
   char *listing = qpu_program_listing(program);
   check(listing != NULL && strstr(listing, "vpm_st_addr") != NULL &&
@@ -142,7 +142,7 @@ static void files(const char *folder) {
 static void model(void) {
   double value = 0;
   char *text = qpu_model_parameters();
-  check(text != NULL && strstr(text, "\nmemory_bytes_per_s = ") != NULL, "the model is a text");
+  check(text != NULL && strstr(text, "\nmemory_bytes_per_s = ") != NULL, "the model is text");
   qpu_free(text);
   check(qpu_model_parameter("memory_bytes_per_s", &value) == 0 && value > 1e9,
         "one parameter is a number");

@@ -64,7 +64,7 @@ Options parse(const std::vector<std::string>& arguments) {
   for (std::size_t n = 0; n < arguments.size(); ++n) {
     const std::string& a = arguments[n];
     if (onlyFiles || a == "-" || a.empty() || a[0] != '-') {
-      if (o.file) throw WrongUse("expected one file, found also '" + a + "'");
+      if (o.file) throw WrongUse("expected one file, also found '" + a + "'");
       o.file = a;
     } else if (a == "--") {
       onlyFiles = true;

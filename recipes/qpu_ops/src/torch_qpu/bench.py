@@ -82,11 +82,11 @@ class Row:
     share_of_limit: float
     share_low: float
     share_high: float
-    """Over the ends of the model's ranges; equal to the share itself if it was measured."""
+    """The greatest share over the ends of the model's ranges; equal to the share itself if that was measured."""
     limit: str
     """The limiting resource: "arithmetic" or "memory"."""
     faster: str | None
-    """From CPU tensor to CPU tensor: "cpu" or "qpu"; None unless both were measured on the same machine."""
+    """Which is faster from CPU tensors to a CPU tensor, "cpu" or "qpu"; None unless one machine measured both."""
 
 
 def cases(quick: bool) -> list[Case]:
