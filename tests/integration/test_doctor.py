@@ -398,8 +398,7 @@ def test_memory_is_compared_with_the_compile_jobs(jobs: int, available_mib: int,
 
 @pytest.mark.parametrize("below", ["", "child"])
 def test_memory_is_computed_as_for_builds(below: str) -> None:
-    """With a limit of this process's cgroup, or of one above it, doctor and the build compute the same number of
-    jobs."""
+    """For a limit of this process's cgroup or of one above it, doctor and builds compute the same job count."""
     program = """
 from doctor.resources import check_memory
 from toolchain.config import BuildConfig

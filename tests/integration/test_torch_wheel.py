@@ -433,8 +433,7 @@ def test_an_elf_file_without_attributes_is_rejected(tmp_path: Path) -> None:
 
 
 def test_code_without_floating_point_fits_every_cpu(tmp_path: Path) -> None:
-    """The attributes of such code do not name a floating-point unit. Attribute 28 only states the calling
-    convention."""
+    """The attributes of such code name no floating-point unit. Attribute 28 only states the calling convention."""
     (tmp_path / "one.s").write_text(".eabi_attribute 28, 1\n.globl one\n.type one, %function\none: bx lr\n")
     for words in (
         ["arm-linux-gnueabihf-as", "-march=armv7-a", "-mfpu=softvfp", "-o", "one.o", "one.s"],

@@ -177,8 +177,7 @@ def version() -> str:
 
 
 def backend() -> Backend:
-    """The current backend and the reason for its selection. Raises QpuError if the backend in QPU_BACKEND does not
-    work."""
+    """The current backend and the reason for its selection. Raises QpuError if QPU_BACKEND cannot be used."""
     library = _library()
     name = library.qpu_backend_name()
     reason = _decoded(library.qpu_backend_reason())
@@ -338,8 +337,7 @@ class Program:
         return bool(_library().qpu_program_uses_sfu(self._handle))
 
     def run(self, *arguments: Argument, qpus: int = 1) -> None:
-        """Run a kernel and wait until it ends. Arguments are integers, floats and buffers, in the order of its
-        parameters."""
+        """Run a kernel to completion. Arguments are integers, floats and buffers, in the order of its parameters."""
         words = numpy.array([_uniform(item) for item in arguments], dtype=numpy.uint32)
         _require(_library().qpu_program_run(self._handle, qpus, words.ctypes.data_as(_WORDS32), words.size))
 
