@@ -315,7 +315,7 @@ void checkMatvec(int m, int n, bool transposed = false) {
   }
 }
 
-// A `qpus` of 0 selects any number.
+// If `qpus` is 0, a random number of QPUs is used.
 void checkMatmul(const Shape& s, bool transposeA = false, bool transposeB = false, int qpus = 0) {
   const TestMatrix a(s.m, s.k, transposeA), b(s.k, s.n, transposeB);
   TestMatrix c(s.m, s.n), again(s.m, s.n);

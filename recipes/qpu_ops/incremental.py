@@ -81,7 +81,7 @@ class PreviousBuild:
     def rebuild(
         self, recipe: Path, surroundings: str, run: Callable[[Sequence[Sequence[str]]], object], out: Path
     ) -> Path | None:
-        """Update the build to the recipe's sources; the wheel in ``out``, or None if a full build is necessary.
+        """Update the build to the recipe's sources. Returns the wheel in ``out``, or None if a full build is necessary.
 
         ``run`` executes command lines in ``source``, in order. Raises CommandFailed.
         """

@@ -114,7 +114,7 @@ def build(
     surroundings: Sequence[str] = (),
     reuse: bool = False,
 ) -> Path:
-    """Build the wheel into ``folder`` and audit it; the wheel's path.
+    """Build the wheel into ``folder``, audit it, and return its path.
 
     ``torch_site`` and ``libqpu`` are staged roots. With ``reuse`` the previous build (recipes.qpu_ops.incremental) is
     updated if it was made in the same ``surroundings``: strings that identify the mounted files.

@@ -547,7 +547,7 @@ def test_pull_selects_artefacts_of_this_checkout(plain: Registry, tmp_path: Path
 
 
 def builder_here(config: Config, step: str, root: bytes, **facts: str) -> str:
-    """Write the manifest of a builder's step; returns the SHA-256 of the builder's root."""
+    """Write the manifest of a builder's step, and return the SHA-256 of the builder's root."""
     tar = config.target_root / f"{step}.tar"
     tar.parent.mkdir(parents=True, exist_ok=True)
     tar.write_bytes(root)

@@ -70,7 +70,7 @@ def fill(tree: Path) -> None:
 
 
 def intrude(folder: Path, port: int, tree: Path) -> dict[str, bool]:
-    """Run the attack as an ordinary user; return which steps succeed."""
+    """Run the attack as an ordinary user, and return the steps that succeed."""
     words: list[str | Path] = [
         *ORDINARY,
         "/usr/bin/python3",

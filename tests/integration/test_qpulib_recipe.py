@@ -372,7 +372,7 @@ def checkout(upstream: Upstream, tmp_path: Path) -> Checkout:
 
 
 def made(checkout: Checkout, work: Path, mode: str = "emulation", *, debug: bool = False) -> tuple[Path, str]:
-    """Build for this PC with its own compiler; the staged root and the output of CMake and the compilers."""
+    """Build for this PC with its own compiler. Returns the staged root and the output of CMake and the compilers."""
     log = work / "log"
     files.remove(log)
     variant, recipe = Variant(mode=mode, debug=debug), load("qpulib")

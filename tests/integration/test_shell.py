@@ -204,7 +204,7 @@ run_in(connect(), sys.argv[1], ["bash", "-c", sys.argv[2]], architecture=archite
 
 
 def next_task() -> str:
-    """Run a task that does not need the engine; its additional output."""
+    """Run a task that does not need the engine, and return its additional output."""
     argv = [sys.executable, "-m", "toolchain.cli", "completion", "bash"]
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stderr
 

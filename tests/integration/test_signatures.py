@@ -81,7 +81,7 @@ def predicates(finished: str = "2026-01-02T03:04:05Z", *, name: str = "") -> dic
 
 
 def put_image(store: oras.Store, reference: Reference, layer: bytes = LAYER) -> str:
-    """An image of one layer, without an engine; its digest."""
+    """Push an image of one layer without an engine, and return its digest."""
     settings = {"architecture": "arm", "os": "linux", "variant": "v7", "rootfs": {"type": "layers", "diff_ids": []}}
     config = json.dumps(settings).encode()
     kinds = ("application/vnd.oci.image.config.v1+json", "application/vnd.oci.image.layer.v1.tar")
@@ -97,7 +97,7 @@ def put_image(store: oras.Store, reference: Reference, layer: bytes = LAYER) -> 
 def signed(
     config: Config, keys: Keys, made: Mapping[str, Mapping[str, Any]] | None = None, *, layer: bytes = LAYER
 ) -> str:
-    """Put a signed image into the registry; its digest."""
+    """Push a signed image to the registry, and return its digest."""
     reference = resolve(config)
     with oras.connect(reference, actions="pull,push", user="") as store:
         digest = put_image(store, reference, layer)

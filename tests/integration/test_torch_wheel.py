@@ -202,7 +202,7 @@ def git_at(folder: Path, *words: str) -> str:
 
 
 def a_repository(folder: Path) -> str:
-    """A stand-in for upstream's repository with nested submodules and a tag; its commit."""
+    """Create a substitute for upstream's repository with nested submodules and a tag, and return its commit."""
     inner = None
     for name in ("inner", "outer", folder.name):
         place = folder.with_name(name)

@@ -183,7 +183,7 @@ def images(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sentences(count: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words from 1 on; the class is the first word, one of four."""
+    """Sequences of words, numbered from 1. The class is the first word, one of four."""
     x = torch.randint(5, 20, (count, length))
     classes = torch.arange(count) % CLASSES
     x[:, 0] = classes + 1
