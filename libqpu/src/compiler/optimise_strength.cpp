@@ -276,7 +276,7 @@ class Reduction {
     next.add = c.down ? AddOp::Sub : AddOp::Add;
     next.a = phi;
     next.b = step;
-    // At the end of the block that steps the old induction variable.
+    // Add it at the end of the block that steps the old induction variable.
     const Value stepped = append(graph_.values[c.next].block, next);
     steps_[stepped] = true;
     std::vector<Value>& arguments = graph_.arguments(phi);

@@ -1,10 +1,10 @@
 // Matrix product. A QPU computes tiles of 8 rows by 64 columns, whose 32 vectors stay in
-// registers during the loop over k. Each iteration handles four values of k. It uses two
-// vectors of a, each with 4 rows by 4 values of k, whose elements are broadcast one after the
-// other, and 16 vectors of b, which are used for all 8 rows. The QPUs compute tiles of the
-// same column of tiles at the same time, so that they share the cache lines of b.
+// registers during the loop over k. Each iteration handles four values of k. It uses two vectors of
+// `a`, each with 4 rows by 4 values of k, whose elements are broadcast one after the other, and 16
+// vectors of `b`, which are used for all 8 rows. The QPUs compute tiles of the same column of tiles
+// at the same time, so that they share the cache lines of `b`.
 //
-// If a is read often, it is copied first, so that those two vectors are adjacent.
+// If `a` is read often, it is copied first, so that those two vectors are adjacent.
 //
 // A finished tile is written to memory as a whole, through one half of the VPM, because
 // starting a DMA transfer costs as much as storing many rows. Two semaphores control access
@@ -79,8 +79,8 @@ class Tile : public Sums {
 
   void compute() {
     clear();
-    // Before the first iteration, load its values of a and request the first kInFlight vectors
-    // of b.
+    // Before the first iteration, load its values of `a` and request the first kInFlight vectors of
+    // `b`.
     if (tables_) {
       for (const int which : {0, 1}) requestTable(which);
       receiveTable(offset_);
@@ -158,7 +158,7 @@ class Tile : public Sums {
     Int there = beyond_ >> 31;
     for (std::size_t half = 0; half < 2; ++half) a_[half] = asFloat(asInt(a[half]) & there);
   }
-  // Requests vector `position` of the rows of b, for the iteration being requested.
+  // Requests vector `position` of the rows of `b`, for the iteration being requested.
   void requestRow(int position) {
     gather(pointer<Float>(broadcast(offset_, position / kAcross) + columns_[at(position % kAcross)]));
   }
@@ -218,12 +218,12 @@ class Tile : public Sums {
     take(nextA);
   }
 
-  std::array<Float, 2> a_;            // values of a of this iteration, four rows each
-  std::array<Int, kAcross> columns_;  // addresses of the columns in row 0 of b
-  std::array<Int, 2> rows_;           // addresses of the rows in a, for the first iteration
-  Int beyond_;                        // k minus the number of values of k, for the next values of a
-  Int from_, stepA_, lastA_;          // bytes from rows_ to the next a
-  Int offset_, stepB_, lastB_;        // bytes to the rows of b of an iteration, one per element
+  std::array<Float, 2> a_;            // values of `a` of this iteration, four rows each
+  std::array<Int, kAcross> columns_;  // addresses of the columns in row 0 of `b`
+  std::array<Int, 2> rows_;           // addresses of the rows in `a`, for the first iteration
+  Int beyond_;                        // k minus the number of values of k, for the next `a`
+  Int from_, stepA_, lastA_;          // bytes from rows_ to the next `a`
+  Int offset_, stepB_, lastB_;        // bytes to the rows of `b` of an iteration, one per element
   Int offsetAfter_, next_;            // with tables: offset_ of the next iteration; address in the table
 };
 
@@ -232,8 +232,8 @@ class Tile : public Sums {
 constexpr int kPackBlock = 16, kPackColumns = 4;
 constexpr int kPackQpus = 16 / kPackColumns;
 
-// Copies a for the product to tiles of 8 rows. A tile consists of groups of 4 values of k, and
-// a group contains the rows. Values of k beyond the end are 0. `size` is a multiple of 32.
+// Copies `a` to tiles of 8 rows, for the product. A tile consists of groups of 4 values of k, and a
+// group contains the rows. Values of k beyond the end are 0. `size` is a multiple of 32.
 void packTiles(Int tiles, Int m, Int k, Int size, Ptr<Float> out, Ptr<Float> a, Int aRow,
                Int aColumn) {
   Int vpmColumn = me() * kPackColumns;
@@ -275,9 +275,9 @@ void packTiles(Int tiles, Int m, Int k, Int size, Ptr<Float> out, Ptr<Float> a, 
       });
 }
 
-// A barrier for all QPUs. After it, they read the same rows of b at the same time, so that the
-// rows cross the bus once. Consecutive barriers use different semaphores, so that a fast QPU
-// cannot take the permission of a slow one.
+// A barrier for all QPUs. After it, they read the same rows of `b` at the same time, so that the
+// rows cross the bus once. Consecutive barriers use different semaphores, so that a fast QPU cannot
+// take the permission of a slow one.
 void barrier(int arrived, int go) {
   If (me() == 0)
     For (Int others = numQPUs() - 1, others > 0, others = others - 1)
@@ -352,8 +352,8 @@ auto compileProduct(Variant variant, const char* name) {
       name);
 }
 
-// Whether copying a is worthwhile. Rows whose distance is a multiple of 1 KB, and columns if
-// they are contiguous, evict each other from the caches.
+// Whether copying `a` is worthwhile. Rows whose distance is a multiple of 1 KB, and columns if they
+// are contiguous, evict each other from the caches.
 bool shouldPack(const Product& p) {
   const bool collides = p.aRow % 256 == 0 || p.aColumn != 1;
   return p.n >= (collides ? 128 : 256) && p.m >= kRows && p.k >= 16 * kDepth;

@@ -14,7 +14,7 @@ struct Product {
   int aRow = 0;
   int aColumn = 1;
   Floats b;
-  // Distances from b to row k and to column j, in elements: k * bRow and j * bColumn. For
+  // Distances from `b` to row k and to column j, in elements: k * bRow and j * bColumn. For
   // productByTables, the distances are in tables.
   int bRow = 0;
   int bColumn = 0;

@@ -1,15 +1,14 @@
-// Large products where the rows of b are contiguous. All QPUs except the first compute tiles
-// of 8 rows by 64 columns, one below the other. The first QPU loads b for them by DMA into the
-// VPM, in blocks of 8 rows. b therefore crosses the bus once, and the computing QPUs need no
-// requests and addresses for it. Each half of the VPM contains a block: one is read while the
-// other is loaded.
+// Large products where the rows of `b` are contiguous. All QPUs except the first compute tiles of 8
+// rows by 64 columns, one below the other. The first QPU loads `b` for them by DMA into the VPM, in
+// blocks of 8 rows. `b` therefore crosses the bus once, and the computing QPUs need no requests and
+// addresses for it. Each half of the VPM contains a block: one is read while the other is loaded.
 //
-// a is loaded by requests of 16 values of k of a row, which is one cache line that is not
-// requested again. No copy of a is required, whatever the distance of its rows. Eight such
-// rows are transposed in registers, so that two vectors contain the values of all rows for
-// four values of k. Both stay in accumulators during an iteration, where a broadcast takes one
-// operation. After the last values of k the first values of the next tile are requested, so
-// that no QPU waits for them while the bus is busy with stores.
+// `a` is loaded by requests for 16 values of k of a row, which is one cache line that is not
+// requested again. No copy of `a` is required, whatever the distance of its rows. Eight such rows
+// are transposed in registers, so that two vectors contain the values of all rows for four values
+// of k. Both stay in accumulators during an iteration, where a broadcast takes one operation. After
+// the last values of k the first values of the next tile are requested, so that no QPU waits for
+// them while the bus is busy with stores.
 //
 // Between two tiles, the finished tiles are written to memory through the VPM, as in
 // matmul.cpp.
@@ -24,10 +23,10 @@
 namespace qpu::kernels {
 namespace {
 
-constexpr int kBlock = 8;    // rows of b
+constexpr int kBlock = 8;    // rows of `b`
 constexpr int kHalfRows = kBlock * kAcross;  // rows of the VPM
-constexpr int kPeriod = 16;  // values of k in a vector of a
-constexpr int kDepth = 4;     // values of k per iteration, in two vectors of a
+constexpr int kPeriod = 16;  // values of k in a vector of `a`
+constexpr int kDepth = 4;     // values of k per iteration, in two vectors of `a`
 static_assert(2 * kHalfRows == 64 && kPeriod == 2 * kBlock, "a vector of a is used for two blocks");
 static_assert(kRows == 2 * kPeriod / kDepth, "an iteration uses two vectors of a");
 
@@ -56,7 +55,7 @@ void repeat(int times, int semaphore, void (*f)(int, Location)) {
 void acquire(int times, int semaphore) { repeat(times, semaphore, semaDec); }
 void release(int times, int semaphore) { repeat(times, semaphore, semaInc); }
 
-// Loads up to a block of rows of b.
+// Loads up to a block of rows of `b`.
 void load(const Ptr<Float>& from, const Int& left, const Int& vpm, const Int& rowBytes) {
   If (all(left >= kBlock && rowBytes <= kMostGap))
     dmaSetReadPitch(rowBytes);
@@ -114,7 +113,7 @@ void serve(const Numbers& params, int workers) {
 
 class SharedTile : public Sums {
  public:
-  // Requests the values of a for the first block, and half of the next ones.
+  // Requests the values of `a` for the first block, and half of the next ones.
   SharedTile(Variant variant, Numbers& params, int workers) : Sums(variant), step_(workers * kRows) {
     params.put(kAhead, 0);
     params.put(kLast, params.get(kLastK) << 2);
@@ -124,7 +123,7 @@ class SharedTile : public Sums {
     for (Float& a : a_) receive(a);
     for (int r = 0; r < kRows / 2; r += 2) requestTwo();
   }
-  // Receives what the last tile requested for a next one.
+  // Receives the values that the last tile requested for the next one.
   static void receiveRest() {
     Float unused;
     for (int r = 0; r < kRows / 2; ++r) receive(unused);
@@ -234,7 +233,7 @@ class SharedTile : public Sums {
   }
 
   // Computes a block, half of it per iteration, because the instructions for a whole block
-  // would fill the cache that four QPUs share. An iteration uses two vectors of a, and requests
+  // would fill the cache that four QPUs share. An iteration uses two vectors of `a`, and requests
   // and receives two vectors of the next 16 values of k.
   void block(Int& iteration) {
     While (iteration < 2)

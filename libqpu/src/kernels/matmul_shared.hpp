@@ -1,4 +1,4 @@
-// The part of a product for which one QPU can load b while all other QPUs compute.
+// The part of a product for which one QPU can load `b` while all other QPUs compute.
 #ifndef QPU_SRC_KERNELS_MATMUL_SHARED_HPP
 #define QPU_SRC_KERNELS_MATMUL_SHARED_HPP
 
@@ -8,8 +8,8 @@ namespace qpu::kernels {
 
 constexpr int kSharedWorkers = kMostQpus - 1;
 
-// Number of rows of c, and of columns, that this kernel can compute, from the first ones. Both
-// are 0 if it is not suitable. It uses all QPUs.
+// How many of the first rows, and of the first columns, of `c` this kernel can compute. Both are 0
+// if the kernel is not suitable. The kernel uses all QPUs.
 struct Shared {
   int rows = 0;
   int columns = 0;

@@ -23,9 +23,9 @@ enum class Variant { Plain, Accumulate, Tables };
 // Parameters of a kernel, in the elements of a vector in memory. With tables, kBRow and
 // kBColumn are the addresses of the tables and kBeta is the address of the bias. kLastK is
 // k - 1. kStep is the number of rows of c that all QPUs together process at a time; from bit
-// 8, it also contains the number of rounds in which every QPU has a tile. kPacked is -1 for a
-// copy of a, else 0; for a copy, kARow is the stride of a row in a tile and kAColumn is 8. kGap
-// is the number of bytes between two rows of a tile of c, or -1 if DMA cannot skip them.
+// 8, it also contains the number of rounds in which every QPU has a tile. kPacked is -1 for a copy
+// of `a`, else 0; for a copy, kARow is the stride of a row in a tile and kAColumn is 8. kGap is the
+// number of bytes between two rows of a tile of c, or -1 if DMA cannot skip them.
 enum Param {
   kC, kCStride, kA, kARow, kB, kBColumn, kM, kN,
   kLastK, kAColumn, kBRow, kAlpha, kBeta, kStep, kPacked, kGap
