@@ -33,7 +33,7 @@ class Emitter {
  public:
   Emitter(const Function& function, const Options& options) : function_(function), options_(options) {}
 
-  // False if there are not enough registers.
+  // Returns false if there are not enough registers.
   bool run() {
     live_ = findLiveness(function_);
     homes_ = findHomes(function_, live_, options_.fileRegisters);

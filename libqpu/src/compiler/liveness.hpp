@@ -18,7 +18,7 @@ class Bits {
   bool has(std::size_t i) const { return ((words_[i / 64] >> (i % 64)) & 1U) != 0; }
   void set(std::size_t i) { words_[i / 64] |= std::uint64_t{1} << (i % 64); }
   void clear(std::size_t i) { words_[i / 64] &= ~(std::uint64_t{1} << (i % 64)); }
-  // Adds `other`. True if that changed the set.
+  // Adds `other`. Returns true if that changed the set.
   bool add(const Bits& other) {
     std::uint64_t fresh = 0;
     for (std::size_t w = 0; w < words_.size(); ++w) {
@@ -27,7 +27,7 @@ class Bits {
     }
     return fresh != 0;
   }
-  // Sets this to use + (out - def). True if that changed the set.
+  // Sets this to use + (out - def). Returns true if that changed the set.
   bool flow(const Bits& use, const Bits& out, const Bits& def) {
     std::uint64_t changed = 0;
     for (std::size_t w = 0; w < words_.size(); ++w) {

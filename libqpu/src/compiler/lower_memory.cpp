@@ -108,7 +108,7 @@ void MemoryLowering::waitForStore() {
   state.pending = Pending::None;
 }
 
-// Records a store of 16 words. True if it waits for the next store.
+// Records a store of 16 words. Returns true if the store waits for the next one.
 bool MemoryLowering::mergeStore(const Statement& s, Value value, Value address) {
   if (!c_.optimise || c_.facts.vpmByHand || s.limit != detail::kNoExpression) {
     flushStores();

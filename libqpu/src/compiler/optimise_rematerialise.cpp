@@ -73,7 +73,7 @@ class Rematerialiser {
     return graph_.isConstant(v) || (isLive_[v] != 0 && chosen_[v] == 0);
   }
 
-  // Chooses values that are live where the pressure is highest. False if none helps.
+  // Chooses values that are live where the pressure is highest. Returns false if no value helps.
   bool choose(const IrLiveness& live) {
     std::uint32_t peak = 0;
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b)

@@ -62,7 +62,7 @@ class Reduction {
     bool down;
   };
 
-  // Adds factor * y to x. False if there are too many terms.
+  // Adds factor * y to x. Returns false if there are too many terms.
   static bool add(Linear& x, const Linear& y, std::uint32_t factor) {
     if (x.counter != kNone && y.counter != kNone && x.counter != y.counter) return false;
     if (y.counter != kNone) x.counter = y.counter;

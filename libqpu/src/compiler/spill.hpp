@@ -17,8 +17,8 @@ namespace qpu::compiler {
 // requests of the TMUs.
 constexpr std::uint8_t kSpillUnit = 1;
 
-// Spills until at most `limit` vectors are live anywhere. False if that is not possible. Without `memory` vectors can
-// only be rematerialised. `bytes` is the spill area that each QPU needs.
+// Spills until at most `limit` vectors are live anywhere. Returns false if that is not possible. Without `memory`
+// vectors can only be rematerialised. `bytes` is the spill area that each QPU needs.
 bool spill(Function& function, std::uint32_t limit, bool memory, std::uint32_t& bytes);
 
 }  // namespace qpu::compiler

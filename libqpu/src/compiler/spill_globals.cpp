@@ -63,7 +63,7 @@ class GlobalSpilling {
                      [&](std::uint32_t x, std::uint32_t y) { return cost_[x] < cost_[y]; });
   }
 
-  // Spills until the block has enough registers. False if that is not possible.
+  // Spills until the block has enough registers. Returns false if that is not possible.
   bool relieve(std::size_t b) {
     std::uint32_t most = pressure(f_, live_, b);
     std::uint32_t resident = 0;

@@ -26,7 +26,7 @@ class Cell {
   bool isConstant() const { return kind_ == Kind::Constant; }
   std::uint32_t bits() const { return bits_; }
 
-  // Merges the value from another path. True if that changed this value.
+  // Merges the value from another path. Returns true if that changed this value.
   bool join(const Cell& other);
 
  private:

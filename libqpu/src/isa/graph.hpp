@@ -48,7 +48,8 @@ class Graph {
   std::vector<std::size_t> leaving_;
 };
 
-// Sets `target` to the target of the relative branch at `at`. False if it is not one of the `count` instructions.
+// Sets `target` to the target of the relative branch at `at`. Returns false if it is not one of the `count`
+// instructions.
 bool branchTarget(const Instruction& branch, std::size_t at, std::size_t count,
                   std::size_t& target);
 
