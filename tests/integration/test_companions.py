@@ -155,7 +155,7 @@ def test_torch_must_define_every_symbol_in_use(tmp_path: Path, symbol: str, is_t
 
 
 def needs_of(tmp_path: Path, uri: str, *, version: str) -> dict[str, Manifest]:
-    """Manifests of the steps before, with a mirror at ``uri``."""
+    """Manifests of the previous steps, with a mirror at ``uri``."""
     tar = tmp_path / "builder.tar"
     tar.write_bytes(b"builder")
     wheel = torch_wheel(tmp_path / "torch") if version else Path()

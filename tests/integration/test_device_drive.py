@@ -53,7 +53,7 @@ def drive(
     if served is not None:
         resources["ExportedTree"] = {"folder": str(served[0])}
         drivers["TreeServerDriver"] = {"port": served[1]}
-    drivers |= {"HereDriver": {}, "BoardStrategy": {}}  # last: the strategy binds to the drivers before it
+    drivers |= {"HereDriver": {}, "BoardStrategy": {}}  # last, because the strategy binds to the preceding drivers
     target = {"resources": resources, "drivers": drivers}
     imports = ["device.target", "device.strategy", here_board.__file__]
     environment = folder / "environment.yaml"

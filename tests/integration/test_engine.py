@@ -595,7 +595,7 @@ def test_all_proxy_fills_the_unset_variables(proxy: str, filled: str) -> None:
 
 @contextlib.contextmanager
 def recording_proxy(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """A port on the loopback, and what its clients sent: the first block, then the one that follows ``answer``."""
+    """A loopback port, and what its clients sent: the first block, then the one that follows ``answer``."""
     heard: list[bytes] = []
 
     class Listener(socketserver.BaseRequestHandler):

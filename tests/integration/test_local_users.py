@@ -325,7 +325,7 @@ def test_dockerd_is_not_started_for_a_shared_group(number: int, group: str) -> N
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
 def test_the_loader_follows_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
-    """All users share the name of its lock file, so another user may have created a link."""
+    """The name of the lock file is the same for all users, so another user may have created a link."""
     precious, lock, loader = tmp_path / "precious", tmp_path / "lock", tmp_path / "loader"
     precious.write_text("years of work")
     if kind == "symbolic":

@@ -26,7 +26,7 @@ from toolchain.config import ROOT
 
 pytestmark = pytest.mark.engine
 
-# With the signal handlers of tasks.py. SIGALRM represents an unexpected exception.
+# Runs with the signal handlers of tasks.py. SIGALRM represents an unexpected exception.
 CALL = """
 import signal, sys
 from pathlib import Path

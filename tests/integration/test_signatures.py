@@ -1,4 +1,4 @@
-"""Signed images in a real registry: what is accepted, and each refusal by its own message."""
+"""Signed images in a real registry: what is accepted, and the message of each refusal."""
 
 from __future__ import annotations
 

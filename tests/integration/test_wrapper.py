@@ -337,7 +337,7 @@ def parts_of(error: str) -> dict[str, str]:
 
 
 def folder_of_programs(folder: Path, *, without: tuple[str, ...]) -> Path:
-    """Links to the programs of this machine, except some."""
+    """Links to the programs of this machine, except those in ``without``."""
     folder.mkdir()
     for place in ("/usr/bin", "/usr/sbin"):
         for program in Path(place).iterdir():
