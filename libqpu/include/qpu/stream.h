@@ -26,7 +26,7 @@ constexpr int kInFlight = 8;
 constexpr int kVpmRows = 48;
 // Number of vectors in a block that is stored by one DMA transfer. Starting a transfer
 // costs as much as storing many rows, so that a few QPUs with long blocks store more than
-// all QPUs with short ones. According to the model; not measured on hardware.
+// all QPUs with short ones. This is according to the model, and not measured on hardware.
 constexpr int kLong = 8;
 constexpr int kShort = 4;
 constexpr int kQpusWithLong = kVpmRows / kLong;

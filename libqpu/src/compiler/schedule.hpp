@@ -32,9 +32,9 @@ struct ScheduleOptions {
   // Only this many operations from the first one that has not issued are considered. With 1 the order is the source
   // order.
   std::uint32_t window = 1;
-  // AfterRequests: a result of a TMU is received after the requests that precede it in source order, so that as many
-  // requests stay in flight. Spread: the last receive of the block issues after all operations that depend on no
-  // receive, with a gap to the receive before it. Both yield if no other operation can issue.
+  // AfterRequests: a result of a TMU is received after the requests that precede it in source order, so that the number
+  // of requests in flight does not fall. Spread: the last receive of the block issues after all operations that depend
+  // on no receive, with a gap to the receive before it. Both yield if no other operation can issue.
   enum class Receives : std::uint8_t { Early, AfterRequests, Spread };
   Receives receives = Receives::Early;
   // The QPU waits for a DMA only if no other operation can issue.

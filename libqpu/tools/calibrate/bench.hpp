@@ -61,7 +61,7 @@ class Bench {
   Time launch(const std::string& backend);
   // The largest spread since the last call.
   double worstSpread();
-  // Time of one run with its launch: on the QPUs, the least of several.
+  // Time of one run with its launch: on the QPUs, the shortest of several runs.
   Time run(const std::string& assembly, int qpus, std::uint32_t rounds) const;
 
  private:
