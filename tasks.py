@@ -19,6 +19,7 @@ from invoke.tasks import task
 from benchmarks import suite as benchmarks
 from device import deploy as deployment
 from device import suite
+from device.lab import services as lab_services
 from device.remote import profiling
 from device.remote.loader_session import Timing
 from doctor import examination, report
@@ -369,6 +370,15 @@ def run_on_pi(
         timing=not no_timing,
     )
     print(result.summary())
+
+
+@_target_task(help={"action": "up, status or down"})
+def lab(context: Context, action: str) -> None:
+    """Share boards through labgrid's coordinator: start it and an exporter, show the places, or stop both."""
+    actions = {"up": lab_services.up, "status": lab_services.status, "down": lab_services.down}
+    if action not in actions:
+        raise Exit(f"lab: expected up, status or down, found {action!r}", code=2)
+    print("\n".join(actions[action](_config(context)).lines()))
 
 
 @_target_task(
@@ -748,6 +758,7 @@ namespace = Collection(
     write_card,
     deploy,
     run_on_pi,
+    lab,
     profile_remote,
     push,
     pull,

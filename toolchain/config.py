@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolchain import caller
+from toolchain import caller, lab_boards
 from toolchain.architecture import ARCHITECTURES, Architecture
 from toolchain.errors import ConfigError
 from toolchain.files import absolute, path_fault
@@ -76,6 +76,13 @@ def _host(value: Any) -> str:
         return "expected [USER@]HOST, or nothing"
     port = re.search(r"(?:^[^:]*|\]):(\d+)$", value)  # an IPv6 address without brackets has no port
     return _BAD_PORT if port and not 0 < int(port[1]) < 65536 else ""
+
+
+def _coordinator(value: Any) -> str:
+    found = re.fullmatch(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\]):(\d{1,5})|", value)
+    if found is None:
+        return "expected HOST:PORT, or nothing"
+    return _BAD_PORT if value and not 0 < int(found[1]) < 65536 else ""
 
 
 def _subnet(value: Any) -> str:
@@ -347,6 +354,24 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LabConfig:
+    """Boards that a team shares through labgrid's coordinator: section ``lab``."""
+
+    coordinator: str = _setting(
+        "",
+        "HOST:PORT of labgrid's coordinator; empty: 127.0.0.1:20408. At an address of this PC, lab up starts it",
+        _coordinator,
+    )
+    boards: tuple[str, ...] = _setting(
+        [],
+        "boards of this PC, one text each: NAME=ADDRESS TAG=VALUE … power=MODEL/INDEX/HOST; ADDRESS is qemu or "
+        "[USER@]HOST[:PORT] (docs/lab.md)",
+        lab_boards.check,
+    )
+    queue_limit_s: float = _setting(600.0, "maximum time to wait for a board that is in use", _between(1, 86400, "s"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class RemoteConfig:
     """Boards for kernel profiling: section ``remote``."""
 
@@ -392,6 +417,7 @@ class Config:
     sd: SdConfig = field(default_factory=SdConfig)
     wheels: WheelsConfig = field(default_factory=WheelsConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    lab: LabConfig = field(default_factory=LabConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     cuda: CudaConfig = field(default_factory=CudaConfig)
 

@@ -1,0 +1,1 @@
+"""A lab: boards that several users share through labgrid's coordinator."""

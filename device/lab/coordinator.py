@@ -1,0 +1,170 @@
+"""labgrid's coordinator: its places and reservations, read and changed through labgrid's own interface.
+
+Calls that need a session (reserve, acquire) are made by the program labgrid-client, because a session belongs to a
+connection. All others are direct calls, which take milliseconds instead of the second that the program needs to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import getpass
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from labgrid.remote.generated import labgrid_coordinator_pb2 as messages
+from labgrid.remote.generated.labgrid_coordinator_pb2_grpc import CoordinatorStub
+
+from toolchain import process
+from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
+
+_CALL_LIMIT_S = 15.0
+"""labgrid's coordinator waits 10 s for an exporter."""
+
+
+def own_name() -> str:
+    """The name under which this user holds places, ``HOST/USER``, as labgrid-client determines it."""
+    host = os.environ.get("LG_HOSTNAME", socket.gethostname())
+    return f"{host}/{os.environ.get('LG_USERNAME', getpass.getuser())}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A place. ``holder`` is ``HOST/USER``, or empty; ``since`` is the time of the last change, in Unix seconds."""
+
+    name: str
+    tags: Mapping[str, str]
+    matches: tuple[str, ...]
+    holder: str
+    since: float
+    resources: tuple[str, ...]
+    """The classes of its resources while it is held."""
+
+    def held_text(self) -> str:
+        """Who holds it, and since when."""
+        since = datetime.datetime.fromtimestamp(self.since).astimezone()
+        return f"{self.name} is held by {self.holder} since {since:%Y-%m-%d %H:%M:%S}"
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """A coordinator at ``address`` (HOST:PORT)."""
+
+    address: str
+
+    def places(self) -> dict[str, Place]:
+        """All places by name. Raises NetworkUnreachable."""
+        with self._stub() as stub:
+            found = stub.GetPlaces(messages.GetPlacesRequest(), timeout=_CALL_LIMIT_S).places
+        return {
+            item.name: Place(
+                name=item.name,
+                tags=dict(item.tags),
+                matches=tuple(f"{match.exporter}/{match.group}/{match.cls}" for match in item.matches),
+                holder=item.acquired if item.HasField("acquired") else "",
+                since=item.changed,
+                resources=tuple(path.split("/")[2] for path in item.acquired_resources),
+            )
+            for item in found
+        }
+
+    def exported(self) -> frozenset[str]:
+        """The resources that exporters offer, as ``EXPORTER/GROUP``."""
+        lines = self.client("complete", "resources").output.split()
+        return frozenset("/".join(line.split("/")[:2]) for line in lines)
+
+    def define(self, name: str, tags: Mapping[str, str], match: str) -> bool:
+        """Create a place, or change its tags and its match; returns whether anything differed.
+
+        The tag ``quarantine`` of an existing place is kept: a run has set it.
+        """
+        old = self.places().get(name)
+        before = dict(old.tags) if old else {}
+        tags = {"quarantine": before.get("quarantine", "no"), **tags}
+        changed = {key: tags.get(key, "") for key in {*before, *tags} if before.get(key) != tags.get(key)}
+        with self._stub() as stub:
+            if old is None:
+                stub.AddPlace(messages.AddPlaceRequest(name=name), timeout=_CALL_LIMIT_S)
+            if changed:
+                request = messages.SetPlaceTagsRequest(placename=name, tags=changed)
+                stub.SetPlaceTags(request, timeout=_CALL_LIMIT_S)
+            for pattern in set(old.matches if old else ()) - {match}:
+                gone = messages.DeletePlaceMatchRequest(placename=name, pattern=pattern)
+                stub.DeletePlaceMatch(gone, timeout=_CALL_LIMIT_S)
+            if old is None or match not in old.matches:
+                stub.AddPlaceMatch(messages.AddPlaceMatchRequest(placename=name, pattern=match), timeout=_CALL_LIMIT_S)
+        return old is None or bool(changed) or old.matches != (match,)
+
+    def tag(self, name: str, key: str, value: str) -> None:
+        """Set a tag of a place; an empty value removes it."""
+        with self._stub() as stub:
+            stub.SetPlaceTags(messages.SetPlaceTagsRequest(placename=name, tags={key: value}), timeout=_CALL_LIMIT_S)
+
+    def delete(self, name: str) -> None:
+        """Delete a place."""
+        with self._stub() as stub:
+            stub.DeletePlace(messages.DeletePlaceRequest(name=name), timeout=_CALL_LIMIT_S)
+
+    def release(self, name: str, holder: str) -> None:
+        """Release a place if that holder has it; otherwise do nothing."""
+        with self._stub() as stub:
+            request = messages.ReleasePlaceRequest(placename=name, fromuser=holder)
+            stub.ReleasePlace(request, timeout=_CALL_LIMIT_S)
+
+    def allocated(self, token: str) -> str:
+        """The place that a reservation has been given; empty as long as it waits. Keeps the reservation alive."""
+        with self._stub() as stub:
+            request = messages.PollReservationRequest(token=token)
+            found = stub.PollReservation(request, timeout=_CALL_LIMIT_S).reservation
+        return str(found.allocations["main"]) if "main" in found.allocations else ""
+
+    def cancel(self, token: str) -> None:
+        """Cancel a reservation; one that has expired is ignored."""
+        with self._stub() as stub, contextlib.suppress(UserError):
+            stub.CancelReservation(messages.CancelReservationRequest(token=token), timeout=_CALL_LIMIT_S)
+
+    def client(self, *words: str) -> process.Completed:
+        """Run labgrid-client. Raises CommandFailed with its output."""
+        return process.run(
+            [program("labgrid-client"), "-x", self.address, *words], env=without_proxy(self.address), limit_s=120
+        )
+
+    def responds(self) -> bool:
+        """Whether the coordinator answers."""
+        try:
+            self.places()
+        except NetworkUnreachable:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _stub(self) -> Iterator[Any]:
+        """Labgrid's stub; errors of its calls become user errors."""
+        with grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            try:
+                yield CoordinatorStub(channel)
+            except grpc.RpcError as fault:
+                if fault.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise NetworkUnreachable(
+                        f"labgrid's coordinator at {self.address} does not respond",
+                        expected="a coordinator at lab.coordinator",
+                        found=str(fault.details()),
+                        fix="run ./inv lab up, or correct lab.coordinator",
+                    ) from fault
+                raise CommandFailed("labgrid's coordinator refused a request", found=str(fault.details())) from fault
+
+
+def program(name: str) -> Path:
+    """The path of one of labgrid's programs, which are installed next to this Python."""
+    return Path(sys.executable).with_name(name)
+
+
+def without_proxy(address: str) -> dict[str, str]:
+    """The environment in which labgrid's programs connect directly to a coordinator; gRPC uses an HTTP proxy if set."""
+    return {"no_grpc_proxy": address.rpartition(":")[0].strip("[]")}

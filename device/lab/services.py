@@ -1,0 +1,349 @@
+"""``./inv lab up|status|down``: a coordinator and an exporter on this PC as background processes.
+
+``up`` writes the exporter's configuration, starts the programs that are not running, and defines a place for each row
+of ``lab.boards``. A shell restarts a program that exits, as labgrid requires: its exporter exits when it loses the
+coordinator. Process records, logs and generated files are in ``lab/`` of the build folder. ``down`` deletes the places
+of this PC and stops both programs.
+
+The coordinator is started only if ``lab.coordinator`` is an address of this PC on which nothing answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from device.lab.coordinator import Coordinator, Place, program, without_proxy
+from nfsroot.access import parse_host
+from nfsroot.layout import Layout
+from toolchain import files, process_identity, reaper
+from toolchain.config import Config
+from toolchain.errors import InUse, UserError
+from toolchain.lab_boards import BoardRow, parse
+
+DEFAULT = "127.0.0.1:20408"
+PROJECT = "pitorch"
+"""The tag ``project`` of the places that ``up`` defines."""
+
+_START_LIMIT_S = 60.0
+# With the program and its arguments as $@. The pause keeps a program that cannot start from using the CPU.
+_SUPERVISE = """
+trap 'kill "$child" 2>/dev/null; wait; exit 0' TERM INT HUP
+while :; do
+  "$@" & child=$!
+  wait "$child"
+  sleep 2 & child=$!
+  wait "$child"
+done
+"""
+_PROGRAMS = ("exporter", "coordinator")
+"""In the order in which they are stopped."""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The lab of a configuration."""
+
+    config: Config
+
+    @property
+    def folder(self) -> Path:
+        """Process records, logs and generated files."""
+        return self.config.build_root / "lab"
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The coordinator, here or elsewhere."""
+        return Coordinator(self.config.lab.coordinator or DEFAULT)
+
+    @property
+    def rows(self) -> tuple[BoardRow, ...]:
+        """The boards of this PC."""
+        return tuple(parse(text) for text in self.config.lab.boards)
+
+    @property
+    def exporter_name(self) -> str:
+        """The name of this PC's exporter, which must be unique at a coordinator."""
+        return socket.gethostname()
+
+    @property
+    def exporter_file(self) -> Path:
+        """The configuration of the exporter."""
+        return self.folder / "exporter.yaml"
+
+    def log(self, name: str) -> Path:
+        """The output of a program."""
+        return self.folder / f"{name}.log"
+
+    def state(self, name: str) -> Path:
+        """The record of a program's supervisor."""
+        return self.folder / f"{name}.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardState:
+    """A row of the table."""
+
+    place: Place
+    here: bool
+    """Whether it is a board of this PC."""
+    exported: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabState:
+    """The state of a lab; ``address`` is empty if no coordinator responds."""
+
+    address: str
+    running: Mapping[str, int]
+    """Process numbers of the supervisors that run on this PC."""
+    started: tuple[str, ...] = ()
+    """What ``up`` has started or defined."""
+    boards: tuple[BoardState, ...] = ()
+
+    def lines(self) -> list[str]:
+        """The text that the task prints."""
+        if not self.address:
+            return ["lab: no coordinator responds"]
+        others = ", ".join(f"{name} (pid {pid})" for name, pid in sorted(self.running.items())) or "nothing"
+        new = f"; new: {', '.join(self.started)}" if self.started else ""
+        lines = [f"lab: coordinator at {self.address}; running on this PC: {others}{new}"]
+        rows = [("place", "tags", "resources", "state")]
+        for board in self.boards:
+            tags = " ".join(f"{key}={value}" for key, value in sorted(board.place.tags.items()))
+            state = board.place.held_text().partition(" is ")[2] if board.place.holder else "free"
+            rows.append((board.place.name, tags, "exported" if board.exported else "MISSING", state))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        for row in rows if self.boards else ():
+            padded = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)]
+            lines.append("  ".join(["  ", *padded, row[3]]))
+        return lines
+
+
+def resources(config: Config, rows: Sequence[BoardRow]) -> dict[str, dict[str, dict[str, object]]]:
+    """The exporter's configuration: one group per board."""
+    groups: dict[str, dict[str, dict[str, object]]] = {}
+    for row in rows:
+        if row.virtual:
+            tree: dict[str, object] = {
+                "folder": str(Layout.of(config).tree),
+                "architecture": config.image.architecture,
+            }
+            groups[row.name] = {"ExportedTree": tree}
+            continue
+        user, address, port = parse_host(row.address)
+        groups[row.name] = {"NetworkService": {"address": address, "port": port, "username": user}}
+        if row.power:
+            switch: dict[str, object] = {"model": row.power.model, "host": row.power.host, "index": row.power.index}
+            groups[row.name]["NetworkPowerPort"] = switch
+    return groups
+
+
+def up(config: Config) -> LabState:
+    """Start what is not running, and define the places.
+
+    Raises UserError for an unknown power model or a program that does not start, NetworkUnreachable for a coordinator
+    elsewhere that does not respond, InUse if the lab is being changed by another task.
+    """
+    lab = Lab(config)
+    _require_power_models(lab.rows)
+    started: list[str] = []
+    with _locked(lab):
+        if not lab.coordinator.responds() and _is_here(lab.coordinator.address):
+            _start(lab, "coordinator", ["labgrid-coordinator", "--listen", lab.coordinator.address])
+            started.append("coordinator")
+            _wait(lab, "coordinator", lab.coordinator.responds)
+        text = yaml.safe_dump(resources(config, lab.rows), sort_keys=False)
+        # The exporter renders the file as a Jinja template with # for statements and ## for comments.
+        header = f"## Generated from lab.boards. By hand: labgrid-exporter -c {lab.coordinator.address} THIS_FILE\n"
+        changed = not lab.exporter_file.is_file() or lab.exporter_file.read_text() != header + text
+        running = bool(_session(lab, "exporter"))
+        if changed and running:
+            _stop(lab, "exporter")
+        files.write_text_atomically(lab.exporter_file, header + text)
+        if lab.rows and (changed or not running):
+            words = ["labgrid-exporter", "-c", lab.coordinator.address, "-n", lab.exporter_name]
+            _start(lab, "exporter", [*words, str(lab.exporter_file)])
+            started.append("exporter")
+        wanted = {f"{lab.exporter_name}/{row.name}" for row in lab.rows}
+        if wanted:
+            _wait(lab, "exporter", lambda: wanted <= lab.coordinator.exported())
+        for row in lab.rows:
+            tags = {**row.tags, "project": PROJECT, "kind": "qemu" if row.virtual else "ssh"}
+            if lab.coordinator.define(row.name, tags, f"{lab.exporter_name}/{row.name}/*"):
+                started.append(f"place {row.name}")
+        for place in _own_places(lab):
+            if place.name not in {row.name for row in lab.rows} and not place.holder:
+                lab.coordinator.delete(place.name)  # its row has been removed
+        return _look(lab, tuple(started))
+
+
+def status(config: Config) -> LabState:
+    """The current state."""
+    return _look(Lab(config))
+
+
+def down(config: Config) -> LabState:
+    """Delete the places of this PC, and stop its exporter and its coordinator.
+
+    Raises InUse, before anything is stopped, if one of these places is held.
+    """
+    lab = Lab(config)
+    if not lab.folder.is_dir():
+        return LabState(address="", running={})
+    with _locked(lab):
+        if lab.coordinator.responds():
+            places = _own_places(lab)
+            if held := [place for place in places if place.holder]:
+                release = f".venv/bin/labgrid-client -x {lab.coordinator.address} -p {held[0].name} release --kick"
+                raise InUse(
+                    "the lab is in use",
+                    expected="free boards",
+                    found="; ".join(place.held_text() for place in held),
+                    fix=f"wait until they are free; to take a board away from its user: {release}",
+                )
+            for place in places:
+                lab.coordinator.delete(place.name)
+        for name in _PROGRAMS:
+            _stop(lab, name)
+        for name in ("coordinator", "exporter", "exporter.yaml"):
+            files.remove(lab.folder / name)
+    return LabState(address="", running={})
+
+
+def _look(lab: Lab, started: tuple[str, ...] = ()) -> LabState:
+    running = {name: session for name in _PROGRAMS if (session := _session(lab, name))}
+    if not lab.coordinator.responds():
+        return LabState(address="", running=running)
+    exported = lab.coordinator.exported()
+    boards = [
+        BoardState(
+            place=place,
+            here=place.name in {row.name for row in lab.rows},
+            exported=any(match.rpartition("/")[0] in exported for match in place.matches),
+        )
+        for _, place in sorted(lab.coordinator.places().items())
+        if place.tags.get("project") == PROJECT
+    ]
+    return LabState(address=lab.coordinator.address, running=running, started=started, boards=tuple(boards))
+
+
+def _own_places(lab: Lab) -> list[Place]:
+    """The places that ``up`` has defined on this PC."""
+    found = lab.coordinator.places().values()
+    return [
+        place
+        for place in found
+        if place.tags.get("project") == PROJECT and place.matches == (f"{lab.exporter_name}/{place.name}/*",)
+    ]
+
+
+def _require_power_models(rows: Sequence[BoardRow]) -> None:
+    for row in rows:
+        if row.power and importlib.util.find_spec(f"labgrid.driver.power.{row.power.model}") is None:
+            raise UserError(
+                f"the board {row.name} has an unknown power model",
+                expected="a module of labgrid.driver.power, such as shelly_gen2, tplink, ubus or simplerest",
+                found=row.power.model,
+                fix="correct power=MODEL/INDEX/HOST in lab.boards",
+            )
+
+
+def _is_here(address: str) -> bool:
+    """Whether the address is one of this PC."""
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return True
+    return False
+
+
+def _start(lab: Lab, name: str, words: Sequence[str]) -> None:
+    folder = lab.folder / name  # labgrid's coordinator stores its places in the current folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with lab.log(name).open("wb") as log:
+        child = subprocess.Popen(
+            ["sh", "-c", _SUPERVISE, f"pitorch-lab-{name}", str(program(words[0])), *words[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            env={**os.environ, **without_proxy(lab.coordinator.address), "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+    try:
+        started = process_identity.find(child.pid)
+        if started is None:
+            raise _not_up(lab, name)
+        files.write_text_atomically(lab.state(name), json.dumps(process_identity.record(started)) + "\n")
+    except BaseException:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        raise
+    # The program outlives this process: without a return code, Popen would emit a ResourceWarning.
+    child.returncode = 0
+
+
+def _wait(lab: Lab, name: str, ready: Callable[[], bool]) -> None:
+    """Wait until a program is ready. Raises UserError with the end of its log, and stops it."""
+    deadline = time.monotonic() + _START_LIMIT_S
+    while not ready():
+        if time.monotonic() > deadline:
+            fault = _not_up(lab, name)
+            _stop(lab, name)
+            raise fault
+        time.sleep(0.2)
+
+
+def _not_up(lab: Lab, name: str) -> UserError:
+    tail = lab.log(name).read_text(errors="replace").splitlines()[-15:]
+    return UserError(
+        f"labgrid's {name} did not start",
+        expected=f"the {name} to respond within {_START_LIMIT_S:.0f} s",
+        found="its last lines:\n" + "\n".join(f"    {line[:300]}" for line in tail),
+        fix=f"read {lab.log(name)}",
+    )
+
+
+def _session(lab: Lab, name: str) -> int:
+    """The session of a supervisor and its program; 0 if neither runs.
+
+    If only the supervisor was killed, the program is still in the session, and no other process has its number.
+    """
+    try:
+        identity = json.loads(lab.state(name).read_text())
+        pid = int(identity["pid"])
+        if process_identity.find(pid) is not None and process_identity.find_recorded(identity) is None:
+            return 0
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return 0
+    return pid if any(session == pid for _, _, session in reaper.running()) else 0
+
+
+def _stop(lab: Lab, name: str) -> None:
+    if session := _session(lab, name):
+        reaper.end({session})
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(session, os.WNOHANG)
+    files.remove(lab.state(name))
+
+
+@contextlib.contextmanager
+def _locked(lab: Lab) -> Iterator[None]:
+    """Let one task at a time change the lab."""
+    files.require_owned(lab.folder)
+    lab.folder.mkdir(parents=True, exist_ok=True)
+    (lab.folder / files.MARKER).touch()
+    with files.locked(lab.folder):
+        yield
