@@ -19,6 +19,7 @@ from invoke.tasks import task
 from benchmarks import suite as benchmarks
 from device import deploy as deployment
 from device import suite
+from device.lab import run as lab_run
 from device.lab import services as lab_services
 from device.remote import profiling
 from device.remote.loader_session import Timing
@@ -346,6 +347,9 @@ def share_internet(context: Context, state: str) -> None:
         "cpu": "CPU of the virtual machine: cortex-a53 (Pi 3), -a72 (Pi 4), -a76 (Pi 5) or -a7 (default: device.cpu)",
         "select": "only tests whose names match this expression (pytest -k)",
         "no-timing": "leave out the timing table",
+        "place": "a board of the lab, by name (docs/lab.md)",
+        "tag": "the first free board of the lab with this tag, such as model=pi3",
+        "all": "all boards of the lab in parallel, with a merged report",
     },
 )
 def run_on_pi(
@@ -357,8 +361,23 @@ def run_on_pi(
     cpu: str = "",
     select: str = "",
     no_timing: bool = False,
+    place: str = "",
+    tag: str = "",
+    all: bool = False,  # noqa: A002 (the option is --all)
 ) -> None:
     """Run the device suite on a real Pi or in QEMU; write JUnit, evidence and the HTML report."""
+    chosen = [f"--{name}" for name, given in {"place": place, "tag": tag, "all": all}.items() if given]
+    if chosen:
+        others = {"host": host, "qemu": qemu, "chroot": chroot, "init": init, "cpu": cpu}
+        if excluded := [*chosen[1:], *(f"--{name}" for name, given in others.items() if given)]:
+            raise ConfigError([f"{chosen[0]} excludes {', '.join(excluded)}"])
+        how = lab_run.How(keyword=select or None, timing=not no_timing)
+        config = _config(context)
+        if all:
+            print(lab_run.on_all(config, how).summary())
+        else:
+            print((lab_run.on_place(config, place, how) if place else lab_run.on_tagged(config, tag, how)).summary())
+        return
     result = suite.test_on_pi(
         _config(context),
         host=host or None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,38 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RemoteBoard:
+    """A board whose address and power switch labgrid's coordinator knows; this user holds its place ``name``."""
+
+    name: str
+    coordinator: str
+    """HOST:PORT."""
+    switched: bool
+    """Whether it has a power switch."""
+
+
+def direct_to(coordinator: str) -> dict[str, str]:
+    """The environment in which labgrid's programs connect directly to a coordinator; gRPC uses an HTTP proxy if set."""
+    return {"no_grpc_proxy": coordinator.rpartition(":")[0].strip("[]")}
+
+
 def prepare(
-    config: Config, paths: Paths, *, host: str | None, chroot: bool, timing: bool, suite: Path | None = None
+    config: Config,
+    paths: Paths,
+    *,
+    host: str | None,
+    chroot: bool,
+    timing: bool,
+    suite: Path | None = None,
+    place: RemoteBoard | None = None,
 ) -> None:
     """Write labgrid's environment for this run, and export the bare system if the tree is entered from it.
 
     Raises ArtefactMissing without an exported tree, RootNeeded if the tree has to be served, and the export's errors.
     """
     command = "./inv test-on-pi" + (f" --host={host}" if host else "") + (" --chroot" if chroot else "")
-    served = host is None
+    served = host is None and place is None
     if served:
         process.require_root("to serve the exported tree to the virtual machine", command)
     layout = Layout.of(config)
@@ -59,6 +83,7 @@ def prepare(
         "login_timeout_s": min(config.device.boot_timeout_s, LOGIN_LIMIT_S),
         "key": "",
         "known_hosts": "",
+        "place": place,
     }
     options: dict[str, Any] = {
         "architecture": config.image.architecture,
@@ -79,7 +104,11 @@ def prepare(
     if host is None or not chroot:
         values["key"] = str(booted.client_key)
         values["known_hosts"] = str(access.pin(booted.known_hosts, paths.folder / "known_hosts"))
-    if host is None:
+    user = address = ""
+    port = 0
+    if place is not None:
+        options["coordinator_address"] = place.coordinator
+    elif host is None:
         values["machine"] = {
             "console": str(paths.console),
             "init": config.device.init,

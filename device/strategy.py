@@ -1,8 +1,8 @@
 """The labgrid strategy that brings a board to a shell: off → served → booted → shell.
 
 The same strategy is used for all boards. A state without a driver in the environment requires no action: a real board
-has no power driver because it is switched on by hand, and a board with its own system needs no server unless it mounts
-the tree.
+without a power switch is switched on by hand, and a board with its own system needs no server unless it mounts the
+tree.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
     bindings = {  # noqa: RUF012 - labgrid requires a plain dict
         "server": {"TreeServerDriver", None},
         "board": {"VirtualBoardDriver", None},
+        "power": {"NetworkPowerDriver", None},
         "ssh": "PinnedSSHDriver",
     }
 
@@ -59,7 +60,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
 
     def abandon(self) -> None:
         """Deactivate all drivers in any state, after Ctrl-C or a failure."""
-        for driver in (self.ssh, self.board, self.server):
+        for driver in (self.ssh, self.board, self.power, self.server):
             if driver is not None:
                 self.target.deactivate(driver)
         self.status = Status.off
@@ -70,6 +71,9 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
         elif status is Status.booted and self.board is not None:
             self.target.activate(self.board)
             self.board.on()
+        elif status is Status.booted and self.power is not None:
+            self.target.activate(self.power)
+            self.power.cycle()
         elif status is Status.shell:
             self.target.activate(self.ssh)
 
@@ -77,9 +81,14 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
         if status is Status.shell:
             if self.board is not None:
                 self.board.off(lambda: self.ssh.run(" ".join(POWER_OFF[self.board.init]), timeout=30))
+            if self.power is not None:
+                self.ssh.run("sync", timeout=60)
             self.target.deactivate(self.ssh)
         elif status is Status.booted and self.board is not None:
             self.target.deactivate(self.board)
+        elif status is Status.booted and self.power is not None:
+            self.power.off()
+            self.target.deactivate(self.power)
         elif status is Status.served and self.server is not None:
             self.target.deactivate(self.server)
 

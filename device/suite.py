@@ -28,7 +28,7 @@ from _pytest.mark.expression import Expression
 
 from device import evidence, report
 from device.drive import COUNT_PREFIX
-from device.labgrid_environment import LOGIN_LIMIT_S, SUITE_LIMIT_S, TIMING_BUDGET_S, prepare
+from device.labgrid_environment import LOGIN_LIMIT_S, SUITE_LIMIT_S, TIMING_BUDGET_S, RemoteBoard, direct_to, prepare
 from device.record import Record
 from device.suite_result import Paths, SuiteResult, error_of, label_junit, result_of
 from toolchain import caller, errors, files, process, progress
@@ -49,6 +49,8 @@ def test_on_pi(
     keyword: str | None = None,
     timing: bool = True,
     suite: Path | None = None,
+    place: RemoteBoard | None = None,
+    folder: Path | None = None,
 ) -> SuiteResult:
     """Run the device suite on a board, or in a virtual machine that boots the exported tree, and report the results.
 
@@ -56,7 +58,8 @@ def test_on_pi(
     the suite runs in a virtual machine. ``chroot`` runs the suite through enter-nfsroot: on a ``host`` from its own
     system, in the virtual machine from a bare system (nfsroot.bare_system). ``init`` (lean or systemd) and ``cpu``
     (QEMU's name) apply to the virtual machine only. ``keyword`` selects tests like pytest's ``-k``. ``suite`` is a
-    folder of tests to run instead of ``tests/device``.
+    folder of tests to run instead of ``tests/device``. ``place`` is a board that this user holds in a lab, instead of a
+    ``host``, and ``folder`` replaces the report folder.
 
     The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran, ChainBroken if all
     tests passed but the tested files are not the built ones, InUse if another run writes to the same report,
@@ -70,22 +73,23 @@ def test_on_pi(
             found=f"--host {host} --qemu",
             fix="remove one of them",
         )
-    host = None if qemu else host or config.device.host or None
+    host = None if qemu or place else host or config.device.host or None
     if keyword:
         _require_expression(keyword)
     if init is not None:
         config = replace(config, device=replace(config.device, init=_checked_init(init)))
     if cpu is not None:
         config = replace(config, device=replace(config.device, cpu=cpu))
-    paths = Paths(folder=config.target_root / "report")
+    paths = Paths(folder=folder or config.target_root / "report")
     with _exclusive(paths):
         for stale in (paths.record, paths.log, paths.console):
             files.remove(stale)
-        prepare(config, paths, host=host, chroot=chroot, timing=timing, suite=suite)
+        prepare(config, paths, host=host, chroot=chroot, timing=timing, suite=suite, place=place)
         began = time.monotonic()
-        where = f"on {host}" if host else f"in QEMU ({config.device.init} init)"
+        access = place.name if place else host or "QEMU"
+        where = f"in QEMU ({config.device.init} init)" if access == "QEMU" else f"on {access}"
         with progress.step(f"device suite {where}{' through enter-nfsroot' if chroot else ''}"):
-            done = _run_pytest(config, paths, keyword or "")
+            done = _run_pytest(config, paths, keyword or "", direct_to(place.coordinator) if place else {})
         record = Record.read(paths.record)
         if record.error is not None:
             raise _error_from_record(record.error)
@@ -99,8 +103,8 @@ def test_on_pi(
         document = evidence.collect(
             config,
             record,
-            started_by_us=host is None,
-            access=host or "QEMU",
+            started_by_us=access == "QEMU",
+            access=access,
             through="enter-nfsroot" if chroot else "boot",
         )
         staging = paths.staging
@@ -158,7 +162,7 @@ def _replace_results(paths: Paths) -> None:
                 files.remove(old)
 
 
-def _run_pytest(config: Config, paths: Paths, keyword: str) -> process.Completed:
+def _run_pytest(config: Config, paths: Paths, keyword: str, variables: Mapping[str, str]) -> process.Completed:
     process.require_program("setpriv", "to stop the run when this program ends")
     words = [
         "setpriv",
@@ -184,7 +188,7 @@ def _run_pytest(config: Config, paths: Paths, keyword: str) -> process.Completed
         return process.run(
             [*words, str(ROOT / "tests" / "device")],
             cwd=ROOT,
-            env={"PYTHONPATH": str(ROOT), "COLUMNS": "160"},
+            env={"PYTHONPATH": str(ROOT), "COLUMNS": "160", **variables},
             limit_s=limit_s,
             check=False,
             on_line=_Progress(bar).handle_line,

@@ -21,6 +21,7 @@ import grpc
 from labgrid.remote.generated import labgrid_coordinator_pb2 as messages
 from labgrid.remote.generated.labgrid_coordinator_pb2_grpc import CoordinatorStub
 
+from device.labgrid_environment import direct_to
 from toolchain import process
 from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 
@@ -132,7 +133,7 @@ class Coordinator:
     def client(self, *words: str) -> process.Completed:
         """Run labgrid-client. Raises CommandFailed with its output."""
         return process.run(
-            [program("labgrid-client"), "-x", self.address, *words], env=without_proxy(self.address), limit_s=120
+            [program("labgrid-client"), "-x", self.address, *words], env=direct_to(self.address), limit_s=120
         )
 
     def responds(self) -> bool:
@@ -163,8 +164,3 @@ class Coordinator:
 def program(name: str) -> Path:
     """The path of one of labgrid's programs, which are installed next to this Python."""
     return Path(sys.executable).with_name(name)
-
-
-def without_proxy(address: str) -> dict[str, str]:
-    """The environment in which labgrid's programs connect directly to a coordinator; gRPC uses an HTTP proxy if set."""
-    return {"no_grpc_proxy": address.rpartition(":")[0].strip("[]")}

@@ -24,7 +24,8 @@ from pathlib import Path
 
 import yaml
 
-from device.lab.coordinator import Coordinator, Place, program, without_proxy
+from device.lab.coordinator import Coordinator, Place, program
+from device.labgrid_environment import direct_to
 from nfsroot.access import parse_host
 from nfsroot.layout import Layout
 from toolchain import files, process_identity, reaper
@@ -279,7 +280,7 @@ def _start(lab: Lab, name: str, words: Sequence[str]) -> None:
             stdout=log,
             stderr=log,
             cwd=folder,
-            env={**os.environ, **without_proxy(lab.coordinator.address), "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, **direct_to(lab.coordinator.address), "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
     try:

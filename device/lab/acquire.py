@@ -1,0 +1,110 @@
+"""Wait for a free place, hold it while a block runs, and release it on any exit."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from device.lab.coordinator import Coordinator, Place, own_name
+from toolchain import process, progress
+from toolchain.config import ROOT
+from toolchain.errors import CommandFailed, InUse, UserError
+
+_POLL_S = 0.5
+_RELEASE_LIMIT_S = 60.0
+
+
+@contextlib.contextmanager
+def acquired(coordinator: Coordinator, filters: Mapping[str, str], *, limit_s: float) -> Iterator[Place]:
+    """Reserve, acquire and finally release a place with these tags; ``{"name": NAME}`` selects one place.
+
+    labgrid's reservations form a queue, so users get a board in the order in which they asked for it. Raises UserError
+    if no place has the tags, InUse with the holder after ``limit_s`` seconds, CommandFailed if labgrid refuses, for
+    example because the exporter of the board is missing, and NetworkUnreachable.
+    """
+    _require_match(coordinator, filters)
+    words = [f"{key}={value}" for key, value in filters.items()]
+    token = re.findall(r"LG_TOKEN=(\w+)", coordinator.client("reserve", "--shell", *words).output)[-1]
+    try:
+        name = _allocation(coordinator, filters, token, limit_s)
+    except BaseException:
+        with contextlib.suppress(UserError):
+            coordinator.cancel(token)
+        raise
+    with _released(coordinator, name, token):
+        coordinator.client("-p", name, "acquire")
+        yield coordinator.places()[name]
+
+
+def _matching(coordinator: Coordinator, filters: Mapping[str, str]) -> list[Place]:
+    return [
+        place
+        for place in coordinator.places().values()
+        if filters.items() <= {**place.tags, "name": place.name}.items()
+    ]
+
+
+def _require_match(coordinator: Coordinator, filters: Mapping[str, str]) -> None:
+    if _matching(coordinator, filters):
+        return
+    tags = ", ".join(f"{key}={value}" for key, value in filters.items())
+    raise UserError(
+        f"no board has {tags}",
+        expected=f"a place of the coordinator at {coordinator.address} with these tags",
+        found=", ".join(sorted(coordinator.places())) or "no places",
+        fix="run ./inv lab status, which lists places and tags; ./inv lab up defines those of lab.boards",
+    )
+
+
+def _allocation(coordinator: Coordinator, filters: Mapping[str, str], token: str, limit_s: float) -> str:
+    """The name of the place that the reservation has been given. Raises InUse after ``limit_s`` seconds."""
+    interrupted = threading.Event()
+    deadline = time.monotonic() + limit_s
+    shown = ""
+    with process.on_interrupt(interrupted.set):
+        while not (name := coordinator.allocated(token)):
+            held = [place for place in _matching(coordinator, filters) if place.holder]
+            text = "; ".join(place.held_text() for place in held) or "other reservations are ahead in the queue"
+            if interrupted.is_set():
+                raise CommandFailed("interrupted while waiting for a board", found=text)
+            if time.monotonic() > deadline:
+                raise InUse(
+                    "the board is in use",
+                    expected=f"a free board within {limit_s:g} s",
+                    found=text,
+                    fix="wait and try again, ask the user to release it, or increase lab.queue_limit_s",
+                )
+            if text != shown:
+                progress.say(f"    waiting for up to {limit_s:g} s: {text}")
+                shown = text
+            interrupted.wait(_POLL_S)
+    return name
+
+
+@contextlib.contextmanager
+def _released(coordinator: Coordinator, name: str, token: str) -> Iterator[None]:
+    """Release the place at the end of the block, or when this process is killed (device.lab.release)."""
+    words = [sys.executable, "-m", "device.lab.release", coordinator.address, name, own_name(), token]
+    with process.deferred_signals():
+        keeper = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        try:
+            _, said = keeper.communicate(timeout=_RELEASE_LIMIT_S)
+            if keeper.returncode:
+                progress.warn(f"{name} may still be held: {said.decode(errors='replace').strip()}")
+        except subprocess.TimeoutExpired:
+            progress.warn(f"{name} is still held: process {keeper.pid} releases it when the coordinator responds")

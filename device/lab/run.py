@@ -1,0 +1,160 @@
+"""``./inv test-on-pi --place|--tag|--all``: run the device suite on boards of the lab.
+
+    reserve → acquire → device.suite → release → merged report
+
+Each board has a report folder of its own, ``lab/NAME`` in the folder of the target, and is released on any exit. With
+``--all`` all boards run in parallel. A board that fails to boot twice gets the tag ``quarantine=yes``, and the other
+boards go on. ``--tag`` and ``--all`` leave it out until it passes a run with ``--place``.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from device import suite
+from device.lab import merge
+from device.lab.acquire import acquired
+from device.lab.coordinator import Place
+from device.lab.merge import Outcome
+from device.lab.services import PROJECT, Lab
+from device.labgrid_environment import RemoteBoard
+from device.suite_result import Paths, SuiteResult
+from toolchain import files, process, progress
+from toolchain.config import Config
+from toolchain.errors import BoardSilent, ChainBroken, DeviceTestsFailed, UserError
+
+_QUARANTINE = "quarantine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How the suite runs on each board."""
+
+    keyword: str | None = None
+    timing: bool = True
+    suite: Path | None = None
+    """A folder of tests to run instead of ``tests/device``."""
+
+
+def on_place(config: Config, name: str, how: How) -> SuiteResult:
+    """Run the suite on one place. Raises the errors of ``acquired`` and of ``device.suite.test_on_pi``."""
+    return _run(Lab(config), {"name": name}, how)
+
+
+def on_tagged(config: Config, tag: str, how: How) -> SuiteResult:
+    """Run the suite on the first free board with a tag ``NAME=VALUE``. Raises as ``on_place``."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]+=[a-z0-9_.-]+", tag):
+        raise UserError(
+            "--tag is not a tag", expected="NAME=VALUE, such as model=pi3", found=repr(tag), fix="correct it"
+        )
+    key, _, value = tag.partition("=")
+    return _run(Lab(config), {key: value, "project": PROJECT, _QUARANTINE: "no"}, how)
+
+
+def on_all(config: Config, how: How) -> merge.Merged:
+    """Run the suite on all boards of the lab that are not in quarantine, in parallel, and merge the results.
+
+    Raises DeviceTestsFailed if a board did not pass, after the merged report has been written, and UserError if there
+    is no board.
+    """
+    lab = Lab(config)
+    places = [place for place in lab.coordinator.places().values() if place.tags.get("project") == PROJECT]
+    names = sorted(place.name for place in places if place.tags.get(_QUARANTINE) != "yes")
+    for place in places:
+        if place.name not in names:
+            progress.warn(f"{place.name} is in quarantine; to try it again: ./inv test-on-pi --place={place.name}")
+    if not names:
+        raise UserError(
+            "the lab has no board to test on",
+            expected=f"a place with the tags project={PROJECT} and quarantine=no",
+            found=f"{len(places)} in quarantine" if places else "none",
+            fix="set lab.boards, then run ./inv lab up",
+        )
+    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+        running = {name: pool.submit(_outcome, lab, name, how) for name in names}
+        try:
+            concurrent.futures.wait(running.values())
+        except KeyboardInterrupt:
+            _interrupt(running.values())
+            raise
+    merged = merge.write(config, [running[name].result() for name in names], report_folder(config))
+    if not merged.ok:
+        raise merged.error()
+    return merged
+
+
+def report_folder(config: Config) -> Path:
+    """The folder of the merged report, and of one folder per board."""
+    return config.target_root / "lab"
+
+
+def _outcome(lab: Lab, name: str, how: How) -> Outcome:
+    """The result on one board. An error of one board does not end the run."""
+    paths = Paths(folder=report_folder(lab.config) / name)
+    for old in paths.results:
+        files.remove(old)  # those of an earlier run must not be counted
+    try:
+        _run(lab, {"name": name}, how)
+    except (DeviceTestsFailed, ChainBroken) as fault:
+        progress.warn(f"{name}: {fault.summary}")
+        return Outcome.of(name, paths, str(fault))
+    except UserError as fault:
+        progress.warn(f"{name}: {fault}")
+        return Outcome(board=name, paths=paths, error=str(fault))
+    return Outcome.of(name, paths, "")
+
+
+def _run(lab: Lab, filters: Mapping[str, str], how: How) -> SuiteResult:
+    with acquired(lab.coordinator, filters, limit_s=lab.config.lab.queue_limit_s) as place:
+        progress.say(f"    acquired {place.name}")
+        try:
+            result = _boot_and_run(lab, place, how)
+        except BoardSilent:
+            lab.coordinator.tag(place.name, _QUARANTINE, "yes")
+            raise
+        lab.coordinator.tag(place.name, _QUARANTINE, "no")
+        return result
+
+
+def _boot_and_run(lab: Lab, place: Place, how: How) -> SuiteResult:
+    """Run the suite; a board that does not boot gets a second chance. Raises the errors of the suite."""
+    try:
+        return _suite(lab, place, how)
+    except BoardSilent as fault:
+        progress.warn(f"{place.name} did not boot, trying once more: {fault}")
+    return _suite(lab, place, how)
+
+
+def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
+    virtual = place.tags.get("kind") == "qemu"
+    if virtual and place.name not in {row.name for row in lab.rows}:
+        raise UserError(
+            f"{place.name} is a virtual machine of another PC",
+            expected="a board, or a virtual machine in lab.boards of this PC",
+            found=", ".join(place.matches),
+            fix="choose another place: ./inv lab status lists them",
+        )
+    board = RemoteBoard(
+        name=place.name, coordinator=lab.coordinator.address, switched="NetworkPowerPort" in place.resources
+    )
+    return suite.test_on_pi(
+        lab.config,
+        qemu=virtual,
+        place=None if virtual else board,
+        keyword=how.keyword,
+        timing=how.timing,
+        suite=how.suite,
+        folder=report_folder(lab.config) / place.name,
+    )
+
+
+def _interrupt(running: Iterable[concurrent.futures.Future[Outcome]]) -> None:
+    """Stop the programs of all threads, until the threads have released their boards."""
+    left = set(running)
+    while left:
+        process.interrupt_all()
+        left = concurrent.futures.wait(left, timeout=0.1).not_done
