@@ -24,8 +24,8 @@ def acquired(coordinator: Coordinator, filters: Mapping[str, str], *, limit_s: f
     """Reserve, acquire and finally release a place with these tags; ``{"name": NAME}`` selects one place.
 
     labgrid's reservations form a queue, so users get a board in the order in which they asked for it. Raises UserError
-    if no place has the tags, InUse with the holder after ``limit_s`` seconds, CommandFailed if labgrid refuses, for
-    example because the exporter of the board is missing, and NetworkUnreachable.
+    if no place has the tags or the exporter of the board is missing, InUse with the holder after ``limit_s`` seconds,
+    and NetworkUnreachable.
     """
     _require_match(coordinator, filters)
     words = [f"{key}={value}" for key, value in filters.items()]
@@ -37,7 +37,15 @@ def acquired(coordinator: Coordinator, filters: Mapping[str, str], *, limit_s: f
             coordinator.cancel(token)
         raise
     with _released(coordinator, name, token):
-        coordinator.client("-p", name, "acquire")
+        try:
+            coordinator.client("-p", name, "acquire")
+        except CommandFailed as fault:
+            raise UserError(
+                f"{name} cannot be acquired",
+                expected="a place whose resources are exported",
+                found=fault.tail.strip().rpartition("\n")[2],
+                fix="run ./inv lab up on the PC that the board is connected to; ./inv lab status shows the result",
+            ) from fault
         yield coordinator.places()[name]
 
 

@@ -27,8 +27,8 @@ def main(address: str, place: str, holder: str, token: str) -> int:
     deadline = time.monotonic() + LIMIT_S
     while True:
         try:
+            coordinator.cancel(token)  # first: labgrid gives the next user a place that is released without reservation
             coordinator.release(place, holder)
-            coordinator.cancel(token)
         except NetworkUnreachable as fault:
             if time.monotonic() > deadline:
                 print(fault, file=sys.stderr)

@@ -1,0 +1,353 @@
+"""A lab with labgrid's own coordinator and exporter; the last test boots two virtual machines."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from device_parts import bootable, elsewhere, write_suite
+from labgrid import Environment
+from test_device_environment import exported_in
+
+from device import labgrid_environment
+from device.lab import run, services
+from device.lab.acquire import acquired
+from device.lab.coordinator import Coordinator, own_name
+from device.labgrid_environment import RemoteBoard
+from device.strategy import Status
+from device.suite_result import Paths
+from toolchain import ports, reaper
+from toolchain.config import ROOT, Config, LabConfig
+from toolchain.errors import DeviceTestsFailed, InUse, UserError
+
+LIMIT_S = 90.0
+"""For labgrid's programs to start, or to notice the end of another one, on a busy machine."""
+
+BOARDS = ("pi3=pi@192.0.2.3 model=pi3 bits=32", "pi4=192.0.2.4:2222 model=pi4 bits=64")
+
+
+def with_boards(config: Config, *boards: str) -> Config:
+    return replace(config, lab=replace(config.lab, boards=boards))
+
+
+def eventually(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + LIMIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found
+
+
+@contextlib.contextmanager
+def running(config: Config) -> Iterator[Config]:
+    """The lab of a configuration, with a coordinator of its own."""
+    made = replace(config, lab=replace(config.lab, coordinator=f"127.0.0.1:{ports.free_port()}"))
+    coordinator = Coordinator(made.lab.coordinator)
+    services.up(made)
+    try:
+        yield made
+    finally:
+        if coordinator.responds():
+            for place in filter(lambda place: place.holder, coordinator.places().values()):
+                coordinator.release(place.name, place.holder)
+        services.down(made)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
+    made = exported_in(tmp_path_factory.mktemp("lab"))
+    with running(replace(made, lab=LabConfig(boards=BOARDS))) as started:
+        yield started
+
+
+@pytest.fixture
+def coordinator(config: Config) -> Coordinator:
+    return services.Lab(config).coordinator
+
+
+def programs(config: Config, name: str) -> list[int]:
+    """The processes of a program, without its supervisor."""
+    session = services.status(config).running[name]
+    return [pid for pid, _, leader in reaper.running() if leader == session and pid != session]
+
+
+def kill(config: Config, name: str) -> None:
+    before = programs(config, name)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: set(programs(config, name)) - set(before))
+
+
+# ------------------------------------------------------------------------------------------------ up, status, down
+
+
+def test_up_starts_only_what_is_missing(config: Config) -> None:
+    again = services.up(config)
+    assert again.started == ()
+    assert set(again.running) == {"coordinator", "exporter"}
+    assert [(board.place.name, board.exported) for board in again.boards] == [("pi3", True), ("pi4", True)]
+    assert again.boards[0].place.tags == {
+        "model": "pi3",
+        "bits": "32",
+        "kind": "ssh",
+        "project": "pitorch",
+        "quarantine": "no",
+    }
+
+
+def test_down_leaves_nothing_behind(tmp_path: Path) -> None:
+    with running(replace(exported_in(tmp_path), lab=LabConfig(boards=BOARDS))) as config:
+        sessions = set(services.status(config).running.values())
+        services.down(config)
+        assert [pid for pid, _, session in reaper.running() if session in sessions] == []
+        assert services.status(config).lines() == ["lab: no coordinator responds"]
+        left = {path.name for path in services.Lab(config).folder.iterdir()}
+        assert left <= {".pitorch-owned", "lock", "coordinator.log", "exporter.log"}
+        assert services.down(config).running == {}, "a second time is not an error"
+
+
+def test_a_changed_row_changes_the_place(config: Config, coordinator: Coordinator) -> None:
+    changed = services.up(with_boards(config, "pi3=pi@192.0.2.3 model=pi2", "pi5=192.0.2.5"))
+    assert changed.started == ("exporter", "place pi3", "place pi5")
+    assert "bits" not in coordinator.places()["pi3"].tags
+    assert set(coordinator.places()) == {"pi3", "pi5"}, "the place of the removed row is deleted"
+    services.up(config)
+    assert set(coordinator.places()) == {"pi3", "pi4"}
+
+
+def test_down_refuses_while_a_board_is_held(config: Config, coordinator: Coordinator) -> None:
+    with acquired(coordinator, {"name": "pi3"}, limit_s=LIMIT_S):
+        assert f"held by {own_name()} since 20" in "\n".join(services.status(config).lines())
+        with pytest.raises(InUse, match="the lab is in use") as caught:
+            services.down(config)
+        assert own_name() in caught.value.found
+    assert coordinator.responds()
+
+
+def test_an_unknown_power_model_is_refused(config: Config) -> None:
+    with pytest.raises(UserError, match="unknown power model"):
+        services.up(with_boards(config, "pi3=192.0.2.3 power=lever/0/here"))
+
+
+# ------------------------------------------------------------------------------------------------ acquire, release
+
+
+def test_a_second_client_is_shown_the_holder(coordinator: Coordinator) -> None:
+    with acquired(coordinator, {"name": "pi3"}, limit_s=LIMIT_S) as place:
+        assert place.holder == own_name()
+        assert place.resources == ("NetworkService",)
+        with pytest.raises(InUse) as caught, acquired(coordinator, {"name": "pi3"}, limit_s=1):
+            raise AssertionError
+        assert place.held_text() in caught.value.found
+    assert not coordinator.places()["pi3"].holder
+
+
+def test_a_waiting_client_gets_the_board_when_it_is_free(coordinator: Coordinator) -> None:
+    def wait() -> float:
+        with acquired(coordinator, {"model": "pi3"}, limit_s=LIMIT_S) as place:
+            assert place.name == "pi3"
+            return time.monotonic()
+
+    with ThreadPoolExecutor(1) as pool:
+        with acquired(coordinator, {"name": "pi3"}, limit_s=LIMIT_S):
+            waiting = pool.submit(wait)
+            time.sleep(3)
+            assert not waiting.done()
+            freed = time.monotonic()
+        assert waiting.result(LIMIT_S) > freed
+    assert not coordinator.places()["pi3"].holder
+
+
+def test_a_tag_selects_a_free_board(coordinator: Coordinator) -> None:
+    project = {"project": "pitorch"}
+    with (
+        acquired(coordinator, project, limit_s=LIMIT_S) as one,
+        acquired(coordinator, project, limit_s=LIMIT_S) as two,
+    ):
+        assert {one.name, two.name} == {"pi3", "pi4"}
+
+
+def test_a_tag_without_a_board_is_an_error(coordinator: Coordinator) -> None:
+    with pytest.raises(UserError, match="no board has model=pi9"), acquired(coordinator, {"model": "pi9"}, limit_s=1):
+        raise AssertionError
+
+
+HOLD = """
+import signal, sys, time
+from device.lab.acquire import acquired
+from device.lab.coordinator import Coordinator
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.default_int_handler)
+with acquired(Coordinator(sys.argv[1]), {"name": "pi3"}, limit_s=60):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_client_releases_the_board(coordinator: Coordinator, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, coordinator.address], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as client:
+        assert client.stdout is not None
+        try:
+            assert client.stdout.readline() == b"held\n"
+            assert coordinator.places()["pi3"].holder == own_name()
+            client.send_signal(number)
+            client.wait(LIMIT_S)
+        finally:
+            client.kill()
+    eventually(lambda: not coordinator.places()["pi3"].holder)
+
+
+# ------------------------------------------------------------------------------------------------ faults
+
+
+def test_a_killed_exporter_is_restarted(config: Config, coordinator: Coordinator) -> None:
+    kill(config, "exporter")
+    eventually(lambda: all(board.exported for board in services.status(config).boards))
+    with acquired(coordinator, {"name": "pi4"}, limit_s=LIMIT_S) as place:
+        assert place.resources == ("NetworkService",)
+
+
+def test_a_board_without_its_exporter_is_refused(config: Config, coordinator: Coordinator) -> None:
+    os.killpg(services.status(config).running["exporter"], signal.SIGKILL)
+    eventually(lambda: not coordinator.exported())
+    assert "MISSING" in "\n".join(services.status(config).lines())
+    with (
+        pytest.raises(UserError, match="no matching remote resource"),
+        acquired(coordinator, {"name": "pi4"}, limit_s=LIMIT_S),
+    ):
+        raise AssertionError
+    assert services.up(config).started == ("exporter",)
+
+
+def test_a_killed_coordinator_is_restarted(config: Config, coordinator: Coordinator) -> None:
+    """Its exporter connects again. It saves places every 15 s; ``up`` defines those that it lost."""
+    kill(config, "coordinator")
+    eventually(coordinator.responds)
+    services.up(config)
+    assert all(board.exported for board in services.status(config).boards)
+    with acquired(coordinator, {"name": "pi3"}, limit_s=LIMIT_S):
+        pass
+
+
+def test_a_board_is_released_after_the_coordinator_was_restarted(config: Config, coordinator: Coordinator) -> None:
+    """A coordinator forgets who holds a place when it restarts; the release is not an error."""
+    with acquired(coordinator, {"name": "pi3"}, limit_s=LIMIT_S):
+        kill(config, "coordinator")
+        eventually(coordinator.responds)
+        services.up(config)
+    assert not coordinator.places()["pi3"].holder
+
+
+# ------------------------------------------------------------------------------------------------ the suite
+
+
+@contextlib.contextmanager
+def power_switch() -> Iterator[tuple[str, list[str]]]:
+    """A power switch for labgrid's driver simplerest, and its requests."""
+    requests: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}", requests
+        finally:
+            server.shutdown()
+
+
+def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coordinator, tmp_path: Path) -> None:
+    with power_switch() as (address, requests):
+        services.up(
+            with_boards(config, f"pi3=pi@192.0.2.3:2222 power=simplerest/4/http://{address}/{{index}}/{{value}}")
+        )
+        with acquired(coordinator, {"name": "pi3"}, limit_s=LIMIT_S) as place:
+            assert sorted(place.resources) == ["NetworkPowerPort", "NetworkService"]
+            paths = Paths(folder=tmp_path / "report")
+            board = RemoteBoard(name="pi3", coordinator=coordinator.address, switched=True)
+            labgrid_environment.prepare(config, paths, host=None, chroot=False, timing=False, place=board)
+            made = Environment(str(paths.environment))
+            strategy = made.get_target("main").get_driver("Strategy", activate=False)
+            assert str(strategy.ssh.access) == "pi@192.0.2.3:2222"
+            assert strategy.server is None
+            strategy.transition("booted")
+            assert requests == ["/4/0", "/4/1"]
+            strategy.transition(Status.off)
+            assert requests[2:] == ["/4/0"]
+            made.cleanup()
+    services.up(config)
+
+
+def test_a_board_that_does_not_boot_twice_is_quarantined(config: Config, coordinator: Coordinator) -> None:
+    quick = replace(config, device=replace(config.device, boot_timeout_s=2.0))
+    quick = with_boards(quick, f"dead=127.0.0.1:{ports.free_port()}")
+    services.up(quick)
+    with pytest.raises(DeviceTestsFailed, match="not pass on every board") as caught:
+        run.on_all(quick, run.How())
+    assert "dead: did not run: root@127.0.0.1" in caught.value.found
+    assert coordinator.places()["dead"].tags["quarantine"] == "yes"
+    assert not coordinator.places()["dead"].holder
+    folder = run.report_folder(quick)
+    (case,) = ElementTree.parse(folder / "junit.xml").getroot().iter("testcase")  # noqa: S314 - our own file
+    assert case.find("error") is not None
+    assert "the suite did not run" in (folder / "index.html").read_text()
+    services.up(quick)
+    assert coordinator.places()["dead"].tags["quarantine"] == "yes", "up keeps it"
+    with pytest.raises(UserError, match="no board to test on"):
+        run.on_all(quick, run.How())
+    services.up(config)
+
+
+@pytest.mark.expensive
+def test_all_boards_run_the_suite_in_parallel(exported_config: Config, tmp_path: Path) -> None:
+    tests = write_suite(
+        tmp_path / "suite",
+        same="def test_same(): pass",
+        differs="""
+            import os
+            def test_first_only(): os.mkdir("/root/first")
+        """,
+    )
+    made = elsewhere(bootable(exported_config), tmp_path / "b")
+    folder = run.report_folder(made)
+    try:
+        with running(with_boards(made, "qemu1=qemu model=virt", "qemu2=qemu model=virt")) as config:
+            with pytest.raises(DeviceTestsFailed) as caught:
+                run.on_all(config, run.How(timing=False, suite=tests))
+            assert "2 passed, 0 failed" in caught.value.found
+            assert "1 passed, 1 failed" in caught.value.found
+            assert [board.place.holder for board in services.status(config).boards] == ["", ""]
+            tag = run.on_tagged(config, "model=virt", run.How(keyword="same", timing=False, suite=tests))
+            assert (tag.passed, tag.failed) == (1, 0)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            (made.nfsroot / "tree" / "root" / "first").rmdir()
+    suites = list(ElementTree.parse(folder / "junit.xml").getroot().iter("testsuite"))  # noqa: S314 - our own file
+    assert sorted(suite.get("name", "") for suite in suites) == ["qemu1", "qemu2"]
+    assert len({case.get("classname", "") + case.get("name", "") for suite in suites for case in suite}) >= 4
+    page = (folder / "index.html").read_text()
+    assert page.index("test_first_only") < page.index("test_same")
+    assert "1 of 2 tests differ" in page
