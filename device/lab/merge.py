@@ -30,8 +30,9 @@ class Outcome:
 
     @classmethod
     def of(cls, board: str, paths: Paths, error: str) -> Outcome:
-        """The outcome of a run that wrote its evidence."""
-        return cls(board=board, paths=paths, error=error, document=json.loads(paths.evidence.read_text()))
+        """The outcome of a run that has just ended, with or without evidence."""
+        document = json.loads(paths.evidence.read_text()) if paths.evidence.is_file() else {}
+        return cls(board=board, paths=paths, error=error, document=document)
 
     @property
     def tests(self) -> dict[str, Mapping[str, Any]]:

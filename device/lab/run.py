@@ -10,8 +10,9 @@ boards go on. ``--tag`` and ``--all`` leave it out until it passes a run with ``
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from device.labgrid_environment import RemoteBoard
 from device.suite_result import Paths, SuiteResult
 from toolchain import files, process, progress
 from toolchain.config import Config
-from toolchain.errors import BoardSilent, ChainBroken, DeviceTestsFailed, UserError
+from toolchain.errors import BoardSilent, UserError
 
 _QUARANTINE = "quarantine"
 
@@ -42,7 +43,9 @@ class How:
 
 def on_place(config: Config, name: str, how: How) -> SuiteResult:
     """Run the suite on one place. Raises the errors of ``acquired`` and of ``device.suite.test_on_pi``."""
-    return _run(Lab(config), {"name": name}, how)
+    lab = Lab(config)
+    with _acquired(lab, {"name": name}) as place:
+        return _on_board(lab, place, how)
 
 
 def on_tagged(config: Config, tag: str, how: How) -> SuiteResult:
@@ -52,14 +55,16 @@ def on_tagged(config: Config, tag: str, how: How) -> SuiteResult:
             "--tag is not a tag", expected="NAME=VALUE, such as model=pi3", found=repr(tag), fix="correct it"
         )
     key, _, value = tag.partition("=")
-    return _run(Lab(config), {key: value, "project": PROJECT, _QUARANTINE: "no"}, how)
+    lab = Lab(config)
+    with _acquired(lab, {key: value, "project": PROJECT, _QUARANTINE: "no"}) as place:
+        return _on_board(lab, place, how)
 
 
 def on_all(config: Config, how: How) -> merge.Merged:
     """Run the suite on all boards of the lab that are not in quarantine, in parallel, and merge the results.
 
-    Raises DeviceTestsFailed if a board did not pass, after the merged report has been written, and UserError if there
-    is no board.
+    Raises DeviceTestsFailed if a board did not pass, after the merged report has been written, and UserError if no
+    board is left.
     """
     lab = Lab(config)
     places = [place for place in lab.coordinator.places().values() if place.tags.get("project") == PROJECT]
@@ -95,29 +100,38 @@ def report_folder(config: Config) -> Path:
 def _outcome(lab: Lab, name: str, how: How) -> Outcome:
     """The result on one board. An error of one board does not end the run."""
     paths = Paths(folder=report_folder(lab.config) / name)
-    for old in paths.results:
-        files.remove(old)  # those of an earlier run must not be counted
     try:
-        _run(lab, {"name": name}, how)
-    except (DeviceTestsFailed, ChainBroken) as fault:
-        progress.warn(f"{name}: {fault.summary}")
-        return Outcome.of(name, paths, str(fault))
+        with _acquired(lab, {"name": name}) as place:
+            for old in paths.results:
+                files.remove(old)  # those of an earlier run must not be counted
+            error = ""
+            try:
+                _on_board(lab, place, how)
+            except UserError as fault:
+                error = str(fault)
+                progress.warn(f"{name}: {error}")
+            return Outcome.of(name, paths, error)
     except UserError as fault:
         progress.warn(f"{name}: {fault}")
         return Outcome(board=name, paths=paths, error=str(fault))
-    return Outcome.of(name, paths, "")
 
 
-def _run(lab: Lab, filters: Mapping[str, str], how: How) -> SuiteResult:
+@contextlib.contextmanager
+def _acquired(lab: Lab, filters: Mapping[str, str]) -> Iterator[Place]:
     with acquired(lab.coordinator, filters, limit_s=lab.config.lab.queue_limit_s) as place:
         progress.say(f"    acquired {place.name}")
-        try:
-            result = _boot_and_run(lab, place, how)
-        except BoardSilent:
-            lab.coordinator.tag(place.name, _QUARANTINE, "yes")
-            raise
-        lab.coordinator.tag(place.name, _QUARANTINE, "no")
-        return result
+        yield place
+
+
+def _on_board(lab: Lab, place: Place, how: How) -> SuiteResult:
+    """Run the suite on a board that is held, and set or remove its quarantine."""
+    try:
+        result = _boot_and_run(lab, place, how)
+    except BoardSilent:
+        lab.coordinator.tag(place.name, _QUARANTINE, "yes")
+        raise
+    lab.coordinator.tag(place.name, _QUARANTINE, "no")
+    return result
 
 
 def _boot_and_run(lab: Lab, place: Place, how: How) -> SuiteResult:

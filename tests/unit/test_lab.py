@@ -1,0 +1,150 @@
+"""Rows of boards, the generated file of labgrid's exporter, and merged results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from device.lab import merge, services
+from device.lab.merge import Outcome
+from device.suite_result import Paths
+from toolchain import lab_boards
+from toolchain.config import Config, LabConfig, load_config
+from toolchain.errors import ConfigError
+from toolchain.lab_boards import BoardRow, Power
+
+SWITCH = "http://192.0.2.9/relay/{index}/{value}"
+
+
+def test_a_row_has_address_tags_and_power() -> None:
+    row = lab_boards.parse(f"pi3=root@192.0.2.3:2222 model=pi3 bits=32 power=simplerest/0/{SWITCH}")
+    power = Power("simplerest", "0", SWITCH)
+    assert row == BoardRow("pi3", "root@192.0.2.3:2222", {"model": "pi3", "bits": "32"}, power)
+    assert not row.virtual
+    assert lab_boards.parse("one=qemu").virtual
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "expected NAME=ADDRESS"),
+        ("pi3", "expected NAME=ADDRESS"),
+        ("Pi3=192.0.2.3", "expected NAME=ADDRESS"),
+        ("3=192.0.2.3", "expected NAME=ADDRESS"),
+        ("pi3=", "expected qemu or"),
+        ("pi3=192.0.2.3:0", "expected qemu or"),
+        ("pi3=192.0.2.3:65536", "expected qemu or"),
+        ("pi3=two words", "in place of 'words'"),
+        ("pi3=h model=", "in place of 'model='"),
+        ("pi3=h Model=pi3", "in place of 'Model=pi3'"),
+        ("pi3=h kind=ssh", "expected a tag other than"),
+        ("pi3=h name=other", "expected a tag other than"),
+        ("pi3=h power=shelly_gen2", "expected power=MODEL/INDEX/HOST"),
+        ("pi3=h power=../0/h", "expected power=MODEL/INDEX/HOST"),
+        ("one=qemu power=shelly_gen2/0/h", "expected no power switch"),
+    ],
+)
+def test_an_invalid_row_is_explained(text: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"lab": {"boards": [text]}})
+    assert fault in str(caught.value)
+
+
+def test_a_name_is_used_once() -> None:
+    assert "found pi3 more often" in lab_boards.check(["pi3=192.0.2.3", "pi3=192.0.2.4"])
+
+
+@pytest.mark.parametrize("address", ["lab", "lab:", "lab:0", "lab:99999", "a b:1"])
+def test_an_invalid_coordinator_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"lab\.coordinator"):
+        load_config({"lab": {"coordinator": address}})
+
+
+def test_the_exporter_offers_a_group_per_board(tmp_path: Path) -> None:
+    config = load_config({"nfs": {"folder": str(tmp_path)}})
+    texts = ["one=qemu", "pi3=pi@192.0.2.3", f"pi4=192.0.2.4:2222 power=simplerest/1/{SWITCH}"]
+    assert services.resources(config, [lab_boards.parse(text) for text in texts]) == {
+        "one": {"ExportedTree": {"folder": str(tmp_path / "tree"), "architecture": "armhf"}},
+        "pi3": {"NetworkService": {"address": "192.0.2.3", "port": 22, "username": "pi"}},
+        "pi4": {
+            "NetworkService": {"address": "192.0.2.4", "port": 2222, "username": "root"},
+            "NetworkPowerPort": {"model": "simplerest", "host": SWITCH, "index": "1"},
+        },
+    }
+
+
+def test_the_default_coordinator_is_on_the_loopback_address() -> None:
+    assert services.Lab(Config()).coordinator.address == "127.0.0.1:20408"
+    chosen = Config(lab=LabConfig(coordinator="lab.example:20408"))
+    assert services.Lab(chosen).coordinator.address == "lab.example:20408"
+
+
+# ------------------------------------------------------------------------------------------------ merging
+
+
+def outcome(folder: Path, board: str, **tests: str) -> Outcome:
+    """The outcome of a board with these tests and their outcomes."""
+    found: list[dict[str, Any]] = [
+        {"nodeid": f"test_a.py::test_{name}", "outcome": result, "seconds": 0.5, "text": f"<{result}>"}
+        for name, result in tests.items()
+    ]
+    counts = {"passed": 0, "failed": 0, "errors": 0, "skipped": 0}
+    for test in found:
+        counts["errors" if test["outcome"] == "error" else test["outcome"]] += 1
+    paths = Paths(folder=folder / board)
+    paths.folder.mkdir(parents=True)
+    cases = "".join(f'<testcase classname="test_a" name="test_{name}"/>' for name in tests)
+    paths.junit.write_text(
+        f'<testsuites><testsuite name="device" tests="{len(tests)}">{cases}</testsuite></testsuites>'
+    )
+    document = {
+        "results": {**counts, "seconds": 1.0, "tests": found},
+        "device": {"model": "virt", "execution": "emulation"},
+    }
+    error = "did not pass" if counts["failed"] or counts["errors"] else ""
+    return Outcome(board=board, paths=paths, error=error, document=document)
+
+
+def test_tests_that_differ_come_first(tmp_path: Path) -> None:
+    one = outcome(tmp_path, "one", same="passed", bad="failed", differs="passed", only_here="passed")
+    two = outcome(tmp_path, "two", same="passed", bad="failed", differs="failed")
+    dead = Outcome(board="dead", paths=Paths(folder=tmp_path / "dead"), error="no answer")
+    found = merge.rows([one, dead, two])
+    assert [row.nodeid.partition("::test_")[2] for row in found] == ["differs", "only_here", "bad", "same"]
+    assert [row.differs for row in found] == [True, True, False, False]
+    assert found[1].cells[1] is None
+
+
+def test_junit_counts_each_test_once_per_board(tmp_path: Path) -> None:
+    outcomes = [outcome(tmp_path, name, a="passed", b="passed") for name in ("one", "two")]
+    dead = Outcome(board="dead", paths=Paths(folder=tmp_path / "dead"), error="no answer\nconsole tail")
+    top = merge.junit([*outcomes, dead])
+    assert [suite.get("name") for suite in top] == ["one", "two", "dead"]
+    names = [f"{case.get('classname')}.{case.get('name')}" for case in top.iter("testcase")]
+    assert names == ["one.test_a.test_a", "one.test_a.test_b", "two.test_a.test_a", "two.test_a.test_b", "dead.boot"]
+    (fault,) = top.iter("error")
+    assert (fault.get("message"), fault.text) == ("no answer", "no answer\nconsole tail")
+
+
+def test_the_page_has_a_column_per_board(tmp_path: Path) -> None:
+    one = outcome(tmp_path, "one", same="passed", differs="passed")
+    two = outcome(tmp_path, "two", same="passed", differs="failed")
+    dead = Outcome(board="dead", paths=Paths(folder=tmp_path / "dead"), error="no <answer>")
+    merged = merge.write(Config(), [one, two, dead], tmp_path)
+    page = merged.report.read_text()
+    assert "<tr><th>test</th><th>one</th><th>two</th></tr>" in page
+    assert page.index("test_differs") < page.index("test_same")
+    assert "1 of 2 tests differ" in page
+    assert "no &lt;answer&gt;" in page
+    assert "&lt;failed&gt;" in page
+    assert not merged.ok
+    assert "two: 1 passed, 1 failed, 0 errors, 0 skipped; dead: did not run: no <answer>" in str(merged.error())
+
+
+def test_all_boards_passed(tmp_path: Path) -> None:
+    merged = merge.write(Config(), [outcome(tmp_path, "one", a="passed")], tmp_path)
+    assert merged.ok
+    assert "All boards passed" in merged.report.read_text()
+    assert "one: 1 passed, 0 failed" in merged.summary()
