@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -391,12 +392,15 @@ def run_on_pi(
     print(result.summary())
 
 
-@_target_task(help={"action": "up, status or down"})
+@_target_task(help={"action": "up, status, check (boot each board of this PC) or down"})
 def lab(context: Context, action: str) -> None:
-    """Share boards through labgrid's coordinator: start it and an exporter, show the places, or stop both."""
+    """Share boards through labgrid's coordinator: start it and an exporter, show or check the boards, or stop both."""
+    if action == "check":
+        print(lab_run.check(_config(context)).summary())
+        return
     actions = {"up": lab_services.up, "status": lab_services.status, "down": lab_services.down}
     if action not in actions:
-        raise Exit(f"lab: expected up, status or down, found {action!r}", code=2)
+        raise Exit(f"lab: expected up, status, check or down, found {action!r}", code=2)
     print("\n".join(actions[action](_config(context)).lines()))
 
 
@@ -404,7 +408,7 @@ def lab(context: Context, action: str) -> None:
     help={
         "kernel": "add_one, gemm, or a Python file (docs/remote.md)",
         "target": "aarch64, armv7, local or qpu",
-        "device": "a board from remote.devices, or an address: HOST:PORT, tracker://HOST:PORT/KEY, emulator …",
+        "device": "a board from remote.devices, or an address: HOST:PORT, tracker://HOST:PORT/KEY, place://NAME …",
         "size": "problem size (default: the kernel's)",
         "number": "runs per measurement",
         "repeat": "number of measurements",
@@ -429,15 +433,19 @@ def profile_remote(
 ) -> None:
     """Compile a kernel for a board, run it there, compare it with its reference and time it."""
     timing = Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
-    done = profiling.profile(
-        _config(context),
-        kernel=str(caller.path(kernel)) if kernel.endswith(".py") else kernel,
-        target=target,
-        device=device,
-        size=size,
-        keep=_path("keep", keep) if keep else None,
-        timing=timing,
-    )
+    config = _config(context)
+    with contextlib.ExitStack() as held:
+        if device.startswith("place://"):
+            device = f"tree://{held.enter_context(lab_run.host_of(config, device.removeprefix('place://')))}"
+        done = profiling.profile(
+            config,
+            kernel=str(caller.path(kernel)) if kernel.endswith(".py") else kernel,
+            target=target,
+            device=device,
+            size=size,
+            keep=_path("keep", keep) if keep else None,
+            timing=timing,
+        )
     if json:
         sys.stdout.write(done.as_json())
     else:

@@ -4,7 +4,7 @@
 
 Each board has a report folder of its own, ``lab/NAME`` in the folder of the target, and is released on any exit. With
 ``--all`` all boards run in parallel. A board that fails to boot twice gets the tag ``quarantine=yes``, and the other
-boards go on. ``--tag`` and ``--all`` leave it out until it passes a run with ``--place``.
+boards go on. ``--tag`` and ``--all`` leave it out until it passes a run with ``--place`` or ``./inv lab check``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 from device import suite
 from device.lab import merge
@@ -29,6 +31,7 @@ from toolchain.config import Config
 from toolchain.errors import BoardSilent, UserError
 
 _QUARANTINE = "quarantine"
+_CHECK = Path(__file__).resolve().parent / "check"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,8 @@ class How:
     timing: bool = True
     suite: Path | None = None
     """A folder of tests to run instead of ``tests/device``."""
+    folder: str = "lab"
+    """The folder of the reports, in the folder of the target."""
 
 
 def on_place(config: Config, name: str, how: How) -> SuiteResult:
@@ -79,6 +84,24 @@ def on_all(config: Config, how: How) -> merge.Merged:
             found=f"{len(places)} in quarantine" if places else "none",
             fix="set lab.boards, then run ./inv lab up",
         )
+    return _on_boards(lab, names, how)
+
+
+def check(config: Config) -> merge.Merged:
+    """Prove each board of this PC, also those in quarantine: switch it on, log in, run one trivial test, switch it off.
+
+    Raises as ``on_all``.
+    """
+    lab = Lab(config)
+    names = [row.name for row in lab.rows]
+    if not names:
+        raise UserError(
+            "this PC has no boards", expected="rows in lab.boards", found="none", fix="set lab.boards (docs/lab.md)"
+        )
+    return _on_boards(lab, names, How(timing=False, suite=_CHECK, folder="lab-check"))
+
+
+def _on_boards(lab: Lab, names: Sequence[str], how: How) -> merge.Merged:
     with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
         running = {name: pool.submit(_outcome, lab, name, how) for name in names}
         try:
@@ -86,20 +109,20 @@ def on_all(config: Config, how: How) -> merge.Merged:
         except KeyboardInterrupt:
             _interrupt(running.values())
             raise
-    merged = merge.write(config, [running[name].result() for name in names], report_folder(config))
+    merged = merge.write(lab.config, [running[name].result() for name in names], report_folder(lab.config, how))
     if not merged.ok:
         raise merged.error()
     return merged
 
 
-def report_folder(config: Config) -> Path:
+def report_folder(config: Config, how: How) -> Path:
     """The folder of the merged report, and of one folder per board."""
-    return config.target_root / "lab"
+    return config.target_root / how.folder
 
 
 def _outcome(lab: Lab, name: str, how: How) -> Outcome:
     """The result on one board. An error of one board does not end the run."""
-    paths = Paths(folder=report_folder(lab.config) / name)
+    paths = Paths(folder=report_folder(lab.config, how) / name)
     try:
         with _acquired(lab, {"name": name}) as place:
             for old in paths.results:
@@ -162,8 +185,29 @@ def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
         keyword=how.keyword,
         timing=how.timing,
         suite=how.suite,
-        folder=report_folder(lab.config) / place.name,
+        folder=report_folder(lab.config, how) / place.name,
     )
+
+
+@contextlib.contextmanager
+def host_of(config: Config, name: str) -> Iterator[str]:
+    """Hold a place while the block runs, and yield the ``USER@HOST:PORT`` of its board, which must be running.
+
+    Raises the errors of ``acquired``, and UserError for a virtual machine.
+    """
+    lab = Lab(config)
+    with _acquired(lab, {"name": name}):
+        described = yaml.safe_load(lab.coordinator.client("-p", name, "env").output)
+        offered = described["targets"][name]["resources"]
+        for service in (item["NetworkService"] for item in offered if "NetworkService" in item):
+            yield f"{service['username']}@{service['address']}:{service['port']}"
+            return
+        raise UserError(
+            f"{name} has no address",
+            expected="a board with a NetworkService",
+            found=", ".join(key for item in offered for key in item),
+            fix="choose a board: a virtual machine runs only during test-on-pi",
+        )
 
 
 def _interrupt(running: Iterable[concurrent.futures.Future[Outcome]]) -> None:

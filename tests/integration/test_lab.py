@@ -18,7 +18,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from device_parts import bootable, elsewhere, write_suite
+from device_parts import bootable, booted, elsewhere, write_suite
 from labgrid import Environment
 from test_device_environment import exported_in
 
@@ -310,7 +310,7 @@ def test_a_board_that_does_not_boot_twice_is_quarantined(config: Config, coordin
     assert "dead: did not run: root@127.0.0.1" in caught.value.found
     assert coordinator.places()["dead"].tags["quarantine"] == "yes"
     assert not coordinator.places()["dead"].holder
-    folder = run.report_folder(quick)
+    folder = run.report_folder(quick, run.How())
     (case,) = ElementTree.parse(folder / "junit.xml").getroot().iter("testcase")  # noqa: S314 - our own file
     assert case.find("error") is not None
     assert "the suite did not run" in (folder / "index.html").read_text()
@@ -318,6 +318,20 @@ def test_a_board_that_does_not_boot_twice_is_quarantined(config: Config, coordin
     assert coordinator.places()["dead"].tags["quarantine"] == "yes", "up keeps it"
     with pytest.raises(UserError, match="no board to test on"):
         run.on_all(quick, run.How())
+    with pytest.raises(DeviceTestsFailed, match="not pass on every board"):
+        run.check(quick)
+    assert "the suite did not run" in (quick.target_root / "lab-check" / "index.html").read_text()
+    services.up(config)
+
+
+def test_a_place_has_the_address_of_its_board(config: Config, coordinator: Coordinator) -> None:
+    with run.host_of(config, "pi4") as host:
+        assert host == "root@192.0.2.4:2222"
+        assert coordinator.places()["pi4"].holder == own_name()
+    services.up(with_boards(config, "one=qemu"))
+    with pytest.raises(UserError, match="one has no address"), run.host_of(config, "one"):
+        raise AssertionError
+    assert not coordinator.places()["one"].holder
     services.up(config)
 
 
@@ -332,7 +346,7 @@ def test_all_boards_run_the_suite_in_parallel(exported_config: Config, tmp_path:
         """,
     )
     made = elsewhere(bootable(exported_config), tmp_path / "b")
-    folder = run.report_folder(made)
+    folder = run.report_folder(made, run.How())
     try:
         with running(with_boards(made, "qemu1=qemu model=virt", "qemu2=qemu model=virt")) as config:
             with pytest.raises(DeviceTestsFailed) as caught:
@@ -342,6 +356,7 @@ def test_all_boards_run_the_suite_in_parallel(exported_config: Config, tmp_path:
             assert [board.place.holder for board in services.status(config).boards] == ["", ""]
             tag = run.on_tagged(config, "model=virt", run.How(keyword="same", timing=False, suite=tests))
             assert (tag.passed, tag.failed) == (1, 0)
+            assert run.check(config).ok
     finally:
         with contextlib.suppress(FileNotFoundError):
             (made.nfsroot / "tree" / "root" / "first").rmdir()
@@ -351,3 +366,19 @@ def test_all_boards_run_the_suite_in_parallel(exported_config: Config, tmp_path:
     page = (folder / "index.html").read_text()
     assert page.index("test_first_only") < page.index("test_same")
     assert "1 of 2 tests differ" in page
+
+
+@pytest.mark.expensive
+def test_the_suite_runs_on_a_remote_place(exported_config: Config, tmp_path: Path) -> None:
+    """Everything runs in the network namespace of the virtual machine."""
+    tests = write_suite(tmp_path / "suite", one="def test_one(): pass")
+    made = elsewhere(bootable(exported_config), tmp_path / "b")
+    with (
+        booted(made, tmp_path / "board") as board,
+        running(with_boards(made, f"pi3={board.host} model=pi3")) as config,
+    ):
+        done = run.on_place(config, "pi3", run.How(timing=False, suite=tests))
+        assert (done.passed, done.failed, done.errors) == (1, 0, 0)
+        environment = (run.report_folder(config, run.How()) / "pi3" / "environment.yaml").read_text()
+        assert 'RemotePlace:\n        name: "pi3"' in environment
+        assert run.on_all(config, run.How(timing=False, suite=tests)).ok
