@@ -97,8 +97,6 @@ class BoardState:
     """A row of the table."""
 
     place: Place
-    here: bool
-    """Whether it is a board of this PC."""
     exported: bool
 
 
@@ -154,17 +152,19 @@ def resources(config: Config, rows: Sequence[BoardRow]) -> dict[str, dict[str, d
 def up(config: Config) -> LabState:
     """Start what is not running, and define the places.
 
-    Raises UserError for an unknown power model or a program that does not start, NetworkUnreachable for a coordinator
-    elsewhere that does not respond, InUse if the lab is being changed by another task.
+    Raises UserError for an unknown power model or a program that does not start, and NetworkUnreachable for a
+    coordinator elsewhere that does not respond.
     """
     lab = Lab(config)
     _require_power_models(lab.rows)
     started: list[str] = []
     with _locked(lab):
         if not lab.coordinator.responds() and _is_here(lab.coordinator.address):
+            _stop(lab, "coordinator")  # one that does not respond, or at another address
             _start(lab, "coordinator", ["labgrid-coordinator", "--listen", lab.coordinator.address])
             started.append("coordinator")
             _wait(lab, "coordinator", lab.coordinator.responds)
+        lab.coordinator.places()  # raises if a coordinator elsewhere does not respond
         text = yaml.safe_dump(resources(config, lab.rows), sort_keys=False)
         # The exporter renders the file as a Jinja template with # for statements and ## for comments.
         header = f"## Generated from lab.boards. By hand: labgrid-exporter -c {lab.coordinator.address} THIS_FILE\n"
@@ -231,7 +231,6 @@ def _look(lab: Lab, started: tuple[str, ...] = ()) -> LabState:
     boards = [
         BoardState(
             place=place,
-            here=place.name in {row.name for row in lab.rows},
             exported=any(match.rpartition("/")[0] in exported for match in place.matches),
         )
         for _, place in sorted(lab.coordinator.places().items())

@@ -83,7 +83,7 @@ def test_the_option_architecture_overrides_the_variable(tmp_path: Path) -> None:
         assert "found 'armv7'" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["registry", "sideways"], ["share-internet", "maybe"]])
+@pytest.mark.parametrize("words", [["registry", "sideways"], ["lab", "sideways"], ["share-internet", "maybe"]])
 def test_an_invalid_argument_lists_the_valid_ones(words: list[str]) -> None:
     done = run(*words)
     assert done.returncode == 2

@@ -31,7 +31,7 @@ from device.strategy import Status
 from device.suite_result import Paths
 from toolchain import ports, reaper
 from toolchain.config import ROOT, Config, LabConfig
-from toolchain.errors import DeviceTestsFailed, InUse, UserError
+from toolchain.errors import DeviceTestsFailed, InUse, NetworkUnreachable, UserError
 
 LIMIT_S = 90.0
 """For labgrid's programs to start, or to notice the end of another one, on a busy machine."""
@@ -140,6 +140,14 @@ def test_down_refuses_while_a_board_is_held(config: Config, coordinator: Coordin
 def test_an_unknown_power_model_is_refused(config: Config) -> None:
     with pytest.raises(UserError, match="unknown power model"):
         services.up(with_boards(config, "pi3=192.0.2.3 power=lever/0/here"))
+
+
+def test_a_missing_coordinator_elsewhere_is_an_error(tmp_path: Path) -> None:
+    lab = LabConfig(boards=BOARDS, coordinator="lab.invalid:20408")
+    config = replace(exported_in(tmp_path), lab=lab)
+    with pytest.raises(NetworkUnreachable, match="does not respond"):
+        services.up(config)
+    assert services.status(config).running == {}, "no exporter is started"
 
 
 # ------------------------------------------------------------------------------------------------ acquire, release
@@ -255,6 +263,25 @@ def test_a_board_is_released_after_the_coordinator_was_restarted(config: Config,
 
 
 # ------------------------------------------------------------------------------------------------ the suite
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--place=pi3", "--all"], "--place excludes --all"),
+        (["--tag=model=pi3", "--host=pi", "--chroot"], "--tag excludes --host, --chroot"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(words: list[str], fault: str) -> None:
+    argv = [sys.executable, "-m", "toolchain.cli", "test-on-pi", *words]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert done.returncode == 11
+    assert fault in done.stderr
+
+
+def test_an_invalid_tag_is_refused(config: Config) -> None:
+    with pytest.raises(UserError, match="--tag is not a tag"):
+        run.on_tagged(config, "pi3", run.How())
 
 
 @contextlib.contextmanager
