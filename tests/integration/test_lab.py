@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import json
 import os
 import signal
 import subprocess
@@ -29,7 +30,7 @@ from device.lab.coordinator import Coordinator, own_name
 from device.labgrid_environment import RemoteBoard
 from device.strategy import Status
 from device.suite_result import Paths
-from toolchain import ports, reaper
+from toolchain import files, ports, reaper
 from toolchain.config import ROOT, Config, LabConfig
 from toolchain.errors import DeviceTestsFailed, InUse, NetworkUnreachable, UserError
 
@@ -326,6 +327,47 @@ def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coor
             assert requests[2:] == ["/4/0"]
             made.cleanup()
     services.up(config)
+
+
+ALL = """
+import json, signal, sys
+from device.lab import run
+from toolchain.config import load_config
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.default_int_handler)
+run.on_all(load_config(json.loads(sys.argv[1])), run.How())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_releases_all_boards(config: Config, coordinator: Coordinator, number: signal.Signals) -> None:
+    """The boards do not answer, so the run waits for the log-in."""
+    settings = {
+        "nfs": {"folder": str(config.nfsroot)},
+        "build": {"folder": str(config.build.folder)},
+        "lab": {"coordinator": coordinator.address, "boards": list(BOARDS)},
+    }
+    folder = run.report_folder(config, run.How())
+    files.remove(folder)
+    with subprocess.Popen([sys.executable, "-c", ALL, json.dumps(settings)], cwd=ROOT) as task:
+        try:
+            eventually(lambda: all(place.holder for place in coordinator.places().values()))
+            eventually(lambda: all((folder / name / "record.jsonl").is_file() for name in ("pi3", "pi4")))
+            task.send_signal(number)
+            assert task.wait(LIMIT_S) != 0
+        finally:
+            task.kill()
+    eventually(lambda: not any(place.holder for place in coordinator.places().values()))
+    assert not (folder / "index.html").exists()
+    eventually(lambda: not [line for line in command_lines() if str(folder) in line])
+
+
+def command_lines() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return found
 
 
 def test_a_board_that_does_not_boot_twice_is_quarantined(config: Config, coordinator: Coordinator) -> None:
