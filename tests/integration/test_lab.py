@@ -19,7 +19,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from device_parts import bootable, booted, elsewhere, write_suite
+from device_parts import bootable, elsewhere, write_suite
 from labgrid import Environment
 from test_device_environment import exported_in
 
@@ -423,9 +423,6 @@ def test_all_boards_run_the_suite_in_parallel(exported_config: Config, tmp_path:
             assert "2 passed, 0 failed" in caught.value.found
             assert "1 passed, 1 failed" in caught.value.found
             assert [board.place.holder for board in services.status(config).boards] == ["", ""]
-            tag = run.on_tagged(config, "model=virt", run.How(keyword="same", timing=False, suite=tests))
-            assert (tag.passed, tag.failed) == (1, 0)
-            assert run.check(config).ok
     finally:
         with contextlib.suppress(FileNotFoundError):
             (made.nfsroot / "tree" / "root" / "first").rmdir()
@@ -437,17 +434,32 @@ def test_all_boards_run_the_suite_in_parallel(exported_config: Config, tmp_path:
     assert "1 of 2 tests differ" in page
 
 
-@pytest.mark.expensive
+SSHD = """
+mount --rbind /dev "$1/dev" && mount -t proc proc "$1/proc" && mount -t tmpfs tmpfs "$1/run" && mkdir "$1/run/sshd" &&
+exec chroot "$1" /usr/sbin/sshd -D -e -o ListenAddress=127.0.0.1 -p "$2"
+"""
+
+
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tree belongs to root")
 def test_the_suite_runs_on_a_remote_place(exported_config: Config, tmp_path: Path) -> None:
-    """Everything runs in the network namespace of the virtual machine."""
+    """The board is a process that runs the tree's SSH server, emulated, on the loopback address."""
     tests = write_suite(tmp_path / "suite", one="def test_one(): pass")
     made = elsewhere(bootable(exported_config), tmp_path / "b")
-    with (
-        booted(made, tmp_path / "board") as board,
-        running(with_boards(made, f"pi3={board.host} model=pi3")) as config,
-    ):
-        done = run.on_place(config, "pi3", run.How(timing=False, suite=tests))
-        assert (done.passed, done.failed, done.errors) == (1, 0, 0)
-        environment = (run.report_folder(config, run.How()) / "pi3" / "environment.yaml").read_text()
-        assert 'RemotePlace:\n        name: "pi3"' in environment
-        assert run.on_all(config, run.How(timing=False, suite=tests)).ok
+    port = ports.free_port()
+    words = ["unshare", "-m", "--kill-child", "sh", "-c", SSHD, "sh", str(made.nfsroot / "tree"), str(port)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE) as board:
+        try:
+            assert board.stderr is not None
+            eventually(lambda: b"listening" in board.stderr.readline())
+            with running(with_boards(made, f"pi3=root@127.0.0.1:{port} model=pi3")) as config:
+                done = run.on_place(config, "pi3", run.How(timing=False, suite=tests))
+                assert (done.passed, done.failed, done.errors) == (1, 0, 0)
+                environment = (run.report_folder(config, run.How()) / "pi3" / "environment.yaml").read_text()
+                assert 'RemotePlace:\n        name: "pi3"' in environment
+                assert run.on_tagged(config, "model=pi3", run.How(timing=False, suite=tests)).passed == 1
+                assert run.check(config).ok
+                assert not services.Lab(config).coordinator.places()["pi3"].holder
+        finally:
+            board.kill()
