@@ -19,8 +19,10 @@ from invoke.tasks import task
 from benchmarks import suite as benchmarks
 from device import deploy as deployment
 from device import suite
-from device.remote import profiling
+from device.remote import models, profiling
 from device.remote.loader_session import Timing
+from device.remote.models import ModelProfile
+from device.remote.profiling import Profile
 from doctor import examination, report
 from engine import containers
 from engine.dockerd import Daemon
@@ -374,6 +376,7 @@ def run_on_pi(
 @_target_task(
     help={
         "kernel": "add_one, gemm, or a Python file (docs/remote.md)",
+        "model": "a PyTorch model instead of a kernel: FILE.pt2, or MODULE:FUNCTION (docs/remote.md)",
         "target": "aarch64, armv7, local or qpu",
         "device": "a board from remote.devices, or an address: HOST:PORT, tracker://HOST:PORT/KEY, emulator …",
         "size": "problem size (default: the kernel's)",
@@ -382,13 +385,15 @@ def run_on_pi(
         "min-repeat-ms": "minimum duration of a measurement; the number of runs is increased to reach it",
         "warm-up": "runs before the first measurement",
         "keep": "write the kernel's library to this file if its result is correct",
+        "export": "write the model's library, parameters, C header and an example program to this folder",
         "json": "print JSON",
     },
 )
 def profile_remote(
     context: Context,
-    kernel: str,
     target: str,
+    kernel: str = "",
+    model: str = "",
     device: str = "",
     size: int = 0,
     number: int = 10,
@@ -396,19 +401,38 @@ def profile_remote(
     min_repeat_ms: int = 20,
     warm_up: int = 2,
     keep: str = "",
+    export: str = "",
     json: bool = False,
 ) -> None:
-    """Compile a kernel for a board, run it there, compare it with its reference and time it."""
+    """Compile a kernel or a model for a board, run it there, compare it with its reference and time it."""
     timing = Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
-    done = profiling.profile(
-        _config(context),
-        kernel=str(caller.path(kernel)) if kernel.endswith(".py") else kernel,
-        target=target,
-        device=device,
-        size=size,
-        keep=_path("keep", keep) if keep else None,
-        timing=timing,
-    )
+    done: ModelProfile | Profile
+    if model and not (kernel or size or keep):
+        done = models.profile(
+            _config(context),
+            model=str(caller.path(model)) if model.endswith(".pt2") else model,
+            target=target,
+            device=device,
+            export=_path("export", export) if export else None,
+            timing=timing,
+            folder=caller.folder(),
+        )
+    elif kernel and not (model or export):
+        done = profiling.profile(
+            _config(context),
+            kernel=str(caller.path(kernel)) if kernel.endswith(".py") else kernel,
+            target=target,
+            device=device,
+            size=size,
+            keep=_path("keep", keep) if keep else None,
+            timing=timing,
+        )
+    else:
+        raise UserError(
+            "the options select neither a kernel nor a model",
+            expected="--kernel (with --size, --keep), or --model (with --export)",
+            found="both" if kernel and model else "neither, or an option of the other one",
+        )
     if json:
         sys.stdout.write(done.as_json())
     else:
