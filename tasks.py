@@ -22,8 +22,10 @@ from device import deploy as deployment
 from device import suite
 from device.lab import run as lab_run
 from device.lab import services as lab_services
-from device.remote import profiling
+from device.remote import models, profiling
 from device.remote.loader_session import Timing
+from device.remote.models import ModelProfile
+from device.remote.profiling import Profile
 from doctor import examination, report
 from engine import containers
 from engine.dockerd import Daemon
@@ -407,6 +409,7 @@ def lab(context: Context, action: str) -> None:
 @_target_task(
     help={
         "kernel": "add_one, gemm, or a Python file (docs/remote.md)",
+        "model": "a PyTorch model instead of a kernel: FILE.pt2, or MODULE:FUNCTION (docs/remote.md)",
         "target": "aarch64, armv7, local or qpu",
         "device": "a board from remote.devices, or an address: HOST:PORT, tracker://HOST:PORT/KEY, place://NAME …",
         "size": "problem size (default: the kernel's)",
@@ -415,13 +418,15 @@ def lab(context: Context, action: str) -> None:
         "min-repeat-ms": "minimum duration of a measurement; the number of runs is increased to reach it",
         "warm-up": "runs before the first measurement",
         "keep": "write the kernel's library to this file if its result is correct",
+        "export": "write the model's library, parameters, C header and an example program to this folder",
         "json": "print JSON",
     },
 )
 def profile_remote(
     context: Context,
-    kernel: str,
     target: str,
+    kernel: str = "",
+    model: str = "",
     device: str = "",
     size: int = 0,
     number: int = 10,
@@ -429,23 +434,43 @@ def profile_remote(
     min_repeat_ms: int = 20,
     warm_up: int = 2,
     keep: str = "",
+    export: str = "",
     json: bool = False,
 ) -> None:
-    """Compile a kernel for a board, run it there, compare it with its reference and time it."""
+    """Compile a kernel or a model for a board, run it there, compare it with its reference and time it."""
     timing = Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
     config = _config(context)
+    done: ModelProfile | Profile
     with contextlib.ExitStack() as held:
         if device.startswith("place://"):
             device = f"tree://{held.enter_context(lab_run.host_of(config, device.removeprefix('place://')))}"
-        done = profiling.profile(
-            config,
-            kernel=str(caller.path(kernel)) if kernel.endswith(".py") else kernel,
-            target=target,
-            device=device,
-            size=size,
-            keep=_path("keep", keep) if keep else None,
-            timing=timing,
-        )
+        if model and not (kernel or size or keep):
+            done = models.profile(
+                config,
+                model=str(caller.path(model)) if model.endswith(".pt2") else model,
+                target=target,
+                device=device,
+                export=_path("export", export) if export else None,
+                timing=timing,
+                folder=caller.folder(),
+            )
+        elif kernel and not (model or export):
+            done = profiling.profile(
+                config,
+                kernel=str(caller.path(kernel)) if kernel.endswith(".py") else kernel,
+                target=target,
+                device=device,
+                size=size,
+                keep=_path("keep", keep) if keep else None,
+                timing=timing,
+            )
+        else:
+            raise UserError(
+                "the options select neither a kernel nor a model",
+                expected="--kernel (with --size, --keep), or --model (with --export)",
+                found="both" if kernel and model else "neither, or an option of the other one",
+                fix="see ./inv profile-remote --help",
+            )
     if json:
         sys.stdout.write(done.as_json())
     else:

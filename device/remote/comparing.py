@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,3 +36,22 @@ def first_difference(found: Any, expected: Any, *, relative: float, absolute: fl
     index = tuple(int(part) for part in where)
     wrong = int(agree.size - numpy.count_nonzero(agree))
     return Difference(index, float(expected[index]), float(found[index]), wrong, int(agree.size))
+
+
+def blank(like: Any) -> Any:
+    """An array for a result, filled with a value that no kernel computes: elements it does not write are detected."""
+    return numpy.full_like(like, numpy.nan if like.dtype.kind == "f" else 77)
+
+
+def first_mismatch(
+    found: Sequence[Any], expected: Sequence[Any], tolerance: tuple[float, float]
+) -> dict[str, Any] | None:
+    """The first difference of several results: the fields of a Difference, the tolerance, and the result's number."""
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        wrong = first_difference(ours, theirs, relative=tolerance[0], absolute=tolerance[1])
+        if wrong is not None:
+            return {
+                "output": number, "index": wrong.index, "expected": wrong.expected, "value": wrong.found,
+                "count": wrong.count, "total": wrong.total, "tolerance": tolerance,
+            }  # fmt: skip
+    return None

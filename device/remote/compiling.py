@@ -110,7 +110,7 @@ def export(
     try:
         built.export_library(str(library), fcompile=cc.cross_compiler(linker, add_files=runtime))
     except Exception as fault:
-        raise Fault("linker", f"{linker}: {_last_lines(str(fault))}") from fault
+        raise Fault("linker", f"{linker}: {last_lines(str(fault))}") from fault
     return entry
 
 
@@ -139,10 +139,10 @@ def _guarded(path: Path, problem: str, action: Callable[[], _T]) -> _T:
     except Exception as fault:
         frames = [item for item in traceback.extract_tb(fault.__traceback__) if item.filename == str(path)]
         where = f"{path}:{frames[-1].lineno}" if frames else str(path)
-        raise Fault("kernel", f"{where} {problem}: {type(fault).__name__}: {_last_lines(str(fault))}") from fault
+        raise Fault("kernel", f"{where} {problem}: {type(fault).__name__}: {last_lines(str(fault))}") from fault
 
 
-def _last_lines(text: str) -> str:
+def last_lines(text: str) -> str:
     """The last lines that are not empty, joined."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " / ".join(lines[-3:])[:600]

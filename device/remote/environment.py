@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from flow import native_environment
 from recipes.tvm_server import build as tvm_server
 from toolchain import files, progress
 from toolchain.config import ROOT, Config
@@ -20,6 +21,9 @@ from toolchain.errors import WheelUnusable
 from wheels.pip import run_pip
 
 _NEEDED_MIB = 1024
+_TORCH_NEEDED_MIB = 1536
+_SYMPY_NEEDS = "mpmath==1.3.0"
+"""torch.export uses SymPy, which imports it."""
 _LIMIT_S = 1800.0
 
 
@@ -28,12 +32,13 @@ class TvmEnvironment:
     """An installation of TVM."""
 
     site: Path
+    others: tuple[Path, ...] = ()
 
     @property
     def variables(self) -> Mapping[str, str]:
         """The environment variables with which Python can import TVM and this project."""
         return {
-            "PYTHONPATH": os.pathsep.join([str(self.site), str(ROOT)]),
+            "PYTHONPATH": os.pathsep.join(map(str, [self.site, *self.others, ROOT])),
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -45,26 +50,37 @@ class TvmEnvironment:
 
 def ready(config: Config) -> TvmEnvironment:
     """Install TVM unless it is installed. Raises NetworkUnreachable, WheelUnusable, DiskFull, or CommandFailed."""
-    pins = tvm_server.pins()
+    return TvmEnvironment(_installed(config, "tvm", tvm_server.pins(), _NEEDED_MIB))
+
+
+def ready_for_models(config: Config) -> TvmEnvironment:
+    """TVM and, for exporting models, PyTorch for this PC. Raises the same errors as ``ready``."""
+    tvm = ready(config)
+    pins = (native_environment.TORCH, *native_environment.TORCH_NEEDS, _SYMPY_NEEDS)
+    torch = _installed(config, "torch", pins, _TORCH_NEEDED_MIB)
+    return TvmEnvironment(tvm.site, (torch,))
+
+
+def _installed(config: Config, name: str, pins: tuple[str, ...], needed_mib: int) -> Path:
     key = hashlib.sha256("\n".join([*pins, sys.version]).encode()).hexdigest()[:12]
-    site = config.build_root / "remote" / f"tvm-{key}"
+    site = config.build_root / "remote" / f"{name}-{key}"
     if not site.is_dir():
-        files.require_space(config.build_root, _NEEDED_MIB, "TVM")
+        files.require_space(config.build_root, needed_mib, pins[0])
         log = config.build_root / "remote" / "pip.log"
         with files.locked(config.build_root / "remote"):
             if not site.is_dir():
                 with progress.step(f"install {pins[0]} (first use; log: {log})"), files.replacing(site) as staged:
                     _install(pins, staged, log)
-    return TvmEnvironment(site)
+    return site
 
 
 def _install(pins: tuple[str, ...], site: Path, log: Path) -> None:
     def not_found(name: str) -> WheelUnusable:
         return WheelUnusable(
-            "TVM cannot be installed",
+            f"{pins[0]} cannot be installed",
             expected=f"a wheel of {name} for this machine's Python {sys.version.split()[0]}",
             found="none in the package index",
-            fix="compile kernels on an x86-64 or aarch64 Linux PC, for which TVM has wheels",
+            fix="compile on an x86-64 or aarch64 Linux PC, for which TVM and PyTorch have wheels",
         )
 
     words = ["install", "--no-deps", "--only-binary=:all:"]

@@ -82,6 +82,18 @@ TABLE = {
         "a file that defines SIZE, module, inputs and reference",
         "see the example in docs/remote.md",
     ),
+    "model": Row(
+        UserError,
+        "the model cannot be compiled",
+        "a model with static shapes that torch.export, and TVM's importer, support",
+        "see docs/remote.md for what a model may contain, and remote/worker.log in the build folder for the traceback",
+    ),
+    "operator": Row(
+        UserError,
+        "the model has operators that TVM's importer lacks",
+        "operators that tvm.relax.frontend.torch converts",
+        "replace them in the model by operators that it has",
+    ),
     "refused": Row(
         UserError,
         "the kernel fails on {where}",

@@ -74,9 +74,9 @@ class Profile:
             ("device", self.device),
             ("runs on", self.backend),
             ("result", f"{self.checked} elements agree with the reference"),
-            ("mean", _seconds(self.mean_s)),
-            ("std", f"{_seconds(self.deviation_s)} ({len(self.seconds)} repeats)"),
-            ("minimum", _seconds(min(self.seconds))),
+            ("mean", seconds_text(self.mean_s)),
+            ("std", f"{seconds_text(self.deviation_s)} ({len(self.seconds)} repeats)"),
+            ("minimum", seconds_text(min(self.seconds))),
             (
                 "GFLOPS",
                 f"{self.gflops:.4g}" if self.gflops is not None else "the kernel does not define its operations",
@@ -90,7 +90,9 @@ class Profile:
             found.append(("note", "not identified as a Raspberry Pi, possibly emulated; not measured on hardware"))
         if self.model_s is not None:
             rate = f", {self.operations / self.model_s / 1e9:.4g} GFLOPS" if self.operations and self.model_s else ""
-            found.append(("model", f"{_seconds(self.model_s)} per run{rate}: estimate of the emulator's cycle model"))
+            found.append(
+                ("model", f"{seconds_text(self.model_s)} per run{rate}: estimate of the emulator's cycle model")
+            )
         return found
 
     def print(self) -> None:
@@ -130,14 +132,14 @@ def profile(
     """
     wanted = targets.load(target)
     path = kernel_file(kernel)
-    address = _device(config, wanted, device)
-    _require_sane(timing, size)
+    address = device_of(config, wanted, device)
+    require_sane(timing, size)
     with files.scratch_folder(config.build_root / "remote", "run") as scratch:
         job = _Job(config, wanted, address, path, size, timing, scratch)
         if wanted.name == "qpu":
             done = job.by_loader(job.qpu_library())
         elif address.kind == "local" and wanted.name != "local":
-            raise _wrong_device(wanted, address)
+            raise wrong_device(wanted, address)
         elif address.kind in RPC_KINDS:
             done = job.by_rpc()
         else:
@@ -164,7 +166,8 @@ def kernel_file(name: str) -> Path:
     )
 
 
-def _require_sane(timing: Timing, size: int) -> None:
+def require_sane(timing: Timing, size: int) -> None:
+    """Raise UserError for options that do not allow a measurement."""
     low = {"number": 1, "repeat": 1, "min_repeat_ms": 0, "warm_up": 0}
     for name, least in low.items():
         if getattr(timing, name) < least:
@@ -177,7 +180,8 @@ def _require_sane(timing: Timing, size: int) -> None:
         raise UserError("the size is negative", expected="--size of 1 or more (0: the kernel's own)", found=str(size))
 
 
-def _device(config: Config, target: Target, name: str) -> Address:
+def device_of(config: Config, target: Target, name: str) -> Address:
+    """The address of the board: ``name``, or the default of the target. Raises UserError."""
     if not name and target.transport == "loader" and config.device.host:
         return parse(f"tree://{config.device.host}")
     if not name and not target.default_device:
@@ -191,11 +195,12 @@ def _device(config: Config, target: Target, name: str) -> Address:
     # libqpu's emulator runs natively, so it does not need qemu-user.
     allowed = ("local", "tree", "ssh") if target.name == "qpu" else (*RPC_KINDS, *LOADER_KINDS)
     if address.kind not in allowed:
-        raise _wrong_device(target, address)
+        raise wrong_device(target, address)
     return address
 
 
-def _wrong_device(target: Target, address: Address) -> UserError:
+def wrong_device(target: Target, address: Address) -> UserError:
+    """The error for a board on which the target's code cannot run."""
     uses_loader = target.transport == "loader"
     return UserError(
         f"kernels for {target.title} cannot run on {address}",
@@ -250,18 +255,10 @@ class _Job:
             "queue_limit_s": self.config.remote.queue_limit_s,
             "session_limit_s": self.config.remote.session_limit_s,
         }
-        run = _WorkerRun(self.facts)
-        done = process.run(
-            environment.command("device.remote.rpc_worker"),
-            env={**environment.variables, "TMPDIR": str(self.scratch)},
-            stdin=json.dumps(request).encode(),
-            on_line=run.handle_line,
-            limit_s=_WORKER_LIMIT_S,
-            log=self.config.build_root / "remote" / "worker.log",
-            check=False,
-        )
-        if done.returncode != 0:
-            raise _error_of_worker(run, done, self, address)
+        run_worker(
+            self.config, self.target, address, "device.remote.rpc_worker", request, self.facts,
+            environment=environment, scratch=self.scratch, name=self.path.stem,
+        )  # fmt: skip
 
     # The loader
 
@@ -288,7 +285,7 @@ class _Job:
                 absolute=kernel.tolerance[1],
             )
             if wrong is not None:
-                raise _mismatch(self.path.stem, str(self.address), vars(wrong), kernel.tolerance)
+                raise mismatch(self.path.stem, str(self.address), vars(wrong), kernel.tolerance)
             _, seconds = board.time(self.timing, numbers)
         facts = {"size": kernel.size, "shape": kernel.shape, "operations": kernel.operations}
         self.facts |= {**facts, "kernel": kernel.name}
@@ -326,6 +323,33 @@ class _Job:
         )
 
 
+def run_worker(
+    config: Config,
+    target: Target,
+    address: Address | None,
+    module: str,
+    request: Mapping[str, Any],
+    facts: dict[str, Any],
+    *,
+    environment: environments.TvmEnvironment,
+    scratch: Path,
+    name: str,
+) -> None:
+    """Run a worker with ``request`` and collect its results in ``facts``. Raises the error for a fault of ``name``."""
+    run = _WorkerRun(facts)
+    done = process.run(
+        environment.command(module),
+        env={**environment.variables, "TMPDIR": str(scratch)},
+        stdin=json.dumps(request).encode(),
+        on_line=run.handle_line,
+        limit_s=_WORKER_LIMIT_S,
+        log=config.build_root / "remote" / "worker.log",
+        check=False,
+    )
+    if done.returncode != 0:
+        raise _error_of_worker(run, done, config, target, name, address)
+
+
 class _WorkerRun:
     """The messages of the worker so far."""
 
@@ -349,20 +373,22 @@ class _WorkerRun:
         self.facts |= found
 
 
-def _error_of_worker(run: _WorkerRun, done: process.Completed, job: _Job, address: Address | None) -> UserError:
+def _error_of_worker(
+    run: _WorkerRun, done: process.Completed, config: Config, target: Target, name: str, address: Address | None
+) -> UserError:
     """The error for the exit of a worker."""
     where = str(address)
-    remote = job.config.remote
+    remote = config.remote
     words = {
         "where": where,
-        "target": job.target.title,
-        "gnu": job.target.architecture.gnu,
+        "target": target.title,
+        "gnu": target.architecture.gnu,
         "limit_s": remote.session_limit_s,
     }
     if done.returncode == reporting.FAULT_STATUS:
         facts = run.facts
         if facts["fault"] == "mismatch":
-            return _mismatch(job.path.stem, where, facts, facts["tolerance"])
+            return mismatch(name, where, facts, facts["tolerance"])
         return faults.error_of(facts["fault"], facts["found"], **words)
     if done.returncode == -signal.SIGALRM:  # a stage took too long
         if run.stage == "compile":
@@ -394,18 +420,20 @@ def _queue(where: str, facts: Mapping[str, Any]) -> str:
     return "it accepts the connection but does not respond: it is in another session, or its server has exited"
 
 
-def _mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:
+def mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:
+    """The error for a wrong result: the first element that differs, and how many do."""
     index = ", ".join(map(str, facts["index"]))
     value = facts["value"] if "value" in facts else facts["found"]
     return ResultMismatch(
         f"the result of {kernel} on {where} differs from its reference: first at index [{index}]",
         expected=f"{facts['expected']!r}, within {tolerance[0]:g} relative or {tolerance[1]:g} absolute",
         found=f"{value!r}; {facts['count']} of {facts['total']} elements differ",
-        fix="correct the kernel, or define its TOLERANCE",
+        fix="correct the kernel, or define its TOLERANCE; for a model, see docs/remote.md",
     )
 
 
-def _seconds(value: float) -> str:
+def seconds_text(value: float) -> str:
+    """A time with four digits and its unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if value >= scale:
             return f"{value / scale:.4g} {unit}"

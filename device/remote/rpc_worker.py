@@ -67,13 +67,13 @@ def _run(request: Mapping[str, Any]) -> None:
     tell(kernel=kernel.name, size=kernel.size, shape=kernel.shape, operations=kernel.operations, entry=entry)
     if request["address"] is None:
         return
-    with _translated(request["session_limit_s"]):
-        session = _session(request["address"], request["queue_limit_s"], request["session_limit_s"])
+    with translated(request["session_limit_s"]):
+        session = open_session(request["address"], request["queue_limit_s"], request["session_limit_s"])
         _measure(session, kernel, entry, library, request)
 
 
 @contextlib.contextmanager
-def _translated(session_limit_s: float) -> Iterator[None]:
+def translated(session_limit_s: float) -> Iterator[None]:
     """Convert exceptions from TVM to the corresponding Fault."""
     began = time.monotonic()
     try:
@@ -95,7 +95,8 @@ def _translated(session_limit_s: float) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------ sessions
 
 
-def _session(address: Mapping[str, Any], queue_limit_s: float, session_limit_s: float) -> Any:
+def open_session(address: Mapping[str, Any], queue_limit_s: float, session_limit_s: float) -> Any:
+    """Connect to the board, and wait until it is free. Raises Fault."""
     from tvm import rpc
 
     kind, host, port, key = (address[name] for name in ("kind", "host", "port", "key"))
@@ -185,9 +186,9 @@ def _measure(session: Any, kernel: compiling.Kernel, entry: str, library: Path, 
     with stage("upload", limit_s):
         session.upload(str(library))
     with stage("load", limit_s):
-        module = _loaded(session, library)
+        module = loaded(session, library)
     device = session.cpu()
-    tell(model=_board_model(session))
+    tell(model=board_model(session))
     with stage("run", limit_s):
         arrays = [tvm.runtime.tensor(item, device) for item in kernel.arrays]
         # Filled with a value that no kernel computes, so that elements the kernel does not write are detected.
@@ -219,7 +220,8 @@ def _measure(session: Any, kernel: compiling.Kernel, entry: str, library: Path, 
     tell(seconds=[float(item) for item in measured.results])
 
 
-def _loaded(session: Any, library: Path) -> Any:
+def loaded(session: Any, library: Path) -> Any:
+    """The uploaded library, loaded by the board. Raises Fault."""
     try:
         return session.load_module(library.name)
     except Exception as fault:
@@ -241,7 +243,7 @@ def _board_machine(session: Any) -> str:
     return ""
 
 
-def _board_model(session: Any) -> str:
+def board_model(session: Any) -> str:
     """The board's name in the device tree; empty if there is none."""
     with contextlib.suppress(Exception):
         return bytes(session.download("/proc/device-tree/model")).decode().strip("\0\n ")

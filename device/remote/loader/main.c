@@ -1,0 +1,47 @@
+/* Runs an exported model once. Build it in this folder, with the compiler of the board:
+ *   cc main.c -o example -L. -lmodel -Wl,-rpath,'$ORIGIN'
+ *   ./example model.params input0.bin ... output0.bin ...
+ * The inputs are read from files, the outputs are written to files: dense arrays without a header. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "model.h"
+
+enum { MOST = 64 };
+
+static int fail(const char *what) {
+  perror(what);
+  return 1;
+}
+
+int main(int count, char **words) {
+  void *inputs[MOST], *outputs[MOST];
+  int in = 0, out = 0;
+  while (in < MOST && pitorch_model_input_bytes(in) > 0) in++;
+  while (out < MOST && pitorch_model_output_bytes(out) > 0) out++;
+  if (count != 2 + in + out) return fprintf(stderr, "expected the parameters, %d inputs, %d outputs\n", in, out), 2;
+
+  const int file = open(words[1], O_RDONLY);
+  const size_t bytes = pitorch_model_parameter_bytes();
+  void *parameters = bytes > 0 ? mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file, 0) : NULL;
+  if (file < 0 || parameters == MAP_FAILED) return fail(words[1]);
+
+  for (int i = 0; i < in + out; i++) {
+    const size_t size = i < in ? pitorch_model_input_bytes(i) : pitorch_model_output_bytes(i - in);
+    void **array = i < in ? &inputs[i] : &outputs[i - in];
+    if (posix_memalign(array, PITORCH_MODEL_ALIGNMENT, size) != 0) return fail("memory");
+    FILE *from = i < in ? fopen(words[2 + i], "rb") : NULL;
+    if (i < in && (from == NULL || fread(*array, 1, size, from) != size || fclose(from) != 0)) return fail(words[2 + i]);
+  }
+  if (pitorch_model_run(parameters, (const void *const *)inputs, outputs, NULL) != 0)
+    return fprintf(stderr, "%s\n", pitorch_model_error()), 1;
+  for (int i = 0; i < out; i++) {
+    FILE *to = fopen(words[2 + in + i], "wb");
+    const size_t size = pitorch_model_output_bytes(i);
+    if (to == NULL || fwrite(outputs[i], 1, size, to) != size || fclose(to) != 0) return fail(words[2 + in + i]);
+  }
+  return 0;
+}

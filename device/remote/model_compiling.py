@@ -1,0 +1,190 @@
+"""Compile a PyTorch model to a shared library for a target. ``torch`` and ``tvm`` are imported only by the functions.
+
+The model comes from a file of ``torch.export.save``, or from a function that returns a module and its example inputs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy
+
+from device.remote import model_plan
+from device.remote.compiling import STANDALONE, last_lines
+from device.remote.model_plan import Plan
+from device.remote.reporting import Fault
+
+TOLERANCE = (1e-4, 1e-4)
+"""Relative and absolute, against eager PyTorch on this PC: the sums of float32 are in another order."""
+ENTRY = "pitorch_model"
+DRIVER = Path(__file__).with_name("loader") / "model.cpp"
+_T = TypeVar("_T")
+_KINDS = "fiu"
+
+
+@dataclass(frozen=True)
+class Model:
+    """An exported model, its example inputs, and the results of eager PyTorch on this PC."""
+
+    name: str
+    exported: Any
+    inputs: tuple[Any, ...]
+    expected: tuple[Any, ...]
+
+
+def load(reference: str, folder: str) -> Model:
+    """Load FILE.pt2, or call MODULE:FUNCTION with ``folder`` first in Python's search path. Raises Fault ``model``."""
+    import torch
+
+    if reference.endswith(".pt2"):
+        name = Path(reference).stem
+        exported = _guarded(reference, "cannot be loaded", lambda: torch.export.load(reference))
+        examples = exported.example_inputs
+        if examples is None:
+            raise Fault("model", f"{reference} has no example inputs")
+    else:
+        name, module, given = _made(reference, folder)
+        exported = _guarded(reference, "cannot be exported", lambda: torch.export.export(module, given))
+        examples = (given, {})
+    leaves = torch.utils._pytree.tree_leaves(examples)
+    with torch.no_grad():
+        results = _guarded(
+            reference, "fails on its example inputs", lambda: exported.module()(*examples[0], **examples[1])
+        )
+    return Model(name, exported, _arrays(leaves, "input"), _arrays(torch.utils._pytree.tree_leaves(results), "output"))
+
+
+def _made(reference: str, folder: str) -> tuple[str, Any, tuple[Any, ...]]:
+    import torch
+
+    module_name, _, function_name = reference.partition(":")
+    sys.path.insert(0, folder)
+    torch.manual_seed(0)  # random weights are the same in every run
+    found = _guarded(reference, "fails", lambda: getattr(importlib.import_module(module_name), function_name)())
+    shape = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], torch.nn.Module)
+    if not shape or not isinstance(found[1], tuple):
+        raise Fault("model", f"{reference}: expected it to return (torch.nn.Module, tuple of inputs)")
+    return function_name, found[0].eval(), found[1]
+
+
+def _arrays(values: list[Any], what: str) -> tuple[Any, ...]:
+    import torch
+
+    made = []
+    for index, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
+            raise Fault("model", f"{what} {index} is a {type(value).__name__}: expected a tensor")
+        array = numpy.ascontiguousarray(value.detach().numpy())
+        if array.dtype.kind not in _KINDS:
+            raise Fault("model", f"{what} {index} has the type {array.dtype}: expected numbers")
+        made.append(array)
+    return tuple(made)
+
+
+def compile_model(model: Model, target: Mapping[str, Any], linker: str, library: Path) -> Plan:
+    """Compile ``model`` and write its library, and its parameters next to it (``model.params``).
+
+    Raises Fault ``operator``, ``model``, or ``linker``.
+    """
+    import tvm
+    from tvm.relax.frontend.torch import from_exported_program
+    from tvm.support import cc
+    from tvm.target import Target
+
+    exported = model.exported.run_decompositions()
+    if missing := _missing_operators(exported):
+        raise Fault("operator", "; ".join(missing))
+    _without_negative_indices(exported)
+    module = _guarded(
+        model.name, "cannot be imported", lambda: from_exported_program(exported, run_ep_decomposition=False)
+    )
+    made = Target(dict(target))
+    with made:
+        module = _guarded(model.name, "cannot be lowered", lambda: _lowered(module))
+    plan = model_plan.of(module["main"])
+    names = {name for name, _ in plan.steps}
+    functions = {
+        item.name_hint: module[item].with_attr("global_symbol", item.name_hint)
+        for item in module.get_global_vars()
+        if item.name_hint in names
+    }
+    built = _guarded(model.name, "does not compile", lambda: tvm.compile(tvm.IRModule(functions), target=made))
+    library.with_name("model.params").write_bytes(bytes(plan.parameters))
+    folder = library.parent / "plan"
+    folder.mkdir()
+    (folder / "plan.h").write_text(model_plan.header(plan))
+    options = ["-O2", "-std=c++17", "-Wl,--as-needed", f"-I{folder}", str(DRIVER), str(STANDALONE)]
+    try:
+        built.export_library(str(library), fcompile=cc.cross_compiler(linker, add_files=options))
+    except Exception as fault:
+        raise Fault("linker", f"{linker}: {last_lines(str(fault))}") from fault
+    return plan
+
+
+def _without_negative_indices(exported: Any) -> None:
+    """Count the indices of ``select`` from the start: TVM 0.27 reads another element for x[:, -1]."""
+    import torch
+
+    for node in exported.graph.nodes:
+        if node.target is torch.ops.aten.select.int and node.args[2] < 0:
+            source, dimension, index = node.args
+            node.update_arg(2, index + source.meta["val"].shape[dimension])
+
+
+def _lowered(module: Any) -> Any:
+    """Apply the passes of TVM's default pipeline for CPUs, up to the lowering for its virtual machine."""
+    import tvm
+    from tvm.relax import transform
+    from tvm.relax.backend import cpu_generic
+
+    target = tvm.target.Target.current()
+    passes = [
+        transform.DecomposeOpsForInference(),
+        transform.FoldConstant(),
+        *cpu_generic.library_dispatch_passes(target),
+        *cpu_generic.legalize_passes(target),
+        transform.DeadCodeElimination(),
+        # Without RewriteDataflowReshape, which calls the virtual machine: a reshape is a copy.
+        transform.ToNonDataflow(),
+        transform.RemovePurityChecking(),
+        transform.CallTIRRewrite(),
+        transform.StaticPlanBlockMemory(),
+    ]
+    return tvm.transform.Sequential(passes)(module)
+
+
+def _missing_operators(exported: Any) -> list[str]:
+    """The operators that TVM's importer lacks, each with the places in the model where they are."""
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    known = ExportedProgramImporter().convert_map
+    places: dict[str, list[str]] = {}
+    for node in exported.graph.nodes:
+        if node.op == "call_function" and node.target.__name__ not in known:
+            places.setdefault(str(node.target), []).append(_place(node))
+    return [f"{name} ({', '.join(dict.fromkeys(where))})" for name, where in places.items()]
+
+
+def _place(node: Any) -> str:
+    """The module of a node, and the line that calls the operator, as far as the model has recorded them."""
+    modules = [path for path, _ in node.meta.get("nn_module_stack", {}).values() if path]
+    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    line = f", {Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
+    return (f"in {modules[-1]}" if modules else "in the model") + line
+
+
+def _guarded(name: str, problem: str, action: Callable[[], _T]) -> _T:
+    try:
+        return action()
+    except Fault:
+        raise
+    except Exception as fault:
+        traceback.print_exc()  # to the worker's log
+        raise Fault("model", f"{name} {problem}: {type(fault).__name__}: {last_lines(str(fault))}") from fault

@@ -1,0 +1,211 @@
+"""The plan of a model: its operators in order, and the place of every tensor, read from a lowered Relax function.
+
+TVM's pass StaticPlanBlockMemory has assigned the intermediate tensors to blocks of memory that later tensors reuse.
+The plan puts these blocks one after the other into the work area. ``header`` renders it for ``loader/model.cpp``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+
+from device.remote.reporting import Fault
+
+ALIGNMENT = 64
+_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+"""Type codes of DLPack by numpy's kind."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor. ``where`` is the index of an input or output, otherwise an offset in bytes."""
+
+    place: str
+    where: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return int(numpy.dtype(self.dtype).itemsize) * math.prod(self.shape)
+
+
+@dataclass
+class Plan:
+    """The plan. ``steps`` has the function and the tensors of each operator, ``copies`` tensors and outputs."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    steps: list[tuple[str, list[Tensor]]] = field(default_factory=list)
+    copies: list[tuple[Tensor, int]] = field(default_factory=list)
+    parameters: bytearray = field(default_factory=bytearray)
+    work_area: int = 0
+
+
+def of(function: Any) -> Plan:
+    """The plan of a Relax function. Raises Fault ``model`` for what it cannot express."""
+    return _Reader().read(function)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.plan = Plan()
+        self.values: dict[Any, Any] = {}
+        self.known: dict[tuple[str, tuple[int, ...], str], Tensor] = {}
+
+    def read(self, function: Any) -> Plan:
+        from tvm import relax
+
+        plan = self.plan
+        for index, parameter in enumerate(function.params):
+            dtype, shape = _type(parameter)
+            plan.inputs.append(Tensor("INPUT", index, dtype, shape))
+            self.values[parameter] = plan.inputs[-1]
+        body = function.body
+        bindings = [item for block in body.blocks for item in block.bindings]
+        results = self._results(body.body, {item.var: item.value for item in bindings})
+        outputs: dict[Any, int] = {}
+        for index, result in enumerate(results):
+            if isinstance(result, relax.Var):
+                outputs.setdefault(result, index)
+            dtype, shape = _type(result)
+            plan.outputs.append(Tensor("OUTPUT", index, dtype, shape))
+        for binding in bindings:
+            self.values[binding.var] = self._value(binding.value, outputs.get(binding.var))
+        for index, result in enumerate(results):
+            found = self._tensor(result)
+            if found != plan.outputs[index]:
+                plan.copies.append((found, index))
+        return plan
+
+    def _results(self, value: Any, bound: Mapping[Any, Any]) -> list[Any]:
+        """The variables and constants that the function returns, without aliases and tuples."""
+        from tvm import relax
+
+        while isinstance(value, relax.Var) and isinstance(bound.get(value), (relax.Var, relax.Tuple)):
+            value = bound[value]
+        if isinstance(value, relax.Tuple):
+            return [result for item in value.fields for result in self._results(item, bound)]
+        return [value]
+
+    def _value(self, value: Any, output: int | None) -> Any:
+        from tvm import ir, relax
+
+        if isinstance(value, relax.Tuple):
+            return [self._value(item, None) for item in value.fields]
+        if isinstance(value, relax.TupleGetItem):
+            return self.values[value.tuple_value][value.index]
+        if not isinstance(value, relax.Call):
+            return self._tensor(value)
+        if isinstance(value.op, ir.GlobalVar):
+            self.plan.steps.append((value.op.name_hint, [self._tensor(item) for item in value.args]))
+            return None
+        name = str(getattr(value.op, "name", value.op))
+        if name == "relax.memory.alloc_storage":
+            return self._block(_numbers(value.args[0])[0])
+        if name == "relax.memory.alloc_tensor":
+            block, offset, shape = self.values[value.args[0]], int(value.args[1].value), _numbers(value.args[2])
+            return Tensor("WORK_AREA", block + offset, _dtype(value.args[3]), shape)
+        if name == "relax.builtin.alloc_tensor":
+            shape, dtype = _numbers(value.args[0]), _dtype(value.args[1])
+            if output is not None:
+                return Tensor("OUTPUT", output, dtype, shape)
+            made = Tensor("WORK_AREA", self.plan.work_area, dtype, shape)
+            self._block(made.size)
+            return made
+        if name.startswith("relax.memory.kill"):
+            return None
+        callee = str(value.args[0]) if name == "relax.call_packed" else name
+        raise Fault("model", f"TVM lowers one of its operators to {callee}, which needs TVM's runtime")
+
+    def _block(self, size: int) -> int:
+        offset = self.plan.work_area
+        self.plan.work_area += -(-size // ALIGNMENT) * ALIGNMENT
+        return offset
+
+    def _tensor(self, value: Any) -> Tensor:
+        from tvm import ir, relax
+
+        if isinstance(value, relax.Var):
+            found = self.values[value]
+            if isinstance(found, Tensor):
+                return found
+        elif isinstance(value, ir.GenericConst):
+            return self._constant(value.value.numpy())
+        raise Fault("model", f"expected tensors as arguments of its operators, found {type(value).__name__}")
+
+    def _constant(self, array: Any) -> Tensor:
+        content = numpy.ascontiguousarray(array).tobytes()
+        key = (str(array.dtype), array.shape, hashlib.sha256(content).hexdigest())
+        if key not in self.known:
+            blob = self.plan.parameters
+            blob.extend(bytes(-len(blob) % ALIGNMENT))
+            self.known[key] = Tensor("PARAMETERS", len(blob), key[0], key[1])
+            blob.extend(content)
+        return self.known[key]
+
+
+def _type(value: Any) -> tuple[str, tuple[int, ...]]:
+    found = value.ty
+    if getattr(found, "shape", None) is None:
+        raise Fault("model", f"expected tensors of known shape as inputs and outputs, found {found}")
+    return str(found.dtype), _numbers(found.shape)
+
+
+def _dtype(value: Any) -> str:
+    return str(value.value)
+
+
+def _numbers(shape: Any) -> tuple[int, ...]:
+    try:
+        return tuple(int(item) for item in shape.values)
+    except TypeError as fault:
+        raise Fault("model", f"the shape {shape} is known only at run time: export it with static shapes") from fault
+
+
+def header(plan: Plan) -> str:
+    """The plan as C++ tables."""
+    used = [tensor for _, arguments in plan.steps for tensor in arguments] + [tensor for tensor, _ in plan.copies]
+    tensors = list(dict.fromkeys(used))
+    index = {tensor: place for place, tensor in enumerate(tensors)}
+    shapes = list(dict.fromkeys(tensor.shape for tensor in tensors))
+    arguments: list[int] = []
+    steps = []
+    for name, found in plan.steps:
+        steps.append(f"{{__tvm_ffi_{name}, {len(arguments)}, {len(found)}}}")
+        arguments += [index[tensor] for tensor in found]
+    planned = []
+    for tensor in tensors:
+        kind = numpy.dtype(tensor.dtype)
+        planned.append(
+            f"{{{tensor.place}, {_CODES[kind.kind]}, {8 * kind.itemsize}, {len(tensor.shape)}, {tensor.where}u, "
+            f"SHAPE_{shapes.index(tensor.shape)}}}"
+        )
+    copies = [f"{{{index[tensor]}, {output}}}" for tensor, output in plan.copies]
+    names = dict.fromkeys(name for name, _ in plan.steps)
+    lines = [
+        f"constexpr std::size_t PARAMETER_BYTES = {len(plan.parameters)}, WORK_AREA_BYTES = {plan.work_area};",
+        f"constexpr int INPUTS = {len(plan.inputs)}, OUTPUTS = {len(plan.outputs)};",
+        f"constexpr int STEP_COUNT = {len(plan.steps)}, COPY_COUNT = {len(plan.copies)};",
+        f"constexpr int MOST_ARGUMENTS = {max([1, *(len(found) for _, found in plan.steps)])};",
+        _table("std::size_t", "INPUT_BYTES", [str(item.size) for item in plan.inputs]),
+        _table("std::size_t", "OUTPUT_BYTES", [str(item.size) for item in plan.outputs]),
+        *(_table("int64_t", f"SHAPE_{place}", [str(side) for side in shape]) for place, shape in enumerate(shapes)),
+        _table("Planned", "TENSORS", planned),
+        _table("uint32_t", "ARGUMENTS", [str(item) for item in arguments]),
+        *(f'extern "C" int __tvm_ffi_{name}(void *, const Any *, int32_t, Any *);' for name in names),
+        _table("Step", "STEPS", steps),
+        _table("Copy", "COPIES", copies),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(kind: str, name: str, rows: Sequence[str]) -> str:
+    # An empty array is not valid C++.
+    return f"const {kind} {name}[] = {{{', '.join(rows) or '{}'}}};"

@@ -1,0 +1,93 @@
+"""Compile a model and, if the request has an address, run and time it through TVM's RPC.
+
+    python -m device.remote.model_worker < REQUEST
+
+REQUEST is a JSON object: ``model``, ``folder`` (for MODULE:FUNCTION), ``target``, ``linker``, ``library`` (a file to
+write), ``address`` (null: only compile), ``number``, ``repeat``, ``warm_up``, ``queue_limit_s``, ``session_limit_s``.
+The arrays are written next to the library as ``inputs.npz`` and ``expected.npz``. For the output, see ``reporting``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from device.remote import comparing, model_compiling, rpc_worker
+from device.remote.model_compiling import Model
+from device.remote.model_plan import Plan
+from device.remote.reporting import FAULT_STATUS, Fault, fail, stage, tell
+
+COMPILE_LIMIT_S = 1800.0
+OPERATOR_RUNS = 5
+
+
+def main() -> None:
+    """Process the request on standard input."""
+    request = json.load(sys.stdin)
+    try:
+        _run(request)
+    except Fault as fault:
+        fail(fault)
+
+
+def _run(request: Mapping[str, Any]) -> None:
+    library = Path(request["library"])
+    with stage("compile", COMPILE_LIMIT_S):
+        model = model_compiling.load(request["model"], request["folder"])
+        plan = model_compiling.compile_model(model, request["target"], request["linker"], library)
+    for name, arrays in (("inputs", model.inputs), ("expected", model.expected)):
+        numpy.savez(library.with_name(f"{name}.npz"), *arrays)
+    tell(
+        name=model.name,
+        operators=[name for name, _ in plan.steps],
+        parameter_bytes=len(plan.parameters),
+        work_area_bytes=plan.work_area,
+    )
+    if request["address"] is None:
+        return
+    with rpc_worker.translated(request["session_limit_s"]):
+        session = rpc_worker.open_session(request["address"], request["queue_limit_s"], request["session_limit_s"])
+        _measure(session, model, plan, library, request)
+
+
+def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Mapping[str, Any]) -> None:
+    import tvm
+
+    tell(model=rpc_worker.board_model(session))
+    limit_s = request["session_limit_s"] + rpc_worker.GRACE_S
+    with stage("load", limit_s):
+        session.upload(str(library))
+        module = rpc_worker.loaded(session, library)
+    device = session.cpu()
+    with stage("run", limit_s):
+        parameters = numpy.frombuffer(bytes(plan.parameters) or b"\0", dtype=numpy.uint8)
+        arrays = [*model.inputs, parameters, *map(comparing.blank, model.expected), numpy.zeros(len(plan.steps))]
+        sent = [tvm.runtime.tensor(item, device) for item in arrays]
+        function = module[model_compiling.ENTRY]
+        function(*sent)
+        found = [item.numpy() for item in sent[len(model.inputs) + 1 : -1]]
+    wrong = comparing.first_mismatch(found, model.expected, model_compiling.TOLERANCE)
+    if wrong is not None:
+        tell(fault="mismatch", found="", **wrong)
+        raise SystemExit(FAULT_STATUS)
+    tell(checked=sum(int(item.size) for item in found))
+    with stage("time", limit_s):
+        for _ in range(request["warm_up"]):
+            function(*sent)
+        runs = request["number"] * request["repeat"]
+        measured = module.time_evaluator(model_compiling.ENTRY, device, number=1, repeat=runs)(*sent)
+        tell(seconds=[float(item) for item in measured.results])
+        rows = []
+        for _ in range(OPERATOR_RUNS):
+            function(*sent)
+            rows.append(sent[-1].numpy())
+    tell(operator_s=numpy.median(rows, axis=0).tolist())
+
+
+if __name__ == "__main__":
+    main()

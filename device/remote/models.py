@@ -1,0 +1,257 @@
+"""``profile-remote --model``: compile a PyTorch model for a board, run it there, check its outputs and time it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+from rich.table import Table
+
+from device.remote import comparing, loader_session, model_compiling, profiling, targets
+from device.remote import environment as environments
+from device.remote.address import RPC_KINDS, Address
+from device.remote.loader_session import SOURCE, Timing
+from device.remote.targets import Target
+from toolchain import files, process, progress
+from toolchain.architecture import host_architecture
+from toolchain.config import Config
+from toolchain.errors import UserError
+
+OPERATOR_RUNS = 5
+"""Runs over which the time of an operator is the median."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelProfile:
+    """A measurement. ``seconds`` has the latency of each run, ``operators`` each operator and its time, in order."""
+
+    model: str
+    inputs: tuple[str, ...]
+    target: str
+    device: str
+    board: str
+    seconds: tuple[float, ...]
+    operators: tuple[tuple[str, float], ...]
+    checked: int
+    tolerance: tuple[float, float] = model_compiling.TOLERANCE
+    parameter_bytes: int
+    work_area_bytes: int
+    note: str
+
+    @property
+    def median_s(self) -> float:
+        """The median latency."""
+        return statistics.median(self.seconds)
+
+    @property
+    def p90_s(self) -> float:
+        """The latency that 90 % of the runs do not exceed."""
+        return float(numpy.quantile(self.seconds, 0.9))
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The rows of the table."""
+        relative, absolute = self.tolerance
+        text = profiling.seconds_text
+        found = [
+            ("model", f"{self.model} ({', '.join(self.inputs)})"),
+            ("target", self.target),
+            ("device", self.device),
+            ("result", f"{self.checked} elements agree with PyTorch ({relative:g} relative or {absolute:g} absolute)"),
+            ("median", f"{text(self.median_s)} ({len(self.seconds)} runs)"),
+            ("p90", text(self.p90_s)),
+            ("parameters", progress.human_size(self.parameter_bytes)),
+            ("work area", progress.human_size(self.work_area_bytes)),
+        ]
+        if self.board:
+            found.insert(3, ("board", self.board))
+        if self.note:
+            found.append(("note", self.note))
+        return found
+
+    def print(self) -> None:
+        """Print the tables on stdout."""
+        console = progress.make_console()
+        table = _table(f"{self.model} on {self.device}", show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for row in self.rows():
+            table.add_row(*row)
+        console.print(table)
+        whole = sum(seconds for _, seconds in self.operators) or 1.0
+        table = _table("operators")
+        table.add_column("operator", overflow="fold")
+        table.add_column("time", justify="right", no_wrap=True)
+        table.add_column("share", justify="right", no_wrap=True)
+        for name, seconds in sorted(self.operators, key=lambda item: -item[1]):
+            table.add_row(name, profiling.seconds_text(seconds), f"{seconds / whole:.1%}")
+        console.print(table)
+
+    def as_json(self) -> str:
+        """The measurement as JSON."""
+        return json.dumps({**vars(self), "median_s": self.median_s, "p90_s": self.p90_s}, indent=2) + "\n"
+
+
+def _table(title: str, *, show_header: bool = True) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", show_header=show_header)
+
+
+def profile(
+    config: Config,
+    *,
+    model: str,
+    target: str,
+    timing: Timing,
+    folder: Path,
+    device: str = "",
+    export: Path | None = None,
+) -> ModelProfile:
+    """Compile ``model`` (FILE.pt2 or MODULE:FUNCTION) for ``target``, then run, check and time it on ``device``.
+
+    MODULE is found in ``folder`` first. If the outputs are correct, the library, the parameters, the example arrays and
+    an example program in C are written to ``export``, a folder that does not exist yet.
+
+    Raises UserError, ResultMismatch, and the errors of ``profiling.profile``.
+    """
+    wanted = targets.load(target)
+    if not wanted.tvm:
+        raise UserError(
+            f"models cannot run on {wanted.title}",
+            expected="a target whose code TVM generates",
+            found=f"--target {target}",
+            fix="--target local, aarch64 or armv7",
+        )
+    address = profiling.device_of(config, wanted, device)
+    if address.kind == "local" and wanted.name != "local":
+        raise profiling.wrong_device(wanted, address)
+    profiling.require_sane(timing, 0)
+    reference = _reference(model)
+    if export is not None and export.exists():
+        raise UserError(
+            f"{export} exists",
+            expected="--export with a folder that does not exist yet",
+            found="a folder" if export.is_dir() else "a file",
+            fix="delete it, or choose another folder",
+        )
+    with files.scratch_folder(config.build_root / "remote", "run") as scratch:
+        library = scratch / "libmodel.so"
+        environment = environments.ready_for_models(config)
+        by_rpc = address.kind in RPC_KINDS
+        linker = process.require_program(wanted.linker(config.remote.linker), f"to link models for {wanted.title}")
+        request = {
+            "model": reference,
+            "folder": str(folder),
+            "target": dict(wanted.tvm),
+            "linker": str(linker),
+            "library": str(library),
+            "address": address.as_json() if by_rpc else None,
+            **vars(timing),
+            "queue_limit_s": config.remote.queue_limit_s,
+            "session_limit_s": config.remote.session_limit_s,
+        }
+        facts: dict[str, Any] = {}
+        profiling.run_worker(
+            config, wanted, address if by_rpc else None, "device.remote.model_worker", request, facts,
+            environment=environment, scratch=scratch, name=reference,
+        )  # fmt: skip
+        inputs, expected = (_arrays(library.with_name(f"{name}.npz")) for name in ("inputs", "expected"))
+        if not by_rpc:
+            _by_loader(config, wanted, address, library, inputs, expected, timing, facts)
+        if export is not None:
+            _write(export, library, inputs, expected)
+    foreign = wanted.name != "local"
+    note = ""
+    if address.kind == "emulator" and wanted.architecture != host_architecture():
+        note = "timed under emulation; not measured on hardware"
+    elif foreign and not facts["model"].startswith("Raspberry Pi"):
+        note = "not identified as a Raspberry Pi, possibly emulated; not measured on hardware"
+    return ModelProfile(
+        model=facts["name"],
+        inputs=tuple(f"{item.dtype} {'×'.join(map(str, item.shape))}" for item in inputs),
+        target=f"{wanted.name} ({wanted.title})",
+        device=str(address),
+        board=facts["model"],
+        seconds=tuple(facts["seconds"]),
+        operators=tuple(zip(facts["operators"], facts["operator_s"], strict=True)),
+        checked=facts["checked"],
+        parameter_bytes=facts["parameter_bytes"],
+        work_area_bytes=facts["work_area_bytes"],
+        note=note,
+    )
+
+
+def _write(folder: Path, library: Path, inputs: list[Any], expected: list[Any]) -> None:
+    """Write the files for a program in C to ``folder``."""
+    with files.replacing(folder) as staged:
+        staged.mkdir()
+        for source in (library, library.with_name("model.params"), *(SOURCE / name for name in ("model.h", "main.c"))):
+            shutil.copyfile(source, staged / source.name)
+        for name, arrays in (("input", inputs), ("expected", expected)):
+            for number, array in enumerate(arrays):
+                (staged / f"{name}{number}.bin").write_bytes(array.tobytes())
+
+
+def _reference(model: str) -> str:
+    """The model's file with its path, or MODULE:FUNCTION. Raises UserError."""
+    if model.endswith(".pt2"):
+        path = Path(model).resolve()
+        found = "no such file"
+        if path.is_file():
+            return str(path)
+    else:
+        module, _, function = model.partition(":")
+        found = repr(model)
+        if function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
+            return model
+    raise UserError(
+        f"there is no model {model!r}",
+        expected="FILE.pt2 (torch.export.save), or MODULE:FUNCTION",
+        found=found,
+        fix="see docs/remote.md for how to write a model",
+    )
+
+
+def _arrays(path: Path) -> list[Any]:
+    with numpy.load(path) as stored:
+        return [stored[name] for name in stored.files]
+
+
+def _by_loader(
+    config: Config,
+    target: Target,
+    address: Address,
+    library: Path,
+    inputs: list[Any],
+    expected: list[Any],
+    timing: Timing,
+    facts: dict[str, Any],
+) -> None:
+    """Send the library and the arrays to the loader on the board, then run, check and time the model."""
+    parameters = numpy.frombuffer(library.with_name("model.params").read_bytes() or b"\0", dtype=numpy.uint8)
+    seconds = numpy.zeros(len(facts["operators"]))
+    with loader_session.session(config, target, address) as board:
+        progress.say(f"    {address} is ready")
+        board.load(library, model_compiling.ENTRY)
+        arrays = [*inputs, parameters, *map(comparing.blank, expected), seconds]
+        numbers = [board.array(item) for item in arrays]
+        board.run(numbers)
+        found = [board.read(number, like) for number, like in zip(numbers[len(inputs) + 1 : -1], expected, strict=True)]
+        wrong = comparing.first_mismatch(found, expected, model_compiling.TOLERANCE)
+        if wrong is not None:
+            raise profiling.mismatch(facts["name"], str(address), wrong, wrong["tolerance"])
+        each = Timing(number=1, repeat=timing.number * timing.repeat, min_repeat_ms=0, warm_up=timing.warm_up)
+        _, measured = board.time(each, numbers)
+        rows = []
+        for _ in range(OPERATOR_RUNS):
+            board.run(numbers)
+            rows.append(board.read(numbers[-1], seconds))
+    facts |= {
+        "model": board.model,
+        "seconds": measured,
+        "checked": sum(int(item.size) for item in found),
+        "operator_s": numpy.median(rows, axis=0).tolist(),
+    }

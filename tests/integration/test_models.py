@@ -1,0 +1,117 @@
+"""Models of PyTorch on this PC, through TVM's RPC, and by the loader under emulation; and in a program in C."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy
+import pytest
+
+from device.remote import environment, loader_session, models, servers, targets
+from device.remote.loader_session import Timing
+from device.remote.models import ModelProfile
+from toolchain import process
+from toolchain.config import Config, load_config
+from toolchain.errors import UserError
+
+QUICK = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
+SUPPORT = Path(__file__).parent.parent / "support"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tvm(product_config: Config) -> environment.TvmEnvironment:
+    return environment.ready_for_models(product_config)
+
+
+def run(model: str, target: str = "local", device: str = "", export: Path | None = None) -> ModelProfile:
+    config = load_config({"build": {"folder": "build/test"}})
+    return models.profile(
+        config, model=model, target=target, device=device, timing=QUICK, folder=SUPPORT, export=export
+    )
+
+
+def needs_armv7() -> list[str]:
+    """Skip the test without a compiler or an emulator. Returns the emulator's command."""
+    wanted = targets.load("armv7")
+    if shutil.which(wanted.linker("")) is None or shutil.which("qemu-arm-static") is None:
+        pytest.skip("the cross compiler or qemu-arm-static is missing; ./inv installs them")
+    return loader_session.emulator(wanted.architecture)
+
+
+@pytest.mark.parametrize(("model", "elements"), [("lstm", 37), ("transformer", 320), ("same", 12)])
+def test_model_agrees_with_pytorch(model: str, elements: int) -> None:
+    done = run(f"remote_models:{model}")
+    assert done.checked == elements
+    assert len(done.seconds) == 4
+    assert done.median_s <= done.p90_s
+    assert all(seconds > 0 for _, seconds in done.operators)
+    assert json.loads(done.as_json())["median_s"] == done.median_s
+
+
+def test_model_runs_on_a_board_with_tvm(tvm: environment.TvmEnvironment) -> None:
+    with servers.board(tvm) as board:
+        done = run("remote_models:cnn", device=f"127.0.0.1:{board.port}")
+    assert done.checked == 10
+
+
+@pytest.mark.emulation
+def test_armv7_model_runs_without_tvm_and_in_a_c_program(tmp_path: Path) -> None:
+    emulator = needs_armv7()
+    folder = tmp_path / "exported"
+    done = run("remote_models:cnn", "armv7", export=folder)
+    assert done.checked == 10
+    assert dict(done.rows())["note"] == "timed under emulation; not measured on hardware"
+    libraries = process.run(["readelf", "-d", folder / "libmodel.so"]).output
+    assert {line.split("[")[1].rstrip("]") for line in libraries.splitlines() if "NEEDED" in line} <= {
+        "libc.so.6",
+        "libm.so.6",
+        "libgcc_s.so.1",
+        "ld-linux-armhf.so.3",
+    }
+    compiler = targets.load("armv7").linker("").replace("g++", "gcc")
+    options = ["-Wall", "-Werror", "main.c", "-o", "example", "-L.", "-lmodel", "-Wl,-rpath,$ORIGIN"]
+    process.run([compiler, *options], cwd=folder)
+    process.run([*emulator, "./example", "model.params", "input0.bin", "output0.bin"], cwd=folder)
+    found, expected = (numpy.fromfile(folder / name, "f4") for name in ("output0.bin", "expected0.bin"))
+    assert numpy.allclose(found, expected, rtol=1e-4, atol=1e-4)
+    refused = process.run([*emulator, "./example", "model.params"], cwd=folder, check=False)
+    assert refused.returncode == 2
+
+
+def test_missing_operator_is_named_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        run("remote_models:unsupported", export=tmp_path / "nothing")
+    assert "aten.special_bessel_j0.default (in 1, remote_models.py:" in caught.value.found
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        ("remote_models:no_inputs", "expected it to return (torch.nn.Module, tuple of inputs)"),
+        ("remote_models:absent", "has no attribute 'absent'"),
+        ("no_such_module:cnn", "No module named 'no_such_module'"),
+    ],
+)
+def test_unusable_model_is_an_error(model: str, found: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run(model)
+    assert found in caught.value.found
+
+
+def test_broken_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "broken.pt2").write_bytes(b"PK\3\4")
+    with pytest.raises(UserError) as caught:
+        run(str(tmp_path / "broken.pt2"))
+    assert "cannot be loaded" in caught.value.found
+
+
+def test_model_for_another_target_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="models cannot run on QPUs"):
+        run("remote_models:cnn", "qpu")
+    with pytest.raises(UserError, match="exists"):
+        run("remote_models:cnn", export=tmp_path)
+    with pytest.raises(UserError, match="there is no model"):
+        run(str(tmp_path / "absent.pt2"))
