@@ -35,13 +35,10 @@ from labgrid.pytestplugin.hooks import LABGRID_ENV_KEY
 from labgrid.strategy import StrategyError
 
 from device import onboard
-from device.record import BOARD_LOST, PYTEST_ENDED
+from device.record import BOARD_LOST, COUNT_PREFIX, PYTEST_ENDED
 from device.strategy import cause_of
 from nfsroot.private_network import private_network
 from toolchain.errors import CommandFailed, CommandTimedOut, DeviceTestsFailed, UserError
-
-COUNT_PREFIX = "tests on the board:"
-"""The prefix of the line with the number of collected tests."""
 
 _COMPLETED = (0, 1, 5)
 """The exit statuses of a pytest run that completed: all passed, some failed, no tests collected."""

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+COUNT_PREFIX = "tests on the board:"
+"""The prefix of the line with the number of collected tests."""
+
 BOARD_LOST = "not run: the connection to the board was closed earlier"
 PYTEST_ENDED = "not run: pytest exited earlier"
 """The reasons why a collected test has no result."""

@@ -24,12 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from _pytest.mark.expression import Expression
-
 from device import evidence, report
-from device.drive import COUNT_PREFIX
 from device.labgrid_environment import LOGIN_LIMIT_S, SUITE_LIMIT_S, TIMING_BUDGET_S, RemoteBoard, direct_to, prepare
-from device.record import Record
+from device.record import COUNT_PREFIX, Record
 from device.suite_result import Paths, SuiteResult, error_of, label_junit, result_of
 from toolchain import caller, errors, files, process, progress
 from toolchain.config import ROOT, Config
@@ -233,6 +230,8 @@ def _require_expression(keyword: str) -> None:
 
     pytest has no public function for this check; its release is pinned.
     """
+    from _pytest.mark.expression import Expression
+
     try:
         Expression.compile(keyword)
     except SyntaxError as fault:
