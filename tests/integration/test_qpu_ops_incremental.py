@@ -228,7 +228,7 @@ def test_a_rebuild_installs_what_a_full_build_installs(
         with zipfile.ZipFile(wheel) as archive:
             return {member: archive.read(member) for member in archive.namelist()}
 
-    def wheel(folder: str, *, reuse: bool) -> dict[str, bytes]:
+    def wheel(folder: str) -> dict[str, bytes]:
         with Context(product_config) as context:
             made = target.build(
                 context.client,
@@ -242,26 +242,31 @@ def test_a_rebuild_installs_what_a_full_build_installs(
                 folder=tmp_path / folder,
                 log=tmp_path / f"{folder}.log",
                 surroundings=(built.manifest("torch-site").product,),
-                reuse=reuse,
+                reuse=True,
             )
         return members(made)
 
-    first = members(product_config.target_root / "wheels" / built.manifest("qpu-ops").facts["wheel"])
+    def rebuild(folder: str) -> dict[str, bytes]:
+        made = wheel(folder)
+        log = (tmp_path / f"{folder}.log").read_text()
+        assert "build_with_installed_torch" not in log, "it was a full build"
+        assert "csrc/kernels.cpp" in log
+        assert "csrc/bindings.cpp" not in log
+        return made
+
+    full = members(product_config.target_root / "wheels" / built.manifest("qpu-ops").facts["wheel"])
     kernels = copy / "csrc/kernels.cpp"
-    changed = kernels.read_text().replace("return x + y;", "return x + y + 7.0f;")
-    assert changed != kernels.read_text()
+    original = kernels.read_text()
+    changed = original.replace("return x + y;", "return x + y + 7.0f;")
+    assert changed != original
     kernels.write_text(changed)
-    rebuilt = wheel("rebuilt", reuse=True)
-    log = (tmp_path / "rebuilt.log").read_text()
-    assert "build_with_installed_torch" not in log, "it was a full build"
-    assert "csrc/kernels.cpp" in log
-    assert "csrc/bindings.cpp" not in log
-    full = wheel("full", reuse=False)
-    assert rebuilt == full
-    libraries = [name for name in first if name.endswith(".so")]
+    rebuilt = rebuild("changed")
+    libraries = [name for name in full if name.endswith(".so")]
     assert {Path(name).parent.name for name in libraries} == {"qpu_ops", "torch_qpu"}
-    changed_libraries = [name for name in libraries if rebuilt[name] != first[name]]
+    changed_libraries = [name for name in libraries if rebuilt[name] != full[name]]
     assert [Path(name).parent.name for name in changed_libraries] == ["qpu_ops"]
+    kernels.write_text(original)
+    assert rebuild("original") == full, "rebuilt from the changed sources, and built in full by the main job"
     kept = json.loads((product_config.target_root / "work/qpu-ops-previous/build.json").read_text())
     sources = list((copy / "csrc").rglob("*.cpp"))
     included = {line.split('"')[1] for path in sources for line in path.read_text().splitlines() if '.cpp"' in line}
