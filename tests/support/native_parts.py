@@ -1,0 +1,12 @@
+"""Options of clang-tidy for the tests of native code."""
+
+from __future__ import annotations
+
+import pytest
+
+_INCLUDE = "-bugprone-suspicious-include"
+CLANG_TIDY_LEFT_OUT = (
+    pytest.param(f"{_INCLUDE},-clang-analyzer-*", id="syntax"),
+    pytest.param(_INCLUDE, id="analyzer", marks=pytest.mark.expensive),
+)
+"""Values of --checks. The analyzer, which follows paths through functions, takes two thirds of the time."""
