@@ -20,8 +20,6 @@ from invoke.tasks import task
 from benchmarks import suite as benchmarks
 from device import deploy as deployment
 from device import suite
-from device.lab import run as lab_run
-from device.lab import services as lab_services
 from device.remote import models, profiling
 from device.remote.loader_session import Timing
 from device.remote.models import ModelProfile
@@ -374,6 +372,8 @@ def run_on_pi(
         others = {"host": host, "qemu": qemu, "chroot": chroot, "init": init, "cpu": cpu}
         if excluded := [*chosen[1:], *(f"--{name}" for name, given in others.items() if given)]:
             raise ConfigError([f"{chosen[0]} excludes {', '.join(excluded)}"])
+        from device.lab import run as lab_run  # only here: it imports labgrid, which takes long
+
         how = lab_run.How(keyword=select or None, timing=not no_timing)
         config = _config(context)
         if all:
@@ -398,8 +398,12 @@ def run_on_pi(
 def lab(context: Context, action: str) -> None:
     """Share boards through labgrid's coordinator: start it and an exporter, show or check the boards, or stop both."""
     if action == "check":
+        from device.lab import run as lab_run
+
         print(lab_run.check(_config(context)).summary())
         return
+    from device.lab import services as lab_services
+
     actions = {"up": lab_services.up, "status": lab_services.status, "down": lab_services.down}
     if action not in actions:
         raise Exit(f"lab: expected up, status, check or down, found {action!r}", code=2)
@@ -443,6 +447,8 @@ def profile_remote(
     done: ModelProfile | Profile
     with contextlib.ExitStack() as held:
         if device.startswith("place://"):
+            from device.lab import run as lab_run
+
             device = f"tree://{held.enter_context(lab_run.host_of(config, device.removeprefix('place://')))}"
         if model and not (kernel or size or keep):
             done = models.profile(
