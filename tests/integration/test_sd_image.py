@@ -19,7 +19,7 @@ from nasty_image import entry, folder, tree_listing
 from registry_parts import small_disk
 
 from engine.connect import connect
-from flow import main_job
+from flow import main_job, publish
 from nfsroot import qemu, unpack
 from sdcard import bmap, image, write
 from sdcard.image import Folder
@@ -47,9 +47,21 @@ CHANGED = {
 """What a card has, or has not, that the image has not, or has."""
 
 
+STATUS = b"""Package: libc6
+Status: install ok installed
+Maintainer: GNU Libc Maintainers <debian-glibc@lists.debian.org>
+Architecture: armhf
+Source: glibc
+Version: 2.41-12
+Description: GNU C Library: Shared libraries
+
+"""
+
+
 def boot_layer() -> list[object]:
     return [
-        *(folder(name) for name in ("boot", "usr", "usr/bin", "usr/lib", TREES)),
+        *(folder(name) for name in ("boot", "usr", "usr/bin", "usr/lib", TREES, "var", "var/lib", "var/lib/dpkg")),
+        entry("var/lib/dpkg/status", STATUS),
         entry("usr/bin/cloud-init", b"program"),
         entry(f"boot/vmlinuz-{RELEASE}", b"kernel" * 1000),
         entry(f"boot/initrd.img-{RELEASE}", b"initramfs" * 1000),
@@ -220,6 +232,16 @@ def test_the_imagers_entry_describes_the_image(card: Card) -> None:
     subprocess.run(["sha256sum", "--check", "--quiet", place.checksum.name], check=True, cwd=place.place)
 
 
+def test_the_bill_of_materials_of_the_root_is_beside_the_image(card: Card) -> None:
+    spdx, cyclonedx = Folder.of(card.config).sbom
+    packages = {item["name"]: item["versionInfo"] for item in json.loads(spdx.read_text())["packages"]}
+    assert packages["libc6"] == "2.41-12"
+    assert [item["name"] for item in json.loads(cyclonedx.read_text())["components"]].count("libc6") == 1
+    assert {spdx, cyclonedx} <= {item.path for item in card.manifest.artefacts}
+    for path in (spdx, cyclonedx):
+        assert "accepts it" in publish.verify_file(card.config, path, key=None).text()
+
+
 @contextlib.contextmanager
 def loop_device(size: int, folder: Path) -> Iterator[Path]:
     """A block device that returns 0xFF where nothing was written."""
@@ -338,14 +360,14 @@ class RealCard:
 
 @pytest.fixture(scope="module")
 def real_card(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCard]:
-    """Of an image of its own, because the tests' shared image is not for cards."""
+    """Of an image of its own, because the tests' shared image is not for cards. The next run uses its build again."""
     place = tmp_path_factory.mktemp("real")
     key = place / "key"
     process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key])
     public = key.with_suffix(".pub").read_text().strip()
     config = replace(
         product_config,
-        build=replace(product_config.build, folder=place / "build"),
+        build=replace(product_config.build, folder=product_config.build.folder.with_name("test-card")),
         image=replace(product_config.image, name=f"{product_config.image.name}-card", card=True),
         sd=replace(product_config.sd, user="ada", ssh_keys=(public,), hostname="card-test", locale="en_GB.UTF-8"),
     )
