@@ -210,17 +210,24 @@ def build_tvm_ffi(context: Context, plan: bool = False) -> None:
     }
 )
 def verify(context: Context, what: str, key: str = "", sample: int = 20, full: bool = False, seed: int = -1) -> None:
-    """Verify the signature of an image, the provenance of a file, or that rebuilding torch gives the same bytes."""
+    """Verify the signature of an image or a file, the provenance of a wheel, or that torch can be built again."""
     if what != "torch":
-        path = _path("what", what)
+        path, chosen = _path("what", what), _path("key", key) if key else None
         if path.is_file():
-            print(publish.verify_file(path).text())
+            print(publish.verify_file(_config(context), path, key=chosen).text())
         else:
-            print(publish.verify_image(_config(context), what, key=_path("key", key) if key else None).text())
+            print(publish.verify_image(_config(context), what, key=chosen).text())
         return
     _at_least(1, sample=sample)
     done = verification.verify_torch(_config(context), sample=sample, full=full, seed=seed if seed >= 0 else None)
     print(f"{what}: {done.summary()}")
+
+
+@task(help={"what": "a file, such as a card image or a wheel"})
+@_reported
+def sign(context: Context, what: str) -> None:
+    """Sign a file with the key of registry.signing_key: write a signed statement next to it."""
+    print(publish.sign_file(_config(context), _path("what", what)))
 
 
 @_target_task(
@@ -805,6 +812,7 @@ namespace = Collection(
     build_image,
     build_torch,
     build_tvm_ffi,
+    sign,
     verify,
     diff,
     upstream_tests,

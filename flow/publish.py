@@ -1,4 +1,4 @@
-"""``push --sign``, ``pull --verify`` and ``verify``: images with signed statements.
+"""``push --sign``, ``pull --verify``, ``sign`` and ``verify``: images and files with signed statements.
 
 The provenance of an image is an in-toto statement with a SLSA provenance predicate, version 1, like that of torch. It
 lists the wheels, libqpu, the package lists of the mirror, the commit, and the bill of materials with their SHA-256.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import docker.errors
+from securesystemslib.signer import CryptoSigner
 
 from engine.connect import connect
 from images import sbom
@@ -32,6 +33,8 @@ from toolchain.steps import MANIFEST_SUFFIX
 BUILD_TYPE = "tag:pitorch,2026:build-image/v1"
 """A tag URI (RFC 4151), which is not a link: docs/trust.md describes this type of build."""
 BUILDER = "tag:pitorch,2026:pitorch/v1"
+FILE_TYPE = "tag:pitorch,2026:file/v1"
+"""Type of the statement about a file that has no provenance; it has no fields."""
 _STEPS = ("system", "sbom", "mirror", "rootfs", "libqpu", "torch", "qpu-ops")
 
 
@@ -57,10 +60,7 @@ def push(
     """
     predicates = []
     if sign:
-        config = configs[0]
-        if not config.registry.signing_key:
-            raise ConfigError(["registry.signing_key is not set: --sign requires the path of a private key"])
-        signer = signing.load_private(ROOT / config.registry.signing_key)
+        signer = _private_key(configs[0])
         predicates = [statements(config) for config in configs]
     if len(configs) == 1:
         done: Pushed | PushedIndex = client.push(configs[0], registry=registry, tag=tag, user=user)
@@ -70,6 +70,9 @@ def push(
     for pushed, stated in zip(images, predicates, strict=False):
         with oras.connect(pushed.reference, actions="pull,push", user=_user(configs[0], user)) as store:
             attestations.attach(store, pushed.digest, stated, signer)
+    if sign and isinstance(done, PushedIndex):
+        with oras.connect(done.reference, actions="pull,push", user=_user(configs[0], user)) as store:
+            attestations.sign(store, done.digest, signer)
     return done
 
 
@@ -119,24 +122,84 @@ def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
     )
 
 
-def verify_file(path: Path) -> Checked:
-    """Verify a file: a wheel against its provenance, or a bill of materials against its format.
+def sign_file(config: Config, path: Path) -> Path:
+    """Sign a file: write an envelope with a signed statement next to it, and return its path.
 
-    Raises ArtefactDamaged, or ArtefactMissing if there is nothing to compare the file with.
+    The statement of a wheel is its provenance, if it has one; that of another file has its name and SHA-256. Raises
+    ConfigError without a key, ArtefactDamaged if the provenance is that of another wheel, UserError.
     """
+    signer = _private_key(config)
+    described = provenance.path_for(path)
+    if path.suffix == ".whl" and described.is_file():
+        provenance.read(described, path)
+        statement = json.loads(described.read_text())
+    else:
+        statement = attestations.statement(path.name, files.sha256_of(path), FILE_TYPE, {})
+    envelope = envelope_of(path)
+    files.write_text_atomically(envelope, signing.envelope(statement, signer).decode() + "\n")
+    return envelope
+
+
+def envelope_of(path: Path) -> Path:
+    """Path of the envelope with the signed statement about a file."""
+    return path.with_name(f"{path.name}.dsse.json")
+
+
+def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
+    """Verify a file: by the signed statement about it, a wheel by its provenance, a bill of materials by its format.
+
+    With ``key``, the file must be signed. Raises SignatureRefused, ConfigError without a key, ArtefactDamaged, or
+    ArtefactMissing if there is nothing to compare the file with.
+    """
+    lines = []
+    if key is not None or envelope_of(path).is_file():
+        chosen = public_key(config, key)
+        _require_signed_file(path, chosen)
+        lines.append(f"signature: valid, by the key of {chosen.path}")
+    statement = provenance.path_for(path)
     if path.name.endswith((".spdx.json", ".cdx.json")):
         sbom.require_valid(path)
-        return Checked(str(path), ("bill of materials: the library of its format accepts it",))
-    statement = provenance.path_for(path)
-    if path.suffix != ".whl" or not statement.is_file():
+        lines.append("bill of materials: the library of its format accepts it")
+    elif path.suffix == ".whl" and statement.is_file():
+        provenance.read(statement, path)
+        lines.append(f"provenance: the file has the SHA-256 in {statement.name}")
+    if not lines:
         raise ArtefactMissing(
             f"there is nothing to verify {path.name} with",
-            expected="a wheel with its .provenance.json, or a bill of materials (.spdx.json, .cdx.json)",
+            expected=f"a signature ({envelope_of(path).name}), a wheel with its .provenance.json, or a bill of "
+            "materials (.spdx.json, .cdx.json)",
             found="no statement next to it",
             fix="pass another file, or an image: HOST[:PORT]/REPOSITORY:TAG",
         )
-    provenance.read(statement, path)
-    return Checked(str(path), (f"provenance: the file has the SHA-256 in {statement.name}",))
+    return Checked(str(path), tuple(lines))
+
+
+def _require_signed_file(path: Path, key: signing.PublicKey) -> None:
+    """Raise SignatureRefused unless the key verifies the statement about a file, and the file is the stated one."""
+    envelope = envelope_of(path)
+    if not envelope.is_file():
+        raise SignatureRefused(
+            f"{path.name} is not signed",
+            expected=envelope.name,
+            found="no such file next to it",
+            fix=f"./inv sign {path}",
+        )
+    stated = signing.open_envelope(envelope.read_bytes(), key, envelope.name, fix=f"./inv sign {path}")
+    sha256 = files.sha256_of(path)
+    subjects = stated.get("subject")
+    if {"name": path.name, "digest": {"sha256": sha256}} not in (subjects if isinstance(subjects, list) else []):
+        raise SignatureRefused(
+            f"{path.name} is not the file that was signed",
+            expected=f"the name and the SHA-256 in {envelope.name}",
+            found=f"{path.name} with SHA-256 {sha256}",
+            fix="get the file again; do not use this one",
+        )
+
+
+def _private_key(config: Config) -> CryptoSigner:
+    if not config.registry.signing_key:
+        raise ConfigError(["registry.signing_key is not set: signing requires the path of a private key"])
+    return signing.load_private(ROOT / config.registry.signing_key)
 
 
 def public_key(config: Config, key: Path | None) -> signing.PublicKey:

@@ -140,7 +140,7 @@ def export(
                 hashed.refresh(audited.touched)
                 (metadata / final.known_hosts.name).write_text("".join(f"* {key}\n" for key in audited.host_keys))
             rootfs, counts = hashed.sha256, dict(hashed.counts())
-            documents = _write_sbom(config, source, tree, metadata) if role == "system" else {}
+            documents = write_sbom(config, source, tree, metadata) if role == "system" else {}
             inputs = {"image": source.id, "hostname": settings.hostname, "fix": str(fix)}
             packed = _pack(tree, tarball) if tarball is not None else None
             manifest = Manifest(
@@ -201,7 +201,7 @@ def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
     return facts
 
 
-def _write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: Path) -> dict[str, str]:
+def write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: Path) -> dict[str, str]:
     """Write the tree's bill of materials into a folder; returns its file names with their SHA-256.
 
     For an image that was built here, this is the bill of materials of the build. A tree without dpkg's status has none.

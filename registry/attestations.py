@@ -65,11 +65,22 @@ def attach(store: Store, digest: str, predicates: Mapping[str, Mapping[str, Any]
 
     Raises AccessDenied, RegistryFull, RegistryBroke or RegistryFailed.
     """
-    reference = store.connection.reference
+    name = store.connection.reference.name
+    envelopes = [
+        (signing.envelope(statement(name, digest, kind, predicate), signer), kind)
+        for kind, predicate in predicates.items()
+    ]
+    statements = [(content, {_SIGNATURE: "", "predicateType": kind}) for content, kind in envelopes]
+    _push(store, _tag(digest, "att"), statements, _ENVELOPE_TYPE, _subject(store, digest))
+    sign(store, digest, signer)
+
+
+def sign(store: Store, digest: str, signer: CryptoSigner) -> None:
+    """Sign an image or an index of the registry, and push the signature. Raises the errors of ``attach``."""
     payload = json.dumps(
         {
             "critical": {
-                "identity": {"docker-reference": reference.name},
+                "identity": {"docker-reference": store.connection.reference.name},
                 "image": {"docker-manifest-digest": digest},
                 "type": "cosign container image signature",
             },
@@ -77,15 +88,14 @@ def attach(store: Store, digest: str, predicates: Mapping[str, Mapping[str, Any]
         },
         separators=(",", ":"),
     ).encode()
+    signature = [(payload, {_SIGNATURE: signing.sign(payload, signer)})]
+    _push(store, _tag(digest, "sig"), signature, _SIMPLE_TYPE, _subject(store, digest))
+
+
+def _subject(store: Store, digest: str) -> dict[str, Any]:
+    """The descriptor of an image or an index."""
     body, manifest = distribution.read_manifest(store.connection, digest)
-    subject = {"mediaType": body.get("mediaType", MANIFEST_TYPE), "digest": digest, "size": manifest.size}
-    envelopes = [
-        (signing.envelope(statement(reference.name, digest, kind, predicate), signer), kind)
-        for kind, predicate in predicates.items()
-    ]
-    statements = [(content, {_SIGNATURE: "", "predicateType": kind}) for content, kind in envelopes]
-    _push(store, _tag(digest, "att"), statements, _ENVELOPE_TYPE, subject)
-    _push(store, _tag(digest, "sig"), [(payload, {_SIGNATURE: signing.sign(payload, signer)})], _SIMPLE_TYPE, subject)
+    return {"mediaType": body.get("mediaType", MANIFEST_TYPE), "digest": digest, "size": manifest.size}
 
 
 def _tag(digest: str, suffix: str) -> str:
@@ -120,18 +130,19 @@ def _push(
 
 
 def verify(connection: Connection, image: RemoteImage, key: PublicKey) -> Verified:
-    """Verify the signature of an image and its statements.
+    """Verify the signature of an image and its statements, and the signature of the index that it was selected from.
 
     Raises SignatureRefused, RegistryBroke or RegistryFailed.
     """
     reference, digest = connection.reference, image.manifest.digest
     signature = f"the signature of {reference}"
-    for payload, notes in _layers(connection, digest, "sig", signature):
-        signing.require_signed(payload, str(notes.get(_SIGNATURE, "")), key, signature)
-        _require_subject(_path(payload, "critical", "image", "docker-manifest-digest"), digest, signature)
+    for signed in dict.fromkeys((image.digest, digest)):
+        for payload, notes in _layers(connection, signed, "sig", signature):
+            signing.require_signed(payload, str(notes.get(_SIGNATURE, "")), key, signature)
+            _require_subject(_path(payload, "critical", "image", "docker-manifest-digest"), signed, signature)
     found: dict[str, Mapping[str, Any]] = {}
     for content, _ in _layers(connection, digest, "att", f"the statement about {reference}"):
-        stated = signing.open_envelope(content, key, f"a statement about {reference}")
+        stated = signing.open_envelope(content, key, f"a statement about {reference}", fix=_AGAIN)
         subjects = stated.get("subject")
         subject = subjects[0] if isinstance(subjects, list) and len(subjects) == 1 else {}
         stated_digest = f"sha256:{_path(subject, 'digest', 'sha256')}"

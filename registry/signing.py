@@ -128,8 +128,8 @@ def envelope(statement: Mapping[str, Any], signer: CryptoSigner) -> bytes:
     return json.dumps(made.to_dict(), sort_keys=True).encode()
 
 
-def open_envelope(content: bytes, key: PublicKey, what: str) -> dict[str, Any]:
-    """The statement in an envelope, if the key verifies it. Raises SignatureRefused."""
+def open_envelope(content: bytes, key: PublicKey, what: str, *, fix: str) -> dict[str, Any]:
+    """The statement in an envelope, if the key verifies it. Raises SignatureRefused; ``fix`` is for other contents."""
     try:
         found = Envelope.from_dict(json.loads(content))
         found.verify([key.key], 1)
@@ -143,7 +143,7 @@ def open_envelope(content: bytes, key: PublicKey, what: str) -> dict[str, Any]:
             f"{what} is not a signed statement",
             expected="a DSSE envelope with an in-toto statement",
             found=f"{type(fault).__name__}: {fault}",
-            fix="push the image again with ./inv push --sign",
+            fix=fix,
         ) from fault
     return statement
 

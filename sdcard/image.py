@@ -6,7 +6,7 @@ programs are extracted packages (flow.pipelines.card_job), so the image does not
 unpacking the system image requires root, because files have several owners.
 
 Products, in ``sd/`` in the folder of the target: the compressed image, its block map, its SHA-256, the entry for
-Raspberry Pi Imager, and the manifest.
+Raspberry Pi Imager, the bill of materials of its root, and the manifest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flow.steps import extracted_tools
 from nfsroot import unpack
 from nfsroot.audit import ON_EVERY_MEDIUM, Settings, audit
 from nfsroot.boot_files import boot_parts, write_board_files
-from nfsroot.export import left_out_warnings, origin_of
+from nfsroot.export import left_out_warnings, origin_of, write_sbom
 from nfsroot.tree import TreeHash, follow
 from sdcard import bmap, first_boot
 from sdcard.tools import Tools
@@ -90,6 +90,11 @@ class Folder:
     def imager(self) -> Path:
         """The list of images for Raspberry Pi Imager."""
         return self.place / f"{self.name}.imager.json"
+
+    @property
+    def sbom(self) -> tuple[Path, Path]:
+        """The bill of materials of its root, in SPDX and CycloneDX."""
+        return self.place / f"{self.name}.spdx.json", self.place / f"{self.name}.cdx.json"
 
     @property
     def manifest(self) -> Path:
@@ -180,6 +185,7 @@ def _make(
     with progress.step("hash the tree"):
         hashed = TreeHash.of(tree)
     before = hashed.sha256
+    documents = write_sbom(config, source, tree, scratch)
     ids = Identifiers(before)
     boot = scratch / "boot"
     _write_boot(config, tree, boot_files, boot, ids)
@@ -210,13 +216,16 @@ def _make(
     files.write_text_atomically(folder.bmap, bmap.text_of(blocks))
     files.write_text_atomically(folder.checksum, f"{digest}  {folder.image.name}\n")
     files.write_text_atomically(folder.imager, json.dumps({"os_list": [entry]}, indent=2) + "\n")
+    for name, path in zip(documents, folder.sbom, strict=False):
+        os.replace(scratch / name, path)
     origin = origin_of(config, source)
+    products = [folder.image, folder.bmap, folder.checksum, folder.imager, *(folder.sbom if documents else ())]
     inputs = {"image": source.id, "user-data": hashlib.sha256(user_data.encode()).hexdigest()}
     return Manifest(
         step="sd",
         key=key_of("sd", inputs),
         inputs=inputs,
-        artefacts=tuple(Artefact.of(path) for path in (folder.image, folder.bmap, folder.checksum, folder.imager)),
+        artefacts=tuple(Artefact.of(path) for path in products),
         facts={
             "image": source.reference,
             "image_id": source.id,

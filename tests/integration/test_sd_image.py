@@ -19,7 +19,7 @@ from nasty_image import entry, folder, tree_listing
 from registry_parts import small_disk
 
 from engine.connect import connect
-from flow import main_job
+from flow import main_job, publish
 from nfsroot import qemu, unpack
 from sdcard import bmap, image, write
 from sdcard.image import Folder
@@ -47,9 +47,19 @@ CHANGED = {
 """What a card has, or has not, that the image has not, or has."""
 
 
+STATUS = b"""Package: dpkg
+Status: install ok installed
+Maintainer: Dpkg Developers <dpkg@example.org>
+Architecture: armhf
+Version: 1.22.22
+Description: Debian package management system
+"""
+
+
 def boot_layer() -> list[object]:
     return [
-        *(folder(name) for name in ("boot", "usr", "usr/bin", "usr/lib", TREES)),
+        *(folder(name) for name in ("boot", "usr", "usr/bin", "usr/lib", TREES, "var", "var/lib", "var/lib/dpkg")),
+        entry("var/lib/dpkg/status", STATUS),
         entry("usr/bin/cloud-init", b"program"),
         entry(f"boot/vmlinuz-{RELEASE}", b"kernel" * 1000),
         entry(f"boot/initrd.img-{RELEASE}", b"initramfs" * 1000),
@@ -85,12 +95,12 @@ class Card:
     tools: Tools
 
 
-def unpacked(config: Config, place: Path) -> tuple[Path, Path, Path]:
+def unpacked(config: Config, tools: Tools, place: Path) -> tuple[Path, Path, Path]:
     """The raw image and copies of its two partitions, at the offsets of its partition table."""
     raw = place / "card.img"
     with lzma.open(Folder.of(config).image) as source, raw.open("wb") as sink:
         shutil.copyfileobj(source, sink, 1 << 20)
-    table = json.loads(process.output_of(["sfdisk", "--json", str(raw)]))["partitiontable"]
+    table = json.loads(tools.run("sfdisk", "--json", raw))["partitiontable"]
     parts = []
     for number, row in enumerate(table["partitions"]):
         parts.append(place / f"part{number}")
@@ -104,8 +114,9 @@ def unpacked(config: Config, place: Path) -> tuple[Path, Path, Path]:
 def card(tmp_path_factory: pytest.TempPathFactory, engine_runs: None) -> Iterator[Card]:
     with loaded(NAME, nasty_image.lower_layer(), nasty_image.upper_layer(), boot_layer()) as config:
         made = image.build(config)
-        raw, boot, root = unpacked(config, tmp_path_factory.mktemp("card"))
-        yield Card(config, made, raw, boot, root, image.ready_tools(config))
+        tools = image.ready_tools(config)
+        raw, boot, root = unpacked(config, tools, tmp_path_factory.mktemp("card"))
+        yield Card(config, made, raw, boot, root, tools)
     for path in Folder.of(config).place.glob(f"{NAME}*"):
         path.unlink()
 
@@ -118,7 +129,7 @@ def on_boot(card: Card) -> dict[str, bytes]:
 
 
 def test_both_file_systems_are_intact(card: Card) -> None:
-    table = json.loads(process.output_of(["sfdisk", "--json", str(card.raw)]))["partitiontable"]
+    table = json.loads(card.tools.run("sfdisk", "--json", card.raw))["partitiontable"]
     assert table["label"] == "dos"
     assert table["id"] == f"0x{card.manifest.facts['disk']}"
     assert [row["type"] for row in table["partitions"]] == ["c", "83"]
@@ -218,6 +229,16 @@ def test_the_imagers_entry_describes_the_image(card: Card) -> None:
     assert row["image_download_size"] == packed
     assert row["init_format"] == "cloudinit"
     subprocess.run(["sha256sum", "--check", "--quiet", place.checksum.name], check=True, cwd=place.place)
+
+
+def test_the_bill_of_materials_of_the_root_is_beside_the_image(card: Card) -> None:
+    spdx, cyclonedx = Folder.of(card.config).sbom
+    packages = {item["name"]: item["versionInfo"] for item in json.loads(spdx.read_text())["packages"]}
+    assert packages["dpkg"] == "1.22.22"
+    assert "dpkg" in {item["name"] for item in json.loads(cyclonedx.read_text())["components"]}
+    assert {spdx, cyclonedx} <= {item.path for item in card.manifest.artefacts}
+    for path in (spdx, cyclonedx):
+        assert "accepts it" in publish.verify_file(card.config, path, key=None).text()
 
 
 @contextlib.contextmanager
@@ -338,20 +359,20 @@ class RealCard:
 
 @pytest.fixture(scope="module")
 def real_card(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCard]:
-    """Of an image of its own, because the tests' shared image is not for cards."""
+    """Of an image of its own, because the tests' shared image is not for cards. The next run uses its build again."""
     place = tmp_path_factory.mktemp("real")
     key = place / "key"
     process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key])
     public = key.with_suffix(".pub").read_text().strip()
     config = replace(
         product_config,
-        build=replace(product_config.build, folder=place / "build"),
+        build=replace(product_config.build, folder=product_config.build.folder.with_name("test-card")),
         image=replace(product_config.image, name=f"{product_config.image.name}-card", card=True),
         sd=replace(product_config.sd, user="ada", ssh_keys=(public,), hostname="card-test", locale="en_GB.UTF-8"),
     )
     main_job.build_image(config)
     made = image.build(config)
-    yield RealCard(config, made, *unpacked(config, place), key)
+    yield RealCard(config, made, *unpacked(config, image.ready_tools(config), place), key)
     shutil.rmtree(place)
 
 

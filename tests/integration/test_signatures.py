@@ -16,10 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from registry_parts import KIB, ask, command_lines, config_for, engine_client, forget, image, need
+from registry_parts import (
+    KIB,
+    ask,
+    command_lines,
+    config_for,
+    engine_client,
+    for_arm64,
+    forget,
+    image,
+    load_image,
+    need,
+)
 
 from flow import publish
 from images import sbom
+from recipes.torch import provenance
 from registry import attestations, distribution, oras, signing
 from registry import local as local_registry
 from registry.attestations import CYCLONEDX, PROVENANCE, SPDX
@@ -133,14 +145,23 @@ def about(registry: Registry, config: Config, digest: str, suffix: str) -> dict[
     return found
 
 
-def test_signed_image_of_an_index_is_accepted(plain: Registry, keys: Keys, tmp_path: Path) -> None:
+def test_index_is_signed_as_well_as_its_images(plain: Registry, keys: Keys, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="both")
     digest = signed(config, keys)
     index = dataclasses.replace(resolve(config), tag="index")
     with oras.connect(index, actions="pull,push", user="") as store:
         held = distribution.read_image(store.connection.at(resolve(config).tag), config.image.target.oci_platform)
-        distribution.put_manifest(store.connection, distribution.index([held]), distribution.INDEX_TYPE)
-    assert publish.verify_image(config, str(index), key=keys.public).subject == f"{index}@{digest}"
+        document = distribution.index([held])
+        distribution.put_manifest(store.connection, document, distribution.INDEX_TYPE)
+        with pytest.raises(SignatureRefused, match="is not signed") as caught:
+            publish.verify_image(config, str(index), key=keys.public)
+        assert digest_of(document).replace(":", "-") in caught.value.expected
+        attestations.sign(store, digest_of(document), signing.load_private(keys.private))
+        assert publish.verify_image(config, str(index), key=keys.public).subject == f"{index}@{digest}"
+        changed = json.dumps({**json.loads(document), "annotations": {"added": "by another user"}}).encode()
+        distribution.put_manifest(store.connection, changed, distribution.INDEX_TYPE)
+        with pytest.raises(SignatureRefused, match="is not signed"):
+            publish.verify_image(config, str(index), key=keys.public)
 
 
 def test_signed_image_is_accepted(plain: Registry, keys: Keys, tmp_path: Path) -> None:
@@ -316,6 +337,25 @@ def write_build(config: Config, image_id: str) -> None:
 
 
 @pytest.mark.engine
+def test_push_signs_the_index_of_several_architectures(plain: Registry, keys: Keys, tmp_path: Path) -> None:
+    settings = {"signing_key": str(keys.private), "public_key": str(keys.public)}
+    armhf = config_for(tmp_path, plain.address, repository="multiple", **settings)
+    configs = [armhf, for_arm64(armhf)]
+    names = [config.image_reference("system") for config in configs]
+    with engine_client() as client:
+        try:
+            for config, name in zip(configs, names, strict=True):
+                write_build(config, load_image(client, name, platform=config.image.target.oci_platform))
+            pushed = publish.push(configs, registry=None, tag=None, user=None, sign=True)
+            assert about(plain, armhf, pushed.digest, "sig")["subject"]["digest"] == pushed.digest
+            forget(client, *names)
+            pulled = publish.pull(configs, registry=None, tag=None, user=None, verify=True, key=None)
+            assert [one.name for one in pulled] == names
+        finally:
+            forget(client, *names)
+
+
+@pytest.mark.engine
 def test_push_signs_and_pull_verifies(plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encrypted = make_keys(tmp_path, "encrypted", password=PASSWORD)
     monkeypatch.setattr(signing, "_taken", PASSWORD)
@@ -347,20 +387,88 @@ def test_push_signs_and_pull_verifies(plain: Registry, tmp_path: Path, monkeypat
 
 
 def test_file_is_verified(tmp_path: Path) -> None:
+    config = load_config({})
     wheel = tmp_path / "torch-2.6.0-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
     with pytest.raises(ArtefactMissing, match="nothing to verify"):
-        publish.verify_file(wheel)
-    subject = [{"name": wheel.name, "digest": {"sha256": hashlib.sha256(b"a wheel").hexdigest()}}]
-    document = {"subject": subject, "predicate": {"buildDefinition": {"externalParameters": {}}}}
-    wheel.with_name("torch-2.6.0-py3-none-any.provenance.json").write_text(json.dumps(document))
-    assert "provenance" in publish.verify_file(wheel).text()
+        publish.verify_file(config, wheel, key=None)
+    write_provenance(wheel)
+    assert "provenance" in publish.verify_file(config, wheel, key=None).text()
     wheel.write_bytes(b"a Wheel")
     with pytest.raises(UserError, match="does not match its provenance"):
-        publish.verify_file(wheel)
+        publish.verify_file(config, wheel, key=None)
     (tmp_path / "x.cdx.json").write_text("{}")
     with pytest.raises(UserError, match="not a valid bill of materials"):
-        publish.verify_file(tmp_path / "x.cdx.json")
+        publish.verify_file(config, tmp_path / "x.cdx.json", key=None)
+
+
+def write_provenance(wheel: Path) -> None:
+    subject = [{"name": wheel.name, "digest": {"sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}}]
+    document = {"subject": subject, "predicate": {"buildDefinition": {"externalParameters": {}}}}
+    provenance.path_for(wheel).write_text(json.dumps(document))
+
+
+def test_signed_file_is_verified_and_a_changed_one_refused(keys: Keys, tmp_path: Path) -> None:
+    config = load_config({"registry": {"signing_key": str(keys.private), "public_key": str(keys.public)}})
+    card = tmp_path / "card.img.xz"
+    card.write_bytes(b"a card")
+    with pytest.raises(SignatureRefused, match="is not signed"):
+        publish.verify_file(config, card, key=keys.public)
+    envelope = publish.sign_file(config, card)
+    assert publish.verify_file(config, card, key=None).lines == (f"signature: valid, by the key of {keys.public}",)
+    with pytest.raises(SignatureRefused, match="was not signed with this key"):
+        publish.verify_file(config, card, key=make_keys(tmp_path, "other").public)
+    with pytest.raises(ConfigError, match=r"registry\.public_key"):
+        publish.verify_file(load_config({}), card, key=None)
+    card.write_bytes(b"a Card")
+    with pytest.raises(SignatureRefused, match="is not the file that was signed"):
+        publish.verify_file(config, card, key=None)
+    envelope.write_text(envelope.read_text().replace('"payload": "ey', '"payload": "fy'))
+    with pytest.raises(SignatureRefused, match="was changed afterwards"):
+        publish.verify_file(config, card, key=None)
+    envelope.write_text("{")
+    with pytest.raises(SignatureRefused, match="is not a signed statement") as caught:
+        publish.verify_file(config, card, key=None)
+    assert caught.value.fix == f"./inv sign {card}"
+
+
+def test_signature_of_a_renamed_file_is_refused(keys: Keys, tmp_path: Path) -> None:
+    """An older file that was signed cannot replace another one."""
+    config = load_config({"registry": {"signing_key": str(keys.private), "public_key": str(keys.public)}})
+    old, new = tmp_path / "old.img.xz", tmp_path / "new.img.xz"
+    old.write_bytes(b"a card")
+    publish.sign_file(config, old).rename(publish.envelope_of(new))
+    old.rename(new)
+    with pytest.raises(SignatureRefused, match="is not the file that was signed"):
+        publish.verify_file(config, new, key=None)
+
+
+def test_signed_wheel_has_its_provenance_as_statement(keys: Keys, tmp_path: Path) -> None:
+    config = load_config({"registry": {"signing_key": str(keys.private), "public_key": str(keys.public)}})
+    wheel = tmp_path / "torch-2.6.0-py3-none-any.whl"
+    wheel.write_bytes(b"a wheel")
+    write_provenance(wheel)
+    envelope = json.loads(publish.sign_file(config, wheel).read_text())
+    assert json.loads(base64.b64decode(envelope["payload"])) == json.loads(provenance.path_for(wheel).read_text())
+    assert [line.partition(":")[0] for line in publish.verify_file(config, wheel, key=None).lines] == [
+        "signature",
+        "provenance",
+    ]
+    with pytest.raises(ConfigError, match=r"registry\.signing_key"):
+        publish.sign_file(load_config({}), wheel)
+
+
+def test_cosign_accepts_the_signature_of_a_file(keys: Keys, tmp_path: Path) -> None:
+    need("cosign")
+    config = load_config({"registry": {"signing_key": str(keys.private)}})
+    card = tmp_path / "card.img.xz"
+    card.write_bytes(b"a card")
+    options = [f"--key={keys.public}", "--insecure-ignore-tlog=true", f"--type={publish.FILE_TYPE}"]
+    argv = ["cosign", "verify-blob-attestation", *options, f"--signature={publish.sign_file(config, card)}", str(card)]
+    home = {**os.environ, "HOME": str(tmp_path)}
+    subprocess.run(argv, check=True, capture_output=True, env=home)
+    card.write_bytes(b"a Card")
+    assert subprocess.run(argv, capture_output=True, env=home, check=False).returncode != 0
 
 
 def test_other_words_are_refused() -> None:
