@@ -374,7 +374,7 @@ def run_on_pi(
 @_target_task(
     help={
         "kernel": "add_one, gemm, or a Python file (docs/remote.md)",
-        "target": "aarch64, armv7, local or qpu",
+        "target": "aarch64, armv7, local, opencl or qpu",
         "device": "a board from remote.devices, or an address: HOST:PORT, tracker://HOST:PORT/KEY, emulator …",
         "size": "problem size (default: the kernel's)",
         "number": "runs per measurement",
