@@ -171,11 +171,8 @@ def test_kernel_with_other_arguments_is_refused(tmp_path: Path) -> None:
         run(write(tmp_path, ("__global float *out)", "__global float *out, __global float *more)")))
     assert caught.value.found.startswith("the kernel takes 3 arguments, found 2 arrays")
     with pytest.raises(UserError) as caught:
-        run(
-            write(
-                tmp_path, ("__global float *out)", "float value)"), ("out[i] = in[i] * 2.0f;", "(void)(in[i] * value);")
-            )
-        )
+        unused = ("out[i] = in[i] * 2.0f;", "(void)(in[i] * value);")
+        run(write(tmp_path, ("__global float *out)", "float value)"), unused))
     assert "argument 1 is not a __global pointer" in caught.value.found
 
 
