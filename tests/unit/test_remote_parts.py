@@ -256,8 +256,10 @@ def test_every_reported_fault_is_in_the_table() -> None:
 
 
 def test_every_fault_of_the_loader_has_an_error() -> None:
-    kinds = set(re.findall(r'Failure\("([\w-]+)"', (REMOTE / "loader" / "loader.cpp").read_text()))
+    sources = "".join((REMOTE / "loader" / name).read_text() for name in ("loader.cpp", "opencl.cpp"))
+    kinds = set(re.findall(r'Failure\("([\w-]+)"', sources))
     assert kinds >= {"architecture", "kernel", "load", "memory", "protocol"}
+    assert kinds >= {"no-opencl", "no-device", "build", "device-memory", "work-group"}
     for kind in kinds | {"busy"}:
         made = faults.loader_error(kind, "its words", where="the board", limit_s=1.0)
         expected = {"busy": InUse, "architecture": PlatformMismatch}.get(kind, UserError)
