@@ -162,7 +162,7 @@ def test_compile_error_names_the_file_and_its_line(tmp_path: Path) -> None:
 
 def test_source_without_the_kernel_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        run(write(tmp_path, ("void twice", "void thrice")))
+        run(write(tmp_path, ("void twice", "void other")))
     assert caught.value.found == "the source has no kernel twice"
 
 
@@ -170,9 +170,10 @@ def test_kernel_with_other_arguments_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         run(write(tmp_path, ("__global float *out)", "__global float *out, __global float *more)")))
     assert caught.value.found.startswith("the kernel takes 3 arguments, found 2 arrays")
+    unused = ("out[i] = in[i] * 2.0f;", "(void)(in[i] * value);")
+    path = write(tmp_path, ("__global float *out)", "float value)"), unused)
     with pytest.raises(UserError) as caught:
-        unused = ("out[i] = in[i] * 2.0f;", "(void)(in[i] * value);")
-        run(write(tmp_path, ("__global float *out)", "float value)"), unused))
+        run(path)
     assert "argument 1 is not a __global pointer" in caught.value.found
 
 
