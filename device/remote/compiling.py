@@ -47,11 +47,16 @@ class Kernel:
         """The types and shapes of the arrays as text."""
         return ", ".join(f"{item.dtype} {'×'.join(map(str, item.shape))}" for item in (*self.arrays, self.expected))
 
+    def launch(self) -> Any:
+        """The result of the file's ``launch``, for OpenCL. Raises Fault ``kernel`` with the line of the error."""
+        path = Path(str(self.source.__file__))
+        return _guarded(path, "cannot define its launch", lambda: self.source.launch(self.size))
 
-def load(path: Path, size: int, *, qpu: bool = False) -> Kernel:
+
+def load(path: Path, size: int, *, target: str = "") -> Kernel:
     """Load a kernel's file and create its arrays. ``size`` 0 selects the size that the file defines.
 
-    With ``qpu``, the kernel runs on the QPUs, which round towards zero, so its ``QPU_TOLERANCE`` applies if defined.
+    The tolerance of the target (``QPU_TOLERANCE``, ``OPENCL_TOLERANCE``) applies if defined: QPUs round towards zero.
 
     Raises Fault ``kernel`` with the line of the error.
     """
@@ -67,9 +72,8 @@ def load(path: Path, size: int, *, qpu: bool = False) -> Kernel:
         path, "cannot create its inputs", lambda: [_contiguous(item) for item in source.inputs(size, random)]
     )
     expected = _guarded(path, "has a reference that fails", lambda: _contiguous(source.reference(*arrays)))
-    relative, absolute = getattr(source, "TOLERANCE", TOLERANCE)
-    if qpu:
-        relative, absolute = getattr(source, "QPU_TOLERANCE", (relative, absolute))
+    tolerance = getattr(source, "TOLERANCE", TOLERANCE)
+    relative, absolute = getattr(source, f"{target.upper()}_TOLERANCE", tolerance)
     count = getattr(source, "operations", lambda _: 0)
     return Kernel(
         name=path.stem,

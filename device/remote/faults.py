@@ -100,7 +100,54 @@ TABLE = {
         "a kernel that can be loaded and accepts its arrays",
         "correct the kernel's file (docs/remote.md describes its arguments)",
     ),
+    "no-opencl": Row(
+        UserError,
+        "{where} has no OpenCL",
+        "libOpenCL.so.1 on the board",
+        "install ocl-icd-libopencl1 on the board, and the driver of its GPU (on a Pi 4 or 5: mesa-opencl-icd)",
+    ),
+    "no-device": Row(
+        UserError,
+        "{where} has no OpenCL device",
+        "a device in the list of clinfo on the board",
+        "install the driver of the GPU; Mesa offers the GPU of a Pi 4 or 5 only with RUSTICL_ENABLE=v3d",
+    ),
+    "build": Row(
+        UserError,
+        "the OpenCL kernel does not compile on {where}",
+        "OpenCL C that the board's driver accepts",
+        "correct the kernel's .cl file",
+    ),
+    "device-memory": Row(
+        UserError,
+        "the OpenCL device of {where} does not have enough memory",
+        "arrays that fit into the device's memory",
+        "choose a smaller --size",
+    ),
+    "work-group": Row(
+        UserError,
+        "the work group is too large for {where}",
+        "a work group that the device can run",
+        "return a smaller one from the kernel's launch()",
+    ),
+    "driver": Row(
+        UserError,
+        "the OpenCL driver of {where} reports an error",
+        "CL_SUCCESS",
+        "check that the kernel accesses only its arrays, and the driver with clinfo on the board",
+    ),
+    "driver-crashed": Row(
+        UserError,
+        "the OpenCL driver crashed on {where}",
+        "a kernel that accesses only its arrays, and a driver that compiles it",
+        "check the kernel's indices; the board can be used again",
+    ),
 }
+
+_OF_LOADER = (
+    *("busy", "architecture"),
+    *("no-opencl", "no-device", "build", "device-memory", "work-group", "driver"),
+)
 
 
 def error_of(kind: str, found: str, **words: object) -> UserError:
@@ -112,4 +159,4 @@ def error_of(kind: str, found: str, **words: object) -> UserError:
 
 def loader_error(kind: str, found: str, **words: object) -> UserError:
     """The error for a fault that the loader reported. Kinds without their own error are errors of the kernel."""
-    return error_of(kind if kind in ("busy", "architecture") else "refused", found, **words)
+    return error_of(kind if kind in _OF_LOADER else "refused", found, **words)

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import numpy
 
-from device.remote import faults
+from device.remote import faults, opencl
 from device.remote.address import Address
 from device.remote.targets import Target
 from nfsroot import access
@@ -59,12 +59,14 @@ class Timing:
     warm_up: int
 
 
-# -rdynamic: kernels use TVMFFIErrorSetRaisedFromCStrParts of the loader. _FILE_OFFSET_BITS: a 32-bit fstat() fails with
-# EOVERFLOW on the 64-bit inode numbers of NFS.
+# -rdynamic: kernels use TVMFFIErrorSetRaisedFromCStrParts of the loader. --exclude-libs: the board's libraries, such as
+# OpenCL drivers, use their own libstdc++. _FILE_OFFSET_BITS: a 32-bit fstat() fails with EOVERFLOW on the 64-bit inode
+# numbers of NFS.
 _OPTIONS = (
     *("-std=c++17", "-O2", "-D_FILE_OFFSET_BITS=64", "-Wno-psabi"),
-    *("-static-libstdc++", "-static-libgcc", "-rdynamic"),
+    *("-static-libstdc++", "-static-libgcc", "-rdynamic", "-Wl,--exclude-libs,ALL"),
 )
+_SOURCES = (SOURCE / "loader.cpp", SOURCE / "opencl.cpp")
 
 
 def build_loader(config: Config, target: Target) -> Path:
@@ -73,12 +75,12 @@ def build_loader(config: Config, target: Target) -> Path:
     Raises ProgramMissing, CommandFailed.
     """
     compiler = process.require_program(target.linker(config.remote.linker), f"to compile for {target.title}")
-    inputs = " ".join((files.tree_fingerprint(SOURCE, "*.cpp", "*.h"), *_OPTIONS))
+    inputs = " ".join((files.tree_fingerprint(SOURCE, "*.cpp", "*.h", "*.hpp"), *_OPTIONS))
     key = hashlib.sha256(inputs.encode()).hexdigest()[:12]
     program = config.build_root / "remote" / f"loader-{target.architecture.debian}-{key}"
     if not program.is_file():
         with files.replacing(program) as staged:
-            process.run([compiler, *_OPTIONS, SOURCE / "loader.cpp", "-o", staged, "-ldl", "-pthread"], limit_s=600)
+            process.run([compiler, *_OPTIONS, *_SOURCES, "-o", staged, "-ldl", "-pthread"], limit_s=600)
     return program
 
 
@@ -94,6 +96,7 @@ class LoaderSession:
         self._limit_s = session_limit_s
         self._queue_limit_s = 0.0
         self._received = b""
+        self._crash = "crashed"
         self.model = ""
         """The model in the board's device tree; empty without one."""
 
@@ -106,6 +109,19 @@ class LoaderSession:
         """Send a kernel and return its backend. ``entry`` is "-" for a plain kernel. Raises PlatformMismatch."""
         content = library.read_bytes()
         return self._ask(f"load {entry} {len(content)}", content)
+
+    def devices(self) -> tuple[opencl.Device, ...]:
+        """The board's OpenCL devices. Raises UserError without OpenCL or without a device."""
+        self._crash = "driver-crashed"
+        size = int(self._ask("devices"))
+        return opencl.parse_devices(self._bytes(size, self._deadline()).decode(errors="replace"))
+
+    def build(self, number: int, device: opencl.Device, program: opencl.Program) -> tuple[float, bool]:
+        """Build an OpenCL kernel. Returns the seconds, and whether the board had kept the binary."""
+        content = f"{program.options}\n{program.source}".encode()
+        words = (number, program.digest(device), program.kernel, program.sizes, len(content))
+        kept, seconds, _ = self._ask(f"opencl {' '.join(map(str, words))}", content).split(maxsplit=2)
+        return float(seconds), kept == "1"
 
     def array(self, values: Any) -> int:
         """Create an array on the board with a copy of ``values``. Returns its number."""
@@ -174,6 +190,8 @@ class LoaderSession:
             raise self._error("lost", f"unexpected answer {line[:100]!r}")
         kind, _, text = rest.partition(" ")
         limit_s = self._queue_limit_s if greeting else self._limit_s
+        if kind == "build":
+            text = opencl.compiler_errors(text)
         raise faults.loader_error(kind, text, where=self._where, limit_s=limit_s)
 
     def _line(self, deadline: float, *, greeting: bool) -> str:
@@ -219,7 +237,7 @@ class LoaderSession:
         # A shell reports a signal as 128 plus its number.
         ended_by = -status if status < 0 else status - 128
         if ended_by in _CRASHES:
-            return self._error("crashed", process.explain_exit(-ended_by))
+            return self._error(self._crash, process.explain_exit(-ended_by))
         return self._error("lost", last)
 
     def _error(self, kind: str, found: str) -> UserError:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import signal
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 from rich.table import Table
 
-from device.remote import comparing, compiling, faults, loader_session, qpu_kernel, reporting, targets
+from device.remote import comparing, compiling, faults, loader_session, opencl, qpu_kernel, reporting, targets
 from device.remote import environment as environments
 from device.remote.address import LOADER_KINDS, RPC_KINDS, Address, parse, resolve
-from device.remote.loader_session import Timing
+from device.remote.loader_session import LoaderSession, Timing
 from device.remote.targets import Target
 from toolchain import files, process, progress
 from toolchain.architecture import host_architecture
@@ -25,6 +26,7 @@ from toolchain.config import Config
 from toolchain.errors import CommandFailed, ResultMismatch, UserError
 
 KERNELS = Path(__file__).with_name("kernels")
+_T = TypeVar("_T")
 _WORKER_LIMIT_S = 86400.0
 """The limit for the whole worker. Each stage has its own limit."""
 
@@ -50,6 +52,10 @@ class Profile:
     """Whether the kernel is for a machine other than this PC."""
     emulated: bool = False
     """Whether the board or its QPUs were emulated."""
+    devices: tuple[str, ...] = ()
+    """The board's OpenCL devices."""
+    build: str = ""
+    """How the board obtained the binary of an OpenCL kernel."""
 
     @property
     def mean_s(self) -> float:
@@ -84,6 +90,10 @@ class Profile:
         ]
         if self.board:
             found.insert(3, ("board", self.board))
+        if self.build:
+            found.append(("build", self.build))
+        if len(self.devices) > 1:
+            found.append(("devices", "\n".join(self.devices)))
         if self.emulated:
             found.append(("note", "timed under emulation; not measured on hardware"))
         elif self.foreign and not self.board.startswith("Raspberry Pi"):
@@ -136,6 +146,10 @@ def profile(
     require_sane(timing, size)
     with files.scratch_folder(config.build_root / "remote", "run") as scratch:
         job = _Job(config, wanted, address, path, size, timing, scratch)
+        if wanted.name == "opencl":
+            if keep is not None:
+                raise _nothing_to_keep(path)
+            return job.by_opencl()
         if wanted.name == "qpu":
             done = job.by_loader(job.qpu_library())
         elif address.kind == "local" and wanted.name != "local":
@@ -192,8 +206,9 @@ def device_of(config: Config, target: Target, name: str) -> Address:
             fix="for example --device tracker://HOST:9190/KEY; see docs/remote.md for how to set up a board",
         )
     address = resolve(name or target.default_device, config.remote.devices)
-    # libqpu's emulator runs natively, so it does not need qemu-user.
-    allowed = ("local", "tree", "ssh") if target.name == "qpu" else (*RPC_KINDS, *LOADER_KINDS)
+    # libqpu's emulator runs natively, so it does not need qemu-user. The emulated board has no OpenCL.
+    here_or_ssh = target.name in ("qpu", "opencl")
+    allowed = ("local", "tree", "ssh") if here_or_ssh else (*RPC_KINDS, *LOADER_KINDS)
     if address.kind not in allowed:
         raise wrong_device(target, address)
     return address
@@ -207,6 +222,15 @@ def wrong_device(target: Target, address: Address) -> UserError:
         expected="tree://HOST or ssh://HOST" if uses_loader else "HOST:PORT, tracker://… or proxy://…",
         found=str(address),
         fix="choose another --device or --target (docs/remote.md has the table)",
+    )
+
+
+def _nothing_to_keep(path: Path) -> UserError:
+    return UserError(
+        "an OpenCL kernel has no library",
+        expected="no --keep with --target opencl",
+        found="--keep",
+        fix=f"programs on the board compile {path.with_suffix('.cl').name} with clBuildProgram",
     )
 
 
@@ -270,11 +294,30 @@ class _Job:
     def by_loader(self, compiled: tuple[Path, str, list[Path]]) -> Profile:
         """Send the library to the loader on the board, then run, check and time it."""
         library, entry, folders = compiled
-        target = qpu_kernel.on_this_pc(self.target) if self.address.kind == "local" else self.target
+        return self._on_board(self._arrays(), lambda board: board.load(library, entry), folders)
+
+    def by_opencl(self) -> Profile:
+        """Send the source to the loader on the board, where its driver compiles it, then run, check and time it."""
         kernel = self._arrays()
+        program = self._guarded(lambda: opencl.program(self.path, kernel))
+        measured: dict[str, Any] = {}
+
+        def build(board: LoaderSession) -> str:
+            devices = board.devices()
+            number = opencl.choose(devices)
+            seconds, kept = board.build(number, devices[number], program)
+            state = "binary of an earlier session, loaded" if kept else "compiled on the board"
+            measured.update(devices=tuple(map(str, devices)), build=f"{state} in {seconds_text(seconds)}")
+            return str(devices[number])
+
+        return dataclasses.replace(self._on_board(kernel, build, []), **measured)
+
+    def _on_board(self, kernel: compiling.Kernel, load: Callable[[LoaderSession], str], folders: list[Path]) -> Profile:
+        """Run, check and time a kernel. ``load`` loads it on the board and returns its backend."""
+        target = qpu_kernel.on_this_pc(self.target) if self.address.kind == "local" else self.target
         with loader_session.session(self.config, target, self.address, libraries=folders) as board:
             progress.say(f"    {self.address} is ready")
-            backend = board.load(library, entry)
+            backend = load(board)
             blank = numpy.full_like(kernel.expected, numpy.nan if kernel.expected.dtype.kind == "f" else 77)
             numbers = [board.array(item) for item in (*kernel.arrays, blank)]
             model = board.run(numbers)
@@ -304,8 +347,12 @@ class _Job:
         )
 
     def _arrays(self) -> compiling.Kernel:
+        return self._guarded(lambda: compiling.load(self.path, self.size, target=self.target.name))
+
+    @staticmethod
+    def _guarded(action: Callable[[], _T]) -> _T:
         try:
-            return compiling.load(self.path, self.size, qpu=self.target.name == "qpu")
+            return action()
         except reporting.Fault as fault:
             raise faults.error_of("kernel", fault.found) from fault
 
@@ -317,7 +364,7 @@ class _Job:
             operations=self.facts["operations"],
             target=f"{self.target.name} ({self.target.title})",
             device=str(self.address),
-            foreign=self.target.name != "local",
+            foreign="local" not in (self.target.name, self.address.kind),
             timing=self.timing,
             **{**measured, "seconds": tuple(measured["seconds"])},
         )

@@ -276,7 +276,7 @@ def test_missing_key_and_unreachable_board_are_reported(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------ the source
 
-SOURCES = tuple(loader_session.SOURCE / name for name in ("loader.cpp", "standalone.cpp"))
+SOURCES = tuple(loader_session.SOURCE / name for name in ("loader.cpp", "opencl.cpp", "standalone.cpp"))
 
 
 def test_loader_compiles_without_warnings() -> None:

@@ -93,7 +93,7 @@ def test_every_invalid_board_of_the_configuration_is_reported() -> None:
 
 
 def test_targets_use_the_table_of_architectures() -> None:
-    assert set(targets.names()) == {"local", "aarch64", "armv7", "qpu"}
+    assert set(targets.names()) == {"local", "aarch64", "armv7", "opencl", "qpu"}
     assert targets.load("aarch64").architecture == ARCHITECTURES["arm64"]
     assert targets.load("aarch64").linker("") == "aarch64-linux-gnu-g++"
     assert targets.load("armv7").linker("") == "arm-linux-gnueabihf-g++"
@@ -256,8 +256,10 @@ def test_every_reported_fault_is_in_the_table() -> None:
 
 
 def test_every_fault_of_the_loader_has_an_error() -> None:
-    kinds = set(re.findall(r'Failure\("([\w-]+)"', (REMOTE / "loader" / "loader.cpp").read_text()))
+    sources = "".join((REMOTE / "loader" / name).read_text() for name in ("loader.cpp", "opencl.cpp"))
+    kinds = set(re.findall(r'Failure\("([\w-]+)"', sources))
     assert kinds >= {"architecture", "kernel", "load", "memory", "protocol"}
+    assert kinds >= {"no-opencl", "no-device", "build", "device-memory", "work-group"}
     for kind in kinds | {"busy"}:
         made = faults.loader_error(kind, "its words", where="the board", limit_s=1.0)
         expected = {"busy": InUse, "architecture": PlatformMismatch}.get(kind, UserError)

@@ -23,6 +23,11 @@ def module(size: int) -> Any:
     return tvm.IRModule({"add_one": te.create_prim_func([a, b]).with_attr("global_symbol", "add_one")})
 
 
+def launch(size: int) -> tuple[tuple[int], None]:
+    """The work items of the OpenCL kernel; the driver chooses the work group."""
+    return (size,), None
+
+
 def inputs(size: int, random: numpy.random.Generator) -> list[Any]:
     """One vector."""
     return [random.standard_normal(size, dtype=numpy.float32)]

@@ -12,6 +12,8 @@ import numpy
 
 SIZE = 256
 TOLERANCE = (1e-4, 1e-4)
+OPENCL_TOLERANCE = (0.0, 5e-4)
+"""The result agrees to three decimals."""
 
 BLOCK = 32
 """Rows and columns of a block of the result: 4 KiB, a quarter of a Cortex-A53's first cache."""
@@ -40,6 +42,12 @@ def module(size: int) -> Any:
     schedule.vectorize(j_inner)
     schedule.decompose_reduction(block, k_outer)
     return schedule.mod
+
+
+def launch(size: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The work items of the OpenCL kernel and of a work group, which computes TILE × TILE elements (gemm.cl)."""
+    groups = math.ceil(size / 64)
+    return (groups * 16, groups * 16), (16, 16)
 
 
 def inputs(size: int, random: numpy.random.Generator) -> list[Any]:

@@ -9,6 +9,10 @@
 // bytes. A response is "ok WORDS", followed by bytes for some requests, or "error KIND TEXT":
 //
 //   load ENTRY BYTES + library    ok BACKEND           a kernel library; "-" as entry: plain
+//   devices                       ok BYTES + lines     the board's OpenCL devices (opencl.hpp)
+//   opencl DEVICE DIGEST NAME GLOBAL... LOCAL... BYTES + options, newline, source
+//                                 ok KEPT SECONDS BACKEND   an OpenCL kernel; three sizes each; KEPT is
+//                                                      1 if its binary is from an earlier session
 //   array KIND BYTES SHAPE...     ok NUMBER            zeroed, aligned to 64 bytes
 //   write NUMBER BYTES + content  ok
 //   read NUMBER                   ok BYTES + content
@@ -16,7 +20,8 @@
 //   time NUMBER REPEAT MIN_MS WARM_UP NUMBER...        ok RUNS SECONDS...   seconds per run, for
 //                                                      each repeat; RUNS is the runs per repeat
 //
-// Kinds of errors: busy, protocol, architecture, load, kernel, memory.
+// Kinds of errors: busy, protocol, architecture, load, kernel, memory; of OpenCL also no-opencl, no-device, build,
+// device-memory, work-group, driver.
 //
 // A kernel is either a library made by TVM (its C entry point is __tvm_ffi_NAME, which takes
 // DLTensors in the calling convention of TVM's FFI), or one that exports the functions of kernel.h.
@@ -46,18 +51,13 @@
 #include <utility>
 #include <vector>
 
-#include "kernel.h"
+#include "library.hpp"
+#include "opencl.hpp"
 
 namespace {
 
 constexpr int TIMED_OUT = 124;
-constexpr std::size_t ALIGNMENT = 64;  // TVM's code relies on it
 constexpr std::size_t MAX_BYTES = std::size_t{1} << 31;
-
-struct Failure : std::runtime_error {
-  Failure(const char *what, const std::string &text) : std::runtime_error(text), kind(what) {}
-  const char *kind;
-};
 
 // ------------------------------------------------------------------------------ TVM's C interface
 //
@@ -176,16 +176,6 @@ std::string readRequest() {
 }
 
 // ------------------------------------------------------------------------------------- the kernel
-
-class Library {
- public:
-  virtual ~Library() = default;
-  virtual void *allocate(std::size_t bytes) = 0;
-  virtual void release(void *memory) = 0;
-  virtual void run(const std::vector<pitorch_array> &arrays) = 0;
-  virtual std::string backend() = 0;
-  virtual double modelSeconds() = 0;
-};
 
 template <typename T>
 T symbol(void *handle, const char *name) {
@@ -365,10 +355,15 @@ class Session {
     if (verb == "load") {
       const auto entry = word<std::string>(words);
       const std::vector<char> content = payload(word<std::size_t>(words));
-      for (Array &each : arrays_) library_->release(each.data);
-      arrays_.clear();
+      unload();
       library_ = load(entry, content);
       answer(" " + oneLine(library_->backend()));
+    } else if (verb == "devices") {
+      const std::string lines = opencl::devices();
+      answer(" " + std::to_string(lines.size()));
+      writeAll(lines.data(), lines.size());
+    } else if (verb == "opencl") {
+      build(words);
     } else if (verb == "array") {
       add(words);
     } else if (verb == "write") {
@@ -415,6 +410,34 @@ class Session {
     return arrays_[number];
   }
 
+  void unload() {
+    for (Array &each : arrays_) library_->release(each.data);
+    arrays_.clear();
+    library_.reset();
+  }
+
+  void build(std::istringstream &words) {
+    opencl::Request request;
+    request.device = word<std::size_t>(words);
+    request.digest = word<std::string>(words);
+    request.kernel = word<std::string>(words);
+    for (std::size_t &each : request.global) each = word<std::size_t>(words);
+    for (std::size_t &each : request.local) each = word<std::size_t>(words);
+    const std::vector<char> content = payload(word<std::size_t>(words));
+    if (request.digest.find_first_not_of("0123456789abcdef") != std::string::npos)
+      throw Failure("protocol", "the digest is not hexadecimal");  // it is the name of a file
+    const auto end = std::find(content.begin(), content.end(), '\n');
+    request.options.assign(content.begin(), end);
+    if (end != content.end()) request.source.assign(end + 1, content.end());
+    unload();
+    bool kept = false;
+    const auto began = std::chrono::steady_clock::now();
+    library_ = opencl::build(request, kept);
+    std::ostringstream text;
+    text << ' ' << kept << ' ' << std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    answer(text.str() + " " + oneLine(library_->backend()));
+  }
+
   void add(std::istringstream &words) {
     if (library_ == nullptr) throw Failure("protocol", "no kernel is loaded");
     Array made;
@@ -450,7 +473,6 @@ class Session {
   // Like TVM's time_evaluator: `number` runs are one measurement; if they take less than
   // `leastMs`, the number is increased.
   void time(std::istringstream &words) {
-    using Clock = std::chrono::steady_clock;
     auto number = word<std::uint64_t>(words);
     const auto repeat = word<std::uint64_t>(words);
     const auto leastMs = word<double>(words);
@@ -463,9 +485,7 @@ class Session {
     for (std::uint64_t i = 0; i < repeat; i++) {
       double seconds = 0;
       for (;;) {
-        const Clock::time_point began = Clock::now();
-        for (std::uint64_t k = 0; k < number; k++) library_->run(arrays);
-        seconds = std::chrono::duration<double>(Clock::now() - began).count();
+        seconds = library_->time(arrays, number);
         if (seconds * 1e3 >= leastMs) break;
         const double enough = leastMs * 1e-3 / (seconds > 0 ? seconds : 1e-9) * static_cast<double>(number);
         number = static_cast<std::uint64_t>(std::min(enough, 1e12)) + number / 2 + 1;

@@ -1,0 +1,123 @@
+"""OpenCL kernels: a file in OpenCL C next to the kernel's Python file, compiled by the driver on the board.
+
+The Python file creates the arrays and the reference like for any kernel, and defines ``launch(size)``, which returns
+the numbers of work items: all of them, and those of a work group (or None: the driver chooses). The ``.cl`` file
+defines a ``__kernel`` with the file's name. Its arguments are the inputs, then the result; ``SIZE`` is a macro.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from device.remote.compiling import Kernel
+from device.remote.reporting import Fault
+from toolchain import progress
+
+_MOST_DIMENSIONS = 3
+_MOST_ERRORS = 3
+
+
+@dataclass(frozen=True)
+class Device:
+    """An OpenCL device of a board."""
+
+    type: str
+    name: str
+    version: str
+    driver: str
+    units: int
+    memory: int
+
+    def __str__(self) -> str:
+        memory = progress.human_size(self.memory)
+        return f"{self.name} ({self.type}, {self.version}, driver {self.driver}, {self.units} compute units, {memory})"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A kernel's source and launch for the loader."""
+
+    kernel: str
+    options: str
+    source: str
+    work_items: tuple[int, ...]
+    group: tuple[int, ...] | None
+
+    def digest(self, device: Device) -> str:
+        """The SHA-256 of everything that determines the binary. The board keeps the binary under this name."""
+        parts = (str(device), self.options, self.source)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    @property
+    def sizes(self) -> str:
+        """The three sizes of the launch, then those of a work group (zeros: the driver chooses)."""
+        group = _padded(self.group) if self.group is not None else (0,) * _MOST_DIMENSIONS
+        return " ".join(map(str, (*_padded(self.work_items), *group)))
+
+
+def parse_devices(lines: str) -> tuple[Device, ...]:
+    """The devices in the loader's list."""
+    found = []
+    for line in lines.splitlines():
+        type_, name, version, driver, units, memory = line.split("\t")
+        found.append(Device(type_, name, version, driver, int(units), int(memory)))
+    return tuple(found)
+
+
+def choose(devices: Sequence[Device]) -> int:
+    """The position of the first GPU, else of the first device."""
+    return next((number for number, device in enumerate(devices) if device.type == "GPU"), 0)
+
+
+def program(path: Path, kernel: Kernel) -> Program:
+    """The program of a kernel's file. Raises Fault ``kernel``."""
+    source = path.with_suffix(".cl")
+    if not source.is_file():
+        raise Fault("kernel", f"{path.stem} is not an OpenCL kernel: there is no {source.name} next to {path.name}")
+    if not hasattr(kernel.source, "launch"):
+        raise Fault("kernel", f"{path} does not define launch, so it is not an OpenCL kernel")
+    returned = kernel.launch()
+    fault = _fault(returned)
+    if fault:
+        raise Fault("kernel", f"{path}: launch({kernel.size}) returns {returned!r}: {fault}")
+    work_items, group = returned
+    return Program(
+        kernel=path.stem,
+        options=f"-DSIZE={kernel.size}",
+        # The compiler's messages then name the file and its lines.
+        source=f'#line 1 "{source.name}"\n{source.read_text()}',
+        work_items=tuple(work_items),
+        group=None if group is None else tuple(group),
+    )
+
+
+def compiler_errors(log: str) -> str:
+    """The first errors in the output of a driver's compiler, which the loader sends with a separator between lines."""
+    lines = [line.strip() for line in log.split("\x1e") if line.strip()]
+    errors = [line for line in lines if re.search(r"\berror\b", line)]
+    return " / ".join((errors or lines)[:_MOST_ERRORS])
+
+
+def _fault(launch: Any) -> str:
+    """What is wrong with a launch; empty if nothing is."""
+    if not isinstance(launch, tuple) or len(launch) != 2:
+        return "expected a pair: all work items, and those of a work group"
+    work_items, group = launch
+    for sizes in (work_items, group) if group is not None else (work_items,):
+        if not isinstance(sizes, tuple) or not 1 <= len(sizes) <= _MOST_DIMENSIONS or min(sizes) < 1:
+            return "expected tuples of one to three sizes of 1 or more"
+    if group is None:
+        return ""
+    # OpenCL 1.2 has no partial groups.
+    if len(group) != len(work_items) or any(all_ % one for all_, one in zip(work_items, group, strict=True)):
+        return "expected multiples of the sizes of the work group"
+    return ""
+
+
+def _padded(sizes: Sequence[int]) -> tuple[int, ...]:
+    return (*sizes, *(1,) * (_MOST_DIMENSIONS - len(sizes)))

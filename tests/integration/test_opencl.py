@@ -1,0 +1,299 @@
+"""OpenCL kernels on this PC: POCL, Debian's OpenCL driver for the CPU."""
+
+from __future__ import annotations
+
+import ctypes.util
+import dataclasses
+import json
+import shutil
+import textwrap
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy
+import pytest
+
+from device.remote import compiling, loader_session, opencl, profiling, targets
+from device.remote.address import parse
+from device.remote.loader_session import LoaderSession, Timing
+from device.remote.profiling import Profile
+from toolchain import process
+from toolchain.config import Config, load_config
+from toolchain.errors import BoardLost, ResultMismatch, UserError
+
+QUICK = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
+
+PYTHON = """
+    import numpy
+
+    SIZE = 96
+
+    def launch(size):
+        return (size,), (32,)
+
+    def inputs(size, random):
+        return [random.standard_normal(size, dtype=numpy.float32)]
+
+    def reference(a):
+        return a * numpy.float32(2)
+"""
+
+OPENCL = """\
+__kernel void twice(__global const float *in, __global float *out) {
+  const int i = get_global_id(0);
+  out[i] = in[i] * 2.0f;
+}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drivers() -> None:
+    if ctypes.util.find_library("OpenCL") is None or not list(Path("/etc/OpenCL/vendors").glob("pocl.icd")):
+        pytest.skip("POCL is missing; ./inv installs it")
+    if shutil.which("g++") is None:
+        pytest.skip("the program g++ is missing; ./inv installs it")
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty folders for the loader's binaries and for POCL's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / "pocl"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def board() -> Iterator[LoaderSession]:
+    """A session with this PC."""
+    with session() as opened:
+        yield opened
+
+
+def config() -> Config:
+    return load_config({"build": {"folder": "build/test"}, "remote": {"session_limit_s": 60}})
+
+
+def session() -> AbstractContextManager[LoaderSession]:
+    return loader_session.session(config(), targets.load("local"), parse("local"))
+
+
+def run(kernel: str | Path, *, size: int = 0, timing: Timing = QUICK) -> Profile:
+    return profiling.profile(config(), kernel=str(kernel), target="opencl", size=size, timing=timing)
+
+
+def write(folder: Path, *replaced: tuple[str, str], python: str = PYTHON) -> Path:
+    """Write the files of a kernel. Each pair in ``replaced`` is a text in the OpenCL file and its replacement."""
+    path = folder / "twice.py"
+    path.write_text(textwrap.dedent(python))
+    text = OPENCL
+    for old, new in replaced:
+        assert old in text
+        text = text.replace(old, new)
+    path.with_suffix(".cl").write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(("kernel", "size"), [("gemm", 7), ("gemm", 64), ("gemm", 100), ("add_one", 1), ("add_one", 0)])
+def test_opencl_kernel_is_checked_and_timed(kernel: str, size: int) -> None:
+    done = run(kernel, size=size)
+    assert done.checked == (size or 1024) ** (2 if kernel == "gemm" else 1)
+    assert min(done.seconds) > 0
+    assert done.gflops == pytest.approx(done.operations / done.mean_s / 1e9)
+    rows = dict(done.rows())
+    assert "compute units" in rows["runs on"]
+    assert "note" not in rows
+    assert "driver " in json.loads(done.as_json())["devices"][0]
+
+
+def test_reference_gemm_agrees_to_three_decimals() -> None:
+    done = run("gemm", size=1024, timing=Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0))
+    assert done.checked == 1024 * 1024
+    assert done.operations == 2 * 1024**3
+    assert compiling.load(profiling.KERNELS / "gemm.py", 4, target="opencl").tolerance == (0.0, 5e-4)
+
+
+def test_kernels_time_excludes_the_copies(board: LoaderSession, tmp_path: Path) -> None:
+    """The device measures the kernel: a copy of 64 MiB takes much longer than a launch that does nothing."""
+    size = 1 << 24
+    build(board, write(tmp_path, ("out[i] = in[i] * 2.0f;", "if (i < 0) out[i] = in[i];")), size)
+    numbers = [board.array(numpy.zeros(size, numpy.float32)), board.array(numpy.zeros(size, numpy.float32))]
+    _, seconds = board.time(Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=1), numbers)
+    assert seconds[0] < 1
+
+
+def test_binary_is_kept_by_digest_and_replaced_if_damaged(tmp_path: Path, caches: Path) -> None:
+    path = write(tmp_path)
+    assert run(path).build.startswith("compiled on the board in ")
+    assert run(path).build.startswith("binary of an earlier session")
+    (kept,) = (caches / "pitorch/opencl").iterdir()
+    assert len(kept.name) == 64
+    kept.write_bytes(b"damaged")
+    assert run(path).build.startswith("compiled on the board in ")
+    assert run(path).build.startswith("binary of an earlier session")
+    assert run(path, size=128).build.startswith("compiled on the board in ")
+    assert len(list(kept.parent.iterdir())) == 2
+
+
+def test_kernel_runs_if_its_binary_cannot_be_kept(tmp_path: Path, caches: Path) -> None:
+    caches.write_text("a file in place of the folder")
+    path = write(tmp_path)
+    for _ in range(2):
+        assert run(path).build.startswith("compiled on the board in ")
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+def build(board: LoaderSession, path: Path, size: int = 0) -> opencl.Program:
+    """Build a kernel in a session."""
+    program = opencl.program(path, compiling.load(path, size, target="opencl"))
+    devices = board.devices()
+    board.build(opencl.choose(devices), devices[opencl.choose(devices)], program)
+    return program
+
+
+def test_compile_error_names_the_file_and_its_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not compile on local") as caught:
+        run(write(tmp_path, ("in[i] * 2.0f", "in[i] * factor")))
+    assert "twice.cl:3:" in caught.value.found
+    assert "factor" in caught.value.found
+
+
+def test_source_without_the_kernel_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        run(write(tmp_path, ("void twice", "void other")))
+    assert caught.value.found == "the source has no kernel twice"
+
+
+def test_kernel_with_other_arguments_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        run(write(tmp_path, ("__global float *out)", "__global float *out, __global float *more)")))
+    assert caught.value.found.startswith("the kernel takes 3 arguments, found 2 arrays")
+    unused = ("out[i] = in[i] * 2.0f;", "(void)(in[i] * value);")
+    path = write(tmp_path, ("__global float *out)", "float value)"), unused)
+    with pytest.raises(UserError) as caught:
+        run(path)
+    assert "argument 1 is not a __global pointer" in caught.value.found
+
+
+def test_wrong_result_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ResultMismatch, match=r"first at index \[5\]"):
+        run(write(tmp_path, ("out[i] =", "if (i != 5) out[i] =")))
+
+
+def test_work_group_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    large = PYTHON.replace("(size,), (32,)", "(size * 4096, 4), (4096, 4)")
+    with pytest.raises(UserError, match="the work group is too large for local") as caught:
+        run(write(tmp_path, python=large))
+    assert "4096×4×1 = 16384 work items; the device runs at most" in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("launch", "found"),
+    [
+        ("(size,), (36,)", "expected multiples of the sizes of the work group"),
+        ("(size, 1), (32,)", "expected multiples of the sizes of the work group"),
+        ("(size, 0), None", "expected tuples of one to three sizes of 1 or more"),
+        ("(1, 1, 1, 1), None", "expected tuples of one to three sizes of 1 or more"),
+        ("size, None", "expected tuples of one to three sizes of 1 or more"),
+        ("(size,)", "expected a pair: all work items, and those of a work group"),
+        ("(unknown,), None", "twice.py:7 cannot define its launch: NameError"),
+    ],
+)
+def test_invalid_launch_is_refused(tmp_path: Path, launch: str, found: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run(write(tmp_path, python=PYTHON.replace("(size,), (32,)", launch)))
+    assert found in caught.value.found
+
+
+def test_missing_source_or_launch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        run(write(tmp_path, python=PYTHON.replace("def launch", "def launches")))
+    assert "does not define launch" in caught.value.found
+    path = write(tmp_path)
+    path.with_suffix(".cl").unlink()
+    with pytest.raises(UserError) as caught:
+        run(path)
+    assert "there is no twice.cl next to twice.py" in caught.value.found
+
+
+def test_arrays_beyond_the_devices_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POCL_MEMORY_LIMIT", "1")  # GiB
+    with session() as board:
+        build(board, write(tmp_path))
+        with pytest.raises(UserError, match="does not have enough memory") as caught:
+            board._ask("array f 4 500000000")
+        assert "an array of 1908 MiB after 0 MiB; the device has" in caught.value.found
+
+
+def test_local_memory_beyond_the_devices_is_refused(tmp_path: Path) -> None:
+    shared = "__local float block[1 << 24]; const int l = get_local_id(0); block[(l * 7919) & 0xffffff] = in[l]; "
+    path = write(
+        tmp_path,
+        ("const int i", shared + "barrier(CLK_LOCAL_MEM_FENCE); const int i"),
+        ("* 2.0f", "* 2.0f + block[(int)in[i]]"),
+    )
+    with pytest.raises(UserError, match="does not have enough memory") as caught:
+        run(path)
+    assert "the kernel uses 67108864 bytes of local memory; the device has" in caught.value.found
+
+
+def test_board_without_a_driver_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCL_ICD_VENDORS", str(tmp_path / "none"))
+    with pytest.raises(UserError, match="local has no OpenCL device") as caught:
+        run(write(tmp_path))
+    assert "RUSTICL_ENABLE=v3d" in caught.value.fix
+
+
+@pytest.mark.emulation
+def test_board_without_opencl_is_reported() -> None:
+    """The cross compiler's C library has no OpenCL next to it."""
+    if not shutil.which("aarch64-linux-gnu-g++"):
+        pytest.skip("aarch64-linux-gnu-g++ is missing; ./inv installs it")
+    with loader_session.session(config(), targets.load("opencl"), parse("emulator")) as emulated:
+        with pytest.raises(UserError, match="emulator has no OpenCL") as caught:
+            emulated.devices()
+        assert "libOpenCL.so.1" in caught.value.found
+
+
+def test_driver_crash_ends_only_its_session(tmp_path: Path) -> None:
+    """POCL runs kernels in the loader's process, so an access outside of the arrays crashes it."""
+    with pytest.raises(UserError, match="the OpenCL driver crashed on local") as caught:
+        run(write(tmp_path, ("out[i] =", "out[(long)i << 40] =")))
+    assert caught.value.found == "killed by SIGSEGV"
+    assert run(write(tmp_path)).checked == 96
+
+
+def test_endless_kernel_times_out(tmp_path: Path) -> None:
+    path = write(tmp_path, ("out[i] =", "while (in[i] != 1e30f * i + 7) out[i] ="))
+    limited = dataclasses.replace(config(), remote=dataclasses.replace(config().remote, session_limit_s=3))
+    with pytest.raises(BoardLost) as caught:
+        profiling.profile(limited, kernel=str(path), target="opencl", timing=QUICK)
+    assert caught.value.expected == "completion within 3 s"
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        ("opencl 9 ab twice 1 1 1 0 0 0 1\n\n", "there is no device 9"),
+        ("opencl 0 ../x twice 1 1 1 0 0 0 1\n\n", "the digest is not hexadecimal"),
+        ("opencl 0 ab twice 1 1", "a word is missing"),
+    ],
+)
+def test_invalid_opencl_requests_are_refused(board: LoaderSession, request_: str, error: str) -> None:
+    line, _, content = request_.partition("\n")
+    with pytest.raises(UserError) as caught:
+        board._ask(line, content.encode())
+    assert error in caught.value.found
+
+
+# ------------------------------------------------------------------------------------------------ the source
+
+
+def test_opencl_source_compiles_without_warnings() -> None:
+    warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
+    source = loader_session.SOURCE / "opencl.cpp"
+    for compiler in ("g++", *(f"{targets.load(name).architecture.gnu}-g++" for name in ("aarch64", "armv7"))):
+        if shutil.which(compiler):
+            process.run([compiler, "-std=c++17", "-O1", *warnings, "-fsyntax-only", source], limit_s=300)
