@@ -163,7 +163,7 @@ def test_exported_tree_has_documents(made: Path, tmp_path: Path, built_here: boo
         layers=(),
         labels={WHEELS: json.dumps({WHEEL.file: WHEEL.sha256})},
     )
-    found = export._write_sbom(config, source, tree, folder)
+    found = export.write_sbom(config, source, tree, folder)
     assert found == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in sbom.NAMES}
     assert ((folder / SPDX).read_bytes() == (made / SPDX).read_bytes()) == built_here
     names = {item["name"]: item for item in json.loads((folder / SPDX).read_text())["packages"]}
@@ -174,4 +174,4 @@ def test_exported_tree_has_documents(made: Path, tmp_path: Path, built_here: boo
 
 def test_tree_without_packages_has_no_documents(tmp_path: Path) -> None:
     source = SourceImage(reference="image", id="sha256:1", digests=(), size=0, layers=())
-    assert export._write_sbom(load_config({}), source, tmp_path, tmp_path) == {}
+    assert export.write_sbom(load_config({}), source, tmp_path, tmp_path) == {}
