@@ -19,7 +19,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from flow.context import Context, for_all_targets
 from flow.steps import extracted_tools
 from nfsroot import unpack
 from nfsroot.audit import ON_EVERY_MEDIUM, Settings, audit
-from nfsroot.boot_files import boot_parts, write_board_files
+from nfsroot.boot_files import BootParts, boot_parts, write_board_files
 from nfsroot.export import left_out_warnings, origin_of, write_sbom
 from nfsroot.tree import TreeHash, follow
 from sdcard import bmap, first_boot
@@ -188,7 +188,9 @@ def _make(
     documents = write_sbom(config, source, tree, scratch)
     ids = Identifiers(before)
     boot = scratch / "boot"
-    _write_boot(config, tree, boot_files, boot, ids)
+    parts = _write_boot(config, tree, boot_files, boot, ids)
+    names = _IMAGER_DEVICES[config.image.architecture]
+    devices = [name for name, socs in names.items() if any(parts.boots(soc) for soc in socs)]
     hostname = config.sd.hostname or re.sub(r"[^a-z0-9-]", "-", config.image.name)
     settings = Settings(hostname=hostname, nameservers=(), client_public_key="", now=tools.epoch)
     audited = audit(tree, settings, ON_EVERY_MEDIUM)
@@ -210,7 +212,7 @@ def _make(
         tools.run("xz", "--keep", *_XZ, image)
     packed = image.with_name(f"{image.name}.xz")
     digest = files.sha256_of(packed)
-    entry = _imager_entry(config, folder, extracted, packed.stat().st_size, digest)
+    entry = _imager_entry(config, folder, devices, extracted, packed.stat().st_size, digest)
     folder.manifest.unlink(missing_ok=True)
     os.replace(packed, folder.image)
     files.write_text_atomically(folder.bmap, bmap.text_of(blocks))
@@ -241,8 +243,8 @@ def _make(
     )
 
 
-def _write_boot(config: Config, tree: Path, boot_files: tuple[Path, Path], boot: Path, ids: Identifiers) -> None:
-    """The files of the boot partition. Raises ArtefactMissing if a board could not boot from them."""
+def _write_boot(config: Config, tree: Path, boot_files: tuple[Path, Path], boot: Path, ids: Identifiers) -> BootParts:
+    """Write the files of the boot partition. Raises ArtefactMissing if a board could not boot from them."""
     firmware_folder, licence = boot_files
     parts = boot_parts(tree, firmware_folder)
     missing = parts.missing()
@@ -265,6 +267,7 @@ def _write_boot(config: Config, tree: Path, boot_files: tuple[Path, Path], boot:
         f"console=serial0,115200 console=tty1 {script}{root} net.ifnames=0\n",
     )
     (boot / "LICENCE.raspi-firmware").write_bytes(licence.read_bytes())
+    return parts
 
 
 def _root_of(tree: Path, root: Path, tools: Tools, ids: Identifiers, counts: dict[str, int]) -> Path:
@@ -339,11 +342,16 @@ def _assemble(image: Path, root: Path, used: list[tuple[int, int]], boot: Path, 
     root.unlink()
 
 
-_DEVICES = {"armhf": ["pi2-32bit", "pi3-32bit"], "arm64": ["pi3-64bit"]}
-"""Raspberry Pi Imager's names of the boards with the device trees and firmware above."""
+_IMAGER_DEVICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "armhf": {"pi2-32bit": ("bcm2836", "bcm2709"), "pi3-32bit": ("bcm2837", "bcm2710")},
+    "arm64": {"pi3-64bit": ("bcm2837", "bcm2710"), "pi4-64bit": ("bcm2711",), "pi5-64bit": ("bcm2712",)},
+}
+"""Raspberry Pi Imager's names of boards, with the systems on chip in the names of their device trees."""
 
 
-def _imager_entry(config: Config, folder: Folder, extracted: Artefact, size: int, sha256: str) -> dict[str, Any]:
+def _imager_entry(
+    config: Config, folder: Folder, devices: Sequence[str], extracted: Artefact, size: int, sha256: str
+) -> dict[str, Any]:
     """The image in the list that Raspberry Pi Imager reads."""
     place = config.sd.url.rstrip("/") or folder.place.as_uri()
     return {
@@ -356,6 +364,6 @@ def _imager_entry(config: Config, folder: Folder, extracted: Artefact, size: int
         "image_download_size": size,
         "image_download_sha256": sha256,
         "release_date": time.strftime("%Y-%m-%d", time.gmtime(config.image.source_date_epoch)),
-        "devices": _DEVICES[config.image.architecture],
+        "devices": devices,
         "init_format": "cloudinit",
     }

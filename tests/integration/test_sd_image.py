@@ -228,6 +228,7 @@ def test_the_imagers_entry_describes_the_image(card: Card) -> None:
     )
     assert row["image_download_size"] == packed
     assert row["init_format"] == "cloudinit"
+    assert row["devices"] == ["pi2-32bit", "pi3-32bit"]
     subprocess.run(["sha256sum", "--check", "--quiet", place.checksum.name], check=True, cwd=place.place)
 
 
