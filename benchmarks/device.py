@@ -1,7 +1,7 @@
 """The time from a changed kernel to its result on a device in QEMU, both switched off and running.
 
-The kernel is part of a C++ program of the user, which is compiled in ``./inv shell`` and sent to the device, or of the
-QPU extension of torch, which ``./inv deploy`` rebuilds and installs in the device's root. The change is the number that
+The kernel is part of the user's C++ program, which is compiled in ``./inv shell`` and sent to the device, or part of
+torch's QPU extension, which ``./inv deploy`` rebuilds and installs in the device's root. The change is the number that
 the kernel adds, a different one in each round. The time ends when the device's result contains that number.
 """
 
@@ -154,7 +154,7 @@ def _imports_of(found: Round) -> str:
 
 
 def changed(source: str, pattern: re.Pattern[str], text: str) -> str:
-    """The source with ``text`` between the groups of a pattern. Raises CommandFailed unless it matches once."""
+    """The source with ``text`` between the pattern's groups. Raises CommandFailed unless the pattern matches once."""
     made, count = pattern.subn(rf"\g<1>{text}\g<2>", source)
     if count != 1:
         raise CommandFailed(

@@ -1,4 +1,4 @@
-"""Run programs of the target: a small ARM program, a directory listing, and a compiled program.
+"""Run programs built for the target: a small ARM program, a directory listing, and a compiled program.
 
 ext4 numbers directory entries with a 64-bit hash for 64-bit processes, and qemu-user is one. A 32-bit program whose C
 library has 32-bit fields for that number gets EOVERFLOW from readdir(3), and often treats this error as the end of

@@ -1,4 +1,4 @@
-"""A lock, so that only one build at a time writes to the folder of a target."""
+"""A lock, so that only one build at a time writes to a target's folder."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ The development root is required for shells. It is also required if the extensio
 because the native compiler is disabled or because only the target's compiler generates the right code. In the latter
 case, libqpu is also compiled there.
 
-Manifests and products of the steps are in the folder of the target.
+Manifests and products of the steps are in the target's folder.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ def write_board_files(config: Config, parts: BootParts, folder: Path, command_li
 def lease_range(
     subnet: ipaddress.IPv4Network, server: ipaddress.IPv4Address
 ) -> tuple[ipaddress.IPv4Address, ipaddress.IPv4Address] | None:
-    """First and last address for boards: the second fifth of the subnet, or all of a small one except the server's.
+    """First and last address for boards: the second fifth of the subnet, or a small subnet without the server.
 
     Returns None if the subnet has no address for a board. Does not enumerate addresses: a /8 has 16 million.
     """

@@ -5,7 +5,7 @@ root. All identifiers are derived from the hash of the image's tree, and all tim
 programs are extracted packages (flow.pipelines.card_job), so the image does not depend on the host's versions. Only
 unpacking the system image requires root, because files have several owners.
 
-Products, in ``sd/`` in the folder of the target: the compressed image, its block map, its SHA-256, the entry for
+Products, in ``sd/`` in the target's folder: the compressed image, its block map, its SHA-256, the entry for
 Raspberry Pi Imager, the bill of materials of its root, and the manifest.
 """
 
@@ -68,7 +68,7 @@ class Folder:
 
     @classmethod
     def of(cls, config: Config) -> Folder:
-        """The products of the configuration."""
+        """The folder for this configuration."""
         return cls(config.target_root / "sd", f"{config.image.name.replace('/', '-')}-{config.image.label}")
 
     @property

@@ -50,7 +50,7 @@ class Output:
     is_conflict: bool
     """Whether the requirements contradict each other."""
     other_platforms: list[str]
-    """File names of wheels that do not fit the platform or Python."""
+    """File names of wheels that are incompatible with the platform or the version of Python."""
     sources: list[str]
     """File names of source archives that were not allowed."""
 

@@ -81,7 +81,7 @@ def for_container(settings: Mapping[str, str], environ: Mapping[str, str], find_
         for word in (value.split() if name.removeprefix("PIP_").lower().replace("_", "-") in _LISTS else [value])
     ]
     named = [path for path in map(_local, words) if path is not None and path.exists()]
-    # A local index has its files next to its folder "simple".
+    # In a local index, the files are next to the folder "simple".
     folders = [path.parent if path.name == "simple" and path.is_dir() else path for path in named]
     paths = {str(path): path.resolve() for path in folders}
     if find_links:

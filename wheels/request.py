@@ -49,7 +49,7 @@ class Wanted:
         except RuntimeError as fault:
             raise SourceUnavailable(
                 f"there is no project at {text}",
-                expected="the name of a user of this PC after ~",
+                expected="the name of a user on this PC after ~",
                 found="no such user, or a user without a home folder",
                 fix="check the path, or pass NAME==VERSION for a package in the index",
             ) from fault

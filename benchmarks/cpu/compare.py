@@ -1,4 +1,4 @@
-"""The benchmark ``cpu``: instructions by workload of torch's wheel for 32-bit ARM, and of a second wheel."""
+"""The benchmark ``cpu``: instructions per workload, with torch's wheel for 32-bit ARM and with a second wheel."""
 
 from __future__ import annotations
 

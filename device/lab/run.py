@@ -2,7 +2,7 @@
 
     reserve → acquire → device.suite → release → merged report
 
-Each board has a report folder of its own, ``lab/NAME`` in the folder of the target, and is released on any exit. With
+Each board has a report folder of its own, ``lab/NAME`` in the target's folder, and is released on any exit. With
 ``--all`` all boards run in parallel. A board that fails to boot twice gets the tag ``quarantine=yes``, and the other
 boards go on. ``--tag`` and ``--all`` leave it out until it passes a run with ``--place`` or ``./inv lab check``.
 """
@@ -43,7 +43,7 @@ class How:
     suite: Path | None = None
     """A folder of tests to run instead of ``tests/device``."""
     folder: str = "lab"
-    """The folder of the reports, in the folder of the target."""
+    """The folder of the reports, in the target's folder."""
 
 
 def on_place(config: Config, name: str, how: How) -> SuiteResult:

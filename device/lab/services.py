@@ -38,7 +38,7 @@ PROJECT = "pitorch"
 """The tag ``project`` of the places that ``up`` defines."""
 
 _START_LIMIT_S = 60.0
-# With the program and its arguments as $@. The pause keeps a program that cannot start from using the CPU.
+# The program and its arguments are $@. The pause limits the rate of restarts if the program cannot start.
 _SUPERVISE = """
 trap 'kill "$child" 2>/dev/null; wait; exit 0' TERM INT HUP
 while :; do

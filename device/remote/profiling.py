@@ -181,12 +181,12 @@ def kernel_file(name: str) -> Path:
 
 
 def require_sane(timing: Timing, size: int) -> None:
-    """Raise UserError for options that do not allow a measurement."""
+    """Raise UserError for options with which nothing can be measured."""
     low = {"number": 1, "repeat": 1, "min_repeat_ms": 0, "warm_up": 0}
     for name, least in low.items():
         if getattr(timing, name) < least:
             raise UserError(
-                "the options do not allow a measurement",
+                "nothing can be measured with these options",
                 expected=f"--{name.replace('_', '-')} of {least} or more",
                 found=str(getattr(timing, name)),
             )

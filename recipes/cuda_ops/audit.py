@@ -137,7 +137,7 @@ def _check_tag(wheel: Path, target: Architecture) -> None:
     (tag,) = parse_wheel_filename(wheel.name)[3]
     if tag.platform != target.wheel_platform:
         raise PlatformMismatch(
-            f"{wheel.name} is for another machine",
+            f"{wheel.name} is built for another architecture",
             expected=target.wheel_platform,
             found=tag.platform,
             fix="build it again",

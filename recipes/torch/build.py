@@ -296,7 +296,7 @@ class Builder:
     def older(self) -> tuple[list[Builder], list[Builder]]:
         """The other trees in the same folder: the trees that this one replaces, and all others.
 
-        This tree replaces one with another key that was made for the same variant, source and options of the user. It
+        This tree replaces any tree with another key that was made for the same variant, source and user options. It
         does not replace the tree of a second build with the same key, which is used for a comparison, nor a tree that
         does not record what it was made for.
         """

@@ -1,4 +1,4 @@
-"""Limits on 32 bits: sizes beyond the memory of the machine, and indices beyond a tensor, are rejected.
+"""Limits on 32 bits: sizes beyond the machine's memory, and indices beyond a tensor, are rejected.
 
 Nothing may wrap around: 2**32 + 16 is 16 in a 32-bit size_t, and writes would go far beyond a tensor of 16 elements.
 """

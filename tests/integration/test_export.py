@@ -383,7 +383,7 @@ def test_a_folder_in_place_of_the_tree_is_not_replaced(config: Config, tmp_path:
 
 
 def in_the_place_of(tree: Path) -> None:
-    """Replace our tree with a folder of the user, with the same inode if the file system reuses numbers."""
+    """Replace our tree with the user's folder, with the same inode if the file system reuses numbers."""
     number, spares = tree.stat().st_ino, tree.with_name("spares")
     shutil.rmtree(tree)
     spares.mkdir()

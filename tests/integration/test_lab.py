@@ -255,7 +255,7 @@ def test_a_killed_coordinator_is_restarted(config: Config, coordinator: Coordina
 
 
 def test_a_board_is_released_after_the_coordinator_was_restarted(config: Config, coordinator: Coordinator) -> None:
-    """A coordinator forgets who holds a place when it restarts; the release is not an error."""
+    """A restarted coordinator has no record of the holder; releasing the place then is not an error."""
     with acquired(coordinator, {"name": "pi3"}, limit_s=LIMIT_S):
         kill(config, "coordinator")
         eventually(coordinator.responds)

@@ -40,7 +40,7 @@ def config(queue_s: float = 60, session_s: float = 60) -> Config:
 
 
 def needs(target: str) -> None:
-    """Skip the test without a compiler or an emulator for a target."""
+    """Skip the test if there is no compiler or no emulator for the target."""
     wanted = targets.load(target)
     if shutil.which(wanted.linker("")) is None:
         pytest.skip(f"{wanted.linker('')} is missing; ./inv installs it")

@@ -33,7 +33,7 @@ def run(model: str, target: str = "local", device: str = "", export: Path | None
 
 
 def needs_armv7() -> list[str]:
-    """Skip the test without a compiler or an emulator. Returns the emulator's command."""
+    """Skip the test if there is no compiler or no emulator. Returns the emulator's command."""
     wanted = targets.load("armv7")
     if shutil.which(wanted.linker("")) is None or shutil.which("qemu-arm-static") is None:
         pytest.skip("the cross compiler or qemu-arm-static is missing; ./inv installs them")

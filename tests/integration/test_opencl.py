@@ -83,7 +83,7 @@ def run(kernel: str | Path, *, size: int = 0, timing: Timing = QUICK) -> Profile
 
 
 def write(folder: Path, *replaced: tuple[str, str], python: str = PYTHON) -> Path:
-    """Write the files of a kernel. Each pair in ``replaced`` is a text in the OpenCL file and its replacement."""
+    """Write the files of a kernel. Each pair in ``replaced`` is a string in the OpenCL file and its replacement."""
     path = folder / "twice.py"
     path.write_text(textwrap.dedent(python))
     text = OPENCL

@@ -271,7 +271,7 @@ class Kernel : public Library {
   Kernel &operator=(Kernel &&) = delete;
   ~Kernel() override { clear(); }
 
-  // Arrays are in the board's memory; a copy for the device is made here and updated around each run.
+  // Arrays are in the board's memory; a copy on the device is updated before each run and read back after it.
   void *allocate(std::size_t bytes) override {
     const auto most = deviceValue<cl_ulong>(device_, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
     const auto all = deviceValue<cl_ulong>(device_, CL_DEVICE_GLOBAL_MEM_SIZE);

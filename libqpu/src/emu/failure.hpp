@@ -1,4 +1,4 @@
-// Raises errors that contain the QPU and the instruction.
+// Raises errors whose messages name the QPU and the instruction.
 #ifndef QPU_SRC_EMU_FAILURE_HPP
 #define QPU_SRC_EMU_FAILURE_HPP
 

@@ -52,7 +52,7 @@ const Board* findBoard(const char* name, Bound bound);
 std::string applyFile(const std::string& text, const std::string& path, bool isChosen,
                       Board& board);
 
-// Parameters of a board in the format of such a file, with ranges and sources as comments.
+// A board's parameters in the format that applyFile() reads, with ranges and sources as comments.
 std::string describe(const Board& board);
 
 }  // namespace qpu::emu

@@ -33,7 +33,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a + b`` element by element, likewise; ``torch.ops.qpu.add``. Raises the same errors as product."""
+    """``a + b`` element by element, computed by ``torch.ops.qpu.add``. Raises the same errors as product."""
     require_tensors("add", a, b)
     _native.check_elementwise(a, b, "add")
     result: torch.Tensor = torch.ops.qpu.add(a, b)

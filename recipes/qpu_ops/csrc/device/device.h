@@ -20,8 +20,8 @@ at::Tensor for_cpu(const at::Tensor& t);
 // A tensor of the device with the elements of a CPU tensor.
 at::Tensor to_device(const at::Tensor& t);
 
-// Throws c10::Error if an operator's arguments include both tensors of the device and tensors
-// of another device, other than tensors without dimensions.
+// Throws c10::Error if an operator's arguments include both tensors on the device and tensors
+// on another device. Zero-dimensional tensors may be on another device.
 void require_one_device(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 // Runs the operator's CPU kernel on CPU views of its arguments, and counts the call.
