@@ -148,15 +148,17 @@ def envelope_of(path: Path) -> Path:
 def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
     """Verify a file: by the signed statement about it, a wheel by its provenance, a bill of materials by its format.
 
-    With ``key``, the file must be signed. Raises SignatureRefused, ConfigError without a key, ArtefactDamaged, or
-    ArtefactMissing if there is nothing to compare the file with.
+    With ``key`` or ``registry.public_key``, the file must be signed. Raises SignatureRefused, ConfigError without a
+    key, ArtefactDamaged, or ArtefactMissing if there is nothing to compare the file with.
     """
     lines = []
-    if key is not None or envelope_of(path).is_file():
-        chosen = public_key(config, key)
-        _require_signed_file(path, chosen)
-        lines.append(f"signature: valid, by the key of {chosen.path}")
     statement = provenance.path_for(path)
+    if key is not None or config.registry.public_key or envelope_of(path).is_file():
+        chosen = public_key(config, key)
+        signed = _signed_statement(path, chosen)
+        lines.append(f"signature: valid, by the key of {chosen.path}")
+        if signed.get("predicateType") == PROVENANCE and statement.is_file():
+            _require_same_statement(signed, statement)
     if path.name.endswith((".spdx.json", ".cdx.json")):
         sbom.require_valid(path)
         lines.append("bill of materials: the library of its format accepts it")
@@ -174,8 +176,8 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
     return Checked(str(path), tuple(lines))
 
 
-def _require_signed_file(path: Path, key: signing.PublicKey) -> None:
-    """Raise SignatureRefused unless the key verifies the statement about a file, and the file is the stated one."""
+def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
+    """The signed statement about a file. Raises SignatureRefused for another key or another file."""
     envelope = envelope_of(path)
     if not envelope.is_file():
         raise SignatureRefused(
@@ -192,6 +194,21 @@ def _require_signed_file(path: Path, key: signing.PublicKey) -> None:
             f"{path.name} is not the file that was signed",
             expected=f"the name and the SHA-256 in {envelope.name}",
             found=f"{path.name} with SHA-256 {sha256}",
+            fix="get the file again; do not use this one",
+        )
+    return stated
+
+
+def _require_same_statement(signed: Mapping[str, Any], path: Path) -> None:
+    try:
+        same = json.loads(path.read_text()) == signed
+    except ValueError:
+        same = False
+    if not same:
+        raise SignatureRefused(
+            f"{path.name} is not the provenance that was signed",
+            expected="the statement in the envelope",
+            found="another statement",
             fix="get the file again; do not use this one",
         )
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.connect import connect
-from flow import firmware, pipelines
+from flow import firmware, pipelines, publish
 from flow.build_lock import build_lock
 from flow.context import Context, for_all_targets
 from flow.steps import extracted_tools
@@ -213,7 +213,9 @@ def _make(
     packed = image.with_name(f"{image.name}.xz")
     digest = files.sha256_of(packed)
     entry = _imager_entry(config, folder, devices, extracted, packed.stat().st_size, digest)
-    folder.manifest.unlink(missing_ok=True)
+    stale = [folder.manifest, *folder.sbom, *map(publish.envelope_of, (folder.image, *folder.sbom))]
+    for path in stale:  # the signatures are for the earlier files
+        files.remove(path)
     os.replace(packed, folder.image)
     files.write_text_atomically(folder.bmap, bmap.text_of(blocks))
     files.write_text_atomically(folder.checksum, f"{digest}  {folder.image.name}\n")

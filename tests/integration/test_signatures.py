@@ -404,7 +404,8 @@ def test_file_is_verified(tmp_path: Path) -> None:
 
 def write_provenance(wheel: Path) -> None:
     subject = [{"name": wheel.name, "digest": {"sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}}]
-    document = {"subject": subject, "predicate": {"buildDefinition": {"externalParameters": {}}}}
+    predicate = {"buildDefinition": {"externalParameters": {}}}
+    document = {"subject": subject, "predicateType": PROVENANCE, "predicate": predicate}
     provenance.path_for(wheel).write_text(json.dumps(document))
 
 
@@ -433,7 +434,7 @@ def test_signed_file_is_verified_and_a_changed_one_refused(keys: Keys, tmp_path:
 
 
 def test_signature_of_a_renamed_file_is_refused(keys: Keys, tmp_path: Path) -> None:
-    """An older file that was signed cannot replace another one."""
+    """A file that was signed under another name cannot replace this one."""
     config = load_config({"registry": {"signing_key": str(keys.private), "public_key": str(keys.public)}})
     old, new = tmp_path / "old.img.xz", tmp_path / "new.img.xz"
     old.write_bytes(b"a card")
@@ -454,8 +455,22 @@ def test_signed_wheel_has_its_provenance_as_statement(keys: Keys, tmp_path: Path
         "signature",
         "provenance",
     ]
+    stated = json.loads(provenance.path_for(wheel).read_text())
+    provenance.path_for(wheel).write_text(json.dumps({**stated, "builder": "another"}))
+    with pytest.raises(SignatureRefused, match="is not the provenance that was signed"):
+        publish.verify_file(config, wheel, key=None)
     with pytest.raises(ConfigError, match=r"registry\.signing_key"):
         publish.sign_file(load_config({}), wheel)
+
+
+def test_removed_signature_is_refused_if_a_key_is_set(keys: Keys, tmp_path: Path) -> None:
+    config = load_config({"registry": {"signing_key": str(keys.private), "public_key": str(keys.public)}})
+    wheel = tmp_path / "torch-2.6.0-py3-none-any.whl"
+    wheel.write_bytes(b"a wheel")
+    write_provenance(wheel)
+    publish.sign_file(config, wheel).unlink()
+    with pytest.raises(SignatureRefused, match="is not signed"):
+        publish.verify_file(config, wheel, key=None)
 
 
 def test_cosign_accepts_the_signature_of_a_file(keys: Keys, tmp_path: Path) -> None:
