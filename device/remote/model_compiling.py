@@ -18,20 +18,21 @@ import numpy
 
 from device.remote import model_plan
 from device.remote.compiling import STANDALONE, last_lines
-from device.remote.model_plan import Plan
+from device.remote.model_plan import Plan, Tensor
 from device.remote.reporting import Fault
 
 TOLERANCE = (1e-4, 1e-4)
 """Relative and absolute, against eager PyTorch on this PC: the sums of float32 are in another order."""
 ENTRY = "pitorch_model"
+OPERATOR_RUNS = 5
+"""Runs over which the time of an operator is the median."""
 DRIVER = Path(__file__).with_name("loader") / "model.cpp"
 _T = TypeVar("_T")
-_KINDS = "fiu"
 
 
 @dataclass(frozen=True)
 class Model:
-    """An exported model, its example inputs, and the results of eager PyTorch on this PC."""
+    """An exported model after decomposition, its example inputs, and the results of eager PyTorch on this PC."""
 
     name: str
     exported: Any
@@ -53,12 +54,28 @@ def load(reference: str, folder: str) -> Model:
         name, module, given = _made(reference, folder)
         exported = _guarded(reference, "cannot be exported", lambda: torch.export.export(module, given))
         examples = (given, {})
-    leaves = torch.utils._pytree.tree_leaves(examples)
+    decomposed = _guarded(reference, "cannot be decomposed", exported.run_decompositions)
+    _require_fixed(reference, decomposed)
+    inputs = _arrays(torch.utils._pytree.tree_leaves(examples), "input")
     with torch.no_grad():
         results = _guarded(
             reference, "fails on its example inputs", lambda: exported.module()(*examples[0], **examples[1])
         )
-    return Model(name, exported, _arrays(leaves, "input"), _arrays(torch.utils._pytree.tree_leaves(results), "output"))
+    return Model(name, decomposed, inputs, _arrays(torch.utils._pytree.tree_leaves(results), "output"))
+
+
+def _require_fixed(reference: str, exported: Any) -> None:
+    """Raise Fault ``model`` for dynamic shapes, and for a model that changes its inputs, buffers or parameters."""
+    import torch
+
+    # range_constraints does not show this: run_decompositions adds an unused symbol for integer inputs.
+    values = [value for node in exported.graph.nodes for value in torch.utils._pytree.tree_leaves(node.meta.get("val"))]
+    if sizes := sorted({str(side) for item in values for side in getattr(item, "shape", ()) if type(side) is not int}):
+        found = ", ".join(sizes)
+        raise Fault("model", f"{reference} has sizes that are known only at run time ({found}): use static shapes")
+    specs = exported.graph_signature.output_specs
+    if changed := [str(item.target) for item in specs if item.kind.name.endswith("_MUTATION")]:
+        raise Fault("model", f"{reference} changes in place: {', '.join(changed)}. Return the new values instead")
 
 
 def _made(reference: str, folder: str) -> tuple[str, Any, tuple[Any, ...]]:
@@ -81,10 +98,11 @@ def _arrays(values: list[Any], what: str) -> tuple[Any, ...]:
     for index, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
             raise Fault("model", f"{what} {index} is a {type(value).__name__}: expected a tensor")
-        array = numpy.ascontiguousarray(value.detach().numpy())
-        if array.dtype.kind not in _KINDS:
-            raise Fault("model", f"{what} {index} has the type {array.dtype}: expected numbers")
-        made.append(array)
+        dtype = str(value.dtype).removeprefix("torch.")
+        if dtype not in model_plan.NUMBERS:
+            raise Fault("model", f"{what} {index} has the type {dtype}: expected {', '.join(model_plan.NUMBERS)}")
+        # Unlike ascontiguousarray, this keeps the shape of a scalar.
+        made.append(numpy.asarray(value.detach().numpy(), order="C"))
     return tuple(made)
 
 
@@ -93,12 +111,16 @@ def compile_model(model: Model, target: Mapping[str, Any], linker: str, library:
 
     Raises Fault ``operator``, ``model``, or ``linker``.
     """
+    return _guarded(model.name, "cannot be compiled", lambda: _compile(model, target, linker, library))
+
+
+def _compile(model: Model, target: Mapping[str, Any], linker: str, library: Path) -> Plan:
     import tvm
     from tvm.relax.frontend.torch import from_exported_program
     from tvm.support import cc
     from tvm.target import Target
 
-    exported = model.exported.run_decompositions()
+    exported = model.exported
     if missing := _missing_operators(exported):
         raise Fault("operator", "; ".join(missing))
     _without_negative_indices(exported)
@@ -109,9 +131,11 @@ def compile_model(model: Model, target: Mapping[str, Any], linker: str, library:
     with made:
         module = _guarded(model.name, "cannot be lowered", lambda: _lowered(module))
     plan = model_plan.of(module["main"])
+    _require_same("input", plan.inputs, model.inputs)
+    _require_same("output", plan.outputs, model.expected)
     names = {name for name, _ in plan.steps}
     functions = {
-        item.name_hint: module[item].with_attr("global_symbol", item.name_hint)
+        item.name_hint: _without_runtime(item.name_hint, module[item]).with_attr("global_symbol", item.name_hint)
         for item in module.get_global_vars()
         if item.name_hint in names
     }
@@ -126,6 +150,43 @@ def compile_model(model: Model, target: Mapping[str, Any], linker: str, library:
     except Exception as fault:
         raise Fault("linker", f"{linker}: {last_lines(str(fault))}") from fault
     return plan
+
+
+def _require_same(what: str, planned: list[Tensor], arrays: tuple[Any, ...]) -> None:
+    """Raise Fault ``model`` if TVM's types and shapes differ from those of the arrays that the host allocates."""
+    if len(planned) != len(arrays):
+        raise Fault("model", f"it has {len(planned)} {what}s in TVM, {len(arrays)} in PyTorch")
+    for index, (ours, array) in enumerate(zip(planned, arrays, strict=True)):
+        if (ours.dtype, ours.shape) != (str(array.dtype), array.shape):
+            here, there = (f"{item.dtype} of shape {item.shape}" for item in (ours, array))
+            raise Fault("model", f"{what} {index} is {here} in TVM, {there} in PyTorch")
+
+
+def _without_runtime(name: str, function: Any) -> Any:
+    """The function of an operator with serial loops in place of parallel ones, which use TVM's thread pool.
+
+    Raises Fault ``model`` if it calls a function of TVM's runtime.
+    """
+    from tvm import ir, tirx
+    from tvm_ffi import structural_map, structural_walk
+
+    callees = []
+
+    def note(call: Any) -> None:
+        if getattr(call.op, "name", "").startswith(("tirx.tvm_call_packed", "tirx.tvm_call_cpacked")):
+            callees.append(str(call.args[0].value))
+
+    def serial(loop: Any) -> Any:
+        if loop.kind != tirx.ForKind.PARALLEL:
+            return loop
+        kind = tirx.ForKind.SERIAL
+        fields = (loop.loop_var, loop.min, loop.extent, kind, loop.body, loop.thread_binding, loop.annotations)
+        return tirx.For(*fields, loop.step)
+
+    structural_walk(function.body, (ir.Call, note))
+    if callees:
+        raise Fault("model", f"TVM lowers its operator {name} to {callees[0]}, which needs TVM's runtime")
+    return function.with_body(structural_map(function.body, (tirx.For, serial)))
 
 
 def _without_negative_indices(exported: Any) -> None:
@@ -185,6 +246,6 @@ def _guarded(name: str, problem: str, action: Callable[[], _T]) -> _T:
         return action()
     except Fault:
         raise
-    except Exception as fault:
+    except (Exception, SystemExit) as fault:
         traceback.print_exc()  # to the worker's log
         raise Fault("model", f"{name} {problem}: {type(fault).__name__}: {last_lines(str(fault))}") from fault

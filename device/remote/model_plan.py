@@ -17,6 +17,11 @@ import numpy
 from device.remote.reporting import Fault
 
 ALIGNMENT = 64
+NUMBERS = (
+    *("float16", "float32", "float64"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+"""The types of inputs and outputs. Intermediate tensors can also be bool."""
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 """Type codes of DLPack by numpy's kind."""
 
@@ -29,6 +34,11 @@ class Tensor:
     where: int
     dtype: str
     shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Raise Fault ``model`` for a type that numpy lacks, such as bfloat16."""
+        if self.dtype not in (*NUMBERS, "bool"):
+            raise Fault("model", f"it uses the type {self.dtype}: expected {', '.join(NUMBERS)} or bool")
 
     @property
     def size(self) -> int:

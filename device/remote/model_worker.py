@@ -23,7 +23,6 @@ from device.remote.model_plan import Plan
 from device.remote.reporting import FAULT_STATUS, Fault, fail, stage, tell
 
 COMPILE_LIMIT_S = 1800.0
-OPERATOR_RUNS = 5
 
 
 def main() -> None:
@@ -83,7 +82,7 @@ def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Map
         measured = module.time_evaluator(model_compiling.ENTRY, device, number=1, repeat=runs)(*sent)
         tell(seconds=[float(item) for item in measured.results])
         rows = []
-        for _ in range(OPERATOR_RUNS):
+        for _ in range(model_compiling.OPERATOR_RUNS):
             function(*sent)
             rows.append(sent[-1].numpy())
     tell(operator_s=numpy.median(rows, axis=0).tolist())

@@ -22,9 +22,6 @@ from toolchain.architecture import host_architecture
 from toolchain.config import Config
 from toolchain.errors import UserError
 
-OPERATOR_RUNS = 5
-"""Runs over which the time of an operator is the median."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelProfile:
@@ -246,7 +243,7 @@ def _by_loader(
         each = Timing(number=1, repeat=timing.number * timing.repeat, min_repeat_ms=0, warm_up=timing.warm_up)
         _, measured = board.time(each, numbers)
         rows = []
-        for _ in range(OPERATOR_RUNS):
+        for _ in range(model_compiling.OPERATOR_RUNS):
             board.run(numbers)
             rows.append(board.read(numbers[-1], seconds))
     facts |= {

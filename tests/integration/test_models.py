@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy
@@ -40,7 +41,7 @@ def needs_armv7() -> list[str]:
     return loader_session.emulator(wanted.architecture)
 
 
-@pytest.mark.parametrize(("model", "elements"), [("lstm", 37), ("transformer", 320), ("same", 12)])
+@pytest.mark.parametrize(("model", "elements"), [("lstm", 37), ("transformer", 320), ("same", 12), ("cumsum", 33)])
 def test_model_agrees_with_pytorch(model: str, elements: int) -> None:
     done = run(f"remote_models:{model}")
     assert done.checked == elements
@@ -93,6 +94,14 @@ def test_missing_operator_is_named_with_its_place(tmp_path: Path) -> None:
         ("remote_models:no_inputs", "expected it to return (torch.nn.Module, tuple of inputs)"),
         ("remote_models:absent", "has no attribute 'absent'"),
         ("no_such_module:cnn", "No module named 'no_such_module'"),
+        ("remote_models:exits", "fails: SystemExit: the data set is missing"),
+        ("remote_models:topk", "TVM lowers its operator topk to tvm.contrib.sort.topk, which needs TVM's runtime"),
+        ("remote_models:cumsum_of_int32", "output 0 is int32 of shape (2, 4) in TVM, int64 of shape (2, 4) in PyTorch"),
+        ("remote_models:changes_its_buffer", "changes in place: calls. Return the new values instead"),
+        ("remote_models:changes_its_input", "changes in place: x. Return the new values instead"),
+        ("remote_models:bfloat16", "input 0 has the type bfloat16: expected float16, float32"),
+        ("remote_models:bfloat16_inside", "it uses the type bfloat16: expected float16, float32"),
+        ("remote_models:nonzero", "has sizes that are known only at run time (u0): use static shapes"),
     ],
 )
 def test_unusable_model_is_an_error(model: str, found: str) -> None:
@@ -106,6 +115,57 @@ def test_broken_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         run(str(tmp_path / "broken.pt2"))
     assert "cannot be loaded" in caught.value.found
+
+
+def test_dynamic_shape_is_an_error(tmp_path: Path, tvm: environment.TvmEnvironment) -> None:
+    script = """
+import sys, torch
+given = torch.export.Dim("rows")
+x = torch.randn(4, 8)
+torch.export.save(torch.export.export(torch.nn.Linear(8, 2), (x,), dynamic_shapes=({0: given},)), sys.argv[1])
+"""
+    process.run([sys.executable, "-c", script, tmp_path / "dynamic.pt2"], env=tvm.variables, limit_s=300)
+    with pytest.raises(UserError) as caught:
+        run(str(tmp_path / "dynamic.pt2"))
+    assert "has sizes that are known only at run time (" in caught.value.found
+
+
+MODEL = """
+#include <string.h>
+#include "model.h"
+size_t pitorch_model_parameter_bytes(void) { return 8192; }
+size_t pitorch_model_input_bytes(int index) { return index == 0 ? 4 : 0; }
+size_t pitorch_model_output_bytes(int index) { return index == 0 ? 4 : 0; }
+const char *pitorch_model_error(void) { return ""; }
+int pitorch_model_run(const void *parameters, const void *const *inputs, void *const *outputs, double *seconds) {
+  memcpy(outputs[0], (const char *)parameters + 8188, 4);
+  return 0;
+}
+"""
+
+
+def test_c_program_refuses_missing_or_truncated_parameters(tmp_path: Path) -> None:
+    """A page of the mapping without bytes of the file would end the program with SIGBUS."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is missing; ./inv installs it")
+    (tmp_path / "model.c").write_text(MODEL)
+    sources = (loader_session.SOURCE / "main.c", tmp_path / "model.c")
+    process.run(["gcc", "-Wall", "-Werror", f"-I{loader_session.SOURCE}", *sources, "-o", tmp_path / "example"])
+    (tmp_path / "input").write_bytes(bytes(4))
+    parameters = tmp_path / "parameters"
+
+    def example() -> process.Completed:
+        return process.run(["./example", "parameters", "input", "output"], cwd=tmp_path, check=False)
+
+    missing = example()
+    assert (missing.returncode, missing.output.strip()) == (1, "parameters: No such file or directory")
+    parameters.write_bytes(bytes(4096))
+    truncated = example()
+    assert truncated.returncode == 1
+    assert "parameters: expected 8192 bytes" in truncated.output
+    parameters.write_bytes(bytes(8188) + b"last")
+    assert example().returncode == 0
+    assert (tmp_path / "output").read_bytes() == b"last"
 
 
 def test_model_for_another_target_is_an_error(tmp_path: Path) -> None:

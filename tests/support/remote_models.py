@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -66,6 +67,69 @@ def same() -> Any:
             return x + 1, x
 
     return Same(), (torch.arange(6, dtype=torch.int64).reshape(2, 3),)
+
+
+class Calls(nn.Module):
+    """A function of one tensor."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        """The function's result."""
+        return self.function(x)
+
+
+class Counter(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Any) -> Any:
+        """The input plus the number of calls."""
+        self.calls += 1
+        return x + self.calls
+
+
+def cumsum() -> Any:
+    """TVM's schedule has a parallel loop. The second output is a scalar."""
+    return Calls(lambda x: (torch.cumsum(x, 1), x.sum())), (torch.randn(4, 8),)
+
+
+def cumsum_of_int32() -> Any:
+    """The result is int64 in PyTorch, int32 in TVM 0.27."""
+    return Calls(lambda x: torch.cumsum(x, 1)), (torch.arange(8, dtype=torch.int32).reshape(2, 4),)
+
+
+def topk() -> Any:
+    return Calls(lambda x: torch.topk(x, 3)[0]), (torch.randn(4, 8),)
+
+
+def changes_its_buffer() -> Any:
+    return Counter(), (torch.randn(2),)
+
+
+def changes_its_input() -> Any:
+    return Calls(lambda x: x.add_(1)), (torch.randn(2),)
+
+
+def bfloat16() -> Any:
+    return nn.Linear(4, 4).bfloat16(), (torch.randn(2, 4, dtype=torch.bfloat16),)
+
+
+def bfloat16_inside() -> Any:
+    return Calls(lambda x: (x.bfloat16() @ x.bfloat16().t()).float()), (torch.randn(2, 4),)
+
+
+def nonzero() -> Any:
+    return Calls(torch.nonzero), (torch.randn(2, 4),)
+
+
+def exits() -> Any:
+    raise SystemExit("the data set is missing")
 
 
 def unsupported() -> Any:

@@ -25,9 +25,12 @@ int main(int count, char **words) {
   if (count != 2 + in + out) return fprintf(stderr, "expected the parameters, %d inputs, %d outputs\n", in, out), 2;
 
   const int file = open(words[1], O_RDONLY);
+  if (file < 0) return fail(words[1]);
   const size_t bytes = pitorch_model_parameter_bytes();
+  if (lseek(file, 0, SEEK_END) != (off_t)bytes)
+    return fprintf(stderr, "%s: expected %zu bytes, the parameters of this model\n", words[1], bytes), 1;
   void *parameters = bytes > 0 ? mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file, 0) : NULL;
-  if (file < 0 || parameters == MAP_FAILED) return fail(words[1]);
+  if (parameters == MAP_FAILED) return fail(words[1]);
 
   for (int i = 0; i < in + out; i++) {
     const size_t size = i < in ? pitorch_model_input_bytes(i) : pitorch_model_output_bytes(i - in);
