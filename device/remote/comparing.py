@@ -29,7 +29,10 @@ def first_difference(found: Any, expected: Any, *, relative: float, absolute: fl
         raise ValueError(
             f"expected {expected.dtype} of shape {expected.shape}, found {found.dtype} of shape {found.shape}"
         )
-    agree = numpy.isclose(found, expected, rtol=relative, atol=absolute, equal_nan=True)
+    if found.dtype.kind in "iu" and relative == absolute == 0:
+        agree = numpy.equal(found, expected)  # isclose converts to float64, which rounds large integers
+    else:
+        agree = numpy.isclose(found, expected, rtol=relative, atol=absolute, equal_nan=True)
     if agree.all():
         return None
     where = numpy.unravel_index(int(numpy.argmin(agree)), agree.shape)
@@ -46,12 +49,16 @@ def blank(like: Any) -> Any:
 def first_mismatch(
     found: Sequence[Any], expected: Sequence[Any], tolerance: tuple[float, float]
 ) -> dict[str, Any] | None:
-    """The first difference of several results: the fields of a Difference, the tolerance, and the result's number."""
+    """The first difference of several results: the fields of a Difference, the tolerance, and the result's number.
+
+    Integers must be equal.
+    """
     for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        wrong = first_difference(ours, theirs, relative=tolerance[0], absolute=tolerance[1])
+        allowed = (0.0, 0.0) if theirs.dtype.kind in "iu" else tolerance
+        wrong = first_difference(ours, theirs, relative=allowed[0], absolute=allowed[1])
         if wrong is not None:
             return {
-                "output": number, "index": wrong.index, "expected": wrong.expected, "value": wrong.found,
-                "count": wrong.count, "total": wrong.total, "tolerance": tolerance,
+                "output": number, "outputs": len(expected), "index": wrong.index, "expected": wrong.expected,
+                "value": wrong.found, "count": wrong.count, "total": wrong.total, "tolerance": allowed,
             }  # fmt: skip
     return None

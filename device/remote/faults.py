@@ -44,7 +44,7 @@ TABLE = {
         BoardLost,
         "the session on {where} timed out",
         "completion within {limit_s:g} s",
-        "measure less (--number, --repeat, --size), or raise remote.session_limit_s",
+        "measure less (--number, --repeat, or --size of a kernel), or raise remote.session_limit_s",
     ),
     "lost": Row(
         BoardLost,
@@ -66,15 +66,15 @@ TABLE = {
     ),
     "linker": Row(
         CommandFailed,
-        "the kernel cannot be linked for {target}",
+        "the kernel or model cannot be linked for {target}",
         "a linker for {gnu}",
         "set remote.linker (INVOKE_REMOTE_LINKER) to another cross compiler",
     ),
     "crashed": Row(
         UserError,
-        "the kernel crashed on {where}",
-        "a kernel that accesses only its arrays",
-        "check its indices and the functions that it calls",
+        "the kernel or model crashed on {where}",
+        "code that accesses only its arrays",
+        "check its indices and the functions that it calls; in a model, find the operator with parts of the model",
     ),
     "kernel": Row(
         UserError,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy
 from rich.table import Table
 
 from device.remote import comparing, compiling, faults, loader_session, opencl, qpu_kernel, reporting, targets
@@ -318,8 +317,7 @@ class _Job:
         with loader_session.session(self.config, target, self.address, libraries=folders) as board:
             progress.say(f"    {self.address} is ready")
             backend = load(board)
-            blank = numpy.full_like(kernel.expected, numpy.nan if kernel.expected.dtype.kind == "f" else 77)
-            numbers = [board.array(item) for item in (*kernel.arrays, blank)]
+            numbers = [board.array(item) for item in (*kernel.arrays, comparing.blank(kernel.expected))]
             model = board.run(numbers)
             wrong = comparing.first_difference(
                 board.read(numbers[-1], kernel.expected),
@@ -394,7 +392,8 @@ def run_worker(
         check=False,
     )
     if done.returncode != 0:
-        raise _error_of_worker(run, done, config, target, name, address)
+        compiled = "model" if module.endswith("model_worker") else "kernel"
+        raise _error_of_worker(run, done, config, target, name, address, compiled)
 
 
 class _WorkerRun:
@@ -421,9 +420,15 @@ class _WorkerRun:
 
 
 def _error_of_worker(
-    run: _WorkerRun, done: process.Completed, config: Config, target: Target, name: str, address: Address | None
+    run: _WorkerRun,
+    done: process.Completed,
+    config: Config,
+    target: Target,
+    name: str,
+    address: Address | None,
+    compiled: str,
 ) -> UserError:
-    """The error for the exit of a worker."""
+    """The error for the exit of a worker. ``compiled`` is "kernel" or "model"."""
     where = str(address)
     remote = config.remote
     words = {
@@ -439,7 +444,7 @@ def _error_of_worker(
         return faults.error_of(facts["fault"], facts["found"], **words)
     if done.returncode == -signal.SIGALRM:  # a stage took too long
         if run.stage == "compile":
-            return faults.error_of("kernel", f"still compiling after {run.limit_s:g} s")
+            return faults.error_of(compiled, f"still compiling after {run.limit_s:g} s")
         if run.stage == "queue":
             return faults.error_of("busy", _queue(where, run.facts), where=where, limit_s=remote.queue_limit_s)
         if run.stage in ("connect", "reach"):
@@ -468,14 +473,17 @@ def _queue(where: str, facts: Mapping[str, Any]) -> str:
 
 
 def mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:
-    """The error for a wrong result: the first element that differs, and how many do."""
+    """The error for a wrong result of a kernel or model: the first element that differs, and how many do."""
     index = ", ".join(map(str, facts["index"]))
     value = facts["value"] if "value" in facts else facts["found"]
+    of_model = "output" in facts
+    result = f"output {facts['output']}" if facts.get("outputs", 1) > 1 else "the result"
+    fix = "compare parts of the model to find the operator; docs/remote.md has the tolerance"
     return ResultMismatch(
-        f"the result of {kernel} on {where} differs from its reference: first at index [{index}]",
+        f"{result} of {kernel} on {where} differs from its reference: first at index [{index}]",
         expected=f"{facts['expected']!r}, within {tolerance[0]:g} relative or {tolerance[1]:g} absolute",
         found=f"{value!r}; {facts['count']} of {facts['total']} elements differ",
-        fix="correct the kernel, or define its TOLERANCE; for a model, see docs/remote.md",
+        fix=fix if of_model else "correct the kernel, or define its TOLERANCE",
     )
 
 

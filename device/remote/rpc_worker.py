@@ -24,8 +24,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy
-
 from device.remote import comparing, compiling
 from device.remote.reporting import FAULT_STATUS, Fault, fail, stage, tell
 
@@ -191,9 +189,7 @@ def _measure(session: Any, kernel: compiling.Kernel, entry: str, library: Path, 
     tell(model=board_model(session))
     with stage("run", limit_s):
         arrays = [tvm.runtime.tensor(item, device) for item in kernel.arrays]
-        # Filled with a value that no kernel computes, so that elements the kernel does not write are detected.
-        blank = numpy.full_like(kernel.expected, numpy.nan if kernel.expected.dtype.kind == "f" else 77)
-        arrays.append(tvm.runtime.tensor(blank, device))
+        arrays.append(tvm.runtime.tensor(comparing.blank(kernel.expected), device))
         function = module[entry]
         function(*arrays)
         result = arrays[-1].numpy()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from device.remote import comparing, model_plan, models
+from device.remote import comparing, model_plan, models, profiling
 from device.remote.model_plan import Plan, Tensor
+from device.remote.reporting import Fault
 from toolchain.errors import UserError
 
 
@@ -43,3 +44,25 @@ def test_mismatch_names_the_output() -> None:
     found = comparing.first_mismatch(wrong, right, (1e-4, 1e-4))
     assert found is not None
     assert (found["output"], found["index"], found["count"]) == (1, (1,), 1)
+    error = profiling.mismatch("cnn", "local", found, found["tolerance"])
+    assert error.summary == "output 1 of cnn on local differs from its reference: first at index [1]"
+    single = comparing.first_mismatch(wrong[1:], right[1:], (1e-4, 1e-4))
+    assert single is not None
+    assert profiling.mismatch("cnn", "local", single, (0, 0)).summary.startswith("the result of cnn on local")
+
+
+@pytest.mark.parametrize("dtype", ["i4", "i8", "u1"])
+def test_integers_must_be_equal(dtype: str) -> None:
+    largest = numpy.iinfo(dtype).max
+    right = [numpy.asarray([largest, largest], dtype)]
+    wrong = [numpy.asarray([largest, largest - 1], dtype)]
+    assert comparing.first_mismatch(right, right, (1e-4, 1e-4)) is None
+    found = comparing.first_mismatch(wrong, right, (1e-4, 1e-4))
+    assert found is not None
+    assert (found["index"], found["count"], found["tolerance"]) == ((1,), 1, (0.0, 0.0))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "complex64"])
+def test_type_without_a_c_counterpart_is_refused(dtype: str) -> None:
+    with pytest.raises(Fault, match=f"it uses the type {dtype}: expected float16, "):
+        Tensor("WORK_AREA", 0, dtype, (2,))
