@@ -86,11 +86,15 @@ def program(path: Path, kernel: Kernel) -> Program:
     if fault:
         raise Fault("kernel", f"{path}: launch({kernel.size}) returns {returned!r}: {fault}")
     work_items, group = returned
+    try:
+        text = source.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise Fault("kernel", f"{source} is not UTF-8: {error.reason} at byte {error.start}") from error
     return Program(
         kernel=path.stem,
         options=f"-DSIZE={kernel.size}",
         # The compiler's messages then name the file and its lines.
-        source=f'#line 1 "{source.name}"\n{source.read_text()}',
+        source=f'#line 1 "{source.name}"\n{text}',
         work_items=tuple(work_items),
         group=None if group is None else tuple(group),
     )
@@ -109,8 +113,9 @@ def _fault(launch: Any) -> str:
         return "expected a pair: all work items, and those of a work group"
     work_items, group = launch
     for sizes in (work_items, group) if group is not None else (work_items,):
-        if not isinstance(sizes, tuple) or not 1 <= len(sizes) <= _MOST_DIMENSIONS or min(sizes) < 1:
-            return "expected tuples of one to three sizes of 1 or more"
+        dimensions = len(sizes) if isinstance(sizes, tuple) else 0
+        if not 1 <= dimensions <= _MOST_DIMENSIONS or not all(isinstance(size, int) and size >= 1 for size in sizes):
+            return "expected tuples of one to three integers of 1 or more"
     if group is None:
         return ""
     # OpenCL 1.2 has no partial groups.
