@@ -28,7 +28,7 @@ import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import pytest
 from labgrid.pytestplugin.hooks import LABGRID_ENV_KEY
@@ -100,7 +100,10 @@ class DeviceSession:
     def pytest_runtestloop(self) -> bool:
         """Boot the board, run the suite, report the results and switch the board off."""
         signal.signal(signal.SIGTERM, _interrupt)
-        strategy = self.environment.get_target("main").get_driver("Strategy", activate=False)
+        try:
+            strategy = self._strategy()
+        except UserError as fault:
+            self._exit(fault)
         with contextlib.ExitStack() as network:
             try:
                 if self._option("private_network", False):
@@ -116,6 +119,21 @@ class DeviceSession:
             finally:
                 strategy.abandon()
         return True
+
+    def _strategy(self) -> Any:
+        """The strategy of the board. Raises UserError if labgrid's coordinator does not provide the board."""
+        try:
+            return self.environment.get_target("main").get_driver("Strategy", activate=False)
+        except Exception as fault:
+            coordinator = self._option("coordinator_address", "")
+            if not coordinator:
+                raise
+            raise UserError(
+                "labgrid does not provide the board",
+                expected=f"a board that this run holds at the coordinator {coordinator}, with its resources",
+                found=f"{type(fault).__name__}: {fault}",
+                fix="run ./inv lab status; if resources are MISSING, run ./inv lab up on the PC of the board",
+            ) from fault
 
     def pytest_unconfigure(self) -> None:
         """Close the record."""
@@ -262,7 +280,7 @@ class DeviceSession:
         if self.record is not None:
             self.record.write(json.dumps({"pitorch": pitorch, **content}) + "\n")
 
-    def _exit(self, fault: BaseException) -> None:
+    def _exit(self, fault: BaseException) -> NoReturn:
         """Record a user error and end pytest with the exit code of the error. Raises any other exception."""
         if not isinstance(fault, UserError):
             raise fault

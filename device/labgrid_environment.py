@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +49,14 @@ class RemoteBoard:
     """Whether it has a power switch."""
 
 
-def direct_to(coordinator: str) -> dict[str, str]:
-    """The environment in which labgrid's programs connect directly to a coordinator; gRPC uses an HTTP proxy if set."""
-    return {"no_grpc_proxy": coordinator.rpartition(":")[0].strip("[]")}
+def own_user() -> str:
+    """The user name in labgrid; under sudo, the name of the user who ran sudo."""
+    return os.environ.get("LG_USERNAME") or os.environ.get("SUDO_USER") or getpass.getuser()
+
+
+def client_environment(coordinator: str) -> dict[str, str]:
+    """The environment of labgrid's programs: the user, and a direct connection (gRPC uses an HTTP proxy if set)."""
+    return {"no_grpc_proxy": coordinator.rpartition(":")[0].strip("[]"), "LG_USERNAME": own_user()}
 
 
 def prepare(

@@ -7,9 +7,14 @@ tree.
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import subprocess
+from collections.abc import Iterator
+from typing import Any
 
 import attr
+from labgrid.driver import ExecutionError
 from labgrid.factory import target_factory
 from labgrid.strategy import Strategy, StrategyError, never_retry
 
@@ -73,24 +78,45 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self.board.on()
         elif status is Status.booted and self.power is not None:
             self.target.activate(self.power)
-            self.power.cycle()
+            with _switching(self.power.port):
+                self.power.cycle()
         elif status is Status.shell:
             self.target.activate(self.ssh)
 
     def _leave(self, status: Status) -> None:
         if status is Status.shell:
             if self.board is not None:
-                self.board.off(lambda: self.ssh.run(" ".join(POWER_OFF[self.board.init]), timeout=30))
+                self.board.off(lambda: self._last_command(" ".join(POWER_OFF[self.board.init]), 30))
             if self.power is not None:
-                self.ssh.run("sync", timeout=60)
+                self._last_command("sync", 60)
             self.target.deactivate(self.ssh)
         elif status is Status.booted and self.board is not None:
             self.target.deactivate(self.board)
         elif status is Status.booted and self.power is not None:
-            self.power.off()
+            with _switching(self.power.port):
+                self.power.off()
             self.target.deactivate(self.power)
         elif status is Status.served and self.server is not None:
             self.target.deactivate(self.server)
+
+    def _last_command(self, command: str, limit_s: float) -> None:
+        """Run a command before the board is switched off. A board that does not respond is switched off without it."""
+        with contextlib.suppress(ExecutionError, subprocess.TimeoutExpired):
+            self.ssh.run(command, timeout=limit_s)
+
+
+@contextlib.contextmanager
+def _switching(port: Any) -> Iterator[None]:
+    """Convert the errors of a power switch into UserError. Each of labgrid's power models has errors of its own."""
+    try:
+        yield
+    except Exception as fault:
+        raise UserError(
+            "the power switch of the board does not work",
+            expected=f"port {port.index} of a switch {port.model} at {port.host.rpartition('@')[2]}",
+            found=f"{type(fault).__name__}: {fault}",
+            fix="check that this PC reaches the switch, and power=MODEL/INDEX/HOST in lab.boards",
+        ) from fault
 
 
 def _status(status: Status | str) -> Status:

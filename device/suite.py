@@ -25,7 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from device import evidence, report
-from device.labgrid_environment import LOGIN_LIMIT_S, SUITE_LIMIT_S, TIMING_BUDGET_S, RemoteBoard, direct_to, prepare
+from device.labgrid_environment import (
+    LOGIN_LIMIT_S,
+    SUITE_LIMIT_S,
+    TIMING_BUDGET_S,
+    RemoteBoard,
+    client_environment,
+    prepare,
+)
 from device.record import COUNT_PREFIX, Record
 from device.suite_result import Paths, SuiteResult, error_of, label_junit, result_of
 from toolchain import caller, errors, files, process, progress
@@ -86,7 +93,8 @@ def test_on_pi(
         access = place.name if place else host or "QEMU"
         where = f"in QEMU ({config.device.init} init)" if access == "QEMU" else f"on {access}"
         with progress.step(f"device suite {where}{' through enter-nfsroot' if chroot else ''}"):
-            done = _run_pytest(config, paths, keyword or "", direct_to(place.coordinator) if place else {})
+            variables = client_environment(place.coordinator) if place else {}
+            done = _run_pytest(config, paths, keyword or "", variables)
         record = Record.read(paths.record)
         if record.error is not None:
             raise _error_from_record(record.error)

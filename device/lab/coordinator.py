@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import getpass
 import os
 import socket
 import sys
@@ -21,7 +20,7 @@ import grpc
 from labgrid.remote.generated import labgrid_coordinator_pb2 as messages
 from labgrid.remote.generated.labgrid_coordinator_pb2_grpc import CoordinatorStub
 
-from device.labgrid_environment import direct_to
+from device.labgrid_environment import client_environment, own_user
 from toolchain import process
 from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 
@@ -31,8 +30,7 @@ _CALL_LIMIT_S = 15.0
 
 def own_name() -> str:
     """The name under which this user holds places, ``HOST/USER``, as labgrid-client determines it."""
-    host = os.environ.get("LG_HOSTNAME", socket.gethostname())
-    return f"{host}/{os.environ.get('LG_USERNAME', getpass.getuser())}"
+    return f"{os.environ.get('LG_HOSTNAME', socket.gethostname())}/{own_user()}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +81,19 @@ class Coordinator:
     def define(self, name: str, tags: Mapping[str, str], match: str) -> bool:
         """Create a place, or change its tags and its match; returns whether anything differed.
 
-        The tag ``quarantine`` of an existing place is kept: a run has set it.
+        The tag ``quarantine`` of an existing place is kept: a run has set it. Raises UserError if another exporter
+        offers the board of an existing place.
         """
         old = self.places().get(name)
+        exporter = match.partition("/")[0]
+        if old and (others := [pattern for pattern in old.matches if pattern.partition("/")[0] != exporter]):
+            raise UserError(
+                f"the place {name} belongs to another PC",
+                expected=f"a name that only this PC uses at the coordinator {self.address}",
+                found=f"a place for {', '.join(others)}",
+                fix="choose another name for the row in lab.boards; if that PC was renamed or is gone: "
+                f".venv/bin/labgrid-client -x {self.address} -p {name} delete",
+            )
         before = dict(old.tags) if old else {}
         tags = {"quarantine": before.get("quarantine", "no"), **tags}
         changed = {key: tags.get(key, "") for key in {*before, *tags} if before.get(key) != tags.get(key)}
@@ -127,13 +135,15 @@ class Coordinator:
 
     def cancel(self, token: str) -> None:
         """Cancel a reservation; one that has expired is ignored."""
-        with self._stub() as stub, contextlib.suppress(UserError):
+        with contextlib.suppress(CommandFailed), self._stub() as stub:
             stub.CancelReservation(messages.CancelReservationRequest(token=token), timeout=_CALL_LIMIT_S)
 
     def client(self, *words: str) -> process.Completed:
         """Run labgrid-client. Raises CommandFailed with its output."""
         return process.run(
-            [program("labgrid-client"), "-x", self.address, *words], env=direct_to(self.address), limit_s=120
+            [program("labgrid-client"), "-x", self.address, *words],
+            env=client_environment(self.address),
+            limit_s=120,
         )
 
     def responds(self) -> bool:

@@ -21,7 +21,10 @@ _BAD = ("failed", "error")
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of one board. Without ``document`` (its evidence) the suite did not run there, for ``error``."""
+    """The result of one board. Without ``document`` (its evidence) the suite did not run there, for ``error``.
+
+    With both, a test failed, or the error has another cause, such as a board with files that were not built here.
+    """
 
     board: str
     paths: Paths
@@ -33,6 +36,12 @@ class Outcome:
         """The outcome of a run that has just ended, with or without evidence."""
         document = json.loads(paths.evidence.read_text()) if paths.evidence.is_file() else {}
         return cls(board=board, paths=paths, error=error, document=document)
+
+    @property
+    def reason(self) -> str:
+        """The first line of the error; empty if tests that failed are the reason."""
+        counted = self.document.get("results", {})
+        return "" if counted.get("failed") or counted.get("errors") else self.error.partition("\n")[0]
 
     @property
     def tests(self) -> dict[str, Mapping[str, Any]]:
@@ -80,8 +89,9 @@ class Merged:
             if outcome.document:
                 counted = outcome.document["results"]
                 text = ", ".join(f"{counted[name]} {name}" for name in ("passed", "failed", "errors", "skipped"))
+                text += f" ({outcome.reason})" if outcome.reason else ""
             else:
-                text = f"did not run: {outcome.error.splitlines()[0]}"
+                text = f"did not run: {outcome.reason}"
             found.append(f"{outcome.board}: {text}")
         return found
 
@@ -138,14 +148,23 @@ def junit(outcomes: Sequence[Outcome]) -> ElementTree.Element:
     top = ElementTree.Element("testsuites", name="lab")
     for outcome in outcomes:
         if not outcome.document or not outcome.paths.junit.is_file():
-            suite = ElementTree.SubElement(top, "testsuite", name=outcome.board, tests="1", failures="0", errors="1")
-            case = ElementTree.SubElement(suite, "testcase", classname=outcome.board, name="boot")
-            fault = ElementTree.SubElement(case, "error", message=(outcome.error.splitlines() or ["no result"])[0])
-            fault.text = outcome.error
+            suite = ElementTree.SubElement(top, "testsuite", name=outcome.board, tests="0", failures="0", errors="0")
+            _add_error(suite, outcome, "boot")
             continue
         for suite in ElementTree.parse(outcome.paths.junit).getroot().iter("testsuite"):  # noqa: S314 - our own file
             suite.set("name", outcome.board)
             for case in suite.iter("testcase"):
                 case.set("classname", f"{outcome.board}.{case.get('classname', '')}")
+            if outcome.reason:
+                _add_error(suite, outcome, "run")
             top.append(suite)
     return top
+
+
+def _add_error(suite: ElementTree.Element, outcome: Outcome, name: str) -> None:
+    """Add a case that failed with the error of the board."""
+    case = ElementTree.SubElement(suite, "testcase", classname=outcome.board, name=name)
+    fault = ElementTree.SubElement(case, "error", message=outcome.reason or "no result")
+    fault.text = outcome.error
+    for counter in ("tests", "errors"):
+        suite.set(counter, str(int(suite.get(counter, "0")) + 1))

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -28,7 +29,7 @@ from device.labgrid_environment import RemoteBoard
 from device.suite_result import Paths, SuiteResult
 from toolchain import files, process, progress
 from toolchain.config import Config
-from toolchain.errors import BoardSilent, UserError
+from toolchain.errors import BoardSilent, UserError, of_system
 
 _QUARANTINE = "quarantine"
 _CHECK = Path(__file__).resolve().parent / "check"
@@ -61,27 +62,36 @@ def on_tagged(config: Config, tag: str, how: How) -> SuiteResult:
         )
     key, _, value = tag.partition("=")
     lab = Lab(config)
-    with _acquired(lab, {key: value, "project": PROJECT, _QUARANTINE: "no"}) as place:
+    filters = {key: value, "project": PROJECT, _QUARANTINE: "no"}
+    if not any(row.virtual for row in lab.rows):
+        filters.setdefault("kind", "ssh")  # a virtual machine runs only on its own PC
+    with _acquired(lab, filters) as place:
         return _on_board(lab, place, how)
 
 
 def on_all(config: Config, how: How) -> merge.Merged:
     """Run the suite on all boards of the lab that are not in quarantine, in parallel, and merge the results.
 
+    Virtual machines of other PCs are left out.
+
     Raises DeviceTestsFailed if a board did not pass, after the merged report has been written, and UserError if no
     board is left.
     """
     lab = Lab(config)
     places = [place for place in lab.coordinator.places().values() if place.tags.get("project") == PROJECT]
-    names = sorted(place.name for place in places if place.tags.get(_QUARANTINE) != "yes")
-    for place in places:
-        if place.name not in names:
+    names = []
+    for place in sorted(places, key=lambda place: place.name):
+        if _runs_elsewhere(lab, place):
+            progress.warn(f"{place.name} is left out: it is a virtual machine of another PC")
+        elif place.tags.get(_QUARANTINE) == "yes":
             progress.warn(f"{place.name} is in quarantine; to try it again: ./inv test-on-pi --place={place.name}")
+        else:
+            names.append(place.name)
     if not names:
         raise UserError(
             "the lab has no board to test on",
             expected=f"a place with the tags project={PROJECT} and quarantine=no",
-            found=f"{len(places)} in quarantine" if places else "none",
+            found=f"{len(places)} in quarantine or left out" if places else "none",
             fix="set lab.boards, then run ./inv lab up",
         )
     return _on_boards(lab, names, how)
@@ -102,9 +112,14 @@ def check(config: Config) -> merge.Merged:
 
 
 def _on_boards(lab: Lab, names: Sequence[str], how: How) -> merge.Merged:
+    merged_paths = Paths(folder=report_folder(lab.config, how))
+    for old in (merged_paths.junit, merged_paths.report):
+        files.remove(old)  # an interrupted run must not leave those of an earlier run
+    running: dict[str, concurrent.futures.Future[Outcome]] = {}
     with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
-        running = {name: pool.submit(_outcome, lab, name, how) for name in names}
         try:
+            for name in names:
+                running[name] = pool.submit(_outcome, lab, name, how)
             concurrent.futures.wait(running.values())
         except KeyboardInterrupt:
             _interrupt(running.values())
@@ -134,9 +149,10 @@ def _outcome(lab: Lab, name: str, how: How) -> Outcome:
                 error = str(fault)
                 progress.warn(f"{name}: {error}")
             return Outcome.of(name, paths, error)
-    except UserError as fault:
-        progress.warn(f"{name}: {fault}")
-        return Outcome(board=name, paths=paths, error=str(fault))
+    except (UserError, OSError) as fault:
+        error = str(of_system(fault) if isinstance(fault, OSError) else fault)
+        progress.warn(f"{name}: {error}")
+        return Outcome(board=name, paths=paths, error=error)
 
 
 @contextlib.contextmanager
@@ -151,10 +167,18 @@ def _on_board(lab: Lab, place: Place, how: How) -> SuiteResult:
     try:
         result = _boot_and_run(lab, place, how)
     except BoardSilent:
-        lab.coordinator.tag(place.name, _QUARANTINE, "yes")
+        _set_quarantine(lab, place.name, "yes")
         raise
-    lab.coordinator.tag(place.name, _QUARANTINE, "no")
+    _set_quarantine(lab, place.name, "no")
     return result
+
+
+def _set_quarantine(lab: Lab, name: str, value: str) -> None:
+    """Set the tag. A coordinator that does not respond does not change the result of a run, so it is a warning."""
+    try:
+        lab.coordinator.tag(name, _QUARANTINE, value)
+    except UserError as fault:
+        progress.warn(f"{name} does not have the tag {_QUARANTINE}={value}: {fault}")
 
 
 def _boot_and_run(lab: Lab, place: Place, how: How) -> SuiteResult:
@@ -166,9 +190,17 @@ def _boot_and_run(lab: Lab, place: Place, how: How) -> SuiteResult:
     return _suite(lab, place, how)
 
 
+def _virtual(place: Place) -> bool:
+    return place.tags.get("kind") == "qemu"
+
+
+def _runs_elsewhere(lab: Lab, place: Place) -> bool:
+    """Whether the place is a virtual machine of another PC."""
+    return _virtual(place) and place.name not in {row.name for row in lab.rows}
+
+
 def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
-    virtual = place.tags.get("kind") == "qemu"
-    if virtual and place.name not in {row.name for row in lab.rows}:
+    if _runs_elsewhere(lab, place):
         raise UserError(
             f"{place.name} is a virtual machine of another PC",
             expected="a board, or a virtual machine in lab.boards of this PC",
@@ -180,8 +212,8 @@ def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
     )
     return suite.test_on_pi(
         lab.config,
-        qemu=virtual,
-        place=None if virtual else board,
+        qemu=_virtual(place),
+        place=None if _virtual(place) else board,
         keyword=how.keyword,
         timing=how.timing,
         suite=how.suite,
@@ -200,7 +232,7 @@ def host_of(config: Config, name: str) -> Iterator[str]:
         described = yaml.safe_load(lab.coordinator.client("-p", name, "env").output)
         offered = described["targets"][name]["resources"]
         for service in (item["NetworkService"] for item in offered if "NetworkService" in item):
-            yield f"{service['username']}@{service['address']}:{service['port']}"
+            yield _address(service)
             return
         raise UserError(
             f"{name} has no address",
@@ -210,9 +242,15 @@ def host_of(config: Config, name: str) -> Iterator[str]:
         )
 
 
+def _address(service: Mapping[str, Any]) -> str:
+    """``USER@HOST:PORT``. An exporter's file that was written by hand may omit the port."""
+    return f"{service['username']}@{service['address']}:{service.get('port', 22)}"
+
+
 def _interrupt(running: Iterable[concurrent.futures.Future[Outcome]]) -> None:
-    """Stop the programs of all threads, until the threads have released their boards."""
+    """Stop the programs of all threads, until the threads have released their boards. A second Ctrl-C waits too."""
     left = set(running)
-    while left:
-        process.interrupt_all()
-        left = concurrent.futures.wait(left, timeout=0.1).not_done
+    with process.deferred_signals():
+        while left:
+            process.interrupt_all()
+            left = concurrent.futures.wait(left, timeout=0.1).not_done

@@ -3,7 +3,7 @@
 ``up`` writes the exporter's configuration, starts the programs that are not running, and defines a place for each row
 of ``lab.boards``. A shell restarts a program that exits, as labgrid requires: its exporter exits when it loses the
 coordinator. Process records, logs and generated files are in ``lab/`` of the build folder. ``down`` deletes the places
-of this PC and stops both programs.
+of this PC and stops both programs, unless other PCs have places at the coordinator.
 
 The coordinator is started only if ``lab.coordinator`` is an address of this PC on which nothing answers.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 import yaml
 
 from device.lab.coordinator import Coordinator, Place, program
-from device.labgrid_environment import direct_to
+from device.labgrid_environment import client_environment
 from nfsroot.access import parse_host
 from nfsroot.layout import Layout
 from toolchain import files, process_identity, reaper
@@ -110,9 +110,13 @@ class LabState:
     started: tuple[str, ...] = ()
     """What ``up`` has started or defined."""
     boards: tuple[BoardState, ...] = ()
+    stopped: tuple[str, ...] = ()
+    """What ``down`` has stopped or deleted."""
 
     def lines(self) -> list[str]:
         """The text that the task prints."""
+        if self.stopped:
+            return [f"lab: stopped: {', '.join(self.stopped)}"]
         if not self.address:
             return ["lab: no coordinator responds"]
         others = ", ".join(f"{name} (pid {pid})" for name, pid in sorted(self.running.items())) or "nothing"
@@ -198,14 +202,18 @@ def status(config: Config) -> LabState:
 def down(config: Config) -> LabState:
     """Delete the places of this PC, and stop its exporter and its coordinator.
 
-    Raises InUse, before anything is stopped, if one of these places is held.
+    Raises InUse, before anything is stopped, if one of these places is held, or if other PCs have places at this
+    coordinator.
     """
     lab = Lab(config)
     if not lab.folder.is_dir():
         return LabState(address="", running={})
+    stopped: list[str] = []
     with _locked(lab):
         if lab.coordinator.responds():
             places = _own_places(lab)
+            if _session(lab, "coordinator"):
+                _require_no_others(lab, places)
             if held := [place for place in places if place.holder]:
                 release = f".venv/bin/labgrid-client -x {lab.coordinator.address} -p {held[0].name} release --kick"
                 raise InUse(
@@ -216,11 +224,13 @@ def down(config: Config) -> LabState:
                 )
             for place in places:
                 lab.coordinator.delete(place.name)
+                stopped.append(f"place {place.name}")
         for name in _PROGRAMS:
-            _stop(lab, name)
+            if _stop(lab, name):
+                stopped.append(name)
         for name in ("coordinator", "exporter", "exporter.yaml"):
             files.remove(lab.folder / name)
-    return LabState(address="", running={})
+    return LabState(address="", running={}, stopped=tuple(stopped))
 
 
 def _look(lab: Lab, started: tuple[str, ...] = ()) -> LabState:
@@ -247,6 +257,23 @@ def _own_places(lab: Lab) -> list[Place]:
         for place in found
         if place.tags.get("project") == PROJECT and place.matches == (f"{lab.exporter_name}/{place.name}/*",)
     ]
+
+
+def _require_no_others(lab: Lab, own: Sequence[Place]) -> None:
+    """Raise InUse if the coordinator has places of other PCs, which would lose it."""
+    names = {place.name for place in own}
+    others = [place for place in lab.coordinator.places().values() if place.name not in names]
+    if others:
+        delete = f".venv/bin/labgrid-client -x {lab.coordinator.address} -p {others[0].name} delete"
+        raise InUse(
+            "other PCs use the coordinator of this PC",
+            expected="no places of other PCs",
+            found="; ".join(
+                place.held_text() if place.holder else f"{place.name} ({', '.join(place.matches) or 'no resources'})"
+                for place in others
+            ),
+            fix=f"run ./inv lab down on those PCs first; to delete a place whose PC is gone: {delete}",
+        )
 
 
 def _require_power_models(rows: Sequence[BoardRow]) -> None:
@@ -279,7 +306,7 @@ def _start(lab: Lab, name: str, words: Sequence[str]) -> None:
             stdout=log,
             stderr=log,
             cwd=folder,
-            env={**os.environ, **direct_to(lab.coordinator.address), "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, **client_environment(lab.coordinator.address), "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
     try:
@@ -331,12 +358,14 @@ def _session(lab: Lab, name: str) -> int:
     return pid if any(session == pid for _, _, session in reaper.running()) else 0
 
 
-def _stop(lab: Lab, name: str) -> None:
+def _stop(lab: Lab, name: str) -> bool:
+    """Stop a program and its supervisor; returns whether one of them was running."""
     if session := _session(lab, name):
         reaper.end({session})
         with contextlib.suppress(ChildProcessError):
             os.waitpid(session, os.WNOHANG)
     files.remove(lab.state(name))
+    return bool(session)
 
 
 @contextlib.contextmanager

@@ -19,16 +19,18 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from device_parts import bootable, elsewhere, write_suite
 from labgrid import Environment
+from labgrid.strategy import StrategyError
 from test_device_environment import exported_in
 
-from device import labgrid_environment
-from device.lab import run, services
+from device import labgrid_environment, suite
+from device.lab import release, run, services
 from device.lab.acquire import acquired
 from device.lab.coordinator import Coordinator, own_name
 from device.labgrid_environment import RemoteBoard
-from device.strategy import Status
+from device.strategy import Status, cause_of
 from device.suite_result import Paths
 from toolchain import files, ports, reaper
 from toolchain.config import ROOT, Config, LabConfig
@@ -79,6 +81,14 @@ def coordinator(config: Config) -> Coordinator:
     return services.Lab(config).coordinator
 
 
+@pytest.fixture
+def far(coordinator: Coordinator) -> Iterator[str]:
+    """A virtual machine of another PC."""
+    coordinator.define("far", {"project": services.PROJECT, "kind": "qemu", "model": "virt"}, "elsewhere/far/*")
+    yield "far"
+    coordinator.delete("far")
+
+
 def programs(config: Config, name: str) -> list[int]:
     """The processes of a program, without its supervisor."""
     session = services.status(config).running[name]
@@ -112,7 +122,7 @@ def test_up_starts_only_what_is_missing(config: Config) -> None:
 def test_down_leaves_nothing_behind(tmp_path: Path) -> None:
     with running(replace(exported_in(tmp_path), lab=LabConfig(boards=BOARDS))) as config:
         sessions = set(services.status(config).running.values())
-        services.down(config)
+        assert services.down(config).lines() == ["lab: stopped: place pi3, place pi4, exporter, coordinator"]
         assert [pid for pid, _, session in reaper.running() if session in sessions] == []
         assert services.status(config).lines() == ["lab: no coordinator responds"]
         left = {path.name for path in services.Lab(config).folder.iterdir()}
@@ -136,6 +146,22 @@ def test_down_refuses_while_a_board_is_held(config: Config, coordinator: Coordin
             services.down(config)
         assert own_name() in caught.value.found
     assert coordinator.responds()
+
+
+def test_down_keeps_a_coordinator_that_other_pcs_use(config: Config, coordinator: Coordinator, far: str) -> None:
+    with pytest.raises(InUse, match="other PCs use the coordinator") as caught:
+        services.down(config)
+    assert caught.value.found == "far (elsewhere/far/*)"
+    assert set(coordinator.places()) == {"pi3", "pi4", far}
+
+
+def test_a_name_that_another_pc_uses_is_refused(config: Config, coordinator: Coordinator) -> None:
+    before = coordinator.places()["pi3"]
+    with pytest.raises(UserError, match="pi3 belongs to another PC") as caught:
+        coordinator.define("pi3", {"model": "pi5"}, "elsewhere/pi3/*")
+    assert f"{services.Lab(config).exporter_name}/pi3/*" in caught.value.found
+    assert "choose another name for the row" in caught.value.fix
+    assert coordinator.places()["pi3"] == before
 
 
 def test_an_unknown_power_model_is_refused(config: Config) -> None:
@@ -222,6 +248,20 @@ def test_a_stopped_client_releases_the_board(coordinator: Coordinator, number: s
     eventually(lambda: not coordinator.places()["pi3"].holder)
 
 
+def test_a_place_is_released_if_its_reservation_has_expired(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under sudo, labgrid's program and this process hold the place under the same name."""
+    monkeypatch.delenv("LG_USERNAME", raising=False)
+    monkeypatch.setenv("SUDO_USER", "alice")
+    coordinator.client("-p", "pi3", "acquire")
+    holder = coordinator.places()["pi3"].holder
+    assert holder == own_name()
+    assert holder.endswith("/alice")
+    assert release.main(coordinator.address, "pi3", holder, "EXPIRED") == 0
+    assert not coordinator.places()["pi3"].holder
+
+
 # ------------------------------------------------------------------------------------------------ faults
 
 
@@ -263,6 +303,22 @@ def test_a_board_is_released_after_the_coordinator_was_restarted(config: Config,
     assert not coordinator.places()["pi3"].holder
 
 
+def test_a_board_is_released_when_the_coordinator_responds_again(
+    config: Config, coordinator: Coordinator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (pid,) = programs(config, "coordinator")
+    again = threading.Timer(18, os.kill, (pid, signal.SIGCONT))  # the first call has ended after 15 s
+    try:
+        with acquired(coordinator, {"name": "pi3"}, limit_s=LIMIT_S):
+            os.kill(pid, signal.SIGSTOP)
+            again.start()
+    finally:
+        again.cancel()
+        os.kill(pid, signal.SIGCONT)
+    assert not coordinator.places()["pi3"].holder
+    assert "still" not in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------------ the suite
 
 
@@ -285,15 +341,40 @@ def test_an_invalid_tag_is_refused(config: Config) -> None:
         run.on_tagged(config, "pi3", run.How())
 
 
+def test_a_virtual_machine_of_another_pc_is_left_out(
+    config: Config, coordinator: Coordinator, far: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match="no board has model=virt"):
+        run.on_tagged(config, "model=virt", run.How())
+    for name in ("pi3", "pi4"):
+        coordinator.tag(name, "quarantine", "yes")
+    try:
+        with pytest.raises(UserError, match="no board to test on"):
+            run.on_all(config, run.How())
+    finally:
+        for name in ("pi3", "pi4"):
+            coordinator.tag(name, "quarantine", "no")
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"{far} is left out: it is a virtual machine of another PC" in shown
+    assert "pi3 is in quarantine" in shown
+
+
+def test_a_board_that_is_not_held_is_an_error(config: Config, coordinator: Coordinator, tmp_path: Path) -> None:
+    board = RemoteBoard(name="pi3", coordinator=coordinator.address, switched=False)
+    with pytest.raises(UserError, match="labgrid does not provide the board") as caught:
+        suite.test_on_pi(config, place=board, timing=False, folder=tmp_path)
+    assert "pi3 is not acquired" in caught.value.found
+
+
 @contextlib.contextmanager
-def power_switch() -> Iterator[tuple[str, list[str]]]:
+def power_switch(status: int = 200) -> Iterator[tuple[str, list[str]]]:
     """A power switch for labgrid's driver simplerest, and its requests."""
     requests: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             requests.append(self.path)
-            self.send_response(200)
+            self.send_response(status)
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
@@ -329,6 +410,55 @@ def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coor
     services.up(config)
 
 
+def switched(folder: Path, address: str, **tools: str) -> Environment:
+    """The environment of a board with a power switch, without a coordinator."""
+    paths = Paths(folder=folder / "report")
+    labgrid_environment.prepare(exported_in(folder), paths, host="pi@127.0.0.1", chroot=False, timing=False)
+    described = yaml.safe_load(paths.environment.read_text())
+    main = described["targets"]["main"]
+    port = {"model": "simplerest", "host": f"http://{address}/{{index}}/{{value}}", "index": "4"}
+    main["resources"]["NetworkPowerPort"] = port
+    main["drivers"] = {"NetworkPowerDriver": {}, **main["drivers"]}
+    paths.environment.write_text(yaml.safe_dump({**described, "tools": tools}, sort_keys=False))
+    return Environment(str(paths.environment))
+
+
+LOST = """#!/bin/sh
+# Stands for an ssh that logs in, creates its control socket, and loses the connection.
+while [ $# -gt 0 ]; do [ "$1" = -S ] && : > "$2"; shift; done
+exit 0
+"""
+
+
+def test_a_board_that_no_longer_responds_is_switched_off(tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(LOST)
+    ssh.chmod(0o755)
+    with power_switch() as (address, requests):
+        made = switched(tmp_path, address, ssh=str(ssh))
+        strategy = made.get_target("main").get_driver("Strategy", activate=False)
+        strategy.transition("shell")
+        strategy.ssh._keepalive.wait(LIMIT_S)
+        strategy.transition("off")
+        made.cleanup()
+    assert requests == ["/4/0", "/4/1", "/4/0"]
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_power_switch_that_does_not_work_is_an_error(tmp_path: Path, reachable: bool) -> None:
+    with power_switch(500) as (address, _):
+        made = switched(tmp_path, address if reachable else f"127.0.0.1:{ports.free_port()}")
+        strategy = made.get_target("main").get_driver("Strategy", activate=False)
+        with pytest.raises(StrategyError) as caught:
+            strategy.transition("booted")
+        strategy.abandon()
+        made.cleanup()
+    fault = cause_of(caught.value)
+    assert isinstance(fault, UserError)
+    assert fault.summary == "the power switch of the board does not work"
+    assert ("500 Server Error" if reachable else "ConnectionError") in fault.found
+
+
 ALL = """
 import json, signal, sys
 from device.lab import run
@@ -349,6 +479,8 @@ def test_a_stopped_run_releases_all_boards(config: Config, coordinator: Coordina
     }
     folder = run.report_folder(config, run.How())
     files.remove(folder)
+    folder.mkdir(parents=True)
+    (folder / "index.html").write_text("an earlier run")
     with subprocess.Popen([sys.executable, "-c", ALL, json.dumps(settings)], cwd=ROOT) as task:
         try:
             eventually(lambda: all(place.holder for place in coordinator.places().values()))
@@ -362,6 +494,21 @@ def test_a_stopped_run_releases_all_boards(config: Config, coordinator: Coordina
     eventually(lambda: not [line for line in command_lines() if str(folder) in line])
 
 
+def test_a_system_error_of_a_board_is_in_the_merged_report(config: Config) -> None:
+    folder = run.report_folder(config, run.How())
+    files.remove(folder)
+    folder.mkdir(parents=True)
+    for name in ("pi3", "pi4"):
+        (folder / name).write_text("a file in place of the board's folder")
+    try:
+        with pytest.raises(DeviceTestsFailed) as caught:
+            run.on_all(config, run.How())
+        assert "pi4/junit.xml: Not a directory" in caught.value.found
+        assert (folder / "index.html").read_text().count("expected: a usable file or folder") == 2
+    finally:
+        files.remove(folder)
+
+
 def command_lines() -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -370,13 +517,16 @@ def command_lines() -> list[str]:
     return found
 
 
-def test_a_board_that_does_not_boot_twice_is_quarantined(config: Config, coordinator: Coordinator) -> None:
+def test_a_board_that_does_not_boot_twice_is_quarantined(
+    config: Config, coordinator: Coordinator, capsys: pytest.CaptureFixture[str]
+) -> None:
     quick = replace(config, device=replace(config.device, boot_timeout_s=2.0))
     quick = with_boards(quick, f"dead=127.0.0.1:{ports.free_port()}")
     services.up(quick)
     with pytest.raises(DeviceTestsFailed, match="not pass on every board") as caught:
         run.on_all(quick, run.How())
     assert "dead: did not run: root@127.0.0.1" in caught.value.found
+    assert "dead did not boot, trying once more" in " ".join(capsys.readouterr().err.split())
     assert coordinator.places()["dead"].tags["quarantine"] == "yes"
     assert not coordinator.places()["dead"].holder
     folder = run.report_folder(quick, run.How())

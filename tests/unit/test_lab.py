@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import signal
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from device.lab import merge, services
+from device.lab import merge, run, services
 from device.lab.merge import Outcome
 from device.suite_result import Paths
-from toolchain import lab_boards
+from toolchain import lab_boards, ports, process
 from toolchain.config import Config, LabConfig, load_config
 from toolchain.errors import ConfigError
 from toolchain.lab_boards import BoardRow, Power
@@ -81,6 +86,37 @@ def test_the_default_coordinator_is_on_the_loopback_address() -> None:
     assert services.Lab(chosen).coordinator.address == "lab.example:20408"
 
 
+def test_an_address_has_a_port_even_if_the_exporter_names_none() -> None:
+    assert run._address({"username": "pi", "address": "192.0.2.3"}) == "pi@192.0.2.3:22"
+
+
+def test_a_second_interrupt_waits_until_all_boards_are_released() -> None:
+    released = threading.Event()
+    calls: list[int] = []
+
+    def stop() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        if len(calls) > 2:
+            released.set()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, process.on_interrupt(stop):
+        board = pool.submit(released.wait)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                run._interrupt([board])
+            assert board.done()
+        finally:
+            released.set()
+
+
+def test_a_quarantine_that_cannot_be_set_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    lab = services.Lab(Config(lab=LabConfig(coordinator=f"127.0.0.1:{ports.free_port()}")))
+    run._set_quarantine(lab, "pi3", "no")
+    assert "pi3 does not have the tag quarantine=no" in " ".join(capsys.readouterr().err.split())
+
+
 # ------------------------------------------------------------------------------------------------ merging
 
 
@@ -141,6 +177,19 @@ def test_the_page_has_a_column_per_board(tmp_path: Path) -> None:
     assert "&lt;failed&gt;" in page
     assert not merged.ok
     assert "two: 1 passed, 1 failed, 0 errors, 0 skipped; dead: did not run: no <answer>" in str(merged.error())
+
+
+def test_an_error_after_the_tests_is_shown(tmp_path: Path) -> None:
+    made = outcome(tmp_path, "one", a="passed")
+    error = "1 tests passed, but the tested files are not the built ones\n  found:    tree"
+    merged = merge.write(Config(), [replace(made, error=error)], tmp_path)
+    first = error.partition("\n")[0]
+    assert merged.lines() == [f"one: 1 passed, 0 failed, 0 errors, 0 skipped ({first})"]
+    assert first in merged.report.read_text()
+    (suite,) = ElementTree.parse(merged.junit).getroot()  # noqa: S314 - our own file
+    assert (suite.get("tests"), suite.get("errors")) == ("2", "1")
+    (fault,) = suite.iter("error")
+    assert (fault.get("message"), fault.text) == (first, error)
 
 
 def test_all_boards_passed(tmp_path: Path) -> None:
