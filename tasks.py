@@ -422,7 +422,7 @@ def lab(context: Context, action: str) -> None:
         "kernel": "add_one, gemm, or a Python file (docs/remote.md)",
         "model": "a PyTorch model instead of a kernel: FILE.pt2, or MODULE:FUNCTION (docs/remote.md)",
         "target": "aarch64, armv7, local, opencl or qpu",
-        "device": "a board from remote.devices, or an address: HOST:PORT, tracker://HOST:PORT/KEY, place://NAME …",
+        "device": "a board from remote.devices, or HOST:PORT, tracker://HOST:PORT/KEY, place://NAME, adb://SERIAL …",
         "size": "problem size (default: the kernel's)",
         "number": "runs per measurement",
         "repeat": "number of measurements",

@@ -8,6 +8,7 @@
     proxy://HOST:PORT/KEY     a board that connected to the proxy, without a tracker
     tree://[USER@]HOST[:PORT] the loader, over SSH, on a board that booted the exported tree; its keys are pinned
     ssh://[USER@]HOST[:PORT]  the same on a board with its own system; uses your SSH keys and your known_hosts
+    adb://[SERIAL|HOST:PORT]  the loader, through adb, on a phone; without a serial number, on the only one
     emulator                  the loader, under qemu-user on this PC
 """
 
@@ -24,20 +25,24 @@ from toolchain.errors import ConfigError, UserError
 
 FORMS = (
     "local, HOST:PORT, tracker://HOST:PORT/KEY, proxy://HOST:PORT/KEY, tree://[USER@]HOST[:PORT], "
-    "ssh://[USER@]HOST[:PORT] or emulator"
+    "ssh://[USER@]HOST[:PORT], adb://[SERIAL|HOST:PORT] or emulator"
 )
 
 RPC_KINDS = ("local", "direct", "tracker", "proxy")
-LOADER_KINDS = ("local", "tree", "ssh", "emulator")
+LOADER_KINDS = ("local", "tree", "ssh", "adb", "emulator")
 
 _HOST = r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)"
 _NETWORKED = re.compile(rf"(?:(?P<kind>direct|tracker|proxy)://)?{_HOST}:(?P<port>\d{{1,5}})(?:/(?P<key>[\w.+-]+))?")
 _SSH = re.compile(r"(?P<kind>ssh|tree)://(?P<rest>\S+)")
+_ADB = re.compile(r"adb://(?P<serial>[\w.:\[\]-]*)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """A parsed address. Trackers and proxies have a ``key``; ``host`` of an SSH address is [USER@]HOST[:PORT]."""
+    """A parsed address. Trackers and proxies have a ``key``; ``host`` of an SSH address is [USER@]HOST[:PORT].
+
+    ``host`` of an address for adb is a serial number, HOST:PORT, or empty.
+    """
 
     kind: str
     host: str = ""
@@ -51,7 +56,7 @@ class Address:
     def __str__(self) -> str:
         if self.kind in ("local", "emulator"):
             return self.kind
-        if self.kind in ("ssh", "tree"):
+        if self.kind in ("ssh", "tree", "adb"):
             return f"{self.kind}://{self.host}"
         scheme = "" if self.kind == "direct" else f"{self.kind}://"
         return f"{scheme}{self.host}:{self.port}" + (f"/{self.key}" if self.key else "")
@@ -63,6 +68,8 @@ def parse(text: str) -> Address:
         return Address(kind=text)
     if (found := _SSH.fullmatch(text)) is not None:
         return Address(kind=found["kind"], host=found["rest"])
+    if (found := _ADB.fullmatch(text)) is not None:
+        return Address(kind="adb", host=found["serial"])
     found = _NETWORKED.fullmatch(text)
     kind = (found["kind"] or "direct") if found is not None else ""
     keyed = found is not None and found["key"] is not None

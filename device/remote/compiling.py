@@ -8,6 +8,7 @@ the inputs in order, then the result.
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -91,7 +92,8 @@ def export(
 ) -> str:
     """Compile and link ``kernel`` to ``library``. Returns the name of its function.
 
-    With ``standalone``, the parts of TVM's runtime that the kernel needs are linked in, for boards without TVM.
+    With ``standalone``, the parts of TVM's runtime that the kernel needs are linked in, for boards without TVM. The
+    kernel's object code is written next to the library, for a loader that it is linked into.
 
     Raises Fault ``kernel``, or ``linker`` with the linker's output.
     """
@@ -111,8 +113,14 @@ def export(
     entry = str(function.attrs["global_symbol"]) if function.attrs and "global_symbol" in function.attrs else names[0]
     built = _guarded(path, "does not compile", lambda: tvm.compile(module, target=Target(dict(target))))
     runtime = ["-O2", "-std=c++17", str(STANDALONE)] if standalone else []
+    link = cc.cross_compiler(linker, add_files=runtime)
+
+    def link_and_keep(output: str, objects: list[str], options: Any = None) -> None:
+        link(output, objects, options)
+        shutil.copyfile(objects[0], library.with_suffix(".o"))
+
     try:
-        built.export_library(str(library), fcompile=cc.cross_compiler(linker, add_files=runtime))
+        built.export_library(str(library), fcompile=link_and_keep)
     except Exception as fault:
         raise Fault("linker", f"{linker}: {last_lines(str(fault))}") from fault
     return entry

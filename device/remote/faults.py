@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toolchain.errors import BoardLost, BoardSilent, CommandFailed, InUse, PlatformMismatch, UserError
+from toolchain.errors import AccessDenied, BoardLost, BoardSilent, CommandFailed, InUse, PlatformMismatch, UserError
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,36 @@ TABLE = {
         "{where} cannot be reached",
         "a response from the board",
         "check that the board is on, that its server (TVM's, or sshd) is running, and that the address is correct",
+    ),
+    "no-phone": Row(
+        BoardSilent,
+        "adb does not find {where}",
+        "a phone in the list of adb devices",
+        "connect the phone, and enable USB debugging in its developer options, or use adb://HOST:PORT",
+    ),
+    "several-phones": Row(
+        UserError,
+        "adb:// does not select one of several phones",
+        "one phone in the list of adb devices, or an address with a serial number",
+        "choose one: --device adb://SERIAL",
+    ),
+    "unauthorized-phone": Row(
+        AccessDenied,
+        "{where} does not accept the key of this PC",
+        "the state device in the list of adb devices",
+        "unlock the phone and confirm the question about USB debugging; adb kill-server makes the phone ask again",
+    ),
+    "offline-phone": Row(
+        BoardSilent,
+        "{where} does not respond to adb",
+        "the state device in the list of adb devices",
+        "unlock the phone, reconnect it, and switch USB debugging off and on; adb reconnect may help, too",
+    ),
+    "unusable-phone": Row(
+        UserError,
+        "adb cannot start programs on {where}",
+        "the state device in the list of adb devices",
+        "start Android on the phone; for no permissions, install android-sdk-platform-tools-common (udev rules)",
     ),
     "busy": Row(
         InUse,

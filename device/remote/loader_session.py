@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import numpy
 
-from device.remote import faults, opencl
+from device.remote import faults, opencl, phone
 from device.remote.address import Address
 from device.remote.targets import Target
 from nfsroot import access
@@ -43,10 +43,11 @@ _FOREIGN = re.compile(r"Exec format error|Could not open '/lib\S*/ld-|cannot exe
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
 
 _UNPACK = (
-    "set -e; d=$(mktemp -d /tmp/pitorch-loader.XXXXXX); trap 'rm -rf \"$d\"' EXIT; trap 'exit 129' HUP INT TERM; "
+    "set -e; d=$(mktemp -d {folder}/pitorch-loader.XXXXXX); trap 'rm -rf \"$d\"' EXIT; trap 'exit 129' HUP INT TERM; "
     'head -c {size} >"$d/loader"; chmod 700 "$d/loader"; set +e; TMPDIR=$d "$d/loader" {arguments}'
 )
-_LOCK = "/tmp/pitorch-loader.lock"  # noqa: S108 - the board's lock, shared by all users
+_SHARED = "/tmp"  # noqa: S108 - the board's lock is shared by all users
+_SHARED_ON_PHONES = "/data/local/tmp"
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ class Timing:
 # -rdynamic: kernels use TVMFFIErrorSetRaisedFromCStrParts of the loader. --exclude-libs: the board's libraries, such as
 # OpenCL drivers, use their own libstdc++. _FILE_OFFSET_BITS: a 32-bit fstat() fails with EOVERFLOW on the 64-bit inode
 # numbers of NFS.
-_OPTIONS = (
-    *("-std=c++17", "-O2", "-D_FILE_OFFSET_BITS=64", "-Wno-psabi"),
-    *("-static-libstdc++", "-static-libgcc", "-rdynamic", "-Wl,--exclude-libs,ALL"),
-)
+_COMPILE = ("-std=c++17", "-O2", "-D_FILE_OFFSET_BITS=64", "-Wno-psabi")
+_LINK = ("-static-libstdc++", "-static-libgcc", "-rdynamic", "-Wl,--exclude-libs,ALL")
+_LIBRARIES = ("-ldl", "-pthread")
+_RELOCATABLE = ("-r", "-nostdlib")
 _SOURCES = (SOURCE / "loader.cpp", SOURCE / "opencl.cpp")
 
 
@@ -74,14 +75,32 @@ def build_loader(config: Config, target: Target) -> Path:
 
     Raises ProgramMissing, CommandFailed.
     """
-    compiler = process.require_program(target.linker(config.remote.linker), f"to compile for {target.title}")
-    inputs = " ".join((files.tree_fingerprint(SOURCE, "*.cpp", "*.h", "*.hpp"), *_OPTIONS))
+    return _built(config, target, "loader", (*_COMPILE, *_LINK), _LIBRARIES)
+
+
+def build_static_loader(config: Config, target: Target, kernel: Path, entry: str, program: Path) -> None:
+    """Link ``program``, a loader that needs no libraries, with the object code of a kernel and its function ``entry``.
+
+    Raises ProgramMissing, CommandFailed.
+    """
+    parts = _built(config, target, "loader-parts", (*_COMPILE, *_RELOCATABLE), ())
+    options = (*_COMPILE, "-static", f"-DPITORCH_ENTRY=__tvm_ffi_{entry}", SOURCE / "linked.cpp")
+    process.run([_compiler(config, target), *options, parts, kernel, "-o", program, *_LIBRARIES], limit_s=600)
+
+
+def _built(config: Config, target: Target, name: str, options: Sequence[str], libraries: Sequence[str]) -> Path:
+    compiler = _compiler(config, target)
+    inputs = " ".join((files.tree_fingerprint(SOURCE, "*.cpp", "*.h", "*.hpp"), *options))
     key = hashlib.sha256(inputs.encode()).hexdigest()[:12]
-    program = config.build_root / "remote" / f"loader-{target.architecture.debian}-{key}"
+    program = config.build_root / "remote" / f"{name}-{target.architecture.debian}-{key}"
     if not program.is_file():
         with files.replacing(program) as staged:
-            process.run([compiler, *_OPTIONS, *_SOURCES, "-o", staged, "-ldl", "-pthread"], limit_s=600)
+            process.run([compiler, *options, *_SOURCES, "-o", staged, *libraries], limit_s=600)
     return program
+
+
+def _compiler(config: Config, target: Target) -> Path:
+    return process.require_program(target.linker(config.remote.linker), f"to compile for {target.title}")
 
 
 class LoaderSession:
@@ -105,9 +124,12 @@ class LoaderSession:
         self._queue_limit_s = queue_limit_s
         self.model = self._answer(queue_limit_s + _CONNECT_LIMIT_S, greeting=True).partition("; ")[2]
 
-    def load(self, library: Path, entry: str) -> str:
-        """Send a kernel and return its backend. ``entry`` is "-" for a plain kernel. Raises PlatformMismatch."""
-        content = library.read_bytes()
+    def load(self, library: Path | None, entry: str) -> str:
+        """Send a kernel and return its backend. ``entry`` is "-" for a plain kernel. Raises PlatformMismatch.
+
+        Without a library, the kernel is the one in the loader.
+        """
+        content = library.read_bytes() if library is not None else b""
         return self._ask(f"load {entry} {len(content)}", content)
 
     def devices(self) -> tuple[opencl.Device, ...]:
@@ -246,13 +268,14 @@ class LoaderSession:
 
 @contextlib.contextmanager
 def session(
-    config: Config, target: Target, address: Address, *, libraries: Sequence[Path] = ()
+    config: Config, target: Target, address: Address, *, libraries: Sequence[Path] = (), loader: Path | None = None
 ) -> Iterator[LoaderSession]:
     """A session with the board at ``address``. ``libraries`` are folders with the kernel's libraries.
 
-    Raises InUse, BoardSilent and the other errors of ``LoaderSession``.
+    Phones need a static ``loader``. Raises InUse, BoardSilent, and the other errors of ``LoaderSession`` and of
+    ``phone.connected``.
     """
-    program = build_loader(config, target)
+    program = loader or build_loader(config, target)
     limits = [f"{config.remote.queue_limit_s:g}", f"{config.remote.session_limit_s:g}"]
     sent = b""
     lock = config.build_root / "remote" / "board.lock"
@@ -260,8 +283,10 @@ def session(
     if address.kind in ("tree", "ssh"):
         ssh = _access(config, address)
         sent = program.read_bytes()
-        script = _UNPACK.format(size=len(sent), arguments=shlex.join([_LOCK, *limits]))
-        argv = ssh.command(["sh", "-c", script])
+        argv = ssh.command(["sh", "-c", _unpack(_SHARED, sent, limits)])
+    elif address.kind == "adb":
+        sent = program.read_bytes()
+        argv = ["shell", "-T", _unpack(_SHARED_ON_PHONES, sent, limits)]
     elif address.kind == "emulator":
         argv = [*emulator(target.architecture), str(program), str(lock), *limits]
     else:
@@ -274,6 +299,8 @@ def session(
             variables.setdefault("QPU_BACKEND", "emulator")
         if libraries:
             variables["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))
+        if address.kind == "adb":
+            argv = [*stack.enter_context(phone.connected(address)), *argv]
         try:
             started = subprocess.Popen(
                 argv,
@@ -302,6 +329,12 @@ def session(
             ssh_error = access.diagnose(ssh, fault.found) if ssh is not None else None
             raise ssh_error or fault from fault
         yield opened
+
+
+def _unpack(folder: str, program: bytes, limits: Sequence[str]) -> str:
+    """The board's shell script that reads the loader from its input, runs it in ``folder``, and removes it."""
+    arguments = shlex.join([f"{folder}/pitorch-loader.lock", *limits])
+    return _UNPACK.format(folder=folder, size=len(program), arguments=arguments)
 
 
 def emulator(architecture: Architecture) -> list[str]:

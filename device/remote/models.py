@@ -123,6 +123,13 @@ def profile(
             fix="--target local, aarch64 or armv7",
         )
     address = profiling.device_of(config, wanted, device)
+    if address.kind == "adb":
+        raise UserError(
+            f"models cannot run on {address}",
+            expected="a board that opens shared libraries",
+            found=str(address),
+            fix="choose another --device; phones run kernels (docs/remote.md)",
+        )
     if address.kind == "local" and wanted.name != "local":
         raise profiling.wrong_device(wanted, address)
     profiling.require_sane(timing, 0)

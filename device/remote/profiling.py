@@ -293,7 +293,12 @@ class _Job:
     def by_loader(self, compiled: tuple[Path, str, list[Path]]) -> Profile:
         """Send the library to the loader on the board, then run, check and time it."""
         library, entry, folders = compiled
-        return self._on_board(self._arrays(), lambda board: board.load(library, entry), folders)
+        if self.address.kind != "adb":
+            return self._on_board(self._arrays(), lambda board: board.load(library, entry), folders)
+        loader = self.scratch / "loader"
+        with progress.step("link the loader with the kernel"):
+            loader_session.build_static_loader(self.config, self.target, library.with_suffix(".o"), entry, loader)
+        return self._on_board(self._arrays(), lambda board: board.load(None, entry), [], loader)
 
     def by_opencl(self) -> Profile:
         """Send the source to the loader on the board, where its driver compiles it, then run, check and time it."""
@@ -311,10 +316,16 @@ class _Job:
 
         return dataclasses.replace(self._on_board(kernel, build, []), **measured)
 
-    def _on_board(self, kernel: compiling.Kernel, load: Callable[[LoaderSession], str], folders: list[Path]) -> Profile:
+    def _on_board(
+        self,
+        kernel: compiling.Kernel,
+        load: Callable[[LoaderSession], str],
+        folders: list[Path],
+        loader: Path | None = None,
+    ) -> Profile:
         """Run, check and time a kernel. ``load`` loads it on the board and returns its backend."""
         target = qpu_kernel.on_this_pc(self.target) if self.address.kind == "local" else self.target
-        with loader_session.session(self.config, target, self.address, libraries=folders) as board:
+        with loader_session.session(self.config, target, self.address, libraries=folders, loader=loader) as board:
             progress.say(f"    {self.address} is ready")
             backend = load(board)
             numbers = [board.array(item) for item in (*kernel.arrays, comparing.blank(kernel.expected))]

@@ -9,13 +9,21 @@ import numpy
 import pytest
 from remote_kernels import RIGHT, write
 
-from device.remote import comparing, compiling, environment, faults, profiling, reporting, targets
+from device.remote import comparing, compiling, environment, faults, phone, profiling, reporting, targets
 from device.remote.address import Address, parse, resolve
 from device.remote.loader_session import Timing
 from recipes.tvm_server import build as tvm_server
 from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import Config, load_config
-from toolchain.errors import ConfigError, InUse, NetworkUnreachable, PlatformMismatch, UserError
+from toolchain.errors import (
+    AccessDenied,
+    BoardSilent,
+    ConfigError,
+    InUse,
+    NetworkUnreachable,
+    PlatformMismatch,
+    UserError,
+)
 
 REMOTE = Path(faults.__file__).parent
 
@@ -32,6 +40,9 @@ REMOTE = Path(faults.__file__).parent
         ("proxy://lab:9090/android", Address(kind="proxy", host="lab", port=9090, key="android")),
         ("ssh://me@pi:2222", Address(kind="ssh", host="me@pi:2222")),
         ("tree://root@192.168.77.50", Address(kind="tree", host="root@192.168.77.50")),
+        ("adb://", Address(kind="adb")),
+        ("adb://0A1B-2c", Address(kind="adb", host="0A1B-2c")),
+        ("adb://[fd00::1]:5555", Address(kind="adb", host="[fd00::1]:5555")),
     ],
 )
 def test_address_is_parsed(text: str, expected: Address) -> None:
@@ -51,6 +62,7 @@ def test_address_is_parsed(text: str, expected: Address) -> None:
         "proxy://pi:1",
         "http://pi:80",
         "ssh://",
+        "adb://-s;id",
         "a b",
     ],
 )
@@ -69,6 +81,7 @@ def test_address_round_trips_through_text() -> None:
         "proxy://lab:1/k",
         "ssh://a@b:22",
         "tree://b",
+        "adb://pi:5555",
     ):
         assert str(parse(text)) == text
 
@@ -195,6 +208,8 @@ def test_invalid_timing_options_are_refused(wrong: dict[str, int]) -> None:
         ("aarch64", "local", "cannot run on local"),
         ("qpu", "tracker://lab:9190/pi", "cannot run on tracker"),
         ("qpu", "emulator", "cannot run on emulator"),
+        ("qpu", "adb://", "cannot run on adb://"),
+        ("opencl", "adb://", "cannot run on adb://"),
         ("local", "nowhere", "there is no board 'nowhere'"),
     ],
 )
@@ -202,6 +217,47 @@ def test_board_of_another_transport_is_refused(tmp_path: Path, target: str, devi
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
     with pytest.raises(UserError, match=re.escape(summary)):
         profiling.profile(config, kernel="add_one", target=target, device=device)
+
+
+LISTED = (
+    "List of devices attached\nAB12\tunauthorized\n192.0.2.7:5555\tdevice\n"
+    "CD34\tno permissions (missing udev rules?); see [http://developer.android.com/tools/device.html]\n\n"
+)
+
+
+def test_states_of_phones_are_read() -> None:
+    found = phone.states("* daemon started successfully\n" + LISTED)
+    assert (found["AB12"], found["192.0.2.7:5555"], len(found)) == ("unauthorized", "device", 3)
+    assert found["CD34"].startswith("no permissions")
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "summary"),
+    [
+        ("unauthorized", AccessDenied, "adb://X does not accept the key of this PC"),
+        ("authorizing", AccessDenied, "adb://X does not accept the key of this PC"),
+        ("offline", BoardSilent, "adb://X does not respond to adb"),
+        ("recovery", UserError, "adb cannot start programs on adb://X"),
+    ],
+)
+def test_state_of_a_phone_has_its_error(state: str, error: type[UserError], summary: str) -> None:
+    with pytest.raises(error, match=re.escape(summary)) as caught:
+        phone.require_usable(state, parse("adb://X"))
+    assert caught.value.found == f"the state {state}"
+
+
+def test_phone_is_chosen_from_the_list() -> None:
+    phones = phone.states(LISTED)
+    assert phone.choose(phones, parse("adb://AB12")) == ("AB12", "unauthorized")
+    assert phone.choose({"AB12": "device"}, parse("adb://")) == ("AB12", "device")
+    with pytest.raises(UserError, match="does not select one of several") as caught:
+        phone.choose(phones, parse("adb://"))
+    assert "AB12 (unauthorized), 192.0.2.7:5555 (device)" in caught.value.found
+    with pytest.raises(BoardSilent, match="adb does not find adb://EF56"):
+        phone.choose(phones, parse("adb://EF56"))
+    with pytest.raises(BoardSilent) as silent:
+        phone.choose({}, parse("adb://"))
+    assert silent.value.found == "no phones"
 
 
 def test_tvm_installation_without_network_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@
 // SESSION_SECONDS the loader exits with status 124. Requests are lines of words, some followed by
 // bytes. A response is "ok WORDS", followed by bytes for some requests, or "error KIND TEXT":
 //
-//   load ENTRY BYTES + library    ok BACKEND           a kernel library; "-" as entry: plain
+//   load ENTRY BYTES + library    ok BACKEND           a kernel library; "-" as entry: plain; 0 bytes: the
+//                                                      kernel that is linked in (linked.cpp)
 //   devices                       ok BYTES + lines     the board's OpenCL devices (opencl.hpp)
 //   opencl DEVICE DIGEST NAME GLOBAL... LOCAL... BYTES + options, newline, source
 //                                 ok KEPT SECONDS BACKEND   an OpenCL kernel; three sizes each; KEPT is
@@ -53,6 +54,9 @@
 
 #include "library.hpp"
 #include "opencl.hpp"
+
+// In linked.cpp, if a kernel is linked in.
+extern "C" void *pitorch_linked(const char *name) __attribute__((weak));
 
 namespace {
 
@@ -177,9 +181,14 @@ std::string readRequest() {
 
 // ------------------------------------------------------------------------------------- the kernel
 
+// Without a handle, in the kernel that is linked in.
+void *lookUp(void *handle, const char *name) {
+  return handle != nullptr ? dlsym(handle, name) : pitorch_linked(name);
+}
+
 template <typename T>
 T symbol(void *handle, const char *name) {
-  void *found = dlsym(handle, name);
+  void *found = lookUp(handle, name);
   if (found == nullptr) throw Failure("load", std::string("the library has no ") + name);
   T typed = nullptr;
   static_assert(sizeof typed == sizeof found, "functions and data have addresses of the same size");
@@ -191,7 +200,7 @@ class TvmLibrary : public Library {
  public:
   TvmLibrary(void *handle, const std::string &name)
       : entry_(symbol<Entry>(handle, ("__tvm_ffi_" + name).c_str())) {
-    if (dlsym(handle, "__TVMBackendParallelLaunch") != nullptr)
+    if (lookUp(handle, "__TVMBackendParallelLaunch") != nullptr)
       throw Failure("load",
                     "the kernel has parallel loops: they require TVM's thread pool, which this board does not have");
     setContext(handle, "__TVMBackendAllocWorkspace", &allocateWorkspace);
@@ -228,7 +237,7 @@ class TvmLibrary : public Library {
   // Kernels call the functions of TVM's runtime through pointers that their loader sets.
   template <typename Function>
   static void setContext(void *handle, const char *name, Function function) {
-    if (void *place = dlsym(handle, name)) std::memcpy(place, &function, sizeof function);
+    if (void *place = lookUp(handle, name)) std::memcpy(place, &function, sizeof function);
   }
 
   Entry entry_;
@@ -306,6 +315,7 @@ std::string machineOf(const std::vector<char> &content) {
 }
 
 std::unique_ptr<Library> load(const std::string &entry, const std::vector<char> &content) {
+  if (content.empty() && pitorch_linked != nullptr) return std::make_unique<TvmLibrary>(nullptr, entry);
   const std::string theirs = machineOf(content), ours = ownMachine();
   if (theirs != ours) throw Failure("architecture", "the board runs " + ours + ", the kernel is for " + theirs);
   const char *folder = std::getenv("TMPDIR");

@@ -1,0 +1,98 @@
+"""Phones, through adb: its server, the state of a phone, and the command line that reaches it.
+
+adb's client talks to a server, which holds the connections to all phones. If a server runs, or the environment names
+one, it is used. Otherwise a private one runs during the session, on a UNIX socket that only this user can open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from device.remote import faults
+from device.remote.address import Address
+from toolchain import process
+
+_PORT = 5037
+_VARIABLES = ("ADB_SERVER_SOCKET", "ANDROID_ADB_SERVER_ADDRESS", "ANDROID_ADB_SERVER_PORT")
+_LIMIT_S = 60.0
+_SETTLE_S = 5.0
+"""Time for a phone to change from the state offline or authorizing to device, after the server has found it."""
+_STATES = {"unauthorized": "unauthorized-phone", "authorizing": "unauthorized-phone", "offline": "offline-phone"}
+
+
+@contextlib.contextmanager
+def connected(address: Address) -> Iterator[list[str]]:
+    """The command line of adb for the phone at ``address``, without the command for the phone.
+
+    Raises ProgramMissing without adb, BoardSilent for no phone or one that is offline, AccessDenied for one that does
+    not accept this PC's key, and UserError if the phone is not the only one or is in another state.
+    """
+    with _server() as adb:
+        answer = ""
+        if ":" in address.host:
+            answer = process.run([*adb, "connect", address.host], limit_s=_LIMIT_S, check=False).output.strip()
+        deadline = time.monotonic() + _SETTLE_S
+        while True:
+            phones = states(process.run([*adb, "devices"], limit_s=_LIMIT_S).output)
+            serial, state = choose(phones, address, answer)
+            if state == "device" or time.monotonic() >= deadline:
+                break
+            time.sleep(0.1)
+        require_usable(state, address)
+        yield [*adb, "-s", serial]
+
+
+def states(listed: str) -> Mapping[str, str]:
+    """The state of each phone in the output of ``adb devices``, by serial number."""
+    return {found[1]: found[2].strip() for found in re.finditer(r"^(\S+)\t(.+)$", listed, re.MULTILINE)}
+
+
+def choose(phones: Mapping[str, str], address: Address, answer: str = "") -> tuple[str, str]:
+    """The serial number and the state of the phone at ``address``. ``answer`` is that of ``adb connect``.
+
+    Raises BoardSilent, or UserError for one of several.
+    """
+    if address.host in phones:
+        return address.host, phones[address.host]
+    rows = ", ".join(f"{serial} ({state})" for serial, state in phones.items())
+    if address.host or not phones:
+        raise faults.error_of("no-phone", answer or rows or "no phones", where=address)
+    if len(phones) > 1:
+        raise faults.error_of("several-phones", rows)
+    return next(iter(phones.items()))
+
+
+def require_usable(state: str, address: Address) -> None:
+    """Raise AccessDenied, BoardSilent or UserError for a phone that is not in the state device."""
+    if state != "device":
+        raise faults.error_of(_STATES.get(state, "unusable-phone"), f"the state {state}", where=address)
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[list[str]]:
+    """The command line of adb's client with a running server."""
+    adb = str(process.require_program("adb", "to reach a phone"))
+    if any(os.environ.get(name) for name in _VARIABLES) or _answers():
+        yield [adb]
+        return
+    # The path of a socket has at most 107 characters, so it cannot be in the build folder.
+    with tempfile.TemporaryDirectory(prefix="pitorch-adb-") as folder:
+        words = [adb, "-L", f"localfilesystem:{Path(folder) / 'socket'}"]
+        try:
+            process.run([*words, "start-server"], env={"TMPDIR": folder}, limit_s=_LIMIT_S)
+            yield words
+        finally:
+            process.run([*words, "kill-server"], limit_s=_LIMIT_S, check=False)
+
+
+def _answers() -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", _PORT), timeout=5):
+        return True
+    return False

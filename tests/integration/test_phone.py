@@ -1,0 +1,254 @@
+"""Kernels through adb: Debian's adb and adbd, connected over TCP in a private network.
+
+adbd runs in a root with a shell. Its folder /data/local/tmp is that of a phone. Debian's adbd accepts every key, so the
+state unauthorized is tested with a list of adb devices only (tests/unit/test_remote_parts.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from remote_kernels import CRASHING, PARALLEL, RIGHT, write
+
+from device.remote import environment, phone, profiling, targets
+from device.remote.address import parse
+from device.remote.loader_session import Timing
+from device.remote.profiling import Profile
+from flow import roots
+from flow.context import Context, for_all_targets
+from flow.steps import mirror
+from images import rootfs
+from nfsroot.private_network import private_network
+from toolchain import files
+from toolchain.config import Config
+from toolchain.errors import BoardLost, BoardSilent, ProgramMissing, ResultMismatch, UserError
+from toolchain.steps import Pipeline
+
+QUICK = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
+ENDLESS = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
+WIRELESS = "127.0.0.1:5555"
+FOUND_BY_PORT = "emulator-5554"  # adb's server looks for Android emulators on this PC's ports
+TEMPORARY = """
+    import numpy
+
+    SIZE = 40000
+
+    def module(size):
+        import tvm
+        from tvm import te
+
+        a = te.placeholder((size,), "float32", name="a")
+        once = te.compute((size,), lambda i: a[i] * 2.0, name="once")
+        b = te.compute((size,), lambda i: once[size - 1 - i] + once[i], name="b")
+        return tvm.IRModule({"temporary": te.create_prim_func([a, b]).with_attr("global_symbol", "temporary")})
+
+    def inputs(size, random):
+        return [random.standard_normal(size, dtype=numpy.float32)]
+
+    def reference(a):
+        return a[::-1] * numpy.float32(2) + a * numpy.float32(2)
+"""
+ADBD = """
+root=$1
+mount -t tmpfs none "$root/dev"
+for name in null zero urandom random; do : >"$root/dev/$name"; mount --bind "/dev/$name" "$root/dev/$name"; done
+mount -t proc none "$root/proc"
+chroot "$root" /usr/lib/android-sdk/platform-tools/adbd &
+wait || :
+exec sleep 600  # as process 1, for the programs that adbd has started
+"""
+
+pytestmark = [
+    pytest.mark.emulation,
+    pytest.mark.network_namespaces,
+    pytest.mark.skipif(os.geteuid() != 0, reason="adbd needs root"),
+    pytest.mark.skipif(shutil.which("adb") is None, reason="adb is missing; ./inv installs it"),
+]
+
+
+@pytest.fixture(scope="module")
+def root(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of a phone: adbd, a shell and its tools."""
+    environment.ready(product_config)
+    folder = tmp_path_factory.mktemp("phone") / "root"
+    shared = for_all_targets(product_config, "trixie")
+    with files.locked(product_config.build_root / "for-the-tests"), Context(shared) as context:
+        pipeline = Pipeline(context.root, [mirror.step(context)])
+        (verified,) = pipeline.execute(pipeline.plan())
+        packages = ("adbd", "base-files", "coreutils", "dash")
+        spec = roots.root_spec(context, "phone", packages, verified, (context.native,))
+        rootfs.build_tools(spec, folder, context.log("phone"), standing_in=())
+    (folder / "data/local/tmp").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def network() -> Iterator[None]:
+    """A private network, because adbd runs the commands of everyone who can reach its port."""
+    with private_network():
+        yield
+
+
+@pytest.fixture
+def adbd(root: Path, network: None) -> Iterator[int]:
+    """The process ID of an adbd that accepts connections."""
+    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", ADBD, "sh", root]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            eventually(lambda: _accepts(("127.0.0.1", 5555)))
+            yield child(child(process.pid))
+        finally:
+            process.kill()
+
+
+def eventually(holds: Callable[[], bool], limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline, f"it did not become true within {limit_s:g} s"
+        time.sleep(0.05)
+
+
+def child(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+def _accepts(address: tuple[str, int]) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=5):
+        return True
+    return False
+
+
+def left(root: Path) -> list[str]:
+    """The names of the files on the phone without those that stay."""
+    return [item.name for item in (root / "data/local/tmp").iterdir() if item.name != "pitorch-loader.lock"]
+
+
+def run(config: Config, device: str, kernel: str = "add_one", target: str = "local", timing: Timing = QUICK) -> Profile:
+    return profiling.profile(config, kernel=kernel, target=target, device=device, timing=timing)
+
+
+@contextlib.contextmanager
+def own_server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server of adb that the user has started, at its usual port."""
+    with subprocess.Popen(["adb", "nodaemon", "server"], stderr=subprocess.DEVNULL, cwd=folder) as server:
+        try:
+            eventually(lambda: _accepts(("127.0.0.1", 5037)))
+            yield server
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize(
+    ("target", "device"),
+    [("local", "adb://"), ("local", f"adb://{FOUND_BY_PORT}"), ("aarch64", f"adb://{WIRELESS}")],
+)
+def test_kernel_runs_through_adb_and_leaves_nothing(
+    product_config: Config, root: Path, adbd: int, target: str, device: str
+) -> None:
+    if shutil.which(targets.load(target).linker("")) is None:
+        pytest.skip(f"no compiler for {target}")
+    done = run(product_config, device, "gemm", target)
+    assert (done.checked, done.device, done.backend) == (256 * 256, device, "CPU")
+    assert left(root) == []
+    assert not _accepts(("127.0.0.1", 5037))
+
+
+def test_kept_library_is_a_shared_library(product_config: Config, adbd: int, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.so"
+    profiling.profile(product_config, kernel="add_one", target="local", device="adb://", timing=QUICK, keep=kept)
+    assert ctypes.CDLL(str(kept)).__tvm_ffi_add_one
+
+
+def test_faults_of_the_kernel_are_reported(product_config: Config, root: Path, adbd: int, tmp_path: Path) -> None:
+    wrong = ("return a * numpy.float32(2)", "b = a * numpy.float32(2); b[70] = 1e6; return b")
+    with pytest.raises(ResultMismatch, match=r"first at index \[70\]"):
+        run(product_config, "adb://", str(write(tmp_path, RIGHT, wrong)))
+    with pytest.raises(UserError) as caught:
+        run(product_config, "adb://", str(write(tmp_path, PARALLEL)))
+    assert "thread pool" in caught.value.found
+    with pytest.raises(UserError) as caught:
+        run(product_config, "adb://", str(write(tmp_path, CRASHING)))
+    assert "SIGSEGV" in caught.value.found
+    assert left(root) == []
+
+
+def test_kernel_that_asks_for_memory_gets_it(product_config: Config, adbd: int, tmp_path: Path) -> None:
+    assert run(product_config, "adb://", str(write(tmp_path, TEMPORARY))).checked == 40000
+
+
+@pytest.mark.parametrize("end", ["limit", "server", "adbd"])
+def test_lost_phone_is_reported_and_cleaned(
+    product_config: Config, root: Path, adbd: int, tmp_path: Path, end: str
+) -> None:
+    limits = dataclasses.replace(product_config.remote, session_limit_s=5)
+    config = dataclasses.replace(product_config, remote=limits)
+    with contextlib.ExitStack() as stack:
+        if end != "limit":
+            server = stack.enter_context(own_server(tmp_path))
+            pid = server.pid if end == "server" else adbd
+
+            def stop() -> None:
+                eventually(lambda: left(root) != [], 600)  # the kernel is compiled first
+                os.kill(pid, signal.SIGKILL)
+
+            ending = threading.Thread(target=stop)
+            ending.start()
+            stack.callback(ending.join)
+        with pytest.raises((BoardLost, BoardSilent)):
+            run(config, "adb://", timing=ENDLESS)
+    eventually(lambda: left(root) == [])
+
+
+def test_one_of_several_phones_needs_a_serial_number(
+    product_config: Config, root: Path, adbd: int, tmp_path: Path
+) -> None:
+    with own_server(tmp_path) as server:
+        subprocess.run(["adb", "connect", WIRELESS], check=True, stdout=subprocess.DEVNULL)
+        with pytest.raises(UserError, match="does not select one") as caught, phone.connected(parse("adb://")):
+            pass
+        assert f"{WIRELESS} (" in caught.value.found
+        assert FOUND_BY_PORT in caught.value.found
+        with phone.connected(parse(f"adb://{FOUND_BY_PORT}")) as words:
+            assert words[1:] == ["-s", FOUND_BY_PORT]
+        assert server.poll() is None
+
+
+def test_stopped_phone_is_offline(adbd: int) -> None:
+    os.kill(adbd, signal.SIGSTOP)
+    with pytest.raises(BoardSilent, match="does not respond") as caught, phone.connected(parse("adb://")):
+        pass
+    assert caught.value.found == "the state offline"
+
+
+@pytest.mark.parametrize(
+    ("device", "found"),
+    [
+        ("adb://", "no phones"),
+        ("adb://0123456789", "no phones"),
+        (f"adb://{WIRELESS}", "Connection refused"),
+        ("adb://nowhere.invalid:5555", "nowhere.invalid"),
+    ],
+)
+def test_phone_that_is_not_there_is_reported(network: None, device: str, found: str) -> None:
+    with pytest.raises(BoardSilent, match="adb does not find") as caught, phone.connected(parse(device)):
+        pass
+    assert found in caught.value.found
+
+
+def test_missing_adb_is_reported_with_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProgramMissing) as caught, phone.connected(parse("adb://")):
+        pass
+    assert "apt-get install adb" in caught.value.fix
