@@ -247,7 +247,7 @@ def _address(service: Mapping[str, Any]) -> str:
     return f"{service['username']}@{service['address']}:{service.get('port', 22)}"
 
 
-def _interrupt(running: Iterable[concurrent.futures.Future[Outcome]]) -> None:
+def _interrupt(running: Iterable[concurrent.futures.Future[Any]]) -> None:
     """Stop the programs of all threads, until the threads have released their boards. A second Ctrl-C waits too."""
     left = set(running)
     with process.deferred_signals():

@@ -602,7 +602,8 @@ def test_the_suite_runs_on_a_remote_place(exported_config: Config, tmp_path: Pat
     with subprocess.Popen(words, stderr=subprocess.PIPE) as board:
         try:
             assert board.stderr is not None
-            eventually(lambda: b"listening" in board.stderr.readline())
+            lines = board.stderr
+            eventually(lambda: b"listening" in lines.readline())
             with running(with_boards(made, f"pi3=root@127.0.0.1:{port} model=pi3")) as config:
                 done = run.on_place(config, "pi3", run.How(timing=False, suite=tests))
                 assert (done.passed, done.failed, done.errors) == (1, 0, 0)

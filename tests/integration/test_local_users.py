@@ -343,7 +343,8 @@ def test_the_loader_follows_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
         "-o",
         loader,
     ]
-    subprocess.run([*words, loader_session.SOURCE / "loader.cpp", "-ldl"], check=True)
+    sources = [loader_session.SOURCE / name for name in ("loader.cpp", "opencl.cpp")]
+    subprocess.run([*words, *sources, "-ldl"], check=True)
     done = subprocess.run(
         [loader, lock, "1", "5"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
     )

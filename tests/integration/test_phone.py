@@ -104,7 +104,7 @@ def network() -> Iterator[None]:
 @pytest.fixture
 def adbd(root: Path, network: None) -> Iterator[int]:
     """The process ID of an adbd that accepts connections."""
-    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", ADBD, "sh", root]
+    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", ADBD, "sh", str(root)]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             eventually(lambda: _accepts(("127.0.0.1", 5555)))

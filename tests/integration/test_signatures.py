@@ -404,7 +404,7 @@ def test_file_is_verified(tmp_path: Path) -> None:
 
 def write_provenance(wheel: Path) -> None:
     subject = [{"name": wheel.name, "digest": {"sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}}]
-    predicate = {"buildDefinition": {"externalParameters": {}}}
+    predicate: dict[str, Any] = {"buildDefinition": {"externalParameters": {}}}
     document = {"subject": subject, "predicateType": PROVENANCE, "predicate": predicate}
     provenance.path_for(wheel).write_text(json.dumps(document))
 

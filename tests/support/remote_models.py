@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 
-class Cnn(nn.Module):
+class Cnn(nn.Module):  # type: ignore[misc]
     """Convolutions, a batch normalisation, pooling and a classifier."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Cnn(nn.Module):
         return torch.softmax(self.classifier(torch.relu(self.second(x)).flatten(1)), 1)
 
 
-class Lstm(nn.Module):
+class Lstm(nn.Module):  # type: ignore[misc]
     """Two outputs; the first one uses a negative index."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Lstm(nn.Module):
         return self.head(y[:, -1]), state
 
 
-class Bessel(nn.Module):
+class Bessel(nn.Module):  # type: ignore[misc]
     """An operator that TVM's importer lacks."""
 
     def forward(self, x: Any) -> Any:
@@ -62,14 +62,14 @@ def transformer() -> Any:
 def same() -> Any:
     """Integers, and an output that is the input."""
 
-    class Same(nn.Module):
+    class Same(nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
             return x + 1, x
 
     return Same(), (torch.arange(6, dtype=torch.int64).reshape(2, 3),)
 
 
-class Calls(nn.Module):
+class Calls(nn.Module):  # type: ignore[misc]
     """A function of one tensor."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -81,7 +81,7 @@ class Calls(nn.Module):
         return self.function(x)
 
 
-class Counter(nn.Module):
+class Counter(nn.Module):  # type: ignore[misc]
     """Counts its calls in a buffer."""
 
     def __init__(self) -> None:
