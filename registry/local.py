@@ -160,7 +160,7 @@ def serve(settings: Settings) -> Iterator[Registry]:
 def start(settings: Settings) -> Registry:
     """Like ``up``, with the given settings."""
     program = process.require_program("docker-registry", "to run a local registry")
-    with _locked(settings):
+    with files.owned(settings.folder):
         running = _recorded(settings)
         if running is not None and _responds(running, settings) and _is_at_configured_port(running, settings):
             return running
@@ -176,7 +176,7 @@ def stop(settings: Settings) -> bool:
     """Like ``down``, with the given settings; returns whether the registry was running."""
     if not settings.folder.is_dir():
         return False
-    with _locked(settings):
+    with files.owned(settings.folder):
         return _end(settings)
 
 
@@ -345,13 +345,3 @@ def _bind_fault(host: str, port: int) -> OSError | None:
         except OSError as fault:
             return fault
     return None
-
-
-@contextlib.contextmanager
-def _locked(settings: Settings) -> Iterator[None]:
-    """Let one task at a time start or stop the registry."""
-    files.require_owned(settings.folder)
-    settings.folder.mkdir(parents=True, exist_ok=True)
-    (settings.folder / files.MARKER).touch()
-    with files.locked(settings.folder):
-        yield

@@ -158,6 +158,16 @@ def locked(folder: Path, *, lock_file: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Create a folder with our marker, and run the block in one process at a time. Raises as ``require_owned``."""
+    require_owned(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).touch()
+    with locked(folder):
+        yield
+
+
+@contextlib.contextmanager
 def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[None]:
     """Hold a lock file, which is created and not removed. Raises ``refusal`` at once if another process holds it.
 

@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,7 +162,7 @@ def up(config: Config) -> LabState:
     lab = Lab(config)
     _require_power_models(lab.rows)
     started: list[str] = []
-    with _locked(lab):
+    with files.owned(lab.folder):
         if not lab.coordinator.responds() and _is_here(lab.coordinator.address):
             _stop(lab, "coordinator")  # one that does not respond, or at another address
             _start(lab, "coordinator", ["labgrid-coordinator", "--listen", lab.coordinator.address])
@@ -209,7 +209,7 @@ def down(config: Config) -> LabState:
     if not lab.folder.is_dir():
         return LabState(address="", running={})
     stopped: list[str] = []
-    with _locked(lab):
+    with files.owned(lab.folder):
         if lab.coordinator.responds():
             places = _own_places(lab)
             if _session(lab, "coordinator"):
@@ -366,13 +366,3 @@ def _stop(lab: Lab, name: str) -> bool:
             os.waitpid(session, os.WNOHANG)
     files.remove(lab.state(name))
     return bool(session)
-
-
-@contextlib.contextmanager
-def _locked(lab: Lab) -> Iterator[None]:
-    """Let one task at a time change the lab."""
-    files.require_owned(lab.folder)
-    lab.folder.mkdir(parents=True, exist_ok=True)
-    (lab.folder / files.MARKER).touch()
-    with files.locked(lab.folder):
-        yield

@@ -9,8 +9,6 @@ The arrays are written next to the library as ``inputs.npz`` and ``expected.npz`
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,18 +18,9 @@ import numpy
 from device.remote import comparing, model_compiling, rpc_worker
 from device.remote.model_compiling import Model
 from device.remote.model_plan import Plan
-from device.remote.reporting import FAULT_STATUS, Fault, fail, stage, tell
+from device.remote.reporting import FAULT_STATUS, serve, stage, tell
 
 COMPILE_LIMIT_S = 1800.0
-
-
-def main() -> None:
-    """Process the request on standard input."""
-    request = json.load(sys.stdin)
-    try:
-        _run(request)
-    except Fault as fault:
-        fail(fault)
 
 
 def _run(request: Mapping[str, Any]) -> None:
@@ -89,4 +78,4 @@ def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Map
 
 
 if __name__ == "__main__":
-    main()
+    serve(_run)

@@ -14,7 +14,7 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 MARK = "\x1epitorch:"
@@ -35,6 +35,15 @@ def tell(**facts: Any) -> None:
     """Write one message."""
     sys.stdout.write(f"{MARK}{json.dumps(facts)}\n")
     sys.stdout.flush()
+
+
+def serve(run: Callable[[Mapping[str, Any]], None]) -> None:
+    """Run a worker with the request on standard input, and report a fault."""
+    request = json.load(sys.stdin)
+    try:
+        run(request)
+    except Fault as fault:
+        fail(fault)
 
 
 def fail(fault: Fault) -> NoReturn:

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import re
 import socket
 import struct
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from device.remote import comparing, compiling
-from device.remote.reporting import FAULT_STATUS, Fault, fail, stage, tell
+from device.remote.reporting import FAULT_STATUS, Fault, serve, stage, tell
 
 COMPILE_LIMIT_S = 600.0
 CONNECT_LIMIT_S = 20.0
@@ -45,15 +43,6 @@ _TIMED_OUT = ("RPCSessionTimeoutError", "session has expired")
 _CLOSED = ("socket", "Socket", "closed", "Connection", "connection", "Broken pipe", "rpc_endpoint", "code=")
 _UNLOADABLE = ("cannot open shared object", "wrong ELF class", "invalid ELF header", "Exec format", "Failed to load")
 _ELF = struct.Struct("<4sBB10xHH")
-
-
-def main() -> None:
-    """Process the request on standard input."""
-    request = json.load(sys.stdin)
-    try:
-        _run(request)
-    except Fault as fault:
-        fail(fault)
 
 
 def _run(request: Mapping[str, Any]) -> None:
@@ -256,4 +245,4 @@ def _machine(header: bytes) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    serve(_run)

@@ -54,6 +54,7 @@
 
 #include "library.hpp"
 #include "opencl.hpp"
+#include "tvm_abi.h"
 
 // In linked.cpp, if a kernel is linked in.
 extern "C" void *pitorch_linked(const char *name) __attribute__((weak));
@@ -64,33 +65,6 @@ constexpr int TIMED_OUT = 124;
 constexpr std::size_t MAX_BYTES = std::size_t{1} << 31;
 
 // ------------------------------------------------------------------------------ TVM's C interface
-//
-// Layouts as defined in dlpack.h and tvm/ffi/c_api.h (apache-tvm-ffi 0.1.15).
-
-struct DLTensor {
-  void *data;
-  int32_t deviceType;
-  int32_t deviceId;
-  int32_t dimensions;
-  uint8_t code;
-  uint8_t bits;
-  uint16_t lanes;
-  int64_t *shape;
-  int64_t *strides;
-  uint64_t byteOffset;
-};
-
-struct Any {
-  int32_t typeIndex;
-  uint32_t padding;
-  union {
-    int64_t integer;
-    void *pointer;
-  };
-};
-
-constexpr int32_t CPU = 1;
-constexpr int32_t TENSOR_POINTER = 7;
 
 using Entry = int (*)(void *handle, const Any *arguments, int32_t count, Any *result);
 

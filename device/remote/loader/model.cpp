@@ -10,28 +10,7 @@
 #include <cstring>
 #include <ctime>
 
-// Layouts as defined in dlpack.h and tvm/ffi/c_api.h (apache-tvm-ffi 0.1.15).
-struct DLTensor {
-  void *data;
-  int32_t deviceType;
-  int32_t deviceId;
-  int32_t dimensions;
-  uint8_t code;
-  uint8_t bits;
-  uint16_t lanes;
-  const int64_t *shape;
-  int64_t *strides;
-  uint64_t byteOffset;
-};
-
-struct Any {
-  int32_t typeIndex;
-  uint32_t padding;
-  union {
-    int64_t integer;
-    void *pointer;
-  };
-};
+#include "tvm_abi.h"
 
 using Operator = int (*)(void *handle, const Any *arguments, int32_t count, Any *result);
 
@@ -65,8 +44,6 @@ extern "C" const char *pitorch_raised(void);  // of standalone.cpp
 
 namespace {
 
-constexpr int32_t CPU = 1;
-constexpr int32_t TENSOR_POINTER = 7;
 constexpr int32_t TENSOR_OBJECT = 70;
 constexpr std::size_t OBJECT_HEADER = 24;
 
