@@ -45,25 +45,28 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Tests that change the shared build or use a fixed port: one process runs them, before all others.
 _OF_THE_BUILD = (
-    *("test_any_wheel.py", "test_build_tools.py", "test_deploy.py", "test_device_on_board.py", "test_main_job.py"),
-    *("test_netboot.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_sd_image.py", "test_serve.py"),
-    "test_whole_images.py",
+    *("test_any_wheel.py", "test_build_tools.py", "test_deploy.py", "test_device_on_board.py", "test_lab_boards.py"),
+    *("test_main_job.py", "test_netboot.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_sd_image.py"),
+    *("test_serve.py", "test_whole_images.py"),
 )
 # Long tests run first, so that no process waits for one at the end; then tests that use the finished build.
 _FIRST = (
     *("test_libqpu_native.py", "test_qpu_ops_native.py", "test_cuda_ops.py"),
     *("test_torch_wheel.py", "test_rootfs.py", "test_torch_prepare.py", "test_wheels.py"),
     *("test_pitorch_tvm.py", "test_qpulib_recipe.py", "test_torch_compile.py", "test_tvm_ffi.py"),
-    *("test_companions.py", "test_ml_packages.py", "test_audit_wheel.py", "test_lab.py"),
+    *("test_companions.py", "test_ml_packages.py", "test_audit_wheel.py"),
 )
 _SHARED = frozenset({"built", "exported_config", "workbench"})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Require that files with tests of the shared build are listed above, and sort the tests."""
+    """Require that files with tests of the shared build are in the list that suits them, and sort the tests."""
     for item in items:
-        if _SHARED & set(getattr(item, "fixturenames", ())) and item.path.name not in (*_OF_THE_BUILD, *_FIRST):
-            raise pytest.UsageError(f"{item.path.name} shares the build: name it in {Path(__file__).name}")
+        used, name = _SHARED & set(getattr(item, "fixturenames", ())), item.path.name
+        # The exported tree is changed by an export and locked while it is served.
+        allowed = _OF_THE_BUILD if "exported_config" in used else (*_OF_THE_BUILD, *_FIRST)
+        if used and name not in allowed:
+            raise pytest.UsageError(f"{name} uses {', '.join(sorted(used))}: name it in {Path(__file__).name}")
     if hasattr(config, "workerinput"):
         order = {name: place for place, name in enumerate((*_OF_THE_BUILD, *_FIRST))}
         items.sort(key=lambda item: order.get(item.path.name, len(order)))

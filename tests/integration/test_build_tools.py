@@ -131,7 +131,7 @@ def test_a_wheel_by_cython_and_meson_has_the_same_bytes(
 
 
 ANSWERS = """
-for name in zlib python3-embed liblzma nosuch; do pkg-config --cflags --libs --modversion $name || echo none; done
+for name in zlib python3-embed liblzma nosuch; do pkg-config --cflags --libs --modversion $name 2>&1 || echo none; done
 cmake --system-information | grep -E 'CMAKE_(HOST_)?SYSTEM_PROCESSOR|CMAKE_SIZEOF_VOID_P|CMAKE_LIBRARY_ARCHITECTURE '
 uname -m; echo $((1 << 40)); printf '%x %d\n' -1 0x7fffffffff; expr 3000000000 + 3000000000
 python3 -c 'import sys, os; print(sys.executable, sys.orig_argv[0], sys.maxsize, os.uname().machine)'

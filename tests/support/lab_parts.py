@@ -1,0 +1,44 @@
+"""Parts of the tests of a lab: configuration, start and stop."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from device.lab import services
+from device.lab.coordinator import Coordinator
+from toolchain import ports
+from toolchain.config import Config
+
+LIMIT_S = 90.0
+"""For labgrid's programs to start, or to notice the end of another one, on a busy machine."""
+
+
+def with_boards(config: Config, *boards: str) -> Config:
+    return replace(config, lab=replace(config.lab, boards=boards))
+
+
+def eventually(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + LIMIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found
+
+
+@contextlib.contextmanager
+def running(config: Config) -> Iterator[Config]:
+    """The lab of a configuration, with a coordinator of its own."""
+    made = replace(config, lab=replace(config.lab, coordinator=f"127.0.0.1:{ports.free_port()}"))
+    coordinator = Coordinator(made.lab.coordinator)
+    services.up(made)
+    try:
+        yield made
+    finally:
+        if coordinator.responds():
+            for place in filter(lambda place: place.holder, coordinator.places().values()):
+                coordinator.release(place.name, place.holder)
+        services.down(made)
