@@ -58,7 +58,7 @@ class Recipe:
 
 
 def load(name: str) -> Recipe:
-    """The recipe in the folder of that name. Raises RecipeInvalid with all errors of its data file.
+    """Return the recipe in the folder of that name. Raises RecipeInvalid with all errors of its data file.
 
     A recipe for several versions has a table ``versions.X`` for each. The table of the recipe's ``version`` is merged
     into the rest, and the version replaces ``{version}`` in the inputs.

@@ -54,12 +54,12 @@ def finished(config: Config, key: str) -> tuple[tuple[Path, ...], str]:
 
 
 def listing(config: Config) -> str:
-    """The entries of the artefact cache: if they change, so can the result of ``finished``."""
+    """Return the entries of the artefact cache: if they change, so can the result of ``finished``."""
     return " ".join(artefacts.keys(config, NAME))
 
 
 def published_for(config: Config, torch: str, *, fetch: bool = True) -> list[Path]:
-    """The package index's wheels for the torch wheel with this SHA-256, audited; empty if there are none.
+    """Return the package index's wheels for the torch wheel with this SHA-256, audited; empty if there are none.
 
     Without ``fetch`` those that were fetched before. Raises as ``published.obtain`` and ``wheels.find.audit``.
     """
@@ -73,7 +73,7 @@ def published_for(config: Config, torch: str, *, fetch: bool = True) -> list[Pat
 
 
 def artefact_key(recipe: str, builder: str) -> str:
-    """The key in the artefact cache, from the key of the recipe and the SHA-256 of the builder's root."""
+    """Return the key in the artefact cache, from the key of the recipe and the SHA-256 of the builder's root."""
     return hashlib.sha256(f"{recipe}\n{builder}".encode()).hexdigest()
 
 

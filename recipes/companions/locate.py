@@ -17,7 +17,7 @@ from toolchain.errors import ArtefactDamaged, PlatformMismatch, WheelUnusable
 
 
 def key(config: Config) -> str:
-    """The key for this configuration and the torch wheel of its image; empty if there are no companions."""
+    """Return the key for this configuration and the torch wheel of its image; empty if there are no companions."""
     if not config.image.companions:
         return ""
     any_torch = dataclasses.replace(config, torch=dataclasses.replace(config.torch, required=False))

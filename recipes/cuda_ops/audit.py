@@ -48,7 +48,7 @@ class Contents:
     """The same for libstdc++, as a version of its symbols."""
 
     def text(self) -> str:
-        """One line."""
+        """Return one line."""
         ptx = f", PTX {' '.join(self.ptx)}" if self.ptx else ""
         return f"machine code {' '.join(self.machine_code)}{ptx}; needs glibc {self.glibc}, GLIBCXX {self.libstdcxx}"
 
@@ -81,7 +81,7 @@ def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> 
 
 
 def contents(elf: ELFFile) -> Contents:
-    """The contents and requirements of a library."""
+    """Return the contents and requirements of a library."""
     section = elf.get_section_by_name(".nv_fatbin")
     code = set(gpu_code(section.data())) if section is not None else set()
     return Contents(

@@ -57,7 +57,7 @@ def gencode(text: str) -> list[str]:
 
 
 def torch_headers() -> Path:
-    """The include folder of torch."""
+    """Return the include folder of torch."""
     given = os.environ.get("CUDA_OPS_TORCH_INCLUDE")
     if given is None:
         import importlib.util
@@ -78,7 +78,7 @@ class Build(build_ext):  # type: ignore[misc]
     """Compiles kernels with nvcc and the rest with the host compiler into a library that is not a Python module."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """The file name without the ABI tag of a Python version."""
+        """Return the file name without the ABI tag of a Python version."""
         return f"{fullname.replace('.', '/')}.so"
 
     def build_extension(self, ext: Any) -> None:
@@ -189,7 +189,7 @@ class Wheel(bdist_wheel):  # type: ignore[misc]
     """A wheel for any Python 3 on a platform: the library is independent of Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """The three tags in the wheel's file name."""
+        """Return the three tags in the wheel's file name."""
         here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         return "py3", "none", os.environ.get("CUDA_OPS_PLATFORM", here)
 

@@ -37,7 +37,7 @@ class Toolkit:
 
 
 def obtain(recipe: Recipe, config: Config, target: Architecture) -> Toolkit:
-    """The toolkit, fetched if there is no other one. Raises UserError, NetworkUnreachable."""
+    """Return the toolkit, fetched if there is no other one. Raises UserError, NetworkUnreachable."""
     home, origin = _home(recipe, config)
     if target == host_architecture():
         runtime = _runtime_in(home)
@@ -49,7 +49,7 @@ def obtain(recipe: Recipe, config: Config, target: Architecture) -> Toolkit:
 
 
 def identity(recipe: Recipe, config: Config) -> str:
-    """The toolkit as an input of a step; nothing is fetched."""
+    """Return the toolkit as an input of a step; nothing is fetched."""
     if config.cuda.toolkit not in ("", PYPI):
         return f"{config.cuda.toolkit} {release_of(ROOT / config.cuda.toolkit)}"
     found = None if config.cuda.toolkit else _system(recipe)
@@ -57,7 +57,7 @@ def identity(recipe: Recipe, config: Config) -> str:
 
 
 def release_of(home: Path) -> str:
-    """The release that a toolkit's nvcc reports, such as ``13.0``; empty if nvcc does not run."""
+    """Return the release that a toolkit's nvcc reports, such as ``13.0``; empty if nvcc does not run."""
     nvcc = home / "bin" / "nvcc"
     if not nvcc.is_file():
         return ""

@@ -34,7 +34,7 @@ _RECORD = "build.json"
 
 
 def compiler_commands(output: str) -> list[list[str]]:
-    """The command lines of the compiler and linker in the output of setup.py (or ``pip -v``), in order."""
+    """Return the command lines of the compiler and linker in the output of setup.py (or ``pip -v``), in order."""
     found = []
     for line in output.splitlines():
         try:
@@ -129,7 +129,7 @@ class PreviousBuild:
 
 
 def _names(root: Path) -> list[str]:
-    """The files that may change, relative to the root. A build with another set of files is not updated."""
+    """Return the files that may change, relative to the root. A build with another set of files is not updated."""
     found = (path for name in SOURCES for path in (root / name).rglob("*"))
     return sorted(
         str(path.relative_to(root))
@@ -147,7 +147,7 @@ def surroundings(root: Path, *others: str) -> str:
 
 
 def _rewrapped(old: Path, new: Path, modules: Path, libraries: Sequence[Path]) -> Path | None:
-    """A copy of a wheel with new modules, extensions and RECORD; None if they do not match the members."""
+    """Return a copy of a wheel with new modules, extensions and RECORD; None if they do not match the members."""
     extensions = {library.name: library for library in libraries}
     if len(extensions) != len(libraries):
         return None

@@ -66,7 +66,7 @@ def libqpu_flags() -> tuple[list[str], list[str]]:
 
 
 def pybind11_folders() -> list[str]:
-    """The folders of pybind11's headers: in torch, in a Python package, or in the compiler's default folders."""
+    """Return the folders of pybind11's headers: in torch, in a Python package, or in the compiler's default folders."""
     folder = Path(TORCH_FILES or Path(torch.__file__).parent)
     if folder.joinpath("include", "pybind11").is_dir():
         return []
@@ -158,7 +158,7 @@ compile_flags += [
 
 
 def extension(name: str, folder: str, *sources: str) -> Extension:
-    """A module built from sources in a folder; it depends on all headers and sources there."""
+    """Return a module built from sources in a folder; it depends on all headers and sources there."""
     return (torch_extension if TORCH_FILES else CppExtension)(
         name,
         sources=[f"{folder}/{source}" for source in sources],

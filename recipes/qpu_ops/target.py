@@ -61,7 +61,7 @@ class Place:
 
 
 def container(image: str, image_id: str, target: Architecture, compiler: Mounts) -> Place:
-    """The development root of the target, emulated, with the native compiler if ``compiler`` mounts it."""
+    """Return the development root of the target, emulated, with the native compiler if ``compiler`` mounts it."""
     environment = {
         **compiler.environment,
         "PYTHONDONTWRITEBYTECODE": "1",

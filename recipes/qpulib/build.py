@@ -48,7 +48,7 @@ class Variant:
 
     @classmethod
     def of(cls, config: Config) -> Variant:
-        """The configured variant."""
+        """Return the configured variant."""
         return cls(mode=config.qpu.upstream_mode, debug=config.qpu.upstream_debug)
 
 
@@ -72,7 +72,7 @@ class Places:
 
 
 def pin(recipe: Recipe) -> str:
-    """The pinned commit. Raises SourceUnavailable unless it is 40 hexadecimal digits: a branch could change."""
+    """Return the pinned commit. Raises SourceUnavailable unless it is 40 hexadecimal digits: a branch could change."""
     commit = recipe.settings["commit"]
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise SourceUnavailable(

@@ -109,7 +109,7 @@ def _environment(recipe: Recipe, config: Config, suite: Suite) -> dict[str, str]
 
 
 def artefact_key(recipe_key: str, builder: str) -> str:
-    """The key in the artefact cache, from the key of the recipe and the SHA-256 of the builder's root."""
+    """Return the key in the artefact cache, from the key of the recipe and the SHA-256 of the builder's root."""
     return hashlib.sha256(f"{recipe_key}\n{builder}".encode()).hexdigest()
 
 

@@ -22,13 +22,13 @@ _LIMIT_S = 1800.0
 
 
 def identity(recipe: Recipe) -> str:
-    """What the recipe pins; nothing is fetched."""
+    """Return what the recipe pins; nothing is fetched."""
     names = ("distribution", "version", "sha256", "tools")
     return " ".join(recipe.settings[name] for name in names)
 
 
 def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
-    """A folder with the tools of the build for this PC and the suite's Python.
+    """Return a folder with the tools of the build for this PC and the suite's Python.
 
     Raises the same exceptions as ``obtain``.
     """

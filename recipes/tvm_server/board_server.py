@@ -47,7 +47,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(description="Run TVM's RPC server and restart it when it fails.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=9090, help="port to listen on")

@@ -44,7 +44,7 @@ def drawn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def filled(module: nn.Module) -> nn.Module:
-    """A module whose weights do not depend on torch's generator."""
+    """Return a module whose weights do not depend on torch's generator."""
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
             parameter.copy_(0.2 * drawn(*parameter.shape, seed=100 + number))
@@ -142,7 +142,7 @@ def linear_layers() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def recurrent() -> dict[str, Tensor]:
-    """A bidirectional LSTM with two layers."""
+    """Return a bidirectional LSTM with two layers."""
     return _with_gradients(nn.LSTM(8, 12, num_layers=2, bidirectional=True), drawn(9, 3, 8))
 
 
@@ -181,14 +181,14 @@ def _train(module: nn.Module, optimiser: torch.optim.Optimizer, steps: range) ->
 
 
 def half_trained() -> dict[str, Any]:
-    """The saved state of a network and its optimiser after five steps."""
+    """Return the saved state of a network and its optimiser after five steps."""
     module, optimiser = _training()
     _train(module, optimiser, range(5))
     return {"network": module.state_dict(), "optimiser": optimiser.state_dict()}
 
 
 def trained_on(state: dict[str, Any]) -> Tensor:
-    """The parameters after five more steps."""
+    """Return the parameters after five more steps."""
     module, optimiser = _training()
     module.load_state_dict(state["network"])
     optimiser.load_state_dict(state["optimiser"])
@@ -198,7 +198,7 @@ def trained_on(state: dict[str, Any]) -> Tensor:
 
 @case(1e-4)
 def training() -> dict[str, Tensor]:
-    """A network and its optimiser, saved and loaded between two steps."""
+    """Return a network and its optimiser, saved and loaded between two steps."""
     return {"ten steps": trained_on(half_trained())}
 
 
@@ -317,7 +317,7 @@ def drawn_by_torch() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def seeded() -> dict[str, Tensor]:
-    """A network as initialised by torch with a seed, and a training step with dropout."""
+    """Return a network as initialised by torch with a seed, and a training step with dropout."""
     torch.manual_seed(5)
     module = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(24, 3))
     loss = nn.functional.cross_entropy(module(torch.randn(6, 2, 8)), torch.randint(0, 3, (6,)))
@@ -386,12 +386,12 @@ def through_numpy() -> dict[str, Tensor]:
 
 
 def computed() -> dict[str, dict[str, Tensor]]:
-    """All cases."""
+    """Return all cases."""
     return {name: {key: item.detach().clone() for key, item in made().items()} for name, (_, made) in CASES.items()}
 
 
 def faults(reference: dict[str, dict[str, Tensor]], found: dict[str, dict[str, Tensor]]) -> list[str]:
-    """The differences that exceed their bounds."""
+    """Return the differences that exceed their bounds."""
     said = []
     for name, (bound, _) in CASES.items():
         if reference[name].keys() != found[name].keys():
@@ -421,26 +421,26 @@ def _in_the_old_format(tensor: Tensor) -> Tensor:
 
 
 def saved_script() -> Tensor:
-    """A script with a call, a loop and a long condition, as torch.jit.save writes it."""
+    """Return a script with a call, a loop and a long condition, as torch.jit.save writes it."""
     stream = io.BytesIO()
     torch.jit.save(torch.jit.script(_told_apart), stream)
     return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
 
 
 def results_of(script: Tensor) -> dict[str, Tensor]:
-    """The results of a saved script on this machine."""
+    """Return the results of a saved script on this machine."""
     loaded = torch.jit.load(io.BytesIO(script.numpy().tobytes()))
     return {"taken": loaded(drawn(8), 2, 3, 4), "not taken": loaded(drawn(8), -1, -2, 4)}
 
 
 @case(FLOAT32)
 def scripts_that_are_saved() -> dict[str, Tensor]:
-    """A script, saved and loaded."""
+    """Return a script, saved and loaded."""
     return results_of(saved_script())
 
 
 def exchanged(found: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
-    """The contents of the exchanged file."""
+    """Return the contents of the exchanged file."""
     return {
         "results": found,
         "half trained": half_trained(),
@@ -450,7 +450,7 @@ def exchanged(found: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
 
 
 def differences(document: dict[str, Any], found: dict[str, dict[str, Tensor]]) -> list[str]:
-    """The differences from the file of another machine."""
+    """Return the differences from the file of another machine."""
     said = faults(document["results"], found)
     went_on = {**document["results"], "training": {"ten steps": trained_on(document["half trained"])}}
     said += [f"{line}, after continuing the other machine's training" for line in faults(document["results"], went_on)]

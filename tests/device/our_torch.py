@@ -8,7 +8,7 @@ import pytest
 
 
 def has_our_torch() -> bool:
-    """Whether torch was built from this project's recipe, so that its patches and build options are known.
+    """Return whether torch was built from this project's recipe, so that its patches and build options are known.
 
     Its wheel is tagged for plain Linux and contains libraries: those of package indices are tagged for manylinux, and
     other builds do not contain libraries. importlib.metadata.files() would check each of more than 10,000 files, which

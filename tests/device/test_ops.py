@@ -651,7 +651,7 @@ def test_concurrent_threads_get_correct_results() -> None:
 
 def test_other_threads_run_while_a_kernel_runs() -> None:
     def seconds() -> float:
-        """The minimum time over several runs, since individual runs may be delayed."""
+        """Return the minimum time over several runs, since individual runs may be delayed."""
         found = []
         for _ in range(3):
             began = time.perf_counter()

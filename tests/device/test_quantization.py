@@ -42,7 +42,7 @@ def seeded(made: type[nn.Module], *words: int, **options: object) -> nn.Module:
 
 
 def close(found: Tensor, wanted: Tensor, share: float = 0.05) -> bool:
-    """The error of 8 bits: its root mean square, relative to the root mean square of the result."""
+    """Return the error of 8 bits: its root mean square, relative to the root mean square of the result."""
     return bool((found - wanted).norm() <= share * wanted.norm())
 
 

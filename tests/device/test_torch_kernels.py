@@ -28,7 +28,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def right(found: Tensor, function: Callable[..., Tensor], *inputs: Tensor | None) -> bool:
-    """The result agrees with the result in float64, relative to the sum of the magnitudes of the products."""
+    """Return the result agrees with the result in float64, relative to the sum of the magnitudes of the products."""
     wide = [None if item is None else item.detach().double() for item in inputs]
     wanted = function(*wide)
     scale = function(*(None if item is None else item.abs() for item in wide))

@@ -22,7 +22,7 @@ BYTES = torch.uint8
 
 
 def ones(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor of any size that views a single element."""
+    """Return a tensor of any size that views a single element."""
     return torch.ones(1, dtype=dtype).expand(*sizes)
 
 

@@ -43,7 +43,7 @@ def matrices() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def view(values: torch.Tensor, elements: int) -> torch.Tensor:
-    """The same values in memory that begins ``elements`` elements after the start of a tensor's memory."""
+    """Return the same values in memory that begins ``elements`` elements after the start of a tensor's memory."""
     memory = torch.zeros(values.numel() + 64)
     memory[elements : elements + values.numel()] = values.flatten()
     return memory[elements : elements + values.numel()].view(values.shape)

@@ -68,7 +68,7 @@ class Sample(NamedTuple):
 
 
 def timed_torch(a: torch.Tensor, b: torch.Tensor) -> Sample:
-    """The same product by torch, with torch's default number of threads."""
+    """Return the same product by torch, with torch's default number of threads."""
     began = time.perf_counter()
     result = torch.mv(a, b)
     return Sample(result, None, time.perf_counter() - began)
@@ -82,7 +82,7 @@ METHODS: dict[str, Callable[[torch.Tensor, torch.Tensor], Sample]] = {
 
 
 def error_over_bound(method: str, found: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest error of a score as a fraction of the method's bound, which its module states.
+    """Return the largest error of a score as a fraction of the method's bound, which its module states.
 
     torch states no bound, so the bound of a plain sum is used, which holds for any order of summation.
     """
@@ -124,7 +124,7 @@ def board_of(tree: Path) -> tuple[str, str]:
 
 
 def machine(tree: Path = Path("/proc/device-tree")) -> dict[str, Any]:
-    """The machine that was measured."""
+    """Return the machine that was measured."""
     board, doubt = board_of(tree)
     backend = qpu_ops.backend()
     on_a_pi = not doubt
@@ -208,7 +208,7 @@ def measure(height: int, widths: tuple[int, ...], repeats: int, budget_s: float)
 
 
 def table(document: dict[str, Any]) -> str:
-    """The document as a human-readable table."""
+    """Return the document as a human-readable table."""
     facts = document["machine"]
     lines = [
         f"H = {document['height']}, seconds, {document['statistic']}",

@@ -55,7 +55,7 @@ PyMODINIT_FUNC PyInit__trying(void) { return PyModule_Create(&module); }
 
 
 def project(folder: Path, **files: str) -> Path:
-    """A project with a C extension; ``files`` replaces or adds files, with ``_`` for the dot in their names."""
+    """Return a project with a C extension; ``files`` replaces or adds files, with ``_`` for the dot in their names."""
     folder.mkdir(parents=True)
     contents = {"setup_py": SETUP, "trying_c": MODULE, "trying_py": "from _trying import bits\n", **files}
     for name, text in contents.items():

@@ -38,7 +38,7 @@ def engine() -> Iterator[docker.DockerClient]:
 
 
 def layer(folder: Path, name: str, **contents: str) -> Layer:
-    """A layer with these files in /data; no other layer has the same bytes."""
+    """Return a layer with these files in /data; no other layer has the same bytes."""
     (folder / name / "data").mkdir(parents=True)
     for file, text in contents.items():
         (folder / name / "data" / file).write_text(f"{text} of {folder}")
@@ -47,7 +47,7 @@ def layer(folder: Path, name: str, **contents: str) -> Layer:
 
 
 def contents(client: docker.DockerClient, image: str, folder: Path) -> dict[str, str]:
-    """The files in the image's /data."""
+    """Return the files in the image's /data."""
     made = client.containers.create(image, ["/none"])
     try:
         blocks, _ = made.get_archive("/data")

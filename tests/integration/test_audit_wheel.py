@@ -79,7 +79,7 @@ def audited_config(product_config: Config, built: main_job.Built, disassembler: 
 
 
 def audited(config: Config, folder: Path, code: str) -> Audited:
-    """The result for a wheel with one module."""
+    """Return the result for a wheel with one module."""
     wheel = make_wheel(folder, {"thing.py": code}, tag="py3-none-any")
     return audit_wheel.audit(config, wheel.name, folder=folder, cpu="cortex-a7")
 

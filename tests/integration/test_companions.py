@@ -173,7 +173,7 @@ def needs_of(tmp_path: Path, uri: str, *, version: str) -> dict[str, Manifest]:
 
 
 def run_step(tmp_path: Path, needs: Mapping[str, Manifest]) -> tuple[Made, str]:
-    """The product of the step, and its reason to run again."""
+    """Return the product of the step, and its reason to run again."""
     with Context(load_config({"build": {"folder": str(tmp_path / "build")}})) as context:
         step = companions.step(context)
         made = step.action(needs)

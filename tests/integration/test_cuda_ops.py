@@ -275,7 +275,7 @@ def test_the_list_of_gpus_is_checked(given: list[str], said: str) -> None:
 
 
 def fatbin(*entries: tuple[int, int]) -> bytes:
-    """A fat binary in nvcc's format, whose entries consist of a header and eight zero bytes."""
+    """Return a fat binary in nvcc's format, whose entries consist of a header and eight zero bytes."""
     body = b"".join(struct.pack("<HHIQQII", kind, 0x101, 32, 8, 0, 0, arch) + bytes(8) for kind, arch in entries)
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
 

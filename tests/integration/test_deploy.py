@@ -33,7 +33,7 @@ SITE = "usr/local/lib/python3.13/dist-packages"
 
 
 def exported_tree(folder: Path, content: Mapping[str, str]) -> Layout:
-    """A small tree with the marker and the manifest of an export."""
+    """Return a small tree with the marker and the manifest of an export."""
     layout = Layout(folder / "nfsroot")
     layout.tree.mkdir(parents=True)
     for path, text in content.items():
@@ -48,7 +48,7 @@ def exported_tree(folder: Path, content: Mapping[str, str]) -> Layout:
 
 
 def with_folders(content: Mapping[str, str]) -> Mapping[str, str]:
-    """The content with the parent folders before each file."""
+    """Return the content with the parent folders before each file."""
     found: dict[str, str] = {}
     for path, text in content.items():
         for parent in reversed(list(Path(path).parents)[:-1]):
@@ -58,7 +58,7 @@ def with_folders(content: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def layer(path: Path, content: Mapping[str, str]) -> Artefact:
-    """The tar of a layer. Content that starts with ``->`` creates a link."""
+    """Return the tar of a layer. Content that starts with ``->`` creates a link."""
     with tarfile.open(path, "w") as archive:
         for name, text in with_folders(content).items():
             member = tarfile.TarInfo(name)

@@ -32,11 +32,11 @@ class Run:
     log: Path
 
     def outcomes(self) -> dict[str, str]:
-        """The outcome of each test in the record."""
+        """Return the outcome of each test in the record."""
         return {test.name: test.outcome for test in self.record.tests}
 
     def junit_failures(self) -> set[str | None]:
-        """The tests that did not pass in the JUnit file."""
+        """Return the tests that did not pass in the JUnit file."""
         return {case.get("name") for case in ElementTree.parse(self.junit).iter("testcase") if len(case)}  # noqa: S314
 
 

@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def exported_in(folder: Path) -> Config:
-    """The parts of an export that the environment needs."""
+    """Return the parts of an export that the environment needs."""
     made = load_config(
         {"nfs": {"folder": str(folder / "nfsroot"), "address": "127.0.0.1"}, "build": {"folder": str(folder / "b")}}
     )

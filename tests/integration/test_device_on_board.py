@@ -58,7 +58,7 @@ def config(board: Board, tmp_path: Path) -> Config:
 
 
 def impostor(config: Config, folder: Path) -> Config:
-    """An export of the same tree with a different host key and login key."""
+    """Return an export of the same tree with a different host key and login key."""
     real, false = Layout.of(config), Layout(folder / "nfsroot")
     folder.mkdir()
     false.place.mkdir()

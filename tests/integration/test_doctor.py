@@ -55,7 +55,7 @@ def arm(tmp_path: Path) -> None:
 
 
 def in_user_namespace(check: str, *, before: str = ":") -> Finding:
-    """The finding of an expression, evaluated in a user namespace after a shell script."""
+    """Return the finding of an expression, evaluated in a user namespace after a shell script."""
     if (
         shutil.which("unshare") is None
         or subprocess.run(
@@ -271,7 +271,7 @@ def test_the_probe_rejects_a_short_listing(arm: None, tmp_path: Path) -> None:
 
 
 def as_nobody(check: str, path: str) -> Finding:
-    """The finding of an expression, evaluated as an ordinary user with this PATH."""
+    """Return the finding of an expression, evaluated as an ordinary user with this PATH."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     code = f"import dataclasses, json, os; {_MODULES}; os.setgroups([]); os.setgid(65534); "

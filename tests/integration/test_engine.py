@@ -273,7 +273,7 @@ PAUSE_X86_64 = bytes.fromhex("b822000000 0f05 ebf7 909090")
 
 
 def waiting_program() -> bytes:
-    """A static program for this machine that runs until it is killed."""
+    """Return a static program for this machine that runs until it is killed."""
     if platform.machine() != "x86_64":
         pytest.skip(f"there is no machine code for {platform.machine()} in this test")
     program = bytearray(probe.elf_64())

@@ -339,7 +339,7 @@ class Terminal:
         os.close(self.descriptor)
 
     def wait(self, limit_s: float = 30) -> int:
-        """The exit status; negative after a signal."""
+        """Return the exit status; negative after a signal."""
         deadline = time.monotonic() + limit_s
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)

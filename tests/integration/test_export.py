@@ -101,7 +101,7 @@ def config(reference: str) -> Config:
 
 
 def expected_tree() -> dict[bytes, tuple[object, ...]]:
-    """The result of the two layers according to the OCI image specification: the reference for these tests."""
+    """Return the result of the two layers according to the OCI image specification: the reference for these tests."""
     tree: dict[str, tuple[tarfile.TarInfo, bytes, str]] = {}
 
     def drop(path: str) -> None:

@@ -60,7 +60,7 @@ def far(coordinator: Coordinator) -> Iterator[str]:
 
 
 def programs(config: Config, name: str) -> list[int]:
-    """The processes of a program, without its supervisor."""
+    """Return the processes of a program, without its supervisor."""
     session = services.status(config).running[name]
     return [pid for pid, _, leader in reaper.running() if leader == session and pid != session]
 
@@ -381,7 +381,7 @@ def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coor
 
 
 def switched(folder: Path, address: str, **tools: str) -> Environment:
-    """The environment of a board with a power switch, without a coordinator."""
+    """Return the environment of a board with a power switch, without a coordinator."""
     paths = Paths(folder=folder / "report")
     labgrid_environment.prepare(exported_in(folder), paths, host="pi@127.0.0.1", chroot=False, timing=False)
     described = yaml.safe_load(paths.environment.read_text())

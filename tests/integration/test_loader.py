@@ -33,7 +33,7 @@ def tvm(product_config: Config) -> None:
 
 
 def config(queue_s: float = 60, session_s: float = 60) -> Config:
-    """The tests' build folder with limits."""
+    """Return the tests' build folder with limits."""
     return load_config(
         {"build": {"folder": "build/test"}, "remote": {"queue_limit_s": queue_s, "session_limit_s": session_s}}
     )

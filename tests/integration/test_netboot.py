@@ -141,7 +141,7 @@ def on_board(namespace: str, *words: str) -> str:
 
 
 def fetched(namespace: str, name: str) -> str:
-    """A file that the board fetches over TFTP."""
+    """Return a file that the board fetches over TFTP."""
     return on_board(namespace, sys.executable, "-c", FETCH, PC, name)
 
 
@@ -184,7 +184,7 @@ def test_an_export_is_required(exported: Config) -> None:
 
 
 def with_nfs(config: Config, **nfs: Any) -> Config:
-    """The configuration with other settings of the section ``nfs``."""
+    """Return the configuration with other settings of the section ``nfs``."""
     return dataclasses.replace(config, nfs=dataclasses.replace(config.nfs, **nfs))
 
 
@@ -420,7 +420,7 @@ def bridge_for_boards(config: Config) -> Iterator[None]:
 
 
 def all_up(wait_for: Callable[[Callable[[Board], bool]], Board], count: int) -> list[Board]:
-    """The boards, as soon as the SSH server of each has answered."""
+    """Return the boards, as soon as the SSH server of each has answered."""
     up: dict[str, Board] = {}
     while len(up) < count:
         board = wait_for(lambda board: board.state == "up" and board.mac not in up)
@@ -429,7 +429,7 @@ def all_up(wait_for: Callable[[Callable[[Board], bool]], Board], count: int) -> 
 
 
 def ssh(config: Config, board: Board, *words: str) -> list[str]:
-    """The command line that runs words on a board whose host key is pinned."""
+    """Return the command line that runs words on a board whose host key is pinned."""
     layout = Layout.of(config)
     known = access.pin(layout.known_hosts, layout.folder / "known_hosts.pinned")
     login = access.SshAccess(host=board.address, key=layout.client_key, known_hosts=known)
@@ -437,7 +437,7 @@ def ssh(config: Config, board: Board, *words: str) -> list[str]:
 
 
 def run_on(config: Config, board: Board, *words: str) -> str:
-    """The output of a program on a board."""
+    """Return the output of a program on a board."""
     return process.run(ssh(config, board, *words), limit_s=300).output.strip()
 
 

@@ -131,7 +131,7 @@ def _accepts(address: tuple[str, int]) -> bool:
 
 
 def left(root: Path) -> list[str]:
-    """The names of the files on the phone without those that stay."""
+    """Return the names of the files on the phone without those that stay."""
     return [item.name for item in (root / "data/local/tmp").iterdir() if item.name != "pitorch-loader.lock"]
 
 

@@ -60,7 +60,7 @@ def gemm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def aligned(shape: tuple[int, ...], offset: int = 0) -> numpy.typing.NDArray[numpy.float32]:
-    """An array of ones that begins ``offset`` bytes after a multiple of 64."""
+    """Return an array of ones that begins ``offset`` bytes after a multiple of 64."""
     size = 4 * int(numpy.prod(shape))
     memory = numpy.zeros(size + 128, numpy.uint8)
     begin = -memory.ctypes.data % 64 + offset

@@ -92,7 +92,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 def git_free() -> dict[str, str]:
-    """The environment without the variables that git sets in a hook, because tests may run in one."""
+    """Return the environment without the variables that git sets in a hook, because tests may run in one."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
 
@@ -390,7 +390,7 @@ def made(checkout: Checkout, work: Path, mode: str = "emulation", *, debug: bool
 
 
 def compiled(said: str) -> set[str]:
-    """The sources that were compiled, by name."""
+    """Return the sources that were compiled, by name."""
     return {Path(name).name for name in re.findall(r" -c (\S+\.cpp)$", said, re.MULTILINE)}
 
 

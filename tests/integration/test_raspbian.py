@@ -31,7 +31,7 @@ IMAGE = ImageConfig(flavour="raspbian")
 
 
 def of_the_target(version: str) -> list[Package]:
-    """The packages of a target root and of a release, with hardly any content."""
+    """Return the packages of a target root and of a release, with hardly any content."""
     suite = load_suite(SUITE)
     roles = {name for role in ("base", "board", "bootable", "companions", "dev") for name in packages_for(role, IMAGE)}
     names = {*roles, *suite.torch_libraries, *suite.torch_python, "libc6", "linux-base", "debian-archive-keyring"}
@@ -44,7 +44,7 @@ def of_the_target(version: str) -> list[Package]:
 
 
 def of_python(version: str, architecture: str) -> list[Package]:
-    """The headers of Python and its library, with the same version for all architectures."""
+    """Return the headers of Python and its library, with the same version for all architectures."""
     python = load_suite(SUITE).python
     library = f"libpython{python}-stdlib"
     needs = {f"libpython{python}-dev": f"{library} (= {version}), libc6", library: "libc6"}
@@ -68,7 +68,7 @@ def of_this_pc() -> list[Package]:
 
 
 def kernel_of(board: str, architecture: str) -> list[Package]:
-    """A Raspberry Pi kernel as in its archive: a metapackage, and packages with the version in their names."""
+    """Return a Raspberry Pi kernel as in its archive: a metapackage, and packages with the version in their names."""
     release = f"6.18.34+rpt-rpi-{board}"
     needs = {
         f"linux-image-rpi-{board}": f"linux-image-{release}",
@@ -91,7 +91,7 @@ def kernel_of_debian() -> list[Package]:
 
 
 def of_the_raspberry_pi() -> list[Package]:
-    """The Raspberry Pi archive: kernels, firmware, and newer versions of the distribution's packages."""
+    """Return the Raspberry Pi archive: kernels, firmware, and newer versions of the distribution's packages."""
     return [
         *kernel_of("v7", "armhf"),
         *kernel_of("v8", "arm64"),
@@ -120,7 +120,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def config_for(folder: Path, **image: object) -> Config:
-    """A configuration with its products in a folder."""
+    """Return a configuration with its products in a folder."""
     settings = {"flavour": "raspbian", **image}
     return load_config({"image": settings, "build": {"folder": str(folder)}, "torch": {"wheelhouse": []}})
 
@@ -137,7 +137,7 @@ def ran(config: Config, *names: str) -> Mapping[str, Manifest]:
 
 
 def fetched(config: Config, role: str) -> dict[str, str]:
-    """Versions of the packages that a step has fetched."""
+    """Return versions of the packages that a step has fetched."""
     folder = config.build_root / "archives" / f"{config.image.label}-{role}"
     return versions(folder.glob("*.deb"))
 
@@ -301,7 +301,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
 
 
 def small_root(real: Real, config: Config, folder: Path) -> Path:
-    """The tar of a root with the board's kernel, built by the project's code from the served archives."""
+    """Return the tar of a root with the board's kernel, built by the project's code from the served archives."""
     mirror = ran(config, "mirror")["mirror"]
     packages = ("apt", "linux-image-rpi-v7", "raspi-firmware")
     with Context(config) as context:

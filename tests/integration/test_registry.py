@@ -480,7 +480,7 @@ def secrets_of(password: str) -> list[str]:
 
 
 def text_of(fault: BaseException | None) -> str:
-    """All text of a chain of exceptions that a traceback could show."""
+    """Return all text of a chain of exceptions that a traceback could show."""
     found = ""
     while fault is not None:
         found += f"{fault!s} {fault!r} {vars(fault)}"

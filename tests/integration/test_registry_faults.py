@@ -81,7 +81,7 @@ def warnings_printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def error_from_the_engine(client: docker.DockerClient, config: Config) -> UserError:
-    """The error of a push by the engine, without earlier requests to the registry."""
+    """Return the error of a push by the engine, without earlier requests to the registry."""
     reference = resolve(config)
     client.api.tag(config.image_reference("system"), reference.name, reference.tag)
     try:
@@ -321,7 +321,7 @@ def test_full_disk_of_the_engine_is_reported(
 
 
 def expected_blobs(running: Registry, repository: str) -> set[str]:
-    """The blobs that the registry must store for the only image of a repository."""
+    """Return the blobs that the registry must store for the only image of a repository."""
     media = "application/vnd.docker.distribution.manifest.v2+json"
     answer = ask(running, f"/v2/{repository}/manifests/{TAG}", headers={"Accept": media})
     digests = [answer.headers["Docker-Content-Digest"], answer.json()["config"]["digest"]]
@@ -400,7 +400,7 @@ def is_manifest(block: bytes, _sent: int) -> bool:
 
 
 def is_layer_request(block: bytes, _sent: int) -> bool:
-    """A request for a layer by the engine; requests of this project have another user agent."""
+    """Return a request for a layer by the engine; requests of this project have another user agent."""
     engines = any(name in block for name in (b"docker/", b"containerd/"))
     return block.startswith(b"GET ") and b"/blobs/" in block and engines
 

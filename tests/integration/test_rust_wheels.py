@@ -250,7 +250,7 @@ def own_wheelhouse(product_config: Config, tmp_path: Path) -> Iterator[Config]:
 
 
 def imported(done: build.Done, config: Config) -> str:
-    """What the module of a wheel reports in a container of the target."""
+    """Return what the module of a wheel reports in a container of the target."""
     install = f"pip install -q --no-deps --no-index --target /tmp/x /house/{done.wheel.path.name}"
     with contextlib.closing(connect()) as client:
         seen = run_in(

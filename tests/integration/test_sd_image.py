@@ -96,7 +96,7 @@ class Card:
 
 
 def unpacked(config: Config, tools: Tools, place: Path) -> tuple[Path, Path, Path]:
-    """The raw image and copies of its two partitions, at the offsets of its partition table."""
+    """Return the raw image and copies of its two partitions, at the offsets of its partition table."""
     raw = place / "card.img"
     with lzma.open(Folder.of(config).image) as source, raw.open("wb") as sink:
         shutil.copyfileobj(source, sink, 1 << 20)
@@ -122,7 +122,7 @@ def card(tmp_path_factory: pytest.TempPathFactory, engine_runs: None) -> Iterato
 
 
 def on_boot(card: Card) -> dict[str, bytes]:
-    """The files of the boot partition."""
+    """Return the files of the boot partition."""
     listed = card.tools.run("mdir", "-b", "-i", card.boot, "::").split()
     names = [name.removeprefix("::/") for name in listed]
     return {name: card.tools.run("mtype", "-i", card.boot, f"::{name}").encode() for name in names}

@@ -69,17 +69,17 @@ class Net:
         return dict(json.loads(done.stdout))
 
     def fetch(self) -> str:
-        """The outside server's response to the board; empty if there is none."""
+        """Return the outside server's response to the board; empty if there is none."""
         # The kernels establish the connection; the program that answers may be slow.
         limits = ("--connect-timeout", "3", "-m", "60")
         return self.run(self.pi, "curl", "-s", *limits, "http://203.0.113.2:8080/hello", check=False)
 
     def ruleset(self) -> str:
-        """All nftables rules of the gateway."""
+        """Return all nftables rules of the gateway."""
         return self.run(self.gateway, "nft", "list", "ruleset")
 
     def forward(self) -> str:
-        """The gateway's ip_forward."""
+        """Return the gateway's ip_forward."""
         return self.run(self.gateway, "cat", "/proc/sys/net/ipv4/ip_forward").strip()
 
 

@@ -49,7 +49,7 @@ task(*sys.argv[1:])
 
 
 def little_root() -> bytes:
-    """The shell and ``sleep`` of this machine as the tar of a root."""
+    """Return the shell and ``sleep`` of this machine as the tar of a root."""
     names = {"sh": "bash", "bash": "bash", "sleep": "sleep"}
     files: dict[str, bytes] = {}
     for name, program in names.items():
@@ -88,7 +88,7 @@ def image(client: docker.DockerClient) -> Iterator[str]:
 
 
 def containers_of(client: docker.DockerClient, image: str) -> list[str]:
-    """The existing containers by state."""
+    """Return the existing containers by state."""
     found = client.containers.list(all=True, filters={"ancestor": image}, ignore_removed=True)
     return [box.status for box in found]
 

@@ -138,7 +138,7 @@ def changed(path: Path, old: bytes, new: bytes) -> Iterator[None]:
 
 
 def about(registry: Registry, config: Config, digest: str, suffix: str) -> dict[str, Any]:
-    """The manifest with the signature or the statements."""
+    """Return the manifest with the signature or the statements."""
     repository = resolve(config).repository
     path = f"/v2/{repository}/manifests/{digest.replace(':', '-')}.{suffix}"
     found: dict[str, Any] = ask(registry, path, headers={"Accept": MANIFEST}).json()

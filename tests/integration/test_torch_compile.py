@@ -57,7 +57,7 @@ a_builder(Path(sys.argv[4]), sys.argv[5]).compile()
 
 
 def a_builder(folder: Path, image: str, client: docker.DockerClient | None = None) -> building.Builder:
-    """The builder of torch with a separate tree in ``folder`` and another image."""
+    """Return the builder of torch with a separate tree in ``folder`` and another image."""
     config = load_config({"build": {"folder": str(folder), "jobs": 2}})
     data = recipe.load("torch")
     for name in ("source", "ccache"):
@@ -80,7 +80,7 @@ def builder(tmp_path: Path, image: str, client: docker.DockerClient) -> building
 
 
 def a_tree(builder: building.Builder) -> Path:
-    """The tree before the compilation."""
+    """Return the tree before the compilation."""
     made = builder.home / "pytorch" / "build"
     made.mkdir(parents=True)
     (made / "build.ninja").write_text(NINJA)

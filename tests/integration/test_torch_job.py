@@ -46,7 +46,7 @@ class StandIn:
         self.built = 0
 
     def versions(self) -> dict[str, str]:
-        """The versions in a builder image."""
+        """Return the versions in a builder image."""
         return {"g++-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1", "compiler": "g++ 14.2.0"}
 
     def older(self) -> tuple[list[building.Builder], list[building.Builder]]:
@@ -54,7 +54,7 @@ class StandIn:
         return [], []
 
     def build(self, folder: Path) -> building.Built:
-        """A wheel with these members, and its accompanying files."""
+        """Return a wheel with these members, and its accompanying files."""
         self.built += 1
         wheel = make_wheel(folder, self.members, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
         symbols = folder / "torch-2.6.0-cp313-cp313-linux_armv7l.symbols.tar.xz"
@@ -91,7 +91,7 @@ class StandInJob:
             return self.step().action(NEEDS)
 
     def step(self) -> Step:
-        """The step."""
+        """Return the step."""
         return torch_wheel.step(self.context)
 
     @property
@@ -305,7 +305,7 @@ VERSIONS = {
 
 
 def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:
-    """The products and their provenance for a kind of source."""
+    """Return the products and their provenance for a kind of source."""
     data, suite = recipe.load("torch"), load_suite("trixie")
     config = load_config({"torch": {"source": kind}})
     listed = {"pytorch_2.6.0+dfsg-7.dsc": "2" * 64, "pytorch_2.6.0+dfsg.orig.tar.xz": "0" * 64}

@@ -39,7 +39,7 @@ CHANGELOG = """small (1.0-1) unstable; urgency=low
 
 
 def replaces(before: str, after: str) -> str:
-    """A patch for the only line of the small source."""
+    """Return a patch for the only line of the small source."""
     return f"Why.\n\n--- a/words.txt\n+++ b/words.txt\n@@ -1 +1 @@\n-{before}\n+{after}\n"
 
 

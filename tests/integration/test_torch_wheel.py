@@ -80,7 +80,7 @@ def test_the_key_covers_what_determines_the_wheel() -> None:
 
 
 def a_copy_of_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the recipe that tests can change and that is loaded instead of the original."""
+    """Return a copy of the recipe that tests can change and that is loaded instead of the original."""
     shutil.copytree(recipe.HERE / "torch", folder / "torch", ignore=shutil.ignore_patterns("prebuilt", "__pycache__"))
     monkeypatch.setattr(recipe, "HERE", folder)
     return folder / "torch"
@@ -283,7 +283,7 @@ def test_upstream_is_fetched_through_the_proxy(tmp_path: Path, monkeypatch: pyte
 
 
 def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
-    """A small shared library for the target without dependencies."""
+    """Return a small shared library for the target without dependencies."""
     compiler = shutil.which("arm-linux-gnueabihf-gcc")
     assert compiler, "./inv installs the ARM cross compiler"
     (folder / f"{name}.c").write_text(text)
@@ -293,7 +293,7 @@ def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
 
 
 def torch_of(folder: Path, contents: Mapping[str, bytes | str]) -> Path:
-    """A wheel with the name and tag of torch's."""
+    """Return a wheel with the name and tag of torch's."""
     return make_wheel(folder, contents, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
 
 
@@ -466,7 +466,7 @@ def test_a_wheel_above_the_goal_is_a_warning(tmp_path: Path, monkeypatch: pytest
 
 
 def a_wheel(folder: Path, key: str) -> list[Path]:
-    """A wheel with name, tag, RECORD and one ARM program, and its provenance with a key."""
+    """Return a wheel with name, tag, RECORD and one ARM program, and its provenance with a key."""
     wheel = folder / "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
     members = {
         "torch/lib/probe.so": probe.elf(),
@@ -589,7 +589,7 @@ def test_a_prebuilt_wheel_of_another_key_is_not_used() -> None:
 
 
 def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> Path:
-    """A copy of a wheel with changed members and without RECORD, for tests that fail before RECORD is read."""
+    """Return a copy of a wheel with changed members and without RECORD, for tests that fail before RECORD is read."""
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
         for name in old.namelist():
             if (made := change(name, old.read(name))) is not None:

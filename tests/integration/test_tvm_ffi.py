@@ -211,7 +211,7 @@ def test_a_library_with_symbols_or_build_paths_is_rejected(tmp_path: Path) -> No
 
 
 def fitting(folder: Path, *, version: str = "") -> Path:
-    """A wheel that passes the audit."""
+    """Return a wheel that passes the audit."""
     library = elf(EM_ARM, flags=HARD, vfp_args=1)
     return make_wheel(
         folder, {"tvm_ffi/a.so": library}, name="apache_tvm_ffi", version=version or DATA.settings["version"]

@@ -26,7 +26,7 @@ from toolchain.process import run
 
 
 def machines(root: Path) -> set[int]:
-    """The machines (e_machine) of all ELF files in a folder."""
+    """Return the machines (e_machine) of all ELF files in a folder."""
     found = set()
     for path in root.rglob("*"):
         if path.is_file() and not path.is_symlink():

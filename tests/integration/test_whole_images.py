@@ -34,7 +34,7 @@ pytestmark = [
 
 
 def in_a_folder_of_its_own(config: Config, folder: Path, suite: str = "trixie") -> Config:
-    """The configuration of the tests with another build folder and release."""
+    """Return the configuration of the tests with another build folder and release."""
     return dataclasses.replace(
         config,
         build=dataclasses.replace(config.build, folder=folder),

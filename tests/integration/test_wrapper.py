@@ -273,7 +273,7 @@ def test_completion_installs_nothing(checkout: Checkout) -> None:
 
 
 def held(checkout: Checkout, **env: str) -> subprocess.Popen[str]:
-    """A first run that is stopped while pip runs."""
+    """Return a first run that is stopped while pip runs."""
     (checkout.folder / "hold").touch()
     process = checkout.start("held", cwd=None, HOLD="1", **env)
     deadline = time.monotonic() + 120

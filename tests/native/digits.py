@@ -55,7 +55,7 @@ def perceptron() -> nn.Module:
 
 
 def lenet() -> nn.Module:
-    """Two convolutions with pooling, two linear layers."""
+    """Return two convolutions with pooling, two linear layers."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2),
         nn.ReLU(),
@@ -74,7 +74,7 @@ NETWORKS = {"perceptron": perceptron, "lenet": lenet}
 
 
 def accuracy(name: str, device: str, epochs: int) -> float:
-    """The accuracy on unseen images of a network trained from the same start, in the same order."""
+    """Return the accuracy on unseen images of a network trained from the same start, in the same order."""
     torch.manual_seed(7)
     network = NETWORKS[name]().to(device)
     images, labels = digits(500, seed=1)

@@ -121,7 +121,7 @@ def test_invalid_chains_raise_with_the_reason(kinds: str, steps: str, why: str) 
 
 
 def run_compiled(function: Callable[..., Any], *operands: torch.Tensor) -> tuple[Any, dict[str, int]]:
-    """The result of the compiled function, and the kernels that one call launched."""
+    """Return the result of the compiled function, and the kernels that one call launched."""
     compiled = torch.compile(function, backend=fusion.compile_graph, dynamic=False)
     compiled(*operands)
     torch_qpu.reset_counters()

@@ -29,7 +29,7 @@ Tree = Any
 
 
 def mapped(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
-    """A tree of arguments with its tensors replaced."""
+    """Return a tree of arguments with its tensors replaced."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, list | tuple):
@@ -40,7 +40,7 @@ def mapped(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
 
 
 def leaves_of(tree: Tree) -> list[torch.Tensor]:
-    """The tensors of a tree that require a gradient."""
+    """Return the tensors of a tree that require a gradient."""
     found: list[torch.Tensor] = []
 
     def keep(t: torch.Tensor) -> None:
@@ -58,7 +58,7 @@ def first(result: Any) -> torch.Tensor:
 
 
 def to_qpu(t: torch.Tensor) -> torch.Tensor:
-    """The same tensor on the device, with the same strides."""
+    """Return the same tensor on the device, with the same strides."""
     moved = t.detach().to("qpu")
     return moved.requires_grad_(t.requires_grad) if t.requires_grad else moved
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def alone(script: str, folder: Path | None = None, name: str = "script.py") -> str:
-    """The output of a separate process, which registers the device only by ``import torch``."""
+    """Return the output of a separate process, which registers the device only by ``import torch``."""
     words = ["-c", script]
     if folder is not None:
         (folder / name).write_text(script)
@@ -60,7 +60,7 @@ class Twice(nn.Module):  # type: ignore[misc]
         self.module = module
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The result for x as both inputs."""
+        """Return the result for x as both inputs."""
         found: torch.Tensor = self.module(x, x)
         return found
 

@@ -26,7 +26,7 @@ def _seed() -> None:
 def outcome(
     make: Callable[[], nn.Module], inputs: list[torch.Tensor], device: str, dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    """The results, and the gradients of inputs and parameters for a sum with fixed weights."""
+    """Return the results, and the gradients of inputs and parameters for a sum with fixed weights."""
     torch.manual_seed(1)
     module = make().to(device, dtype)
     leaves = [t.to(device, dtype).requires_grad_() for t in inputs]

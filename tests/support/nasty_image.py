@@ -41,7 +41,7 @@ def entry(
     xattrs: dict[str, bytes] | None = None,
     mtime: int = 1_700_000_000,
 ) -> tuple[tarfile.TarInfo, bytes]:
-    """One tar member."""
+    """Return one tar member."""
     data = content.encode() if isinstance(content, str) else content
     info = tarfile.TarInfo(name)
     info.type, info.mode, info.size, info.linkname, info.mtime = kind, mode, len(data), link, mtime
@@ -54,12 +54,12 @@ def entry(
 
 
 def folder(name: str, mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> tuple[tarfile.TarInfo, bytes]:
-    """A folder."""
+    """Return a folder."""
     return entry(name, kind=tarfile.DIRTYPE, mode=mode, owner=owner, mtime=1_600_000_000)
 
 
 def lower_layer() -> list[tuple[tarfile.TarInfo, bytes]]:
-    """The lower layer: entries that the upper layer changes, and entries that must be preserved."""
+    """Return the lower layer: entries that the upper layer changes, and entries that must be preserved."""
     return [
         folder("bin"), folder("dev"), folder("etc"), folder("etc/ssh"), folder("opt"), folder("root", 0o700),
         folder("run"), folder("tmp", 0o1777), folder("usr"), folder("usr/bin"), folder("usr/share"), folder("var"),
@@ -167,7 +167,7 @@ def sha256(data: bytes) -> str:
 
 
 def tree_listing(root: Path) -> dict[bytes, tuple[object, ...]]:
-    """All preserved properties of each entry by path; times in nanoseconds."""
+    """Return all preserved properties of each entry by path; times in nanoseconds."""
     listed: dict[bytes, tuple[object, ...]] = {}
     first: dict[tuple[int, int], bytes] = {}
     top = os.fsencode(root)

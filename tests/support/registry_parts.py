@@ -68,7 +68,7 @@ def engine_client() -> Iterator[docker.DockerClient]:
 
 
 def config_for(folder: Path, address: str, **registry: str) -> Config:
-    """A configuration with unique image names, so that tests do not change real images."""
+    """Return a configuration with unique image names, so that tests do not change real images."""
     return load_config(
         {
             # The key of the companions depends on the torch wheel; the tests' artefacts are not wheels of torch.
@@ -107,12 +107,12 @@ def command_lines() -> Iterator[set[str]]:
 
 
 def for_arm64(config: Config) -> Config:
-    """The same configuration for another architecture."""
+    """Return the same configuration for another architecture."""
     return dataclasses.replace(config, image=dataclasses.replace(config.image, architecture="arm64"))
 
 
 def layer_tar(seed: str, size: int) -> bytes:
-    """A layer with one incompressible file."""
+    """Return a layer with one incompressible file."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         entry = tarfile.TarInfo(f"data-{seed}")
@@ -176,7 +176,7 @@ def forget(client: docker.DockerClient, *names: str) -> None:
 
 
 def tags_of(client: docker.DockerClient, config: Config) -> set[str]:
-    """The engine's names of the configuration's images. Other tests may add other images at the same time."""
+    """Return the engine's names of the configuration's images. Other tests may add other images at the same time."""
     ours = (config.image.name, config.registry.address)
     tags = {tag for one in client.api.images() for tag in one["RepoTags"] or []}
     return {tag for tag in tags if tag.startswith(ours)}
@@ -201,7 +201,7 @@ def unfinished_uploads(registry: Registry) -> list[Path]:
 
 
 def outside_address() -> str:
-    """An address of this machine other than loopback, where engines do not accept insecure registries."""
+    """Return an address of this machine other than loopback, where engines do not accept insecure registries."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # documentation network (RFC 5737); nothing is sent
@@ -214,7 +214,7 @@ def outside_address() -> str:
 
 
 def make_certificate(folder: Path, *addresses: str) -> tuple[Path, Path]:
-    """A self-signed certificate for IP addresses, and its key."""
+    """Return a self-signed certificate for IP addresses, and its key."""
     need("openssl")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     names = ",".join(f"IP:{address}" for address in addresses)
@@ -432,7 +432,7 @@ class TokenServer:
         self._thread.join(5)
 
     def token(self, scopes: list[str], *, known: bool) -> str:
-        """A signed token for the granted scopes."""
+        """Return a signed token for the granted scopes."""
         access = []
         for scope in " ".join(scopes).split():
             kind, name, actions = scope.split(":")

@@ -31,7 +31,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def products(folder: Path, *, content: str = "x = 1\n") -> list[Path]:
-    """A wheel, an archive of symbols, and a provenance statement for both."""
+    """Return a wheel, an archive of symbols, and a provenance statement for both."""
     wheel = make_wheel(folder, {"thing.py": content})
     symbols = folder / "thing.symbols.tar.xz"
     symbols.write_bytes(b"symbols of " + content.encode())

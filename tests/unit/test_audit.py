@@ -42,7 +42,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def found(made: Audit, check: str) -> dict[str, tuple[str, bool]]:
-    """The findings of one check: path to problem and whether it was fixed."""
+    """Return the findings of one check: path to problem and whether it was fixed."""
     return {item.path: (item.found, item.fixed) for item in made.findings if item.check == check}
 
 

@@ -38,7 +38,7 @@ print(json.dumps(printed))
 
 
 def paths(here: Path, task: str, **options: object) -> list[str]:
-    """The arguments that a task passes on when it is called from a folder."""
+    """Return the arguments that a task passes on when it is called from a folder."""
     env = {**os.environ, "PITORCH_CALLER_CWD": str(here)}
     argv = [sys.executable, "-c", PRINT_PATHS, task, json.dumps(options)]
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=300)

@@ -237,7 +237,7 @@ def hooks() -> list[dict[str, Any]]:
 
 
 def linter_of(argv: Sequence[str]) -> tuple[str, ...]:
-    """The program, and ruff's subcommand or mypy's folder."""
+    """Return the program, and ruff's subcommand or mypy's folder."""
     words = argv[2:] if argv[1] == "-m" else argv
     name = Path(words[0]).name
     return (name, *(word for word in words[1:2] if word and name in ("ruff", "mypy")))

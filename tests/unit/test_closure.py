@@ -61,7 +61,7 @@ def key(step: Step) -> str:
 
 
 def key_after_change(path: Path, step: Step) -> str:
-    """The key while the file contains one more line."""
+    """Return the key while the file contains one more line."""
     content = path.read_bytes()
     path.write_bytes(content + b"# changed\n")
     try:

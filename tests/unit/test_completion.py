@@ -25,7 +25,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def complete_in_bash(program: Path, *words: str) -> list[str]:
-    """The completions that bash offers for the last word."""
+    """Return the completions that bash offers for the last word."""
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     line = " ".join(shlex.quote(word) for word in (str(program), *words))

@@ -64,7 +64,7 @@ def shown(folder: Path, *options: str, yaml: str = "", **environment: str) -> di
 
 
 def fault_of(tree: dict[str, Any]) -> str:
-    """The error of a tree with exactly one error."""
+    """Return the error of a tree with exactly one error."""
     with pytest.raises(ConfigError) as caught:
         load_config(tree)
     assert len(caught.value.faults) == 1
@@ -452,7 +452,7 @@ FOLDERS = ["build.folder", "torch.wheelhouse", "qpu.upstream_source", "nfs.folde
 
 
 def path_fault_of(name: str, path: str) -> str:
-    """The message about a path as the value of a setting; empty if it is accepted."""
+    """Return the message about a path as the value of a setting; empty if it is accepted."""
     section, _, key = name.partition(".")
     try:
         load_config({section: {key: [path] if key == "wheelhouse" else path}})

@@ -51,7 +51,7 @@ def program(
     pointers: Sequence[int] = (),
     dynamic: bool = False,
 ) -> ELFFile:
-    """An arm64 file.
+    """Return an arm64 file.
 
     ``symbols`` maps a name to the number of a word, with the type and binding unless it is a local function.
     ``frames`` are the words with an entry in .eh_frame_hdr, ``pointers`` those with a relocation in a table.

@@ -44,7 +44,7 @@ TREE_COMMIT = "the tree was exported from the same commit as the tests"
 
 
 def layer(path: Path, content: Mapping[str, str]) -> Artefact:
-    """The tar of a layer. A text that starts with ``->`` creates a link."""
+    """Return the tar of a layer. A text that starts with ``->`` creates a link."""
     with tarfile.open(path, "w") as archive:
         for name, text in content.items():
             member = tarfile.TarInfo(name)
@@ -107,7 +107,7 @@ class Chain:
         Manifest(step="nfsroot", key="k", inputs={}, facts=recorded, source=source).write(self.layout.manifest)
 
     def links(self, source: Mapping[str, Any] = CLEAN) -> dict[str, dict[str, Any]]:
-        """The links by name."""
+        """Return the links by name."""
         record = Record(facts=self.facts, booted={}, tests=(), timing={}, seconds=1.0, error=None)
         found = check(
             self.config,
@@ -119,12 +119,12 @@ class Chain:
         return {item["name"]: item for item in found}
 
     def document(self) -> dict[str, Any]:
-        """The evidence of a run without tests."""
+        """Return the evidence of a run without tests."""
         record = Record(facts={}, booted={}, tests=(), timing={}, seconds=1.0, error=None)
         return evidence.collect(self.config, record, started_by_us=True, access="QEMU", through="boot")
 
     def broken(self, severity: str = "error", source: Mapping[str, Any] = CLEAN) -> list[str]:
-        """The names of the links that do not hold."""
+        """Return the names of the links that do not hold."""
         return [
             name for name, item in self.links(source).items() if item["holds"] is False and item["severity"] == severity
         ]

@@ -121,7 +121,7 @@ def test_a_quarantine_that_cannot_be_set_is_a_warning(capsys: pytest.CaptureFixt
 
 
 def outcome(folder: Path, board: str, **tests: str) -> Outcome:
-    """The outcome of a board with these tests and their outcomes."""
+    """Return the outcome of a board with these tests and their outcomes."""
     found: list[dict[str, Any]] = [
         {"nodeid": f"test_a.py::test_{name}", "outcome": result, "seconds": 0.5, "text": f"<{result}>"}
         for name, result in tests.items()

@@ -35,7 +35,7 @@ class Board:
         (self.modules / f"{name}.py").write_text(text)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """The environment of the user with additional variables."""
+        """Return the environment of the user with additional variables."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         path = f"{PACKAGE}:{self.modules}"
         return {
@@ -47,7 +47,7 @@ class Board:
         }
 
     def command(self, *words: str) -> list[str]:
-        """The tested command line."""
+        """Return the tested command line."""
         return [sys.executable, "-m", "pitorch.preloaded", *words]
 
     def run(self, *words: str, stdin: str = "", folder: Path | None = None, **environment: str) -> Run:
@@ -249,7 +249,7 @@ def test_two_callers_at_once_start_one(board: Board) -> None:
 
 def test_it_ends_by_itself_and_on_request(board: Board) -> None:
     def none_is_left() -> bool:
-        """A process that exited before its caller connected was started again."""
+        """Return a process that exited before its caller connected was started again."""
         return not any(Path(f"/proc/{process}").exists() for process in board.loaded)
 
     assert board.run("--import=heavy", "--idle=0.3", "-c", "1").returncode == 0

@@ -22,7 +22,7 @@ from toolchain.process_identity import find
 
 
 def wait_for(path: Path, *, limit_s: float = 60.0) -> str:
-    """The text of a file that another process writes, once it ends with a newline."""
+    """Return the text of a file that another process writes, once it ends with a newline."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if path.is_file() and (text := path.read_text()).endswith("\n"):

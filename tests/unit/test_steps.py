@@ -36,7 +36,7 @@ def writer(
     missing: Callable[[Manifest], str] = lambda _: "",
     **inputs: str,
 ) -> Step:
-    """A step that writes NAME.txt: the result of ``text``, or its inputs and the files that it needs."""
+    """Return a step that writes NAME.txt: the result of ``text``, or its inputs and the files that it needs."""
 
     def action(made: Mapping[str, Manifest]) -> Made:
         runs.append(name)

@@ -37,7 +37,7 @@ from toolchain.manifest import Artefact, Manifest
 
 
 def a_builder(folder: Path, kind: type[building.Builder] = building.Builder, **torch: object) -> building.Builder:
-    """A builder of the recipe's plan with an existing build folder."""
+    """Return a builder of the recipe's plan with an existing build folder."""
     data, suite = recipe.load("torch"), load_suite("trixie")
     config = load_config({"build": {"folder": str(folder), "jobs": 2}, "torch": torch})
     found = source.Source(kind="archive", folder=folder, identity="archive pytorch 1", files={})
@@ -258,7 +258,7 @@ def test_a_tree_records_the_seconds_of_every_run(quick: Quick, tmp_path: Path) -
 
 
 def older_tree(quick: Quick, name: str, made_for: str | None) -> Path:
-    """A tree with a file of 64 KiB."""
+    """Return a tree with a file of 64 KiB."""
     made = quick.home.with_name(name)
     (made / "pytorch" / "build").mkdir(parents=True)
     (made / "pytorch" / "build" / "x.o").write_bytes(b"x" * 65536)
@@ -271,7 +271,7 @@ class FoundHere(Quick):
     """Runs ``find`` on this PC."""
 
     def run(self, argv: Sequence[str], **_: Any) -> str:
-        """The command that would run in a container."""
+        """Return the command that would run in a container."""
         words = [str(self.home) if word == "/usr/src/torch" else word for word in argv]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
@@ -357,7 +357,7 @@ class Recorder(building.Builder):
     fails = False
 
     def run(self, argv: Sequence[str], *, on_line: Callable[[str], None] | None = None, **_: Any) -> str:
-        """The lines of ``said``."""
+        """Return the lines of ``said``."""
         self.ran.append(argv)
         for line in self.said:
             if on_line is not None:
@@ -444,7 +444,7 @@ class Configures(building.Builder):
     """Runs CMake on this PC with the recipe's whole command line."""
 
     def run(self, argv: Sequence[str], **_: Any) -> str:
-        """The output."""
+        """Return the output."""
         here = {"/usr/src/torch": str(self.home), "/usr/src/recipe": str(self._plan.recipe.folder)}
         words = [functools.reduce(lambda text, item: text.replace(*item), here.items(), word) for word in argv]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
@@ -531,7 +531,7 @@ def test_ninja_lines_update_the_progress_bar(tmp_path: Path, monkeypatch: pytest
 
 
 def bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float | None, str]]:
-    """All updates of progress bars."""
+    """Return all updates of progress bars."""
     shown: list[tuple[float, float | None, str]] = []
 
     class Bar:
@@ -777,7 +777,7 @@ class Compiles:
     log: Path
 
     def run(self, argv: Sequence[str], **_: object) -> str:
-        """The output."""
+        """Return the output."""
         here = {"/tmp/again.o": str(self.home / "again.o"), "/usr/src/torch/": f"{self.home}/"}
         words = [functools.reduce(lambda text, item: text.replace(*item), here.items(), word) for word in argv]
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -893,7 +893,7 @@ class Again(StandIn):
         self.home = home
 
     def elsewhere(self, name: str) -> Again:
-        """A builder in a folder with the files of an earlier attempt."""
+        """Return a builder in a folder with the files of an earlier attempt."""
         assert name == "again"
         self.home.mkdir()
         (self.home / "half").write_text("of an earlier attempt")

@@ -66,7 +66,7 @@ def packaged(wheel: Path, out: Path, *, system: list[str] | None = None) -> subp
 
 
 def dynamic(content: bytes) -> dict[str, list[str]]:
-    """The required libraries, soname and search path of an ELF file."""
+    """Return the required libraries, soname and search path of an ELF file."""
     dynamic_tags: dict[str, list[str]] = {"needed": [], "soname": [], "runpath": [], "rpath": []}
     section = ELFFile(io.BytesIO(content)).get_section_by_name(".dynamic")
     assert isinstance(section, DynamicSection)

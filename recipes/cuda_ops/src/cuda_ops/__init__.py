@@ -41,7 +41,7 @@ def axpy(alpha: float, x: Tensor, y: Tensor) -> Tensor:
 
 
 def exp(x: Tensor) -> Tensor:
-    """The exponential of each element."""
+    """Return the exponential of each element."""
     return _ops.exp.default(x)
 
 
@@ -51,7 +51,7 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
-    """A matrix [rows, columns] times a vector [columns]; products are accumulated in float32."""
+    """Return a matrix [rows, columns] times a vector [columns]; products are accumulated in float32."""
     return _ops.matvec.default(matrix, vector)
 
 

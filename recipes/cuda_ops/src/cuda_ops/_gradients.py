@@ -30,7 +30,7 @@ def _fills_its_memory(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _elementwise(a: Tensor, b: Tensor | None = None) -> Tensor:
-    """An empty result with the same layout as in csrc/ops.cpp."""
+    """Return an empty result with the same layout as in csrc/ops.cpp."""
     if b is not None:
         torch._check(a.shape == b.shape, lambda: f"cuda_ops: expected the same shape, found {a.shape} and {b.shape}")
     if (b is None or a.stride() == b.stride()) and (a.is_contiguous() or _fills_its_memory(a.shape, a.stride())):
@@ -112,7 +112,7 @@ def register() -> None:
 
 
 def _requires_grad_is_right() -> bool:
-    """Whether the library reads ``requires_grad`` correctly, which the stable interface does not offer."""
+    """Return whether the library reads ``requires_grad`` correctly, which the stable interface does not offer."""
     plain, leaf = torch.zeros(1), torch.zeros(1, requires_grad=True)
     with torch.enable_grad():
         derived = leaf * 2

@@ -132,7 +132,7 @@ def _cupy(x: Any, exact: Any, runs: int) -> Row:
 
 
 def table(length: int, rows: Sequence[Row]) -> str:
-    """All of it as text."""
+    """Return all of it as text."""
     lines = [f"exp of {length} float32 values", "", f"{'':12}{'one call':>14}{'digits':>8}  clock"]
     base = rows[0].seconds
     for row in rows:

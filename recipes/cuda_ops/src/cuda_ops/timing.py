@@ -96,11 +96,11 @@ class Timing:
         return statistics.median(self.events_us)
 
     def regime(self, before: str, after: str) -> Regime:
-        """The measurements with this synchronisation before and after the call."""
+        """Return the measurements with this synchronisation before and after the call."""
         return next(item for item in self.regimes if (item.before, item.after) == (before, after))
 
     def as_json(self) -> dict[str, Any]:
-        """All values, with the derived ones, for a JSON file."""
+        """Return all values, with the derived ones, for a JSON file."""
         return {
             **asdict(self),
             "kernel_us": self.kernel_us,
@@ -118,7 +118,7 @@ class Timing:
         )
 
     def table(self) -> str:
-        """A table with a line for each way; the reference is last."""
+        """Return a table with a line for each way; the reference is last."""
         lines = [
             f"{self.operation}({', '.join(self.inputs)}) on {self.device}, torch {self.torch}",
             f"{self.warm_up} warm-up calls, {self.runs} timed calls; {self.queued} queued calls without sync before",
@@ -134,7 +134,7 @@ class Timing:
         return "\n".join(lines)
 
     def sentence(self) -> str:
-        """An explanation of the values in the table."""
+        """Return an explanation of the values in the table."""
         both, launch = self.regime("sync", "sync"), self.regime("sync", "none")
         late = self.regime("none", "sync")
         words = (
@@ -288,7 +288,7 @@ def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 
 
 
 def kernels_of(path: Path) -> dict[str, tuple[float, ...]]:
-    """The durations of all runs of each kernel in a trace, in microseconds, by the kernel's name.
+    """Return the durations of all runs of each kernel in a trace, in microseconds, by the kernel's name.
 
     Raises ValueError for a file that is not a trace in Chrome's format: a list of events, in which complete events
     have a start and a duration.

@@ -41,7 +41,7 @@ def reset_counters() -> None:
 
 
 def report() -> str:
-    """The counters as a human-readable table."""
+    """Return the counters as a human-readable table."""
     lines = []
     for title, rows in (
         ("on the QPUs", launches()),

@@ -144,7 +144,7 @@ class Group:
         return arrays, numbers, "".join(kind for kind, _ in inputs), f"{steps}>{stored}"
 
     def fits(self) -> bool:
-        """Whether one kernel supports the group."""
+        """Return whether one kernel supports the group."""
         try:
             arrays, numbers, _, _ = self.written()
         except KeyError:
@@ -162,7 +162,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _key(size: Any) -> Any:
-    """A key that is equal for equal sizes: the number, or the expression of a symbol."""
+    """Return a key that is equal for equal sizes: the number, or the expression of a symbol."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
@@ -196,7 +196,7 @@ def _is_fusible(node: Node) -> bool:
 
 
 def groups_of(graph: torch.fx.Graph) -> list[Group]:
-    """The chains of a graph, each with at least two nodes."""
+    """Return the chains of a graph, each with at least two nodes."""
     found: dict[Node, Group] = {}
     place = {node: i for i, node in enumerate(graph.nodes)}
     for node in graph.nodes:
@@ -247,7 +247,7 @@ def fuse(module: GraphModule) -> GraphModule:
 
 
 def compile_graph(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
-    """The backend function called by torch.compile."""
+    """Return the backend function called by torch.compile."""
     from functorch.compile import make_boxed_func
     from torch._decomp import get_decompositions
     from torch._dynamo.backends.common import aot_autograd

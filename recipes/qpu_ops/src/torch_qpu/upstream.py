@@ -91,7 +91,7 @@ def _parallel_or_refused(original: Any) -> Any:
 
 
 def _refused_on_qpu(original: Any) -> Any:
-    """The functional form of DataParallel, likewise."""
+    """Return the functional form of DataParallel, likewise."""
 
     def data_parallel(
         module: nn.Module,
