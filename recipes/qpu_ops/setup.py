@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# Remove this folder from the search path: a module of the recipe must not be imported in place of an installed package.
+# Remove this folder from the search path: the recipe's modules must not shadow installed packages.
 _HERE = Path(__file__).resolve().parent
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
 
@@ -33,7 +33,7 @@ if not TORCH_FILES:
 
 
 def libqpu_flags() -> tuple[list[str], list[str]]:
-    """Compiler and linker flags for libqpu. Exits with an error message if libqpu is not found."""
+    """Return compiler and linker flags for libqpu. Exits with an error message if libqpu is not found."""
     prefix = os.environ.get("LIBQPU_PREFIX", "")
     if prefix:
         header = Path(prefix, "include", "QPULib.h")
@@ -119,7 +119,7 @@ def compile_in_parallel() -> None:
 
 
 class ParallelBuild(build_ext):  # type: ignore[misc]
-    """Builds all modules in parallel, with MAX_JOBS compilers: otherwise each module waits for the previous one."""
+    """Builds all modules in parallel, with MAX_JOBS compilers, so that modules do not wait for each other."""
 
     parallel: int | None
     compiler: Any
@@ -175,7 +175,7 @@ setup(
         extension(
             "torch_qpu._C",
             "csrc/device",
-            "aten.cpp",  # half of all the work; compiled first (in name order), so that no core waits for it at the end
+            "aten.cpp",  # half of the total work; compiled first (in name order), so no core waits for it at the end
             "aten_layers.cpp",
             "batches.cpp",
             "chains.cpp",

@@ -43,7 +43,7 @@ def require_target(data: Recipe, target: Architecture, suite: Suite) -> None:
 
 
 def recipe_key(data: Recipe, target: Architecture, suite: Suite) -> str:
-    """SHA-256 of everything in this repository that determines the wheel."""
+    """Hash everything in this repository that determines the wheel."""
     stated = [data.fingerprint(), suite.name, target.debian]
     return hashlib.sha256("\n".join(stated).encode()).hexdigest()
 
@@ -71,7 +71,7 @@ def listing(config: Config) -> str:
 
 
 def find(config: Config) -> tuple[Path, str]:
-    """Return the wheel of the recipe's version for this configuration, and its origin.
+    """Find the wheel of the recipe's version for this configuration; return it and its origin.
 
     A wheel in a wheelhouse is chosen by its name, tag and contents. Raises the same exceptions as ``require_target``;
     ArtefactMissing if there is no wheel; ArtefactDamaged, WheelUnusable or PlatformMismatch if its contents do not

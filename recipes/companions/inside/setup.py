@@ -44,12 +44,12 @@ class ParallelBuild(build_ext):  # type: ignore[misc]
         super().build_extensions()
 
     def get_ext_filename(self, fullname: str) -> str:
-        """Return the path of a module."""
+        """The path of a module."""
         return fullname.replace(".", "/") + ".so"
 
 
 def sources(module: str, text: str) -> list[str]:
-    """Return the files to compile: one for the C++ files of each line."""
+    """The files to compile: one for the C++ files of each line."""
     found: list[str] = []
     for number, line in enumerate(text.strip().splitlines()):
         paths = [path for pattern in line.split() for path in sorted(Path(PACKAGE["include"]).glob(pattern))]
@@ -63,7 +63,7 @@ def sources(module: str, text: str) -> list[str]:
 
 
 def extension(module: str, text: str) -> Extension:
-    """Return a module that is loaded after torch, so that torch's libraries are already there."""
+    """A module that is loaded after torch, so that torch's libraries are already there."""
     return Extension(
         module,
         sources(module, text),

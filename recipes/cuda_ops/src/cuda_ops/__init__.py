@@ -31,12 +31,12 @@ _ops = torch.ops.cuda_ops
 
 
 def add2(a: Tensor, b: Tensor) -> Tensor:
-    """``a + b``, for tensors of the same shape."""
+    """Return ``a + b``, for tensors of the same shape."""
     return _ops.add2.default(a, b)
 
 
 def axpy(alpha: float, x: Tensor, y: Tensor) -> Tensor:
-    """``alpha * x + y``, for tensors of the same shape, rounded once."""
+    """Return ``alpha * x + y``, for tensors of the same shape, rounded once."""
     return _ops.axpy.default(alpha, x, y)
 
 
@@ -46,7 +46,7 @@ def exp(x: Tensor) -> Tensor:
 
 
 def softmax(x: Tensor) -> Tensor:
-    """Softmax over the last dimension."""
+    """Compute softmax over the last dimension."""
     return _ops.softmax.default(x)
 
 

@@ -45,11 +45,11 @@ from torch_qpu.device import MODEL_BACKENDS
 SCHEMA = 2
 REPEATS = 5
 FLOPS_PER_CLOCK = 96
-"""12 QPUs, each with an addition and a multiplication of 16 elements every four clocks."""
+"""Each of the 12 QPUs performs an addition and a multiplication of 16 elements every four clocks."""
 BYTES_PER_CLOCK = 4.5
-"""Bus transfers of the QPUs, reads and stores together: the model's value for a Pi 3. Not measured on hardware."""
+"""The QPUs' bus transfers, reads and stores together: the model's value for a Pi 3. Not measured on hardware."""
 CLOCK_HZ = 400e6
-"""Clock of V3D on a Pi 3, if the emulator does not report one."""
+"""The V3D clock of a Pi 3, used if the emulator does not report one."""
 
 Operation = Callable[..., torch.Tensor]
 
@@ -148,7 +148,7 @@ def _convolutional() -> nn.Module:
 
 
 def steps() -> list[Step]:
-    """Counts for the second step, because the first one creates the optimiser's state."""
+    """Count the operations of each second step, because the first one creates the optimiser's state."""
     networks: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
         "convolution and batch norm": (_convolutional, torch.randn(4, 1, 8, 8)),
         "transformer encoder, 2 layers": (_Encoder, torch.randint(0, 20, (4, 12))),
@@ -228,7 +228,7 @@ def _launches(case: Case, there: list[torch.Tensor], repeats: int) -> list[Any]:
 
 
 def _modelled(case: Case, there: list[torch.Tensor]) -> tuple[float, float, str]:
-    """Return seconds according to the current model, the share of its limit, and the limiting resource."""
+    """Return the seconds in the current model, the share of the limit, and the limiting resource."""
     launches = _launches(case, there, 1)
     _, clock, bytes_per_clock = _C.model()
     compute = sum(event.clocks for event in launches) / clock

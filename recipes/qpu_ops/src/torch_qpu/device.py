@@ -16,10 +16,10 @@ from torch_qpu.streams import Event, Stream, StreamContext, require_qpu
 
 __all__ = ["Event", "Stream", "StreamContext"]  # PyTorch looks up the rest by name
 MODEL_BACKENDS = ("interpreter", "emulator")
-"""Backends of libqpu that are not hardware: their times come from a model."""
+"""The libqpu backends that are not hardware, whose times come from a model."""
 
 _BUS_ADDRESSES = 1 << 30
-"""Bytes that the QPUs can address: the memory size that a model reports, because no firmware splits its memory."""
+"""Bytes that the QPUs can address. A model reports this as its memory size, because no firmware splits its memory."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def init() -> None:
 
 
 def is_initialized() -> bool:
-    """Always true; see ``init``."""
+    """Return True; see ``init``."""
     return True
 
 
@@ -63,7 +63,7 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    """Return one."""
+    """Return 1."""
     return 1
 
 
@@ -83,7 +83,7 @@ def set_device(device: Any) -> None:
 
 
 class device:  # noqa: N801 (named as torch.cuda.device)
-    """Context in which the device is the current one, which it always is."""
+    """A context in which the device is current, as it always is."""
 
     def __init__(self, device: Any) -> None:
         self.idx = _index(device)
@@ -125,7 +125,7 @@ def synchronize(device: Any = None) -> None:
 
 
 def current_stream(device: Any = None) -> torch.Stream:
-    """Return the one stream."""
+    """Return the device's only stream."""
     return Stream(device)
 
 
@@ -171,7 +171,7 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Return bytes used by tensors."""
+    """Return the number of bytes used by tensors."""
     return memory_stats(device)["allocated_bytes.current"]
 
 
@@ -249,7 +249,7 @@ def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """Return the QPUs compute float32 only, so autocast has no effect on them."""
+    """Return the dtypes for autocast, which has no effect, because the QPUs compute only float32."""
     return [torch.float32]
 
 

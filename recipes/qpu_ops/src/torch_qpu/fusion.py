@@ -10,7 +10,7 @@ To find chains, nodes are visited in order. A node joins the groups of its opera
 operator between them requires the group's results, and one kernel supports the number of inputs (at most 4 arrays and
 6 numbers) and outputs (at most 3). A group of two or more nodes becomes one call of ``torch_qpu::chain``.
 
-Sizes may be symbolic, as they are from the second batch size on: two shapes are the same if their expressions are.
+Sizes may be symbolic, as they are from the second batch size on: two shapes are equal if their expressions are.
 Numbers may be computed from sizes, such as the divisor of a mean.
 """
 
@@ -27,7 +27,7 @@ from torch.fx import GraphModule, Node
 from torch_qpu.checked import unless_checked
 
 MOST_ARRAYS, MOST_NUMBERS, MOST_OUTPUTS = 4, 6, 3
-"""Limits of one kernel; the same as in chains.h."""
+"""The limits of one kernel, which are the same as in chains.h."""
 
 aten = torch.ops.aten
 
@@ -112,12 +112,12 @@ class Group:
     nodes: list[Node] = field(default_factory=list)
 
     def outputs(self) -> list[Node]:
-        """The nodes whose results are used outside the group."""
+        """Return the nodes whose results are used outside the group."""
         own = set(self.nodes)
         return [node for node in self.nodes if any(user not in own for user in node.users)]
 
     def written(self) -> tuple[list[Node], list[float | Node], str, str]:
-        """Arrays, numbers (nodes if computed from sizes), kinds of the inputs, and text of the chain."""
+        """The arrays, the numbers (nodes if computed from sizes), the kinds of inputs, and the chain's text."""
         write = Writer()
         values: dict[Node, Any] = {}
 
@@ -212,7 +212,7 @@ def groups_of(graph: torch.fx.Graph) -> list[Group]:
             nodes = sorted({n for group in join for n in group.nodes}, key=place.__getitem__)
             joined = Group([*nodes, node])
             own = set(joined.nodes)
-            # The kernel runs at the position of its last node, so no earlier node may use its results.
+            # The kernel runs at the position of its last node, so earlier nodes must not use its results.
             early = any(user not in own and place[user] < place[node] for n in nodes for user in n.users)
             if not early and joined.fits():
                 for n in joined.nodes:
