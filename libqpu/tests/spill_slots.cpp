@@ -68,7 +68,7 @@ TEST_CASE("a vector reloaded in the next iteration stays live") {
   const Function f = function({jumpTo(1), branchTo(1, 2), Block()});
   CHECK(share(f, {store(0, kA), reload(1, kA), store(1, kB), reload(1, kB), store(2, kC), reload(2, kC)},
               2) == Slots{0, 0, 1, 1, 0, 0});
-  // Stored before the reload in each iteration, hence dead after the reload.
+  // Stored before the reload in each iteration, so dead after the reload.
   CHECK(share(f, {store(1, kA), reload(1, kA), store(1, kB), reload(1, kB)}, 1) == Slots{0, 0, 0, 0});
   // Reloaded before it is stored for the next iteration.
   CHECK(share(f, {store(0, kA), reload(1, kA), store(1, kB), reload(1, kB), store(1, kA)}, 1) ==

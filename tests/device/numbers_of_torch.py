@@ -1,4 +1,4 @@
-"""Numerical results of torch for inputs drawn by numpy, written on one machine and compared on another.
+"""Write torch's numerical results for inputs from numpy on one machine, and compare them on another.
 
     python3 numbers_of_torch.py write FILE      compute and save
     python3 numbers_of_torch.py compare FILE    compute, and compare with the results of another machine
@@ -39,7 +39,7 @@ def case(bound: float) -> Callable[[Case], Case]:
 
 
 def drawn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normally distributed numbers that do not depend on torch."""
+    """Draw normally distributed numbers that do not depend on torch."""
     return torch.from_numpy(numpy.random.Generator(numpy.random.PCG64(seed)).standard_normal(shape)).to(dtype)
 
 
@@ -53,7 +53,7 @@ def filled(module: nn.Module) -> nn.Module:
 
 @case(0.0)
 def conversions() -> dict[str, Tensor]:
-    """Each dtype from float32 and back, except for conversions that are undefined in C (negative to unsigned)."""
+    """Convert float32 to each dtype and back, except where C leaves the conversion undefined (negative to unsigned)."""
     x = drawn(64) * 10
     signed = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8)
     made = {str(dtype): x.to(dtype).to(torch.float64) for dtype in signed}
@@ -65,7 +65,7 @@ def conversions() -> dict[str, Tensor]:
 
 @case(0.0)
 def integers() -> dict[str, Tensor]:
-    """int64 arithmetic and indices beyond 32 bits."""
+    """Compute int64 arithmetic and indices beyond 32 bits."""
     x = torch.tensor([2**40 + 3, -(2**50), 7, 2**62])
     index = torch.tensor([3, 0, 2], dtype=torch.int64)
     return {
@@ -95,7 +95,7 @@ def products() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def elementwise() -> dict[str, Tensor]:
-    """Functions with vectorised implementations."""
+    """Compute functions with vectorised implementations."""
     x = drawn(301)
     return {
         name: getattr(torch, name)(x.abs() + 0.1 if name in ("log", "sqrt", "rsqrt", "lgamma") else x)
@@ -253,7 +253,7 @@ def complex_algebra() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def fourier() -> dict[str, Tensor]:
-    """Transforms with even, odd and prime lengths."""
+    """Compute transforms with even, odd and prime lengths."""
     return {
         **{f"fft {n}": torch.view_as_real(torch.fft.fft(drawn(n))) for n in (64, 45, 37)},
         "rfft2": torch.view_as_real(torch.fft.rfft2(drawn(12, 15))),
@@ -298,7 +298,7 @@ def threads() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def drawn_by_torch() -> dict[str, Tensor]:
-    """Results of torch's generator for a seed; both few normal numbers (scalar code) and many (vectorised code)."""
+    """Draw numbers with torch's generator from a seed; both few normal numbers (scalar code) and many (vectorised)."""
     torch.manual_seed(11)
     return {
         "uniform": torch.rand(50),
@@ -328,7 +328,7 @@ def seeded() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def inference() -> dict[str, Tensor]:
-    """Layers without gradients, which have separate kernels on ARM, in two memory formats."""
+    """Run layers without gradients, which have separate kernels on ARM, in two memory formats."""
     image = drawn(2, 8, 14, 15)
     layers = {
         "conv": filled(nn.Conv2d(8, 12, 3, stride=2, padding=1)),
@@ -349,7 +349,7 @@ def inference() -> dict[str, Tensor]:
 
 @case(0.03)
 def quantized() -> dict[str, Tensor]:
-    """QNNPACK on both machines. The bound is a few steps of 8 bits: the machines may round differently."""
+    """QNNPACK on both machines. The bound is a few 8-bit steps, because the machines may round differently."""
     before, torch.backends.quantized.engine = torch.backends.quantized.engine, "qnnpack"
     quantization = torch.ao.quantization
     static = nn.Sequential(

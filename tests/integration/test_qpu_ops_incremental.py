@@ -1,4 +1,4 @@
-"""Updating the previous build of the extension: recompilation, invalid records, and the resulting wheel."""
+"""Tests of updates to the extension's previous build: recompilation, invalid records, and the resulting wheel."""
 
 from __future__ import annotations
 

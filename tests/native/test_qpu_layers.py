@@ -1,4 +1,4 @@
-"""Layers that run entirely on the QPUs: results and gradients match the CPU, without fallbacks."""
+"""Layers that run entirely on the QPUs match the CPU's results and gradients, without fallbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operator of the QPUs, tested with the samples that PyTorch uses for its own kernels.
+"""Test every QPU operator with the samples that PyTorch uses for its own kernels.
 
 Results are compared with the CPU's in float64. Each operator has a bound in units in the last place (ULP, here 2^-23 of
 the magnitude) plus the loss from flushed denormals: ``magnitude`` is that of the exact result or, for sums, the sum of
@@ -18,7 +18,7 @@ import torch
 import torch_qpu
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", ImportWarning)  # hypothesis would generate samples, which are not used here
+    warnings.simplefilter("ignore", ImportWarning)  # hypothesis would generate samples that are not used here
     from torch.testing._internal.common_methods_invocations import op_db
 
 ULP = 2.0**-23
@@ -64,7 +64,7 @@ def to_qpu(t: torch.Tensor) -> torch.Tensor:
 
 
 def exact(t: torch.Tensor) -> torch.Tensor:
-    """Converts float32 to float64."""
+    """Convert float32 to float64."""
     return t.detach().double() if t.dtype == torch.float32 else t.detach()
 
 

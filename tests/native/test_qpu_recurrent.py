@@ -1,6 +1,6 @@
-"""nn.LSTM, nn.GRU and their cells on the QPUs, against the CPU in float64.
+"""Tests of nn.LSTM, nn.GRU and their cells on the QPUs, compared with the CPU in float64.
 
-The bound applies to the error of results and gradients, relative to the largest element of each tensor.
+The bound applies to the errors of results and gradients, relative to each tensor's largest element.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small signed archive, served locally, and a proxy that counts requests, for the apt tests."""
+"""Parts of the apt tests: a small signed archive, served locally, and a proxy that counts requests."""
 
 from __future__ import annotations
 

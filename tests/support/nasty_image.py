@@ -1,9 +1,9 @@
-"""A small image of the target platform with everything that an inexact export loses.
+"""A small image for the target platform that contains everything an inexact export loses.
 
 It has two layers, so that it also contains whiteouts, opaque folders, changes of type and overridden hard links.
 """
 
-# Names in a root filesystem are bytes; pathlib supports text only.
+# Names in a root filesystem are bytes, but pathlib supports only text.
 # ruff: noqa: PTH112, PTH113, PTH114, PTH115, PTH118, PTH123
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def lower_layer() -> list[tuple[tarfile.TarInfo, bytes]]:
 
 
 def upper_layer() -> list[tuple[tarfile.TarInfo, bytes]]:
-    """Whiteouts, an opaque folder, changes of type, one of two hard links replaced."""
+    """The upper layer: whiteouts, an opaque folder, changes of type, and one of two hard links replaced."""
     return [
         folder("var"),
         entry("var/.wh.gone"), entry("var/.wh.removed"),
@@ -162,7 +162,7 @@ def load(client: docker.DockerClient, reference: str, layers: list[bytes], **pla
 
 
 def sha256(data: bytes) -> str:
-    """Hexadecimal."""
+    """Return the hexadecimal SHA-256."""
     return hashlib.sha256(data).hexdigest()
 
 

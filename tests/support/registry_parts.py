@@ -1,4 +1,4 @@
-"""Helpers for tests of registries: small images, certificates, a slow or failing proxy, a second engine."""
+"""Helpers for registry tests: small images, certificates, a slow or failing proxy, and a second engine."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
 
 @contextlib.contextmanager
 def command_lines() -> Iterator[set[str]]:
-    """The command lines of all processes that run during the block."""
+    """Collect the command lines of all processes that run during the block."""
     seen: set[str] = set()
     done = threading.Event()
 
@@ -176,7 +176,7 @@ def forget(client: docker.DockerClient, *names: str) -> None:
 
 
 def tags_of(client: docker.DockerClient, config: Config) -> set[str]:
-    """Return the engine's names of the configuration's images. Other tests may add other images at the same time."""
+    """Return the engine's names for the configuration's images. Other tests may add other images meanwhile."""
     ours = (config.image.name, config.registry.address)
     tags = {tag for one in client.api.images() for tag in one["RepoTags"] or []}
     return {tag for tag in tags if tag.startswith(ours)}
@@ -201,7 +201,7 @@ def unfinished_uploads(registry: Registry) -> list[Path]:
 
 
 def outside_address() -> str:
-    """Return an address of this machine other than loopback, where engines do not accept insecure registries."""
+    """Return a non-loopback address of this machine, where engines do not accept insecure registries."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # documentation network (RFC 5737); nothing is sent
@@ -352,7 +352,7 @@ def second_engine(folder: Path, *options: str) -> Iterator[Daemon]:
         stack.close()
         for mount in sorted((socket_folder / "exec").glob("netns/*")):
             subprocess.run(["umount", str(mount)], check=False, capture_output=True, timeout=20)
-        # dockerd bind-mounts its data folder; a killed one does not unmount it.
+        # dockerd bind-mounts its data folder, and does not unmount it if killed.
         subprocess.run(["umount", "-l", str(folder / "data")], check=False, capture_output=True, timeout=20)
         shutil.rmtree(socket_folder, ignore_errors=True)
         shutil.rmtree(folder / "data", ignore_errors=True)
@@ -360,7 +360,7 @@ def second_engine(folder: Path, *options: str) -> Iterator[Daemon]:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mount a small file system, which a test can fill."""
+    """Mount a small file system that a test can fill."""
     if os.geteuid() != 0:
         pytest.skip("requires root to mount a small file system")
     folder.mkdir()
@@ -376,7 +376,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 class TokenServer:
-    """A token server that follows the specification of the distribution project.
+    """A token server that follows the distribution project's specification.
 
     It signs JSON web tokens (RS256) with the key of ``certificate``. It grants the requested scope to USER with
     PASSWORD, and to clients that send ``refresh_token``. While ``anonymous`` is true, anyone gets the scope ``pull``.

@@ -26,7 +26,7 @@ class Cnn(nn.Module):  # type: ignore[misc]
 
 
 class Lstm(nn.Module):  # type: ignore[misc]
-    """Two outputs; the first one uses a negative index."""
+    """A network with two outputs, the first of which uses a negative index."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def transformer() -> Any:
 
 
 def same() -> Any:
-    """Integers, and an output that is the input."""
+    """A model with integers, and an output that is the input."""
 
     class Same(nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
@@ -95,12 +95,12 @@ class Counter(nn.Module):  # type: ignore[misc]
 
 
 def cumsum() -> Any:
-    """TVM's schedule has a parallel loop. The second output is a scalar."""
+    """Return a model whose TVM schedule has a parallel loop. The second output is a scalar."""
     return Calls(lambda x: (torch.cumsum(x, 1), x.sum())), (torch.randn(4, 8),)
 
 
 def cumsum_of_int32() -> Any:
-    """The result is int64 in PyTorch, int32 in TVM 0.27."""
+    """Return a model whose result is int64 in PyTorch but int32 in TVM 0.27."""
     return Calls(lambda x: torch.cumsum(x, 1)), (torch.arange(8, dtype=torch.int32).reshape(2, 4),)
 
 

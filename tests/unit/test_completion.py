@@ -1,4 +1,4 @@
-"""Shell completion in bash, fish and zsh."""
+"""Tests of shell completion in bash, fish and zsh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolchain.errors import UserError
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """A replacement for ./inv that runs Invoke on the real tasks."""
+    """Make a replacement for ./inv that runs Invoke on the real tasks."""
     path = tmp_path / "inv"
     path.write_text(f'#!/bin/sh\ncd {shlex.quote(str(ROOT))} && exec {shlex.quote(sys.executable)} -m invoke "$@"\n')
     path.chmod(0o755)

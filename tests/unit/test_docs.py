@@ -38,7 +38,7 @@ print(json.dumps({
 
 
 class Tasks(typing.NamedTuple):
-    """Every task of tasks.py with its options, and the tasks that are missing on the command line."""
+    """All tasks in tasks.py with their options, and the tasks that are missing on the command line."""
 
     options: dict[str, list[str]]
     left_out: list[str]
@@ -52,7 +52,7 @@ def tasks() -> Tasks:
 
 
 def commands(page: Path) -> list[tuple[str, set[str]]]:
-    """Return every ``./inv TASK`` of a page, with its options."""
+    """Return every ``./inv TASK`` on a page, with its options."""
     found = re.findall(r"\./inv\s+([a-z][a-z-]*)([^`\n#&]*)", page.read_text())
     return [(task, set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", rest))) for task, rest in found]
 
@@ -114,7 +114,7 @@ def test_task_page_lists_every_task(tasks: Tasks) -> None:
 
 
 def test_output_of_every_task_is_on_a_page(tasks: Tasks) -> None:
-    """After a prompt. Two tasks are described in words instead."""
+    """The output follows a prompt. Two tasks are described in words instead."""
     prompt = re.compile(r"^[$#] (?:sudo )?(?:\w+=\S+ )*\./inv ([a-z][a-z-]*)[^\n]*\n(?![$#] |```)", re.MULTILINE)
     printed = {task for page in PAGES for task in prompt.findall(page.read_text())}
     assert set(tasks.options) - printed == {"completion", "cuda-timing"}
@@ -187,7 +187,7 @@ def shown(command: str) -> str:
 
 @pytest.fixture(scope="module")
 def steps() -> tuple[Step, ...]:
-    """The steps of the main job with default settings."""
+    """Return the main job's steps with default settings."""
     with Context(load_config(defaults())) as context:
         return pipelines.main_job(context).steps
 

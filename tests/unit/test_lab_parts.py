@@ -1,4 +1,4 @@
-"""Rows of boards, the generated file of labgrid's exporter, and merged results."""
+"""Tests of board rows, the generated file for labgrid's exporter, and merged results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toolchain.lab_boards import BoardRow, Power
 SWITCH = "http://192.0.2.9/relay/{index}/{value}"
 
 
-def test_a_row_has_address_tags_and_power() -> None:
+def test_board_row_has_address_tags_and_power() -> None:
     row = lab_boards.parse(f"pi3=root@192.0.2.3:2222 model=pi3 bits=32 power=simplerest/0/{SWITCH}")
     power = Power("simplerest", "0", SWITCH)
     assert row == BoardRow("pi3", "root@192.0.2.3:2222", {"model": "pi3", "bits": "32"}, power)

@@ -21,7 +21,7 @@ struct Block {
 };
 
 // Live blocks, ordered by bus address. A table is immutable. A running kernel keeps the table
-// that was current when it started, and thereby the memory of every block in that table.
+// that was current when it started, and with it the memory of every block in that table.
 class Table {
  public:
   // The block that contains `address`, or null.
