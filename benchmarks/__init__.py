@@ -2,7 +2,7 @@
 
     ./inv bench [--name=build | extension | export | device | kernels | torch | cpu]
 
-Each benchmark is a module with a function ``measure`` that takes a ``Workspace`` and returns a ``Result``. They use
-a separate folder and separate image names, so the user's build is not changed. The report shows each measured figure
-and whether it meets its goal. Goals are not tests, because the figures depend on the machine.
+Each benchmark is a module with a function ``measure`` that takes a ``Workspace`` and returns a ``Result``. The
+benchmarks use a separate folder and separate image names, so they leave the user's build unchanged. The report shows
+each measured figure and whether it meets its goal. Goals are not tests, because the figures depend on the machine.
 """

@@ -1,4 +1,4 @@
-"""Builds of the image: clean, without changes, and with its packages installed by emulated RUN instructions."""
+"""Measure image builds: clean, without changes, and with the packages installed by emulated RUN instructions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from toolchain.manifest import Artefact, Manifest
 
 CLEAN = "clean build-image"
 AGAIN = "build-image again, nothing changed"
-OURS = "root filesystem, the native way"
-EMULATED = "the same packages by emulated RUN instructions"
+OURS = "root filesystem, built natively"
+EMULATED = "the same packages, installed by emulated RUN instructions"
 PEAK = "peak memory of Python, build-image"
 
 _LEAN = rootfs.HERE / "overlay/lean"
-"""Configuration files of dpkg and of Debian's byte compiler that exclude parts of packages."""
+"""Configuration files that make dpkg and Debian's byte compiler skip parts of packages."""
 _PLAIN_STEPS = ("mirror", "tools", "rootfs")
 """The steps that build the root filesystem from scratch."""
 
@@ -37,7 +37,7 @@ RULE = (
 
 
 def measure(workspace: Workspace) -> Result:
-    """Measure a clean build, a build without changes, and emulated RUN instructions. Raises the errors of the tasks."""
+    """Measure a clean build, a build without changes, and emulated RUN instructions. Raises the tasks' errors."""
     workspace.clean()
     with progress.step("clean build-image"):
         clean = workspace.task("build-image")
@@ -60,7 +60,7 @@ def measure(workspace: Workspace) -> Result:
         )
         figures += [ours, plain, ratio("emulated / native", plain, ours)]
     else:
-        notes.append(f"RUN instructions are only measured for the flavour debian, not {workspace.config.image.flavour}")
+        notes.append(f"RUN instructions are measured only for the flavour debian, not {workspace.config.image.flavour}")
     return Result(
         name="build",
         title="Image build",
@@ -91,12 +91,12 @@ def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> 
             "build-image ran steps although nothing changed",
             expected="no step to run",
             found=", ".join(changed),
-            fix="do not change sources while benchmarks run; otherwise see ./inv build-image --plan",
+            fix="do not change sources while benchmarks run; if you did not, see ./inv build-image --plan",
         )
 
 
 def root_alone(workspace: Workspace) -> float:
-    """Seconds to build the root filesystem from scratch, without other steps in parallel."""
+    """Return seconds to build the root filesystem from scratch, without other steps in parallel."""
     config = workspace.config
     for folder in config.build_root.glob("archives/*"):
         files.remove(folder)
@@ -105,7 +105,7 @@ def root_alone(workspace: Workspace) -> float:
 
 
 def dockerfile(base: str, packages: list[str], settings: Mapping[str, str] = MappingProxyType({})) -> str:
-    """A Dockerfile that installs packages with emulated apt. ``settings`` are files that are written first."""
+    """Return a Dockerfile that installs packages with emulated apt. ``settings`` are files that are written first."""
     written = "".join(
         f"RUN mkdir -p {shlex.quote(str(PurePosixPath(path).parent))} && "
         f"printf '%s\\n' {shlex.join(text.splitlines())} >{shlex.quote(path)}\n"
@@ -121,13 +121,13 @@ def dockerfile(base: str, packages: list[str], settings: Mapping[str, str] = Map
 
 
 def lean_settings() -> dict[str, str]:
-    """The contents of the lean root's configuration files by path."""
+    """Return the contents of the lean root's configuration files by path."""
     found = sorted(path for path in _LEAN.rglob("*") if path.is_file())
     return {f"/{path.relative_to(_LEAN)}": path.read_text() for path in found}
 
 
 def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[float, float]:
-    """Seconds to create a minimal root with mmdebstrap, and to install the packages on top of it in the engine."""
+    """Time the creation of a minimal root with mmdebstrap, and the installation of the packages in the engine."""
     config = workspace.config
     target = config.image.target
     tar = workspace.folder / "minimal.tar"
@@ -157,7 +157,7 @@ def _torch_packages(steps: Mapping[str, Manifest]) -> list[str]:
 
 
 def minimal_root(workspace: Workspace, mirror: Mapping[str, Any], tar: Path) -> None:
-    """Create a minimal root of the target with plain mmdebstrap, from the complete pockets of the mirror.
+    """Create a minimal target root with plain mmdebstrap, from the mirror's complete pockets.
 
     Raises CommandFailed.
     """

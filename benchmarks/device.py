@@ -1,8 +1,8 @@
-"""The time from a changed kernel to its result on a device in QEMU, both switched off and running.
+"""Measure the time from a changed kernel to its result, on a QEMU device that is off and on one that is running.
 
 The kernel is part of the user's C++ program, which is compiled in ``./inv shell`` and sent to the device, or part of
-torch's QPU extension, which ``./inv deploy`` rebuilds and installs in the device's root. The change is the number that
-the kernel adds, a different one in each round. The time ends when the device's result contains that number.
+torch's QPU extension, which ``./inv deploy`` rebuilds and installs in the device's root. Each round changes the number
+that the kernel adds. The time ends when the device's result contains the new number.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _FIRST = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The seconds that one change takes: to compile (and deploy) the source, to boot, and to get the result."""
+    """The seconds that one change takes: to compile (and deploy) the source, to boot, and to obtain the result."""
 
     made: float
     booted: float = 0.0
     ran: float
     imports: float = 0.0
-    """The part of ``ran`` that the imports on the device take."""
+    """The part of ``ran`` that the device spends on imports."""
 
     @property
     def total(self) -> float:
@@ -79,19 +79,19 @@ class Subject(Protocol):
     name: str
 
     def make(self, number: int) -> float:
-        """Save a kernel that adds ``number`` and install it for the device. Returns the seconds after saving."""
+        """Save a kernel that adds ``number`` and install it for the device. Returns the seconds since saving."""
 
     def run(self, entry: access.SshAccess) -> str:
         """Run the kernel in a new process on the device and return its output."""
 
 
 def measure(workspace: Workspace) -> Result:
-    """Change the kernel and get its result, in a program and (with torch) in the extension.
+    """Time a kernel change and its result, in a program and (with torch) in the extension.
 
     Raises RootNeeded, CommandFailed (the result is not that of the changed kernel), and the errors of building,
     deploying and booting.
     """
-    process.require_root("to serve and change a tree with files of several owners", "./inv bench --name=device")
+    process.require_root("to serve and change a tree whose files have several owners", "./inv bench --name=device")
     workspace.ensure_built()
     with progress.step("export the tree and build the development image (not timed)"):
         workspace.task("export-nfsroot")
@@ -99,7 +99,7 @@ def measure(workspace: Workspace) -> Result:
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(files.scratch_folder(workspace.folder, "program"))
         figures = _figures(workspace, Program(workspace, scratch))
-        notes = ["every result contains the number of the last changed kernel"]
+        notes = ["every result contains the number from the last kernel change"]
         if workspace.manifests()["torch"].facts["version"]:
             checkout = stack.enter_context(copied_checkout(workspace.folder))
             extension = Extension(workspace, checkout)
@@ -118,7 +118,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def _figures(workspace: Workspace, subject: Subject) -> list[Figure]:
-    """The rounds with one subject: first with the device off, then with the device running."""
+    """Time the rounds with one subject: first with the device off, then with the device running."""
     rounds = Rounds(workspace, subject)
     with contextlib.ExitStack() as device:
         with progress.step(f"{subject.name}: {OFF}"):
@@ -154,7 +154,7 @@ def _imports_of(found: Round) -> str:
 
 
 def changed(source: str, pattern: re.Pattern[str], text: str) -> str:
-    """The source with ``text`` between the pattern's groups. Raises CommandFailed unless the pattern matches once."""
+    """Insert ``text`` between the pattern's groups. Raises CommandFailed unless the pattern matches the source once."""
     made, count = pattern.subn(rf"\g<1>{text}\g<2>", source)
     if count != 1:
         raise CommandFailed(
@@ -167,12 +167,12 @@ def changed(source: str, pattern: re.Pattern[str], text: str) -> str:
 
 
 def changed_program(source: str, number: int) -> str:
-    """The source of the program with a kernel that adds ``number``."""
+    """Return the source of the program with a kernel that adds ``number``."""
     return changed(source, _OF_PROGRAM, f"{number}.0")
 
 
 def changed_kernel(source: str, number: int) -> str:
-    """The source of the extension's kernels with a product kernel that adds ``number``."""
+    """Return the source of the extension's kernels with a product kernel that adds ``number``."""
     return changed(source, _OF_EXTENSION, f" + {number}.0f")
 
 
@@ -186,13 +186,13 @@ class Program:
         self._source = PROGRAM.read_text()
 
     def make(self, number: int) -> float:
-        """Compile it in ``./inv shell``."""
+        """Compile the program in ``./inv shell``."""
         (self._folder / "program.cpp").write_text(changed_program(self._source, number))
         files.remove(self._folder / "program")
         return self._workspace.task("shell", f"--command={_COMPILE}", f"--folder={self._folder}").seconds
 
     def run(self, entry: access.SshAccess) -> str:
-        """Send it and run it."""
+        """Send the program to the device and run it."""
         program = (self._folder / "program").read_bytes()
         log = self._workspace.results / "logs" / "device.log"
         return process.run(entry.command(["sh", "-c", _RECEIVE]), stdin=program, log=log, merge_stderr=False).output
@@ -208,7 +208,7 @@ class Extension:
         self._source = (checkout / KERNELS).read_text()
 
     def preloaded(self) -> Extension:
-        """The same extension in a Python process that is forked from one with torch imported."""
+        """Return the same subject, run in a Python process that is forked from one with torch imported."""
         return Extension(self._workspace, self._checkout, _PRELOADED)
 
     def load(self, entry: access.SshAccess) -> None:
@@ -220,12 +220,12 @@ class Extension:
         return self._workspace.results / "logs" / "device.log"
 
     def make(self, number: int) -> float:
-        """Rebuild it and install it in the tree with ``./inv deploy``."""
+        """Rebuild the extension and install it in the tree with ``./inv deploy``."""
         (self._checkout / KERNELS).write_text(changed_kernel(self._source, number))
         return self._workspace.task("deploy", cwd=self._checkout).seconds
 
     def run(self, entry: access.SshAccess) -> str:
-        """Start Python and multiply."""
+        """Start Python and run the product kernel."""
         return process.run(entry.command([*self._python, "-c", _PYTHON]), log=self._log, merge_stderr=False).output
 
 
@@ -238,7 +238,7 @@ class Rounds:
         self.number = first
 
     def with_boot(self, device: contextlib.ExitStack) -> tuple[Round, access.SshAccess]:
-        """One round with a device that is off. It runs until ``device`` is closed."""
+        """Time one round that starts with the device off. The device then runs until ``device`` is closed."""
         made = self._make()
         began = time.monotonic()
         entry = self._boot(device)
@@ -247,7 +247,7 @@ class Rounds:
         return Round(made=made, booted=booted, ran=ran, imports=imports), entry
 
     def on(self, entry: access.SshAccess) -> Round:
-        """One round on a running device, in a new process."""
+        """Time one round on a running device, in a new process."""
         made = self._make()
         ran, imports = self._ran(entry)
         return Round(made=made, ran=ran, imports=imports)
@@ -276,7 +276,7 @@ class Rounds:
         return access.SshAccess(host="127.0.0.1", port=machine.ssh_port, key=self._layout.client_key, known_hosts=known)
 
     def _ran(self, entry: access.SshAccess) -> tuple[float, float]:
-        """The seconds until the result, and the seconds of the imports. Raises CommandFailed for a wrong result."""
+        """Return the seconds until the result, and those spent on imports. Raises CommandFailed for a wrong result."""
         began = time.monotonic()
         output = self._subject.run(entry)
         seconds = time.monotonic() - began
@@ -284,7 +284,7 @@ class Rounds:
 
 
 def imports_in(output: str, wanted: float) -> float:
-    """The seconds of the imports in a program's output. Raises CommandFailed unless its result is ``wanted``."""
+    """Read the import seconds from a program's output. Raises CommandFailed unless its result is ``wanted``."""
     match = _RESULT.search(output)
     if match is None or match["result"] != str(wanted):
         raise CommandFailed(
@@ -298,7 +298,7 @@ def imports_in(output: str, wanted: float) -> float:
 
 @contextlib.contextmanager
 def copied_checkout(parent: Path) -> Iterator[Path]:
-    """A copy of the checkout's files, except those that git ignores."""
+    """Copy the checkout's files, except those that git ignores."""
     listed = process.output_of(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
     with files.scratch_folder(parent, "checkout") as copy:
         for name in listed.splitlines():

@@ -1,4 +1,4 @@
-"""The export: an exact copy of the image compared with ``docker export | tar``, which is not exact."""
+"""Compare the export, an exact copy of the image, with ``docker export | tar``, which is not exact."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RULE = (
 
 
 def measure(workspace: Workspace) -> Result:
-    """Copy the image both ways, then run the task. Raises RootNeeded and the errors of the copies."""
+    """Copy the image both ways, then run the task. Raises RootNeeded and the copies' errors."""
     process.require_root("to set the owners of files", "./inv bench --name=export")
     workspace.ensure_built()
     config = workspace.config
@@ -76,7 +76,7 @@ def measure(workspace: Workspace) -> Result:
             ),
             tarred,
             ratio("docker export | tar / exact copy", tarred, copied),
-            Figure(name=WHOLE, value=task.seconds, note="copy, hashes, audit, files next to the tree"),
+            Figure(name=WHOLE, value=task.seconds, note="copy, hashes, audit, and files next to the tree"),
             Figure(name=PEAK, value=task.peak_mb, unit="MB", goal=Goal(200), note="VmHWM of the task"),
         ),
         facts={"bytes": size, "method": methods[-1], "layers": len(source.layers)},
@@ -84,7 +84,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def plain_way(box: str, tree: Path) -> str:
-    """The conventional command, with the options that preserve owners and file capabilities."""
+    """Return the conventional command, with options that preserve owners and file capabilities."""
     docker = process.require_program("docker", "to export a container in the conventional way")
     unpacked = shlex.join(
         ["tar", "--extract", f"--directory={tree}", "--numeric-owner", "-p", "--xattrs", "--xattrs-include=*"]

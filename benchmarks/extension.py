@@ -1,7 +1,7 @@
-"""An extension wheel built three ways: emulated, with the native compiler in the emulated container, cross-compiled.
+"""Build an extension wheel in three ways: emulated, with a native compiler in the container, and cross-compiled.
 
-Two comparisons: the whole wheel by ``pip wheel`` in the container, and only the compiler and linker, in all three ways
-with the command lines of the wheel's build in the same folders.
+There are two comparisons: the whole wheel, built by ``pip wheel`` in the container, and only the compiler and linker
+calls. The latter use the command lines and folders of the wheel's build in all three ways.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RULE = (
 
 @dataclass(frozen=True)
 class Subject:
-    """The extension to build, and the mounts of every container."""
+    """The extension to build, and the mounts that every container has."""
 
     title: str
     source: Path
@@ -66,14 +66,14 @@ class Spent:
 
 
 def cpu_of(samples: Sequence[Spent]) -> float:
-    """The median of the CPU seconds."""
+    """Return the median CPU seconds."""
     return statistics.median(item.cpu for item in samples)
 
 
 def spent_in(output: str) -> Spent:
-    """The times that a replay script printed at its end. Raises CommandFailed without them."""
+    """Return the times that a replay script printed last. Raises CommandFailed without them."""
     took = re.search(r"^took (\d+) ns$", output, re.MULTILINE)
-    # times(1p) prints the shell's own user and system time, and on the next line those of its children.
+    # times(1p) prints the user and system time of the shell, and on the next line those of its children.
     parts = [int(minutes) * 60 + float(rest) for minutes, rest in re.findall(r"(\d+)m([0-9.]+)s", output)[-4:]]
     if took is None or len(parts) != 4:
         raise CommandFailed("the output has no compiler time", tail=output[-2000:])
@@ -93,7 +93,7 @@ class Way:
 
 
 def subject_of(workspace: Workspace) -> Subject:
-    """The QPU extension if torch is in the image, otherwise a sample extension."""
+    """Choose the QPU extension if torch is in the image, otherwise a sample extension."""
     context = Context(workspace.config)
     manifests = workspace.manifests()
     if not manifests["torch-site"].facts["version"]:
@@ -149,7 +149,7 @@ def measure(workspace: Workspace) -> Result:
                 samples["emulated"].append(trial.replay(ways["emulated"], commands))
                 objects["emulated"] = trial.objects()
             wheels: dict[str, list[float]] = {"native": [], "emulated": [], "cross": []}
-            if subject.binds:  # only the extension's build supports it
+            if subject.binds:  # only the extension's build supports this way
                 ways["cross"] = _of_the_main_job(context, workspace, ways["cross"])
             again = ["native", "cross"] if subject.binds else ["native"]
             for name in [*again * workspace.times, "emulated"]:
@@ -214,7 +214,7 @@ class Trial:
         self._log = workspace.results / "logs" / "extension.log"
 
     def command_lines(self, way: Way) -> list[list[str]]:
-        """Build with setup.py and return its compiler command lines. Raises CommandFailed if there are none."""
+        """Build with setup.py and return the compiler command lines. Raises CommandFailed if there are none."""
         self._fresh()
         output = self._run(way, "python3 setup.py build_ext --build-lib build/lib --build-temp build/temp")
         commands = compiler_commands(output)
@@ -228,7 +228,7 @@ class Trial:
         return commands
 
     def replay(self, way: Way, commands: Sequence[Sequence[str]]) -> Spent:
-        """Run the command lines one after the other and measure the time inside the container."""
+        """Run the command lines one after the other, and measure the time inside the container."""
         self._fresh()
         for words in commands:
             product = self._source / words[words.index("-o") + 1]
@@ -239,14 +239,14 @@ class Trial:
         return spent_in(self._run(way, script))
 
     def objects(self) -> dict[str, str]:
-        """SHA-256 of the object files."""
+        """The SHA-256 of each object file."""
         return {
             str(path.relative_to(self._source)): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted(self._source.rglob("*.o"))
         }
 
     def whole_wheel(self, way: Way) -> float:
-        """Seconds that the way's script takes to build a wheel, including its container."""
+        """Time how long the way's script takes to build a wheel, including its container."""
         self._fresh()
         (seconds,) = timed(lambda: self._run(way, way.wheel), times=1)
         if not list(self._out.glob("*.whl")):

@@ -1,4 +1,4 @@
-"""libqpu's kernel library in the emulator: cycles in its model of a Raspberry Pi 3, and compile times on this PC."""
+"""Measure libqpu's kernel library: cycles in the emulator's model of a Raspberry Pi 3, and compile times on this PC."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARES = {
     "matvec 100 x 100000, 12 QPUs": ("matrix-vector 100 x 10^5, share of the bus", 80.0),
     "matmul 512^3, 12 QPUs": ("matrix-matrix 512^3, share of the pipes", 50.0),
 }
-"""The name of the figure and the minimum share in per cent, by the program's name of the kernel."""
+"""The figure's name and the minimum share in per cent, by the kernel's name in the program."""
 
 NAIVE_ADD = "naive add / add"
 QPULIB_ADD = "naive add with QPULib's stores / add"
@@ -37,7 +37,7 @@ CALL = "warm call, with 16 elements emulated"
 
 
 def measure(workspace: Workspace) -> Result:
-    """Compile libqpu for this PC, run its benchmark. Raises CommandFailed, ProgramMissing."""
+    """Compile libqpu for this PC and run its benchmark. Raises CommandFailed, ProgramMissing."""
     folder = workspace.folder / "libqpu"
     with progress.step("compile libqpu for this PC"):
         options = ("-DBUILD_TESTING=ON", "-DCMAKE_BUILD_TYPE=Release")
@@ -50,7 +50,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
-    """The figures with goals, then all other shares, from the program's output."""
+    """Return the figures with goals, then all other shares, from the program's output."""
     shares = {item["kernel"]: item for item in lines if "share" in item}
     promised = [
         Figure(
@@ -85,7 +85,7 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
 
 
 def _range(item: Mapping[str, Any]) -> str:
-    """The model's ranges of a share and a time, and the assumption with the largest effect."""
+    """Return the model's ranges of a share and a time, and the assumption with the largest effect."""
     return (
         f"model: {100 * item['shareLow']:.1f} to {100 * item['shareHigh']:.1f} %, most by {item['movedBy']}; "
         f"{1e3 * item['seconds']:.2f} ms, {1e3 * item['secondsLow']:.2f} to {1e3 * item['secondsHigh']:.2f} ms"

@@ -33,11 +33,11 @@ class Machine:
     storage: str
 
     def as_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """Return the fields as JSON values."""
         return asdict(self) | {"load": list(self.load)}
 
     def lines(self) -> list[str]:
-        """The description as text."""
+        """Return the description as text."""
         return [
             f"{self.cores} cores ({self.processor}), {self.memory_mib / 1024:.1f} GiB memory, "
             f"load {', '.join(f'{item:.2f}' for item in self.load)}",
@@ -78,18 +78,18 @@ def describe(target: Architecture) -> Machine:
 
 
 def processor(cpuinfo: str) -> str:
-    """The processor's name in /proc/cpuinfo, or the machine name without one."""
+    """Return the processor's name in /proc/cpuinfo, or the machine type if it has none."""
     found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return found[1].strip() if found else platform.machine()
 
 
 def _interpreter(suffix: str) -> str:
-    """The emulator that the kernel uses for this architecture (binfmt_misc)."""
+    """Return the emulator that the kernel uses for this architecture (binfmt_misc)."""
     entry = _text(Path(f"/proc/sys/fs/binfmt_misc/qemu-{suffix}"))
     found = re.search(r"^interpreter (\S+)$", entry, re.MULTILINE)
     if found is None:
         return ""
-    # Debian registers a link whose name carries flags; only its target supports --version.
+    # Debian registers a link whose name encodes flags; only the link's target supports --version.
     return os.path.realpath(found[1])
 
 

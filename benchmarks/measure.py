@@ -1,4 +1,4 @@
-"""Figures: their measurement, goals and presentation."""
+"""Measure figures, compare them with goals, and present them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Goal:
     at_most: bool = True
 
     def met(self, value: float) -> bool:
-        """Whether a value meets the goal."""
+        """Return whether a value meets the goal."""
         return value <= self.limit if self.at_most else value >= self.limit
 
     def text(self, unit: str) -> str:
-        """The goal as text, such as ``≤ 5 s``."""
+        """Return the goal as text, such as ``≤ 5 s``."""
         return f"{'≤' if self.at_most else '≥'} {quantity(self.limit, unit)}"
 
 
@@ -58,7 +58,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is met; None without one."""
+        """Whether the goal is met; None without a goal."""
         return None if self.goal is None else self.goal.met(self.value)
 
     @property
@@ -69,7 +69,7 @@ class Figure:
         return f"{min(self.samples):.2f}–{max(self.samples):.2f} ({len(self.samples)})"
 
     def as_json(self) -> dict[str, Any]:
-        """The figure as JSON values."""
+        """Return the figure as JSON values."""
         document: dict[str, Any] = {"name": self.name, "value": round(self.value, 4), "unit": self.unit}
         if self.samples:
             document["samples"] = [round(item, 4) for item in self.samples]
@@ -79,25 +79,25 @@ class Figure:
 
 
 def quantity(value: float, unit: str) -> str:
-    """A value with three significant digits and its unit."""
+    """Return a value with three significant digits and its unit."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     shown = f"{value:.{digits}f}"
     return f"{shown.rstrip('0').rstrip('.') if '.' in shown else shown} {unit}"
 
 
 def median_of(name: str, samples: Sequence[float], *, goal: Goal | None = None, note: str = "") -> Figure:
-    """The median of several timings, in seconds."""
+    """Return the median of several timings, in seconds."""
     return Figure(name=name, value=statistics.median(samples), samples=tuple(samples), goal=goal, note=note)
 
 
 def ratio(name: str, longer: Figure, shorter: Figure, *, goal: Goal | None = None) -> Figure:
-    """The ratio of ``longer`` to ``shorter``."""
+    """Return the ratio of ``longer`` to ``shorter``."""
     note = f"{quantity(longer.value, longer.unit)} / {quantity(shorter.value, shorter.unit)}"
     return Figure(name=name, value=longer.value / shorter.value, unit="×", goal=goal, note=note)
 
 
 def timed(action: Callable[[], object], *, times: int, warm_up: int = 0) -> tuple[float, ...]:
-    """The seconds of each of ``times`` calls, after ``warm_up`` calls that are not measured."""
+    """Return the seconds of each of ``times`` calls, after ``warm_up`` calls that are not measured."""
     samples = []
     for number in range(warm_up + times):
         began = time.monotonic()
@@ -127,7 +127,7 @@ def observe(
 ) -> Observed:
     """Run a task as a user would, and measure it. Raises CommandFailed with the last lines of its output.
 
-    The peak is VmHWM of proc(5) for the Python process only, without the programs that it starts.
+    The peak is VmHWM (proc(5)) of the Python process alone, without the programs that it starts.
     """
     report = log.with_suffix(".observed.json")
     report.unlink(missing_ok=True)
@@ -157,7 +157,7 @@ class Result:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def figure(self, name: str) -> Figure:
-        """The figure of that name."""
+        """Return the figure of that name."""
         return next(item for item in self.figures if item.name == name)
 
 
@@ -179,12 +179,12 @@ class Report:
         if load <= IDLE_LOAD:
             return ()
         return (
-            f"the machine was BUSY before this began (load {self.machine.load[0]:.1f} on {self.machine.cores} cores): "
+            f"the machine was already BUSY (load {self.machine.load[0]:.1f} on {self.machine.cores} cores): "
             "times are too long, and ratios are valid only within this run",
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The result file's document."""
+        """Return the result file's document."""
         return {
             "schema": SCHEMA,
             "benchmark": self.result.name,
@@ -208,7 +208,7 @@ class Report:
         return path
 
     def text(self) -> str:
-        """The table, as plain text."""
+        """Return the table, as plain text."""
         sink = io.StringIO()
         console = Console(file=sink, width=_WIDTH, highlight=False)
         table = Table(title=self.result.title, title_justify="left", title_style="bold", padding=(0, 1))

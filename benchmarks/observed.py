@@ -1,4 +1,4 @@
-"""Run a task like ``./inv TASK…``, then write the peak memory of this process, even after an error.
+"""Run a task as ``./inv TASK…`` does, then write the peak memory of this process, even after an error.
 
     python -m benchmarks.observed REPORT.json TASK [OPTIONS]
 
@@ -16,7 +16,7 @@ from toolchain import cli
 
 
 def peak_kib() -> int:
-    """The peak resident memory of this process in KiB."""
+    """Return the peak resident memory of this process in KiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1])

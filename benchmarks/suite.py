@@ -30,7 +30,7 @@ BENCHMARKS: Mapping[str, Callable[[Workspace], Result]] = {
     "torch": torch_wheel.measure,
     "cpu": compare.measure,
 }
-"""The benchmarks in their order. The first builds the image that the others use."""
+"""The benchmarks in the order in which they run. The first builds the image that the others use."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Run:
     folder: Path
 
     def text(self) -> str:
-        """The machine and the tables."""
+        """Return the machine and the tables."""
         machine = self.reports[0].machine.lines() if self.reports else []
         results = [f"results: {self.folder / f'{item.result.name}.json'}" for item in self.reports]
         return "\n".join([*machine, "", *(item.text() for item in self.reports), *results])
 
     @property
     def goals(self) -> tuple[int, int]:
-        """The number of goals that were met, and the number of goals."""
+        """The number of goals that were met, and the number of all goals."""
         tried = [figure.met for item in self.reports for figure in item.result.figures if figure.met is not None]
         return sum(tried), len(tried)
 
@@ -56,9 +56,9 @@ class Run:
 def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False, against: str = "") -> Run:
     """Run one benchmark, or all of them. Short measurements are repeated ``times`` times.
 
-    Each result is written immediately. The files built for the benchmarks are removed at the end unless ``keep`` is
-    set, which makes the next run of a single benchmark faster. ``against`` is the path of a torch wheel for ``cpu``.
-    Raises UserError for an unknown name.
+    Each result is written immediately. The files built for the benchmarks are removed at the end, unless ``keep`` is
+    set; keeping them makes the next run of a single benchmark faster. ``against`` is the path of a torch wheel for
+    ``cpu``. Raises UserError for an unknown name.
     """
     if against and name != "cpu":
         raise UserError(
@@ -125,7 +125,7 @@ def _cleaned_up(workspace: Workspace, *, keep: bool) -> Iterator[None]:
 
 
 def _commit() -> str:
-    """The measured commit, with ``+`` if the checkout has changes; empty outside a checkout."""
+    """Return the measured commit, with ``+`` if the checkout has changes; empty outside a checkout."""
     with contextlib.suppress(CommandFailed, ProgramMissing):
         commit = process.output_of(["git", "rev-parse", "HEAD"], cwd=ROOT)
         changes = process.output_of(["git", "status", "--porcelain"], cwd=ROOT)

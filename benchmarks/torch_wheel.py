@@ -1,8 +1,8 @@
-"""Compiling torch: a few objects in three ways, and an estimate of the whole build under emulation.
+"""Compile a few of torch's objects in three ways, and estimate the time of the whole build under emulation.
 
-The objects are from the build tree of ``./inv build-torch`` and are compiled with its command lines, without ccache.
-They are sources of c10, which do not include headers of other libraries: such headers exist only in the builder image.
-All three ways use GCC; the recipe's own compiler is measured as well.
+The sources and command lines are those in the build tree of ``./inv build-torch``, without ccache. The sources are from
+c10, which does not include headers of other libraries: such headers exist only in the builder image. All three ways use
+GCC; the recipe's own compiler is measured as well.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RULE = (
 
 
 def measure(workspace: Workspace) -> Result:
-    """Compile the objects in three ways. Raises ArtefactMissing without a build tree of torch in the user's folder."""
+    """Compile the objects in three ways. Raises ArtefactMissing if the user's folder has no build tree of torch."""
     user = workspace.user
     workspace.ensure_workbench()
     with Context(user) as context:
@@ -103,7 +103,9 @@ def measure(workspace: Workspace) -> Result:
 
 
 def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
-    """The figures of the tree's build, and the reasons for missing ones. ``slower`` is the slowdown by emulation.
+    """The figures of the tree's build, and the reasons for missing ones.
+
+    ``slower`` is the slowdown caused by emulation.
 
     If some objects came from ccache, the total time of all objects is left out, and the time of the whole build is not
     compared with a goal.
@@ -145,12 +147,12 @@ def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tupl
 
 
 def has_tree(user: Config) -> bool:
-    """Whether the build tree of a build from source exists."""
+    """Return whether the build tree of a build from source exists."""
     return any(user.target_root.glob("work/torch-*/pytorch/build/compile_commands.json"))
 
 
 def command_lines(builder: building.Builder) -> list[list[str]]:
-    """The build's command lines for the sources, without ccache. Raises ArtefactMissing."""
+    """Return the build's command lines for the sources, without ccache. Raises ArtefactMissing."""
     listed = builder.home / "pytorch" / "build" / "compile_commands.json"
     if not listed.is_file():
         raise ArtefactMissing(
@@ -168,14 +170,14 @@ def command_lines(builder: building.Builder) -> list[list[str]]:
 
 
 def seconds_of_objects(home: Path) -> list[float]:
-    """The wall-clock seconds of each object in ninja's log, compiled in parallel with others."""
+    """Return the wall-clock seconds of each object in ninja's log, compiled in parallel with others."""
     rows = (home / "pytorch" / "build" / ".ninja_log").read_text().splitlines()[1:]
     parts = [row.split("\t") for row in rows]
     return [(int(item[1]) - int(item[0])) / 1000 for item in parts if item[3].endswith((".o", ".gch"))]
 
 
 def for_gcc(words: list[str], program: str) -> list[str]:
-    """A command line of the build for GCC, without warnings and Clang's own options."""
+    """Convert a command line of the build for GCC, without warnings and Clang-only options."""
     made = [program]
     rest = iter(words[1:])
     for word in rest:
@@ -187,7 +189,7 @@ def for_gcc(words: list[str], program: str) -> list[str]:
 
 
 def script_of(commands: list[list[str]]) -> str:
-    """A script that compiles all sources to /tmp and prints the seconds."""
+    """Return a script that compiles all sources to /tmp and prints the seconds."""
     lines = ["cd /usr/src/torch/pytorch/build || exit 1", "began=$(date +%s%N)"]
     for words in commands:
         out = words.index("-o")

@@ -1,7 +1,7 @@
 """The separate build folder and image names of the benchmarks.
 
-The workspace's ``image.source_date_epoch`` differs from the configured one by one second. Otherwise the engine could
-already have an identical root filesystem, and a clean build would not have to load it.
+The workspace's ``image.source_date_epoch`` differs from the configured value by one second. With the same value the
+engine could already have an identical root filesystem, which a clean build would then not load.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Workspace:
 
     @classmethod
     def of(cls, user: Config, *, times: int = 3, against: str = "") -> Workspace:
-        """The workspace in the user's build folder."""
+        """Return the workspace in the user's build folder."""
         results = user.build_root / "benchmarks"
         config = replace(
             user,
@@ -63,10 +63,10 @@ class Workspace:
         return self.config.build_root
 
     def environment(self) -> dict[str, str]:
-        """The environment variables with which a task uses the workspace."""
+        """Return the environment variables with which a task uses the workspace."""
         config = self.config
         return {
-            "INVOKE_RUNTIME_CONFIG": "",  # a configuration file of the user would override the variables below
+            "INVOKE_RUNTIME_CONFIG": "",  # The user's configuration file would override the variables below.
             "INVOKE_BUILD_FOLDER": str(config.build_root),
             "INVOKE_IMAGE_ARCHITECTURE": config.image.architecture,
             "INVOKE_IMAGE_NAME": config.image.name,
@@ -82,7 +82,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Lock the workspace and create its folder. Raises InUse, or UserError."""
+        """Lock the workspace and create its folder. Raises InUse or UserError."""
         self.results.mkdir(parents=True, exist_ok=True)
         taken = InUse(
             f"other benchmarks run in {self.results}",
@@ -95,7 +95,7 @@ class Workspace:
             yield
 
     def ensure_built(self) -> main_job.Built:
-        """Bring the workspace's image up to date without measuring it."""
+        """Bring the workspace's image up to date without measuring the build."""
         self._create_folder()
         with progress.step("build the image (not timed)"):
             return main_job.build_image(self.config)
@@ -107,7 +107,7 @@ class Workspace:
             main_job.ready_workbench(self.config)
 
     def clean(self) -> None:
-        """Remove everything that was built in the workspace, including images. Raises UserError."""
+        """Remove all products built in the workspace, including images. Raises UserError."""
         if self.folder.exists():
             files.require_owned(self.folder)
             files.remove(self.folder)
@@ -120,12 +120,12 @@ class Workspace:
         files.remove(self.folder)
 
     def manifests(self) -> dict[str, Manifest]:
-        """The manifests of the steps by name."""
+        """Return the manifests of the steps by name."""
         paths = sorted(self.config.target_root.glob(f"*{MANIFEST_SUFFIX}"))
         return {found.step: found for path in paths if (found := Manifest.read(path)) is not None}
 
     def stamps(self) -> dict[str, int]:
-        """The modification time of each step's manifest. A step that ran has a new one."""
+        """Return the modification time of each step's manifest. A step that ran has a new one."""
         paths = self.config.target_root.glob(f"*{MANIFEST_SUFFIX}")
         return {path.name: path.stat().st_mtime_ns for path in paths}
 
@@ -150,7 +150,7 @@ class Workspace:
 
 
 def size_of(tree: Path) -> int:
-    """The bytes of content in a tree's files. A file with several hard links counts once."""
+    """Return the total size in bytes of a tree's files. A file with several hard links counts once."""
     seen: set[int] = set()
     total = 0
     for folder, _, names in os.walk(tree):

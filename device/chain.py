@@ -1,4 +1,4 @@
-"""The chain from the source code to the board: checks that the board ran the files that were built."""
+"""Check the chain from the source code to the board: the board must have run the files that were built."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check(
     if built and exported:
         built_since = facts.get("built_image") != built
         severity = "error" if built_since and not deployed else "warning"
-        equal("the exported tree is from the last built image", built, exported, severity=severity)
+        equal("the exported tree is from the image that was built last", built, exported, severity=severity)
     for step, title in LAYERS.items():
         layer = _layer(steps, step)
         ours = exported in (built, facts.get("built_image"))
@@ -82,14 +82,14 @@ def check(
             equal(f"the board imports the tree's {name}", found, digest)
     root = record.facts.get("root", "")
     if " nfs" in root:
-        # A server may export the tree under a different path. Its contents are compared above.
+        # A server may export the tree under a different path. The tree's contents are compared above.
         path = root.split()[0].partition(":")[2]
         equal("the board's root is the exported tree", str(tree), path, severity="warning")
     return checked
 
 
 def broken_links(document: Mapping[str, Any], severity: str) -> list[str]:
-    """One line for each broken link with this severity."""
+    """Return one line for each broken link with this severity."""
     return [
         f"{link['name']}: expected {_short(link['expected'])}, found {_short(link['found'])}"
         for link in document["links"]
@@ -98,7 +98,7 @@ def broken_links(document: Mapping[str, Any], severity: str) -> list[str]:
 
 
 def _short(text: str) -> str:
-    """Shorten hashes and commits to their first twelve digits."""
+    """Shorten each hash and commit to its first twelve digits."""
     return re.sub(r"\b(?:sha256:)?([0-9a-f]{12})[0-9a-f]{28,52}\b", r"\1", text)
 
 
@@ -107,13 +107,13 @@ def _last_manifest(steps: Sequence[Manifest], name: str) -> Manifest | None:
 
 
 def _image_built(steps: Sequence[Manifest]) -> str:
-    """The id of the last image that was built here; empty if there is none."""
+    """Return the id of the last image that was built here; empty if there is none."""
     system = _last_manifest(steps, "system")
     return str(system.facts.get("image", "")) if system is not None else ""
 
 
 def image_source(export: Manifest, steps: Sequence[Manifest]) -> Mapping[str, Any]:
-    """The commit that the exported image was built from, from the manifest of the export or of the build."""
+    """Return the commit that the exported image was built from, from the manifest of the export or of the build."""
     if recorded := export.facts.get("image_source"):
         return dict(recorded)
     system = _last_manifest(steps, "system")
@@ -121,7 +121,7 @@ def image_source(export: Manifest, steps: Sequence[Manifest]) -> Mapping[str, An
 
 
 def _layer(steps: Sequence[Manifest], name: str) -> Artefact | None:
-    """The last layer that a step produced; None if there is none."""
+    """Return the last layer that a step produced; None if there is none."""
     step = _last_manifest(steps, name)
     layers = [item for item in step.artefacts if item.path.suffix == ".tar"] if step is not None else []
     return layers[0] if layers else None
@@ -130,8 +130,8 @@ def _layer(steps: Sequence[Manifest], name: str) -> Artefact | None:
 def _compare_layer(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
     """Compare a layer with the tree.
 
-    Returns the layer's SHA-256 and True if the tree contains the whole layer, else the differing paths and False. If
-    they cannot be compared, it returns the reason and None.
+    Returns the layer's SHA-256 and True if the tree contains the whole layer, otherwise the differing paths and False.
+    If the two cannot be compared, returns the reason and None.
     """
     try:
         layer.verify()
@@ -147,9 +147,10 @@ def _compare_layer(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
 
 
 def _different_paths(tree: Path, layer: Path) -> list[str]:
-    """The files and links of a layer that are missing from the tree or differ from it.
+    """Return the files and links of a layer that are missing from the tree or differ from it.
 
-    Byte code is ignored: Python checks it against its source, and a board that runs from the tree may write it.
+    Byte code is ignored: Python checks it against the source, and a board that runs from the tree may write new byte
+    code.
     """
     different = []
     with tarfile.open(layer, "r:") as archive:

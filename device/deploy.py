@@ -2,13 +2,13 @@
 
     sources → (libqpu, qpu-ops) → layers → exported tree
 
-A board that runs from the tree over NFS uses the new files in every program that it starts afterwards. Running
-programs keep the files that they have open. The rest of the tree is not changed.
+Every program that a board starts from the tree over NFS afterwards uses the new files. Running programs keep the files
+that they have open. The rest of the tree is not changed.
 
 Each file is first written under a temporary name in its destination folder. After all files are written, they are
-renamed with signals blocked, so a deployment that is interrupted earlier leaves the tree unchanged. Files that an
-earlier version of a layer installed and the new one does not contain are removed. Finally each file is read back,
-and the export's manifest records the new hash of the tree and the deployed layers. The image in the engine is not
+renamed with signals blocked. A deployment that is interrupted before the renames leaves the tree unchanged. Files that
+an earlier version of a layer installed are removed if the new version does not contain them. Finally each file is read
+back, and the export's manifest records the new hash of the tree and the deployed layers. The image in the engine is not
 changed; ``./inv build-image`` and ``./inv export-nfsroot`` bring it up to date.
 """
 
@@ -39,7 +39,7 @@ from toolchain.errors import ArtefactDamaged, InUse, PlatformMismatch
 from toolchain.manifest import Artefact, Manifest
 
 LIBRARIES = {"local": ("libqpu", "this project's libqpu"), "upstream": ("qpulib", "upstream's QPULib")}
-"""The recipe and the description of each value of ``qpu.library``."""
+"""The recipe and the description for each value of ``qpu.library``."""
 
 STEPS = ("libqpu", "qpu-ops")
 """The steps whose layers are deployed."""
@@ -61,8 +61,8 @@ class Change:
 class Deployed:
     """The result of a deployment.
 
-    ``rootfs_sha256`` is the hash of the changed tree. It is empty if the board changed the tree while it was hashed.
-    ``build_seconds`` is the part of ``seconds`` that compiling took.
+    ``rootfs_sha256`` is the hash of the changed tree; it is empty if the board changed the tree during hashing.
+    ``build_seconds`` is the part of ``seconds`` that was spent on compiling.
     """
 
     layout: Layout
@@ -95,8 +95,8 @@ def deploy(config: Config) -> Deployed:
     """Bring libqpu and the extension up to date and install them in the exported tree.
 
     Raises RootNeeded, ArtefactMissing (no export), PlatformMismatch (the tree contains the other QPU library, or a
-    different torch from the one that the extension was compiled against), InUse (an export is running),
-    ArtefactDamaged, and the errors of the build steps.
+    torch other than the one that the extension was compiled against), InUse (an export is running), ArtefactDamaged,
+    and the errors of the build steps.
     """
     process.require_root("to write into the exported tree", "./inv deploy")
     began = time.monotonic()
@@ -121,7 +121,7 @@ def deploy(config: Config) -> Deployed:
 
 
 def library_of(tree: Path) -> str:
-    """The QPU library in a tree, as a value of ``qpu.library``; empty if there is none."""
+    """Return the QPU library in a tree, as a value of ``qpu.library``; empty if there is none."""
     found = {name: _outputs(tree, recipe_name) for name, (recipe_name, _) in LIBRARIES.items()}
     # Both install libqpu.so.1 and QPULib.h. Only libqpu installs the other files.
     if any(exists for path, exists in found["local"].items() if path not in found["upstream"]):
@@ -130,14 +130,14 @@ def library_of(tree: Path) -> str:
 
 
 def _outputs(tree: Path, name: str) -> dict[str, bool]:
-    """The files that a library's recipe installs, and whether each one exists in the tree."""
+    """Return the files that a library's recipe installs, and whether each one exists in the tree."""
     data = recipe.load(name)
     prefix = str(data.settings["prefix"]).strip("/")
     return {path: os.path.lexists(inside(tree, f"{prefix}/{path}")) for path in data.outputs}
 
 
 def require_same_library(tree: Path, chosen: str) -> None:
-    """Raise PlatformMismatch if the tree contains the other QPU library; the tree's programs are linked with it."""
+    """Raise PlatformMismatch if the tree contains, and its programs are linked with, the other QPU library."""
     found = library_of(tree)
     if found and found != chosen:
         raise PlatformMismatch(
@@ -177,11 +177,11 @@ def put(
 ) -> Deployed:
     """Install layers (uncompressed tars of a root) in an exported tree.
 
-    ``owned_prefixes`` are folders that only these layers write to; other files in them are removed. Also removed
-    are the files of an earlier version of a layer's wheel, according to its RECORD in the tree, and the byte code of
-    replaced modules.
+    ``owned_prefixes`` are folders that only these layers write to; other files in them are removed. The files that an
+    earlier version of a layer's wheel lists in its RECORD in the tree are also removed, as is the byte code of replaced
+    modules.
 
-    ``wheels`` maps a layer's file name to the wheel that it was unpacked from, which the tree's manifest records.
+    ``wheels`` maps a layer's file name to the wheel that it was unpacked from; the tree's manifest records that wheel.
 
     Raises ArtefactMissing, ArtefactDamaged or InUse.
     """
@@ -212,7 +212,7 @@ def put(
                 for paths in stale:
                     for path in paths:
                         _remove(layout.tree, path)
-                for name in sbom.NAMES:  # they list the replaced wheel and library
+                for name in sbom.NAMES:  # these files list the replaced wheel and library
                     (layout.folder / name).unlink(missing_ok=True)
         for _, content in contents:
             for path, item in content.items():
@@ -223,7 +223,7 @@ def put(
             manifest.write(layout.manifest)
     rootfs = str(manifest.facts["rootfs_sha256"])
     if not rootfs:
-        warnings = (*warnings, "the board changed the tree while it was hashed, so the evidence has no hash")
+        warnings = (*warnings, "the board changed the tree during hashing, so the evidence has no hash")
     return Deployed(
         layout=layout,
         changes=changes,
@@ -236,7 +236,7 @@ def put(
 
 @dataclass(frozen=True)
 class _Item:
-    """A file or link of a layer: its destination, and the temporary file with its new content (None: unchanged)."""
+    """A file or link in a layer: its destination, and the temporary file with its new content (None: unchanged)."""
 
     destination: Path
     staged: Path | None
@@ -247,7 +247,7 @@ class _Item:
 
 @contextlib.contextmanager
 def _locked(layout: Layout) -> Iterator[None]:
-    """Exclude exports and other deployments."""
+    """Hold the lock that excludes exports and other deployments."""
     taken = InUse(
         f"{layout.tree} is being exported or deployed to by another run",
         expected=f"{layout.lock} is not locked",
@@ -338,7 +338,7 @@ def _copy(archive: tarfile.TarFile, member: tarfile.TarInfo, staged: Path) -> st
 
 
 def _is_installed(item: _Item) -> bool:
-    """Whether the destination already has this content and mode."""
+    """Return whether the destination already has this content and mode."""
     try:
         found = item.destination.lstat()
     except FileNotFoundError:
@@ -359,7 +359,7 @@ def _verify(path: str, item: _Item) -> None:
 
 
 def _stale(tree: Path, content: Mapping[str, _Item], current: set[str], prefixes: Sequence[str]) -> list[str]:
-    """The files that an earlier version of the layer installed and this one does not contain."""
+    """Return the files that an earlier version of the layer installed but this one does not contain."""
     found: set[str] = set()
     for prefix in (item.strip("/") for item in prefixes):
         if not any(path.startswith(f"{prefix}/") for path in content):
@@ -372,13 +372,13 @@ def _stale(tree: Path, content: Mapping[str, _Item], current: set[str], prefixes
         if match := re.fullmatch(r"(?P<site>.+)/(?P<name>[^/]+?)-[^/-]+\.dist-info/RECORD", path):
             for record in follow(tree, match["site"]).glob(f"{match['name']}-*.dist-info/RECORD"):
                 found |= _files_in_record(tree, match["site"], record)
-        # Layers have fixed time stamps, so Python could use byte code of the old source for the new one.
+        # Layers have fixed time stamps, so Python could use the old source's byte code for the new source.
         found |= _byte_code(tree, path)
     return sorted(path for path in found if path not in current and not re.search(r"/\.[^/]+\.\d+\.part$", path))
 
 
 def _files_in_record(tree: Path, site: str, record: Path) -> set[str]:
-    """The files that a RECORD lists and their byte code, as paths relative to the tree."""
+    """Return the files that a RECORD lists and their byte code, as paths relative to the tree."""
     found: set[str] = set()
     with record.open(newline="") as stream:
         for row in csv.reader(stream):
@@ -391,7 +391,7 @@ def _files_in_record(tree: Path, site: str, record: Path) -> set[str]:
 
 
 def _byte_code(tree: Path, path: str) -> set[str]:
-    """The byte code of a module in the tree."""
+    """Return the byte code of a module in the tree."""
     folder, name = posixpath.split(path)
     if not name.endswith(".py"):
         return set()
@@ -410,7 +410,7 @@ def _remove(tree: Path, path: str) -> None:
 
 
 def _soname_warnings(tree: Path, items: Sequence[_Item]) -> tuple[str, ...]:
-    """A warning for each library that the dynamic loader's cache, written by the export, does not list."""
+    """Return a warning for each library that is missing from the dynamic loader's cache, which the export wrote."""
     cache = follow(tree, "etc/ld.so.cache")
     known = cache.read_bytes() if cache.is_file() else b""
     names = [item.destination.name for item in items if re.fullmatch(r"lib[^/]+\.so\.\d+", item.destination.name)]
@@ -434,7 +434,7 @@ def _with_deployed(
 
 
 def _hash(tree: Path) -> str:
-    """The tree's hash. Tries again if a board that runs from the tree removes files at the same time."""
+    """Return the tree's hash. Tries again if a board that runs from the tree removes files meanwhile."""
     for _ in range(_HASH_TRIES):
         try:
             return TreeHash.of(tree).sha256

@@ -2,12 +2,12 @@
 
     pytest --lg-env ENVIRONMENT tests/device
 
-``tests/device/conftest.py`` registers it when labgrid's plugin has an environment. Nothing is imported from the suite
-on this machine, because torch and the extension modules exist only on the board. The strategy brings the board to a
-shell, the suite is sent as one tar archive on standard input, and ``device.onboard`` runs it in one process. Each line
-that the board prints becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work as usual. If the
-board stops responding, the current test fails and the earlier results are kept. If the suite ends early (an internal
-error of pytest, ``pytest.exit``), every test without a result is an error.
+``tests/device/conftest.py`` registers the plugin when labgrid's plugin has an environment. This machine imports nothing
+from the suite, because torch and the extension modules exist only on the board. The strategy brings the board to a
+shell. The suite is sent as one tar archive on standard input, and ``device.onboard`` runs it in one process. Each line
+that the board prints becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work as usual. If the board
+stops responding, the current test fails and the earlier results are kept. If the suite ends early (an internal error of
+pytest, ``pytest.exit``), every test without a result is an error.
 
 The environment's ``options`` configure a run: ``private_network`` (server and virtual machine run in a separate
 network namespace), ``chroot`` (a source, ``ADDRESS:/path``, or the word ``served`` with ``chroot_address`` as the
@@ -41,13 +41,13 @@ from nfsroot.private_network import private_network
 from toolchain.errors import CommandFailed, CommandTimedOut, DeviceTestsFailed, UserError
 
 _COMPLETED = (0, 1, 5)
-"""The exit statuses of a pytest run that completed: all passed, some failed, no tests collected."""
+"""pytest's exit statuses for a completed run: all passed, some failed, no tests collected."""
 
 _USAGE_ERROR = 4
 """pytest's exit status for invalid arguments."""
 
 _EARLY_ENDS = {2: "interrupted", 3: "internal error", _USAGE_ERROR: "usage error"}
-"""The other exit statuses."""
+"""pytest's other exit statuses."""
 
 _HELPER = Path(__file__).resolve().parent.parent / "nfsroot" / "enter-nfsroot"
 _UNPACK = (
@@ -74,12 +74,12 @@ class DeviceSession:
 
     @property
     def environment(self) -> Any:
-        """Labgrid's environment, which its plugin has read when the session starts."""
+        """Labgrid's environment, which its plugin has read by the start of the session."""
         return self.config.stash[LABGRID_ENV_KEY]
 
     @property
     def suite(self) -> Path:
-        """The folder of the tests to run."""
+        """The folder with the tests to run."""
         return Path(self._option("suite", self.default_suite))
 
     def pytest_sessionstart(self) -> None:
@@ -92,7 +92,7 @@ class DeviceSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool:
-        """Skip the local collection; the board collects the tests."""
+        """Skip the local collection, because the board collects the tests."""
         self.session = session
         return True
 
@@ -121,7 +121,7 @@ class DeviceSession:
         return True
 
     def _strategy(self) -> Any:
-        """The strategy of the board. Raises UserError if labgrid's coordinator does not provide the board."""
+        """Return the strategy of the board. Raises UserError if labgrid's coordinator does not provide the board."""
         try:
             return self.environment.get_target("main").get_driver("Strategy", activate=False)
         except Exception as fault:
@@ -130,7 +130,7 @@ class DeviceSession:
                 raise
             raise UserError(
                 "labgrid does not provide the board",
-                expected=f"a board that this run holds at the coordinator {coordinator}, with its resources",
+                expected=f"a board that this run has acquired from the coordinator {coordinator}, with its resources",
                 found=f"{type(fault).__name__}: {fault}",
                 fix="run ./inv lab status; if resources are MISSING, run ./inv lab up on the PC of the board",
             ) from fault
@@ -297,7 +297,7 @@ class DeviceSession:
 
 
 def archive(suite: Path) -> bytes:
-    """A tar archive of the suite and its runner, without a top folder."""
+    """Return a tar archive of the suite and its runner, without a top folder."""
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w") as packed:
         packed.add(onboard.__file__, arcname="onboard.py")
@@ -308,7 +308,7 @@ def archive(suite: Path) -> bytes:
 
 
 def make_report(nodeid: str, outcome: str, seconds: float, text: str) -> pytest.TestReport:
-    """A report like pytest's own for a local test."""
+    """Return a report like the one that pytest makes for a local test."""
     path, line, _ = _location(nodeid)
     longrepr: Any = None
     if outcome == "skipped":
@@ -332,12 +332,12 @@ def _location(nodeid: str) -> tuple[str, int | None, str]:
 
 
 def _targets(suite: Path, arguments: Sequence[str], invoked_in: Path) -> Iterator[str]:
-    """The arguments relative to the suite, as the board needs them. The suite itself is left out."""
+    """Return the arguments relative to the suite, as the board needs them, without the suite itself."""
     for argument in arguments:
         path, mark, name = str(argument).partition("::")
         absolute = (invoked_in / path).resolve()
         if not absolute.is_relative_to(suite):
-            raise pytest.UsageError(f"{argument}: with --lg-env only tests below {suite} can be named")
+            raise pytest.UsageError(f"{argument}: with --lg-env, only tests below {suite} can be named")
         if absolute != suite:
             yield f"{absolute.relative_to(suite)}{mark}{name}"
 

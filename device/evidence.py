@@ -1,6 +1,7 @@
 """The evidence of a run: one JSON file that links the source code to the results from the board.
 
-Schema 1. Each value is read from its source. A value that could not be determined is empty, never guessed.
+Schema 1. Each value is read from its authoritative source. A value that could not be determined is empty, never
+guessed.
 
 ``schema``      1
 ``made``        the time when the run ended, UTC, ISO 8601
@@ -32,7 +33,7 @@ Schema 1. Each value is read from its source. A value that could not be determin
 ``execution`` is ``emulation`` if this program started the machine in QEMU or the device tree's ``compatible`` strings
 contain "virt" or "qemu". It is ``hardware`` if the board's device tree names a Raspberry Pi and contains the revision
 code and the serial number that a Pi's firmware writes. Otherwise it is ``unverified``. Only ``hardware`` counts as
-measured on hardware. QEMU's raspi2b with a kernel's device tree has the model, but neither code nor number. A
+measured on hardware. QEMU's raspi2b with a kernel's device tree has the model, but neither the code nor the number. A
 deliberately forged device tree is not detected.
 """
 
@@ -61,11 +62,11 @@ from toolchain.steps import MANIFEST_SUFFIX
 SCHEMA = 1
 
 EXTENSION, EXTENSION_LAYER = "pitorch_qpu_ops", "qpu-ops-site.tar"
-"""The deployed Python distribution and its layer."""
+"""The Python distribution that ``deploy`` installs, and its layer."""
 
 
 def execution_of(facts: Mapping[str, Any], *, started_by_us: bool) -> tuple[str, str]:
-    """The kind of machine (``emulation``, ``hardware`` or ``unverified``), and the reason."""
+    """Return the kind of machine (``emulation``, ``hardware`` or ``unverified``), and the reason."""
     model = facts.get("model", "")
     if started_by_us:
         return "emulation", f"a QEMU virtual machine that this run started ({model or 'no model'})"
@@ -86,7 +87,7 @@ def execution_of(facts: Mapping[str, Any], *, started_by_us: bool) -> tuple[str,
 
 
 def collect(config: Config, record: Record, *, started_by_us: bool, access: str, through: str) -> dict[str, Any]:
-    """The evidence document of a run."""
+    """Return the evidence document of a run."""
     layout = Layout.of(config)
     export = Manifest.read(layout.manifest)
     steps = _steps(config, layout)
@@ -128,7 +129,7 @@ def collect(config: Config, record: Record, *, started_by_us: bool, access: str,
 
 
 def tools(config: Config) -> dict[str, str]:
-    """Versions of the programs on the host, except those that are not installed."""
+    """Return versions of the programs on the host, except those that are not installed."""
     found = {
         "python": platform.python_version(),
         "host_kernel": platform.release(),
@@ -147,7 +148,7 @@ def tools(config: Config) -> dict[str, str]:
 
 
 def _steps(config: Config, layout: Layout) -> list[Manifest]:
-    """The manifests of the build steps, oldest first."""
+    """Return the manifests of the build steps, oldest first."""
     paths = [path for path in config.target_root.rglob(f"*{MANIFEST_SUFFIX}") if not _inside(path, layout)]
     paths.sort(key=lambda path: path.stat().st_mtime)
     return [found for path in paths if (found := Manifest.read(path)) is not None]
@@ -184,7 +185,7 @@ def _image(config: Config, export: Manifest | None, steps: Sequence[Manifest]) -
 
 
 def _wheels(export: Manifest | None) -> dict[str, Any]:
-    """The wheels in the exported tree, which may differ from those in the build folder."""
+    """Return the wheels in the exported tree, which may differ from those in the build folder."""
     facts: Mapping[str, Any] = export.facts if export is not None else {}
     unknown = _wheels_unknown(facts)
     found = {_distribution(item["name"]): dict(item) for item in facts.get("wheels", ())}

@@ -1,4 +1,4 @@
-"""The labgrid environment of a run: the board, its drivers and the options of the suite, written as YAML."""
+"""Write a run's labgrid environment as YAML: the board, its drivers and the suite's options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toolchain.config import Config
 from toolchain.errors import ArtefactMissing
 
 SUITE_LIMIT_S = 5400.0
-"""The limit for the tests on the board. Emulation on a busy host can take a hundred times as long as a Pi."""
+"""The time limit for the tests on the board. Emulation on a busy host can take a hundred times as long as a Pi."""
 
 TIMING_BUDGET_S = 120.0
 """The time budget of timing.py, which skips the widths that do not fit and lists them."""
@@ -40,7 +40,10 @@ _TEMPLATES = jinja2.Environment(
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteBoard:
-    """A board whose address and power switch labgrid's coordinator knows; this user holds its place ``name``."""
+    """A board registered, with its address and power switch, at labgrid's coordinator.
+
+    This user holds its place ``name``.
+    """
 
     name: str
     coordinator: str
@@ -50,12 +53,12 @@ class RemoteBoard:
 
 
 def own_user() -> str:
-    """The user name in labgrid; under sudo, the name of the user who ran sudo."""
+    """Return the user name in labgrid; under sudo, the name of the user who ran sudo."""
     return os.environ.get("LG_USERNAME") or os.environ.get("SUDO_USER") or getpass.getuser()
 
 
 def client_environment(coordinator: str) -> dict[str, str]:
-    """The environment of labgrid's programs: the user, and a direct connection (gRPC uses an HTTP proxy if set)."""
+    """Return the environment for labgrid's programs: the user, and no HTTP proxy, which gRPC would use."""
     return {"no_grpc_proxy": coordinator.rpartition(":")[0].strip("[]"), "LG_USERNAME": own_user()}
 
 
@@ -69,7 +72,7 @@ def prepare(
     suite: Path | None = None,
     place: RemoteBoard | None = None,
 ) -> None:
-    """Write labgrid's environment for this run, and export the bare system if the tree is entered from it.
+    """Write labgrid's environment for this run, and export the bare system if the run enters the tree from it.
 
     Raises ArtefactMissing without an exported tree, RootNeeded if the tree has to be served, and the export's errors.
     """
@@ -153,7 +156,7 @@ def prepare(
 
 
 def _bare_system(config: Config) -> Layout:
-    """The system that the virtual machine boots to enter the tree. Without its image it is the exported tree itself."""
+    """Return the system from which the virtual machine enters the tree: the tree itself if there is no image."""
     try:
         return bare_system.ready(config)
     except ArtefactMissing as fault:
@@ -171,7 +174,7 @@ def _accepts_connections(address: str, port: int) -> bool:
 
 
 def _addresses(host: str) -> list[str]:
-    """The IPv4 addresses of a host; none if the name cannot be resolved here (ssh may define it)."""
+    """Return the IPv4 addresses of a host; none if only ssh's configuration defines the name."""
     try:
         return sorted({str(item[4][0]) for item in socket.getaddrinfo(host, None, socket.AF_INET)})
     except OSError:

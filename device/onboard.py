@@ -1,10 +1,10 @@
-"""Runs on the board, in a folder with the tests: describes the board, runs pytest once and times the kernels.
+"""Describe the board, run pytest once and time the kernels. Runs on the board, in a folder with the tests.
 
-Requires only the standard library and pytest, with Python 3.11 or later. It is a single process, because on an emulated
-board another start of Python takes as long as a hundred tests.
+The program requires only Python 3.11 or later and pytest. It is a single process, because on an emulated board another
+start of Python takes as long as a hundred tests.
 
-It prints its results to standard output as lines of JSON, each an object whose key ``pitorch`` is the type of the line;
-all other output goes to standard error. The lines, in order:
+It prints its results to standard output as lines of JSON. Each line is an object, in which the key ``pitorch`` is the
+type of the line. All other output goes to standard error. The lines, in order:
 
     {"pitorch": "facts", …}                       the board, see ``facts``
     {"pitorch": "collected", "nodeids": […]}      the tests that pytest will run
@@ -54,7 +54,7 @@ _PROBE_LIMIT_S = 300.0
 
 
 def facts() -> dict[str, Any]:
-    """Properties of the board, each from its authoritative source; missing ones are empty."""
+    """Return the board's properties, each from its authoritative source; missing ones are empty."""
     release = dict(line.rstrip("\n").split("=", 1) for line in _text("/etc/os-release").splitlines() if "=" in line)
     return {
         "model": _text("/proc/device-tree/model").rstrip("\0"),
@@ -81,7 +81,7 @@ def facts() -> dict[str, Any]:
 
 
 def firmware(tree: Path = Path("/proc/device-tree")) -> dict[str, str]:
-    """Values that only the Pi's firmware writes to the device tree: the board's revision code (hex) and serial number.
+    """Return values that only the Pi's firmware writes to the device tree: the revision code (hex) and serial number.
 
     The device trees that come with kernels contain neither, so an emulator that uses one has only the Pi's model.
     """
@@ -114,7 +114,7 @@ def _version(name: str) -> str:
 
 
 def _record(name: str) -> str:
-    """SHA-256 of a wheel's RECORD, which contains the hashes of all its files."""
+    """Compute the SHA-256 of a wheel's RECORD, which contains the hashes of all its files."""
     try:
         text = importlib.metadata.distribution(name).read_text("RECORD")
     except importlib.metadata.PackageNotFoundError:
@@ -123,7 +123,7 @@ def _record(name: str) -> str:
 
 
 def _libqpu() -> dict[str, str]:
-    """The library that the loader would use, and its SHA-256."""
+    """Return the library that the loader would use, and its SHA-256."""
     ldconfig = shutil.which("ldconfig", path="/usr/sbin:/sbin:" + os.environ.get("PATH", ""))
     if ldconfig is None:
         return {}
@@ -137,7 +137,7 @@ def _libqpu() -> dict[str, str]:
 
 
 def _qpu_info() -> Any:
-    """The output of ``qpu-info --json``, or an object with the reason why there is none."""
+    """Return the output of ``qpu-info --json``, or an object with the reason why there is none."""
     if shutil.which("qpu-info") is None:
         return {"absent": "qpu-info is not installed"}
     try:
@@ -162,7 +162,7 @@ class Reporter:
         self._say("collected", nodeids=[item.nodeid for item in session.items])
 
     def pytest_collectreport(self, report: Any) -> None:
-        """Report a file that cannot be imported as an error."""
+        """Report an error for a file that cannot be imported."""
         nodeid = f"{report.nodeid}::collection"
         if report.failed:
             self._say("result", nodeid=nodeid, outcome="error", seconds=0.0, text=str(report.longrepr))
@@ -199,7 +199,7 @@ def _reason(text: str) -> str:
 
 
 def absent_components(path: Path) -> list[str]:
-    """Components of the image that a test file imports and that are not installed.
+    """Find the image components that a test file imports but that are not installed.
 
     The file cannot check this itself, because it imports them at the top. A component that is installed but cannot be
     imported is broken, not missing, and fails the suite.
@@ -242,9 +242,9 @@ def run_tests(folder: Path, targets: Sequence[str], keyword: str, say: Say) -> i
 
 
 def run_timing(folder: Path, arguments: Sequence[str], limit_s: float) -> dict[str, Any]:
-    """The document from timing.py, or ``{"reason": …}``.
+    """Return the document from timing.py, or ``{"reason": …}``.
 
-    Runs in a separate process, so that memory used by the tests cannot slow it down.
+    The script runs in a separate process, so that memory used by the tests cannot slow it down.
     """
     script = folder / "timing.py"
     if not script.is_file():
@@ -274,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parent)
     parser.add_argument("--keyword", default="")
     parser.add_argument("--timing", action="append", default=[], help="an argument for timing.py")
-    parser.add_argument("--timing-limit", type=float, default=0.0, help="seconds; 0: no timing")
+    parser.add_argument("--timing-limit", type=float, default=0.0, help="seconds for timing.py; 0: no timing")
     options = parser.parse_args(arguments)
 
     began = time.monotonic()
@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         import pytest
     except ImportError:
-        say("fault", summary="pytest is not installed on the board", fix="put python3-pytest into the image")
+        say("fault", summary="pytest is not installed on the board", fix="add python3-pytest to the image")
         return 4
     status = run_tests(options.folder, options.targets, options.keyword, say)
     if options.timing_limit > 0:

@@ -1,4 +1,4 @@
-"""The record of a run on a board: the lines that the board sent, read from a file, and the results of the tests."""
+"""Read the record of a run: the lines that the board sent, and the test results in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNT_PREFIX = "tests on the board:"
 
 BOARD_LOST = "not run: the connection to the board was closed earlier"
 PYTEST_ENDED = "not run: pytest exited earlier"
-"""The reasons why a collected test has no result."""
+"""Why a collected test has no result."""
 
 _ABSENT = re.compile(r"the image is built without (.+)")
 
@@ -89,7 +89,7 @@ def _events(path: Path) -> Iterable[dict[str, Any]]:
 
 
 def count(tests: Sequence[Test]) -> dict[str, int]:
-    """The number of tests by outcome."""
+    """Return the number of tests by outcome."""
     ended = [test.outcome for test in tests]
     return {
         "passed": ended.count("passed"),
@@ -100,7 +100,7 @@ def count(tests: Sequence[Test]) -> dict[str, int]:
 
 
 def missing_components(tests: Sequence[Test]) -> list[str]:
-    """The components that are missing from the image, according to the skipped tests."""
+    """Return the components that are missing from the image, according to the skipped tests."""
     absent: dict[str, None] = {}
     for test in tests:
         if test.outcome == "skipped" and (found := _ABSENT.search(test.text)):

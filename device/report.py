@@ -1,4 +1,4 @@
-"""The HTML report: one file without external resources, so it can be opened offline and forwarded.
+"""Render the HTML report: one file without external resources, so it can be opened offline and forwarded.
 
 The report contains only data from the evidence document. matplotlib draws the chart as SVG. Its colours are replaced by
 CSS variables, so the chart follows the reader's light or dark setting.
@@ -34,7 +34,7 @@ class Series:
 
 
 def execution_label(document: Mapping[str, Any]) -> str:
-    """The machine that ran the suite, worded so that emulation cannot be mistaken for a measurement."""
+    """Name the machine that ran the suite, so that emulation cannot be mistaken for a hardware measurement."""
     device = document["device"]
     model = device.get("model") or "no model stated"
     if device["execution"] == "hardware":
@@ -46,7 +46,7 @@ def execution_label(document: Mapping[str, Any]) -> str:
 
 
 def series_of(timing: Mapping[str, Any]) -> list[Series]:
-    """The lines of the chart; empty without timing."""
+    """Return the lines of the chart; empty without timing."""
     rows: Sequence[Mapping[str, Any]] = timing.get("rows", ())
 
     def points(method: str, key: str) -> tuple[tuple[int, float], ...]:
@@ -69,9 +69,9 @@ def series_of(timing: Mapping[str, Any]) -> list[Series]:
 
 
 def chart(timing: Mapping[str, Any], label: str) -> str:
-    """The timing as an SVG element with logarithmic axes; empty without timing.
+    """Return the timing as an SVG element with logarithmic axes; empty without timing.
 
-    ``label`` names the machine inside the picture, because pictures are copied without their surrounding text.
+    ``label`` is the machine's name in the picture, because pictures are copied without the surrounding text.
     """
     lines = series_of(timing)
     if not lines:
@@ -133,7 +133,7 @@ def chart(timing: Mapping[str, Any], label: str) -> str:
 
 
 def timing_table(timing: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row per width: seconds per method, the published seconds, and the speed-up of the QPU kernel."""
+    """Return one row per width: seconds per method, the published seconds, and the speed-up of the QPU kernel."""
     published = {row["width"]: row for row in timing.get("published", {}).get("rows", ())}
     by_width: dict[int, dict[str, Mapping[str, Any]]] = {}
     for row in timing.get("rows", ()):
@@ -160,7 +160,7 @@ def timing_table(timing: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def grouped(tests: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]], float]]:
-    """The tests of each file and their total seconds. Files with failures come first."""
+    """Return the tests of each file and their total seconds. Files with failures come first."""
     by_file: dict[str, list[Mapping[str, Any]]] = {}
     for test in tests:
         by_file.setdefault(test["nodeid"].partition("::")[0], []).append(test)
@@ -173,7 +173,7 @@ def grouped(tests: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[
 
 
 def seconds(value: float | None) -> str:
-    """Seconds in a suitable unit."""
+    """Return a duration in a suitable unit."""
     if value is None:
         return "–"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
@@ -184,12 +184,12 @@ def seconds(value: float | None) -> str:
 
 
 def short(digest: str) -> str:
-    """The first twelve digits of a hash."""
+    """Return the first twelve digits of a hash."""
     return digest.removeprefix("sha256:")[:12]
 
 
 def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Nested facts as the rows of a table."""
+    """Return nested facts as the rows of a table."""
     if isinstance(value, Mapping):
         return [row for key, item in value.items() for row in flat(item, f"{prefix}{key} · ")]
     if isinstance(value, (list, tuple)):
@@ -202,7 +202,7 @@ def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def qpu_rows(info: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """The output of ``qpu-info --json`` as rows of a name and its lines."""
+    """Return the output of ``qpu-info --json`` as rows of a name and its lines."""
     backend, board = info.get("backend") or {}, info.get("board") or {}
     kms, memory = info.get("kms") or {}, info.get("gpu_memory") or {}
     revision = board.get("revision") or {}
@@ -241,7 +241,7 @@ def _access(node: Mapping[str, Any]) -> str:
 
 
 def render(document: Mapping[str, Any], *, evidence_name: str, evidence_sha256: str) -> str:
-    """The report's HTML."""
+    """Return the report's HTML."""
     counted = document["results"]
     bad = counted["failed"] + counted["errors"]
     broken = chain.broken_links(document, "error")

@@ -1,6 +1,6 @@
 """The labgrid strategy that brings a board to a shell: off → served → booted → shell.
 
-The same strategy is used for all boards. A state without a driver in the environment requires no action: a real board
+All boards use this strategy. A state without a driver in the environment requires no action: a real board
 without a power switch is switched on by hand, and a board with its own system needs no server unless it mounts the
 tree.
 """
@@ -47,7 +47,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
 
     @never_retry  # type: ignore[untyped-decorator]
     def transition(self, status: Status | str) -> None:
-        """Go to a state through all states in between. After a failure every transition raises StrategyError."""
+        """Go to a state through all intermediate states. After a failure every transition raises StrategyError."""
         target = _status(status)
         while self.status.value < target.value:
             following = Status(self.status.value + 1)
@@ -107,7 +107,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def _switching(port: Any) -> Iterator[None]:
-    """Convert the errors of a power switch into UserError. Each of labgrid's power models has errors of its own."""
+    """Convert the errors of a power switch into UserError. Each of labgrid's power models raises different errors."""
     try:
         yield
     except Exception as fault:
@@ -124,7 +124,7 @@ def _status(status: Status | str) -> Status:
 
 
 def cause_of(error: StrategyError) -> BaseException:
-    """The cause of the error: the first UserError in its chain of causes, else the innermost exception."""
+    """Return the cause of the error: the first UserError in its chain of causes, else the innermost exception."""
     fault: BaseException = error
     while (inner := fault.__cause__) is not None:
         fault = inner

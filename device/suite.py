@@ -58,12 +58,12 @@ def test_on_pi(
 ) -> SuiteResult:
     """Run the device suite on a board, or in a virtual machine that boots the exported tree, and report the results.
 
-    ``host`` ([USER@]HOST[:PORT]) is a running board; the default is ``device.host``. Without either, or with ``qemu``,
-    the suite runs in a virtual machine. ``chroot`` runs the suite through enter-nfsroot: on a ``host`` from its own
-    system, in the virtual machine from a bare system (nfsroot.bare_system). ``init`` (lean or systemd) and ``cpu``
-    (QEMU's name) apply to the virtual machine only. ``keyword`` selects tests like pytest's ``-k``. ``suite`` is a
-    folder of tests to run instead of ``tests/device``. ``place`` is a board that this user holds in a lab, instead of a
-    ``host``, and ``folder`` replaces the report folder.
+    ``host`` ([USER@]HOST[:PORT]) is a running board; the default is ``device.host``. If neither is given, or with
+    ``qemu``, the suite runs in a virtual machine. ``chroot`` runs the suite through enter-nfsroot: on a ``host`` from
+    its own system, in the virtual machine from a bare system (nfsroot.bare_system). ``init`` (lean or systemd) and
+    ``cpu`` (QEMU's name) apply to the virtual machine only. ``keyword`` selects tests, like pytest's ``-k``. ``suite``
+    is a folder of tests to run instead of ``tests/device``. ``place`` is a board that this user holds in a lab, instead
+    of a ``host``, and ``folder`` replaces the report folder.
 
     The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran, ChainBroken if all
     tests passed but the tested files are not the built ones, InUse if another run writes to the same report,
@@ -144,7 +144,7 @@ def _exclusive(paths: Paths) -> Iterator[None]:
                 fix=f"run the task as that user ({caller.as_root('./inv test-on-pi')}), "
                 "or set build.folder to your own folder",
             ) from fault
-        files.remove(paths.staging.folder)  # left by a run that was killed
+        files.remove(paths.staging.folder)  # The folder was left by a run that was killed.
         paths.staging.folder.mkdir()
         try:
             yield
@@ -155,7 +155,8 @@ def _exclusive(paths: Paths) -> Iterator[None]:
 def _replace_results(paths: Paths) -> None:
     """Replace the earlier results with the new ones.
 
-    The earlier ones are removed first. After a power failure results may be missing, but old and new are never mixed.
+    The earlier results are removed first. After a power failure results may be missing, but old and new are never
+    mixed.
     """
     with files.swapping():
         for old in paths.results[1:]:
@@ -179,7 +180,7 @@ def _run_pytest(config: Config, paths: Paths, keyword: str, variables: Mapping[s
         "-c",
         os.devnull,
         f"--rootdir={ROOT}",
-        f"--confcutdir={ROOT / 'tests' / 'device'}",  # ignore conftest.py in parent folders
+        f"--confcutdir={ROOT / 'tests' / 'device'}",  # Ignore conftest.py in parent folders.
         "-p",
         "no:cacheprovider",
         "-rfE",
@@ -224,7 +225,7 @@ class _Progress:
 
 
 def _error_from_record(recorded: Mapping[str, Any]) -> UserError:
-    """The error that ended the run in the pytest process."""
+    """Return the error that ended the run in the pytest process."""
     kind = getattr(errors, str(recorded["kind"]), UserError)
     texts = {key: str(recorded[key]) for key in ("expected", "found", "fix")}
     if issubclass(kind, CommandFailed):
@@ -234,9 +235,9 @@ def _error_from_record(recorded: Mapping[str, Any]) -> UserError:
 
 
 def _require_expression(keyword: str) -> None:
-    """Raise UserError for an invalid -k expression here, because the board's pytest would reject it only after a boot.
+    """Raise UserError for an invalid -k expression before the boot, after which the board's pytest would reject it.
 
-    pytest has no public function for this check; its release is pinned.
+    pytest has no public function for this check, but its release is pinned.
     """
     from _pytest.mark.expression import Expression
 

@@ -31,7 +31,7 @@ class SuiteResult:
     broken: tuple[str, ...]
     """Links of the chain that do not hold: the tested files are not the built ones."""
     warnings: tuple[str, ...]
-    """Links that do not hold, possibly on purpose."""
+    """Links that do not hold, possibly by intention."""
     junit: Path
     evidence: Path
     report: Path
@@ -42,7 +42,7 @@ class SuiteResult:
         return self.passed > 0 and not self.failed and not self.errors and not self.broken
 
     def summary(self) -> str:
-        """The text that the task prints."""
+        """Return the text that the task prints."""
         counts = f"{self.passed} passed, {self.failed} failed, {self.errors} errors, {self.skipped} skipped"
         lines = [f"device suite: {counts} in {self.seconds:.0f} s", f"    ran on:   {self.label}"]
         if self.without:
@@ -143,7 +143,7 @@ def label_junit(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def result_of(document: Mapping[str, Any], paths: Paths, seconds: float) -> SuiteResult:
-    """The result of a run from its evidence."""
+    """Return the result of a run from its evidence."""
     counted = document["results"]
     return SuiteResult(
         passed=counted["passed"],
@@ -164,7 +164,7 @@ def result_of(document: Mapping[str, Any], paths: Paths, seconds: float) -> Suit
 
 
 def error_of(result: SuiteResult, record: Record) -> UserError:
-    """The error for a run that did not pass."""
+    """Return the error for a run that did not pass."""
     bad = [test for test in record.tests if test.outcome in ("failed", "error")]
     if result.broken and result.passed and not bad:
         return ChainBroken(

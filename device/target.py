@@ -1,7 +1,7 @@
 """labgrid resources and drivers for a board: an exported tree, its NFS server, a virtual machine, and SSH.
 
-labgrid's QEMUDriver is not used because it waits without a limit for QEMU to open the console and reads the console
-only on request, so a failed boot leaves neither an error nor a log. VirtualBoardDriver implements labgrid's
+labgrid's QEMUDriver is not used: it waits indefinitely for QEMU to open the console, and reads the console only on
+request. A failed boot therefore leaves neither an error nor a log. VirtualBoardDriver implements labgrid's
 PowerProtocol with ``nfsroot.qemu`` instead. labgrid's SSHDriver accepts any host key; PinnedSSHDriver accepts only the
 expected one.
 """
@@ -32,7 +32,7 @@ POWER_OFF: Mapping[str, tuple[str, ...]] = {
     "lean": ("touch", "/run/poweroff"),
     "systemd": ("systemctl", "poweroff", "--no-wall"),
 }
-"""The command that shuts down the guest, by init."""
+"""The command that shuts down the guest, by init system."""
 
 
 @target_factory.reg_resource
@@ -47,7 +47,10 @@ class ExportedTree(Resource):  # type: ignore[misc]
 @target_factory.reg_driver
 @attr.s(eq=False)
 class TreeServerDriver(Driver):  # type: ignore[misc]
-    """Serves the tree over NFS while it is active. ``second_folder`` is the bare system that enters the tree."""
+    """Serves the tree over NFS while it is active.
+
+    ``second_folder`` is the bare system from which the tree is entered.
+    """
 
     bindings = {"tree": "ExportedTree"}  # noqa: RUF012 - labgrid requires a plain dict
 
@@ -80,7 +83,10 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
         self._running.close()
 
     def source(self, address: str = "") -> tuple[str, int]:
-        """``ADDRESS:/path`` and the port to mount it from. ``address`` is this host's address as seen by the board."""
+        """Return ``ADDRESS:/path`` and the port for mounting the tree.
+
+        ``address`` is this host's address as seen by the board.
+        """
         if self.server is None:
             raise RuntimeError("the tree is served only while the driver is active")
         return f"{address or self.server.address}:{self.server.folders[0]}", self.server.port
@@ -243,6 +249,6 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
         )
 
     def _argv(self, command: str) -> list[str]:
-        """The command line that runs a command in the board's shell."""
+        """Return the command line that runs a command in the board's shell."""
         words = ["ssh", "-x", *self.ssh_prefix, "-p", str(self.networkservice.port), "-l", self._get_username()]
         return [*words, self.networkservice.address, "--", f"sh -c {shlex.quote(command)}"]

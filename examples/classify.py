@@ -1,11 +1,11 @@
-"""Name what a picture shows: a network of torchvision on the Pi's CPU, in float32 and in int8.
+"""Classify a picture with a torchvision network on the Pi's CPU, in float32 and in int8.
 
     python3 classify.py --weights mobilenet_v2.pth photo.jpg
     python3 classify.py --weights resnet18.pth --model resnet18 --labels imagenet.txt photo.jpg
     python3 classify.py --weights mobilenet_v2.pth --camera 0        # one frame of a camera; requires OpenCV
     python3 classify.py --weights mobilenet_v2.pth --camera clip.mp4 # or of a video file or a stream's URL
 
-The weights are a state dict, such as those that torchvision provides for its models. The script makes the int8 network
+The weights are a state dict, such as torchvision provides for its models. The script makes the int8 network
 from them, and computes the network's value ranges from the image and its mirror image.
 """
 
@@ -30,7 +30,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def main() -> None:
-    """Read a picture, run both networks, print the table."""
+    """Read a picture, run both networks and print the table."""
     options = arguments()
     picture = prepared(frame(options.camera) if options.camera is not None else opened(options.picture))
     labels = options.labels.read_text().splitlines() if options.labels else []
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line. Ends the program with a message if a file does not exist."""
+    """Parse the command line. Ends the program with a message if a file does not exist."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("picture", type=Path, nargs="?", help="a JPEG or PNG file")
     parser.add_argument(
@@ -66,7 +66,7 @@ def arguments() -> argparse.Namespace:
 
 
 def opened(path: Path) -> Tensor:
-    """The picture in a file: 3 colours x height x width, 0 to 255."""
+    """Return the picture in a file: 3 colours x height x width, 0 to 255."""
     try:
         return torchvision.io.decode_image(str(path), torchvision.io.ImageReadMode.RGB)
     except RuntimeError as fault:
@@ -74,7 +74,7 @@ def opened(path: Path) -> Tensor:
 
 
 def frame(source: str) -> Tensor:
-    """A frame of a camera (its number), a video file or a URL, in the format of ``opened``."""
+    """Return a frame of a camera (its number), a video file or a URL, in the format of ``opened``."""
     try:
         import cv2
     except ImportError:
@@ -83,23 +83,23 @@ def frame(source: str) -> Tensor:
     taken, picture = camera.read()
     camera.release()
     if not taken:
-        sys.exit(f"--camera={source} did not deliver a frame; the cameras of this machine are /dev/video*")
+        sys.exit(f"--camera={source} did not deliver a frame; this machine's cameras are /dev/video*")
     return torch.from_numpy(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)).permute(2, 0, 1).contiguous()
 
 
 def prepared(picture: Tensor) -> Tensor:
-    """A batch of one picture as the networks were trained: 1 x 3 x 224 x 224, normalised."""
+    """Convert a picture to a batch like those of the training: 1 x 3 x 224 x 224, normalised."""
     small = pictures.center_crop(pictures.resize(picture, [256], antialias=True), [224, 224])
     return pictures.normalize(small / 255, list(MEAN), list(DEVIATION)).unsqueeze(0)
 
 
 def network(name: str, weights: Path) -> nn.Module:
-    """The model in float32."""
+    """Return the model in float32."""
     return loaded(torchvision.models.get_model(name), weights)
 
 
 def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
-    """The model in int8, with value ranges from the examples."""
+    """Return the model in int8, with value ranges from the examples."""
     model = loaded(torchvision.models.get_model(f"quantized_{name}", quantize=False), weights)
     model.fuse_model()
     model.qconfig = quantization.get_default_qconfig("qnnpack")
@@ -111,7 +111,7 @@ def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
 
 
 def loaded(model: nn.Module, weights: Path) -> nn.Module:
-    """The model with the weights of a file. Ends the program with a message if they do not fit."""
+    """Return the model with the weights of a file. Ends the program with a message if the weights do not fit."""
     try:
         model.load_state_dict(torch.load(weights, weights_only=True, map_location="cpu"))
     except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError) as fault:
@@ -120,7 +120,7 @@ def loaded(model: nn.Module, weights: Path) -> nn.Module:
 
 
 def run(model: nn.Module, picture: Tensor, times: int) -> tuple[Tensor, float]:
-    """The probabilities of the classes, and the median time in milliseconds.
+    """Return the probabilities of the classes, and the median time in milliseconds.
 
     The first call is not counted, because it packs the weights.
     """

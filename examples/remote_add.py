@@ -4,8 +4,9 @@
     .venv/bin/python examples/remote_add.py --local-demo          on this PC
     .venv/bin/python examples/remote_add.py                       on the board of board.toml
 
-The script from introductions to TVM's RPC, ported to the current TVM. The old calls are in brackets. The board runs
-TVM's server (docs/remote.md). ``./inv profile-remote`` does the same with queues, time limits and error messages.
+This script appears in introductions to TVM's RPC; here it is ported to the current TVM. The old calls are in brackets.
+The board runs TVM's server (docs/remote.md). ``./inv profile-remote`` does the same with queues, time limits and error
+messages.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LENGTH = 1024
 
 
 def main() -> None:
-    """Compile, upload, run, check, time."""
+    """Compile, upload, run, check and time the kernel."""
     parser = argparse.ArgumentParser(description="Add 1.0 to each of 1024 floats, on this PC or on a board.")
     parser.add_argument("--local-demo", action="store_true", help="run on this PC instead of the board")
     parser.add_argument("--config", type=Path, default=Path(__file__).with_name("board.toml"))

@@ -1,4 +1,4 @@
-"""The data file of a recipe: the inputs and outputs of an artefact."""
+"""Read a recipe's data file, which lists the inputs and outputs of an artefact."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Recipe:
     folder: Path
     """The folder of the data file."""
     sources: Path
-    """The folder of the sources: the folder of the recipe, or the folder of the checkout in ``tree``."""
+    """The folder of the sources: the recipe's folder, or the folder in the checkout that ``tree`` names."""
     settings: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """TOML tables of strings (or of tables of strings) that are specific to this recipe, by name."""
 
     def fingerprint(self) -> str:
-        """SHA-256 of the data, without comments and the tables of other versions, and of the inputs."""
+        """Hash the data, without comments and other versions' tables, and the inputs."""
         data = [self.name, self.title, self.source, self.inputs, self.outputs, dict(self.settings), dict(self.tables)]
         parts = json.dumps(data, sort_keys=True) + tree_fingerprint(self.sources, *self.inputs)
         return hashlib.sha256(parts.encode()).hexdigest()
@@ -58,7 +58,7 @@ class Recipe:
 
 
 def load(name: str) -> Recipe:
-    """The recipe in the folder of that name. Raises RecipeInvalid with all errors of its data file.
+    """Load the recipe in the folder of that name. Raises RecipeInvalid with all errors in its data file.
 
     A recipe for several versions has a table ``versions.X`` for each. The table of the recipe's ``version`` is merged
     into the rest, and the version replaces ``{version}`` in the inputs.

@@ -1,4 +1,4 @@
-"""Register a library that is installed in its own folder with the target root."""
+"""Register a library, which is installed in its own folder, with the target root."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def register(stage: Path, installed: Path, prefix: str) -> None:
         state = stage / STATE_CONFIG
         state.parent.mkdir(parents=True, exist_ok=True)
         state.write_text("d /run/qpu 2770 root video -\n")
-    # A copy, not a link: the file computes its prefix from its path, and pkg-config would use the path of the link.
+    # Copied instead of linked: the file computes its prefix from its path, and pkg-config would use the link's path.
     pkgconfig.mkdir(parents=True, exist_ok=True)
     relocatable = (installed / "lib/pkgconfig/qpu.pc").read_text()
     (pkgconfig / "qpu.pc").write_text(re.sub(r"(?m)^prefix=.*$", f"prefix={prefix}", relocatable))

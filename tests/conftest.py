@@ -1,4 +1,4 @@
-"""Fixtures for tests that share one real build, which is separate from the user's build."""
+"""Fixtures for tests that share one real build, separate from the user's build."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from toolchain.errors import InUse
 from toolchain.manifest import Manifest
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # Unique per checkout, because checkouts on one machine share an engine.
+    # The name is unique per checkout, because the checkouts on a machine share an engine.
     "image": {"name": f"pitorch-test-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"},
     "build": {"folder": "build/test"},
     # Test the wheel in the repository, not one in the caller's wheelhouse.
@@ -38,18 +38,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
 __all__ = ["open_checkout"]
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
-# A shell starts background jobs with SIGINT ignored, which children inherit; some tests need the signal.
+# A shell starts background jobs with SIGINT ignored, and children inherit this; some tests need the signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Tests that change the shared build or use a fixed port: one process runs them, before all others.
+# Tests that change the shared build or use a fixed port. One process runs them, before all others.
 _OF_THE_BUILD = (
     *("test_any_wheel.py", "test_build_tools.py", "test_deploy.py", "test_device_on_board.py", "test_lab_boards.py"),
     *("test_main_job.py", "test_netboot.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_sd_image.py"),
     *("test_serve.py", "test_whole_images.py"),
 )
-# Long tests run first, so that no process waits for one at the end; then tests that use the finished build.
+# Long tests run first, so that processes do not wait for one at the end; then tests that use the finished build.
 _FIRST = (
     *("test_libqpu_native.py", "test_qpu_ops_native.py", "test_cuda_ops.py"),
     *("test_torch_wheel.py", "test_rootfs.py", "test_torch_prepare.py", "test_wheels.py"),
@@ -60,7 +60,7 @@ _SHARED = frozenset({"built", "exported_config", "workbench"})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Require that files with tests of the shared build are in the list that suits them, and sort the tests."""
+    """Require that files with tests of the shared build are in the appropriate list, and sort the tests."""
     for item in items:
         used, name = _SHARED & set(getattr(item, "fixturenames", ())), item.path.name
         # The exported tree is changed by an export and locked while it is served.
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """For ``./inv test --lanes=2``: keep the tests of a file, and of all files that share the build, together."""
+    """Keep the tests of a file, and of all files that share the build, together (``./inv test --lanes=2``)."""
 
     class Lanes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -92,7 +92,7 @@ def engine_for_marked_tests(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def engine_runs() -> None:
-    """A running engine, started by the tests if necessary."""
+    """Require a running engine, and start one if necessary."""
     ensure_running(load_config(SETTINGS))
 
 
@@ -100,7 +100,7 @@ _SESSION = contextlib.ExitStack()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Hold a shared lock while the session runs. A user without write access does not start an engine either."""
+    """Hold a shared lock while the session runs. A user without write access cannot start an engine anyway."""
     if not hasattr(session.config, "workerinput"):
         folder = ROOT / SETTINGS["build"]["folder"]
         with contextlib.suppress(PermissionError):
@@ -125,13 +125,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def product_config() -> Config:
-    """The configuration of the shared build."""
+    """Return the configuration of the shared build."""
     return load_config(SETTINGS)
 
 
 @pytest.fixture
 def client(built: main_job.Built) -> Iterator[docker.DockerClient]:
-    """The engine of the shared build."""
+    """Return the engine of the shared build."""
     assert built.manifests
     with contextlib.closing(connect()) as made:
         yield made
@@ -139,7 +139,7 @@ def client(built: main_job.Built) -> Iterator[docker.DockerClient]:
 
 @pytest.fixture(scope="session")
 def workbench(built: main_job.Built, product_config: Config) -> Mapping[str, Manifest]:
-    """The shared build with the development root and the workbench image: all manifests by step."""
+    """Build the development root and the workbench image in the shared build; return all manifests by step."""
     with files.locked(product_config.build_root / "for-the-tests"):
         main_job.ready_workbench(product_config)
     with Context(product_config) as context:
@@ -151,9 +151,9 @@ def workbench(built: main_job.Built, product_config: Config) -> Mapping[str, Man
 
 @pytest.fixture(scope="session")
 def built(product_config: Config) -> main_job.Built:
-    """The system image, built from the mirror to the checked image.
+    """Build the system image, from the mirror to the checked image.
 
-    The first process builds it; the other one waits and reuses it, because a second build would be refused.
+    The first process builds the image; the other one waits and reuses it, because a second build would be refused.
     """
     needs_the_machine()
     ensure_running(product_config)
@@ -168,7 +168,7 @@ def built(product_config: Config) -> main_job.Built:
 
 @pytest.fixture
 def no_other_build(product_config: Config, built: main_job.Built) -> Iterator[None]:
-    """For tests that build in the shared folder: the other process waits."""
+    """Make the other process wait while a test builds in the shared folder."""
     assert built.manifests
     with files.locked(product_config.build_root / "for-the-tests"):
         yield
@@ -176,7 +176,7 @@ def no_other_build(product_config: Config, built: main_job.Built) -> Iterator[No
 
 @pytest.fixture(scope="session")
 def exported_config(product_config: Config, built: main_job.Built) -> Config:
-    """The configuration with an exported root filesystem."""
+    """Return the configuration with an exported root filesystem."""
     from nfsroot.export import export
 
     assert built.manifest("system").facts["image"]
@@ -186,6 +186,6 @@ def exported_config(product_config: Config, built: main_job.Built) -> Config:
 
 @pytest.fixture(scope="session", autouse=True)
 def without_the_callers_settings() -> None:
-    """Remove INVOKE_* variables of the caller."""
+    """Remove the caller's INVOKE_* variables."""
     for name in [name for name in os.environ if name.startswith("INVOKE_")]:
         del os.environ[name]

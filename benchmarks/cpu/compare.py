@@ -44,7 +44,7 @@ _SHOWN_BLOCKS = 3
 
 @dataclass(frozen=True)
 class Row:
-    """The counts of a workload. ``reason`` states why it was not run."""
+    """The counts of a workload. ``reason`` states why the workload was not run."""
 
     name: str
     reason: str = ""
@@ -52,7 +52,7 @@ class Row:
     resident_kib: int = 0
     cycles: model.Modelled | None = None
     hottest: tuple[Mapping[str, Any], ...] = ()
-    """The code of the blocks that execute the most instructions, for the result file."""
+    """The code of the hottest blocks, for the result file."""
 
     @property
     def instructions(self) -> int:
@@ -63,7 +63,7 @@ class Row:
 def measure(workspace: Workspace) -> Result:
     """Count the workloads on the image's wheel, and on ``workspace.against``.
 
-    Raises PlatformMismatch for another target, ArtefactMissing without one of the wheels, CommandFailed.
+    Raises PlatformMismatch for another target, ArtefactMissing if a wheel is missing, and CommandFailed.
     """
     config = workspace.user
     if config.image.target.debian != "armhf":
@@ -100,7 +100,7 @@ def measure(workspace: Workspace) -> Result:
                 try:
                     rows = [run.result() for run in runs]
                 except BaseException:
-                    process.interrupt_all()  # otherwise the pool would wait for the other container
+                    process.interrupt_all()  # because the pool would otherwise wait for the other container
                     raise
     return result(rows[0], rows[1] if len(rows) > 1 else None, [name for name, _ in sites])
 
@@ -121,7 +121,7 @@ def _packages(root: Path, context: Context) -> Path:
 
 
 def _unpacked(context: Context, wheel: Path, scratch: Path) -> Path:
-    """Unpack a wheel in the same way as the image's wheel. Raises PlatformMismatch or WheelUnusable."""
+    """Unpack a wheel as the image build does. Raises PlatformMismatch or WheelUnusable."""
     with progress.step(f"unpack {wheel.name}"):
         wheels.audit(wheel, context.target)
         root = scratch / "against"
@@ -134,7 +134,7 @@ def _unpacked(context: Context, wheel: Path, scratch: Path) -> Path:
 def _rows(
     workspace: Workspace, context: Context, tools: Path, plugin: Path, site: Path, out: Path, name: str
 ) -> list[Row]:
-    """Run the workloads in a container of the target root, and model them."""
+    """Run the workloads in a container of the target root, and model their cycles."""
     out.mkdir()
     libraries = f"/usr/lib/{context.native.gnu}"
     binds = {
@@ -192,7 +192,7 @@ def _hottest(region: counts.Region, cycles: model.Modelled) -> tuple[Mapping[str
 
 
 def result(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[str]) -> Result:
-    """The tables, and the figures with goals."""
+    """Return the tables, and the figures with goals."""
     facts = {
         name: [
             {
@@ -255,7 +255,7 @@ def _ratio(name: str, one: float, other: float, limit: float, unit: str) -> Figu
 
 
 def tables(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[str]) -> str:
-    """Instructions and modelled cycles of both wheels, and the classes of instructions."""
+    """Return tables of both wheels' instructions and modelled cycles, and of the instruction classes."""
     sink = io.StringIO()
     console = Console(file=sink, width=_WIDTH, highlight=False)
     old = {row.name: row for row in before or ()}

@@ -35,7 +35,7 @@
 #define BUCKETS 65536
 #define TEXT 65536
 
-/* The functions of QEMU's plugin interface that are used here, from its documentation: Debian's package has no header. */
+/* The functions of QEMU's plugin interface that are used here, from its documentation (Debian packages no header). */
 EXPORT int qemu_plugin_version = 1;
 
 typedef uint64_t qemu_plugin_id_t;

@@ -28,7 +28,7 @@ _OPTIONS = ("-O2", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-fvisibilit
 
 @dataclass(frozen=True)
 class Instruction:
-    """The bytes of an instruction in the order of memory, and QEMU's disassembly."""
+    """The bytes of an instruction in memory order, and QEMU's disassembly."""
 
     code: bytes
     text: str
@@ -36,7 +36,7 @@ class Instruction:
 
 @dataclass(eq=False)
 class Block:
-    """A translation block of QEMU: instructions that are executed one after the other."""
+    """A QEMU translation block: instructions that are executed one after the other."""
 
     address: int
     instructions: list[Instruction] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Region:
-    """What was executed between two marks."""
+    """The blocks that were executed between two marks."""
 
     resident_kib: int
     executions: Mapping[Block, int]
@@ -59,7 +59,7 @@ class Region:
         return counts
 
     def hottest(self, number: int) -> list[tuple[Block, int]]:
-        """The blocks that executed the most instructions, and how often each was executed."""
+        """Return the blocks that executed the most instructions, and how often each was executed."""
         return sorted(self.executions.items(), key=lambda item: -item[1] * len(item[0].instructions))[:number]
 
     @property
@@ -70,7 +70,7 @@ class Region:
 
 @functools.cache
 def class_of(text: str) -> str:
-    """The class of an instruction from its disassembly."""
+    """Determine an instruction's class from its disassembly."""
     mnemonic, _, operands = text.partition(" ")
     name, _, kind = mnemonic.partition(".")
     if name.startswith("v"):
@@ -88,7 +88,7 @@ def class_of(text: str) -> str:
 
 
 def compile_plugin(tools: Path, plugin: Path) -> None:
-    """Compile the plugin with the compiler in the folder of tools. Raises CommandFailed."""
+    """Compile the plugin with the compiler in the tools folder. Raises CommandFailed."""
     with files.scratch_folder(tools, "plugin") as scratch:
         inside = f"/{scratch.name}"
         process.run(
@@ -101,7 +101,7 @@ def compile_plugin(tools: Path, plugin: Path) -> None:
 
 
 def read(path: Path) -> dict[int, Region]:
-    """The regions in a file that the plugin wrote, by their numbers. Raises CommandFailed if it is incomplete."""
+    """Read the regions, by number, from a file that the plugin wrote. Raises CommandFailed if it is incomplete."""
     lines = path.read_text().splitlines() if path.is_file() else []
     if not lines or lines[-1] != "end":
         raise CommandFailed(

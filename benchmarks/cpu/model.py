@@ -1,6 +1,6 @@
 """Cycles of the hottest blocks, estimated by llvm-mca.
 
-LLVM has no scheduling data for 32-bit code on the Cortex-A53 and A7, and its data for the similar Cortex-R52 lacks NEON
+LLVM has no scheduling data for 32-bit code on the Cortex-A53 and A7. Its data for the similar Cortex-R52 lacks NEON
 instructions. It has data for the Cortex-A57, which it also uses for the Cortex-A72 of a Raspberry Pi 4.
 """
 
@@ -50,14 +50,14 @@ def modelled(tools: Path, region: Region) -> Modelled | None:
 
 
 def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
-    """The cycles of one execution of each block in a long sequence of them; 0 if an instruction is not supported."""
+    """Estimate each block's cycles per execution in a long sequence; 0 if an instruction is not supported."""
     found = [0.0] * len(blocks)
     for encoding in _ENCODINGS:
         left = [number for number, cycles in enumerate(found) if not cycles]
         if not left:
             break
         text = "".join(f"# LLVM-MCA-BEGIN {number}\n{assembly(blocks[number])}# LLVM-MCA-END\n" for number in left)
-        # llvm-mca reports instructions that it cannot assemble on stderr, and continues.
+        # For an instruction that it cannot assemble, llvm-mca writes an error to stderr and continues.
         options = [f"-mtriple={encoding}-linux-gnueabihf", f"-mcpu={CPU}", "-json"]
         done = process.run(
             ["chroot", tools, "llvm-mca-19", *options, "-skip-unsupported-instructions=any"],
@@ -74,7 +74,7 @@ def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
 
 
 def assembly(block: Block) -> str:
-    """The block in assembly language.
+    """Return the block in assembly language.
 
     Branches jump to themselves, because their targets are outside the block. QEMU disassembles each instruction
     separately, and shows those after IT without a condition, so IT becomes NOP.

@@ -1,4 +1,4 @@
-"""The workloads of the benchmark ``cpu``, and the marks around them. Runs on the target's Python.
+"""The workloads of the benchmark ``cpu``, and the marks around them. The target's Python runs this script.
 
     python3 workloads.py ROWS.json
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = 0x43500000
-"""The same value as in count.c."""
+"""This value is the same as in count.c."""
 
 
 def mark(region: int) -> None:
@@ -56,7 +56,7 @@ class Block(nn.Module):  # type: ignore[misc]
         self.fused = [["conv1", "bn1", "relu1"], ["conv2", "bn2"]]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Two convolutions and the shortcut."""
+        """Return two convolutions and the shortcut."""
         y = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
         return self.sum.add_relu(y, self.shortcut(x))
 
@@ -74,7 +74,7 @@ class Inverted(nn.Module):  # type: ignore[misc]
         self.sum = nn.quantized.FloatFunctional() if stride == 1 and inputs == outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Expand, convolve each channel, project."""
+        """Expand the channels, convolve each one, and project the result."""
         y = self.project(self.layers(x))
         return self.sum.add(x, y) if self.sum else y
 
@@ -82,7 +82,7 @@ class Inverted(nn.Module):  # type: ignore[misc]
 def conv_bn_relu(
     inputs: int, outputs: int, size: int, relu: type[nn.Module], stride: int = 1, groups: int = 1
 ) -> nn.Sequential:
-    """A convolution with batch normalisation and an activation."""
+    """Return a convolution with batch normalisation and an activation."""
     conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs), relu())
 
@@ -114,7 +114,7 @@ def mobilenet_v2(relu: type[nn.Module] = nn.ReLU6) -> nn.Module:
 
 
 def int8(network: nn.Module, example: Tensor) -> nn.Module:
-    """The network, quantized statically, with the batch normalisations folded into the convolutions."""
+    """Quantize the network statically, with the batch normalisations folded into the convolutions."""
     network = nn.Sequential(quantization.QuantStub(), network, quantization.DeQuantStub()).eval()
     for part in list(network.modules()):
         if isinstance(part, Block):
@@ -131,27 +131,27 @@ def int8(network: nn.Module, example: Tensor) -> nn.Module:
 
 
 def of_product(size: int) -> Work:
-    """A product of two square matrices."""
+    """Return a multiplication of two square matrices."""
     a, b = torch.rand(size, size), torch.rand(size, size)
     return lambda: torch.mm(a, b)
 
 
 def of_layer(layer: nn.Module, *shape: int) -> Work:
-    """A call to a layer or network."""
+    """Return a call to a layer or network."""
     layer.eval()
     x = torch.rand(*shape)
     return lambda: layer(x)
 
 
 def of_int8_layer(layer: nn.Module, *shape: int) -> Work:
-    """A call to a quantized layer or network."""
+    """Return a call to a quantized layer or network."""
     x = torch.rand(*shape)
     quantized = int8(layer, x)
     return lambda: quantized(x)
 
 
 def of_int8_linear() -> Work:
-    """A linear layer, quantized dynamically, as for a language model."""
+    """Return a linear layer, quantized dynamically, as for a language model."""
     layer = quantization.quantize_dynamic(nn.Sequential(nn.Linear(1024, 1024)), {nn.Linear}, torch.qint8)
     x = torch.rand(1, 1024)
     return lambda: layer(x)

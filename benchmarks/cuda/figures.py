@@ -24,7 +24,7 @@ _SKIP = re.compile(r"SKIPPED \[(\d+)\] \S+:\d+: (.*)")
 
 
 def render(document: dict[str, Any]) -> str:
-    """The tables, as Markdown."""
+    """Return the tables, as Markdown."""
     speed, tests = document["speed"], document["tests"]
     device = f"{document['device']} ({document['devices']} in the machine), torch {document['torch']}"
     if "wheel_sha256" in document:
@@ -76,13 +76,13 @@ def _paragraph(text: str) -> str:
 
 
 def _skipped(tests: dict[str, Any]) -> str:
-    """How many tests were skipped, and why, from pytest's lines ``SKIPPED [COUNT] FILE:LINE: REASON``."""
+    """Return how many tests were skipped, and why, from pytest's lines ``SKIPPED [COUNT] FILE:LINE: REASON``."""
     reasons = [_SKIP.sub(lambda found: f"{found[1]}: {found[2]}", line) for line in tests["skips"]]
     return f"{tests['skipped']} skipped" + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
 def _watched(tool: str, item: dict[str, Any], tests: int) -> str:
-    """The result of a compute-sanitizer tool: how many of the tests it checked, and what it found."""
+    """Return the result of a compute-sanitizer tool: how many of the tests it checked, and what it found."""
     watched = sum(int(count) for count in re.findall(r"(\d+) (?:passed|failed|errors?)", item["tests"]))
     return f"{tool} checked {watched} of {tests} tests ({item['summary'].lower()})"
 
@@ -124,7 +124,7 @@ def _table(title: str, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def page_with(page: str, document: dict[str, Any]) -> str:
-    """The page's text with these figures inserted."""
+    """Return the page's text with these figures inserted."""
     return _PART.sub(lambda found: f"{found[1]}{render(document)}{found[2]}", page)
 
 

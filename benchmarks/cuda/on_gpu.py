@@ -1,14 +1,14 @@
-"""Run everything that needs a GPU with one command, on a machine without the other tools of this repository.
+"""Run all GPU work with one command, on a machine without this repository's other tools.
 
 ::
 
     python3 benchmarks/cuda/on_gpu.py --wheel PATH --out FOLDER      # a wheel built by ./inv build-cuda-wheel
     python3 benchmarks/cuda/on_gpu.py --build 90+PTX --out FOLDER    # or build it here with the local CUDA toolkit
 
-It requires torch with CUDA, numpy and pytest; CuPy, matplotlib and compute-sanitizer are used if they are installed. It
-installs the wheel into a separate folder, runs the tests, the tests again under compute-sanitizer, the speed
-comparison, cuda-timing and array-exp, and writes ``gpu.json`` and the other output to FOLDER. Skipped parts are listed
-with the reason. The exit status is 0 if nothing failed.
+The script requires torch with CUDA, numpy and pytest; CuPy, matplotlib and compute-sanitizer are used if they are
+installed. It installs the wheel into a separate folder, runs the tests, the tests again under compute-sanitizer, the
+speed comparison, cuda-timing and array-exp, and writes ``gpu.json`` and the other output to FOLDER. Skipped parts are
+listed with the reason. The exit status is 0 if nothing failed.
 """
 
 from __future__ import annotations
@@ -120,12 +120,12 @@ def sanitizer(out: Path, environment: dict[str, str], limit_s: float) -> dict[st
     for tool, select in SANITIZED.items():
         argv: list[str | Path] = [program, f"--tool={tool}", "--error-exitcode=9", "--target-processes=all"]
         if tool in ("racecheck", "synccheck"):
-            # Check our kernels only: torch's use of shared memory is out of scope.
+            # Check only our kernels; torch's use of shared memory is out of scope.
             argv.append("--kernel-regex=kns=cuda_ops")
         argv += [sys.executable, "-m", "pytest", "-c", os.devnull]
         argv += [f"--rootdir={TESTS.parent}", "-p", "no:cacheprovider", "-q"]
         argv += ["-k", f"not ([cpu or -cpu) and ({select})", TESTS]
-        # Without the caching allocator, every tensor is a separate allocation whose bounds are checked.
+        # Without the caching allocator, every tensor is a separate allocation with checked bounds.
         watched = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         began = time.monotonic()
         status, output = run(argv, out / f"sanitizer-{tool}.log", environment=watched, limit_s=limit_s)
@@ -183,7 +183,7 @@ def main() -> int:
 
 
 def failed(part: dict[str, Any]) -> bool:
-    """Whether a part, or one of its parts, failed."""
+    """Return whether a part, or one of its subparts, failed."""
     return bool(part.get("status")) or any(failed(item) for item in part.values() if isinstance(item, dict))
 
 

@@ -1,10 +1,10 @@
 """Compare the speed of the operators with torch, CuPy and a plain kernel in one run. Requires a GPU and the wheel.
 
 Kernels are timed by CUDA events around batches of calls. Softmax and matrix-vector multiplication often take less time
-than their launch, so they are timed as CUDA graphs of such batches. Launches are timed by the host's clock over batches
-that the GPU runs faster than the host launches them. The candidates of a comparison alternate, one batch per round, and
-the result is the median over all rounds, so that changes of the GPU's clock rate or the host's load affect all
-candidates.
+than their launch, so they are timed as CUDA graphs of such batches. Launch times are measured with the host's clock,
+over batches that the GPU runs faster than the host launches them. The candidates of a comparison alternate, one batch
+per round, and the result is the median over all rounds, so changes in the GPU's clock rate or the host's load affect
+all candidates.
 
 ``python speed.py out.json`` writes the figures. The script is independent of the rest of the repository.
 """
@@ -48,7 +48,7 @@ class Comparison:
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self, limit_gb_s: float) -> dict[str, Any]:
-        """Includes rates, the share of the limit, and our speedup over each other candidate."""
+        """Return the times, the rates, the share of the limit, and our speedup over each other candidate."""
         mine = self.microseconds[self.ours]
         document = asdict(self) | {"faster_than": {k: v / mine for k, v in self.microseconds.items() if k != self.ours}}
         if self.moved:
@@ -58,7 +58,7 @@ class Comparison:
 
 
 def by_events(call: Callable[[], object], calls: int) -> float:
-    """Microseconds per call, measured by CUDA events around ``calls`` calls."""
+    """Measure the microseconds per call with CUDA events around ``calls`` calls."""
     import torch
 
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -72,7 +72,7 @@ def by_events(call: Callable[[], object], calls: int) -> float:
 
 
 def by_graph(call: Callable[[], object], calls: int) -> float:
-    """Microseconds per call in a CUDA graph of ``calls`` of them, for calls that are shorter than their launch."""
+    """Measure the microseconds per call in a CUDA graph of ``calls`` calls, each shorter than its launch."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
@@ -84,7 +84,7 @@ def by_graph(call: Callable[[], object], calls: int) -> float:
 
 
 def by_clock(call: Callable[[], object], calls: int) -> float:
-    """Microseconds that the host spends per call."""
+    """Measure the microseconds that the host spends per call."""
     import torch
 
     torch.cuda.synchronize()
@@ -131,13 +131,13 @@ def compare(
 
 
 def _tenths(mine: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
-    """The 10th, 50th and 90th percentile of the ratios of two candidates' rounds."""
+    """Return the 10th, 50th and 90th percentile of the ratios of two candidates' rounds."""
     each = statistics.quantiles((a / b for a, b in zip(mine, others, strict=True)), n=10, method="inclusive")
     return each[0], each[4], each[8]
 
 
 def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
-    """A launch of the plain kernel through CuPy, in torch's stream. Raises ImportError without CuPy."""
+    """Return a launch of the plain kernel through CuPy, in torch's stream. Raises ImportError without CuPy."""
     import cupy
     from cuda_ops.array_exp import torchs_stream
 
@@ -154,7 +154,7 @@ def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
 
 
 def additions() -> list[Comparison]:
-    """add2: S2's vector, and one that is memory-bound."""
+    """Time add2 on S2's vector and on memory-bound ones."""
     import cuda_ops
     import torch
 
@@ -204,7 +204,7 @@ def additions() -> list[Comparison]:
 
 
 def exponentials() -> list[Comparison]:
-    """exp: S5's vector of 10^7 elements."""
+    """Time exp on S5's vector of 10^7 elements."""
     import cuda_ops
     import torch
 
@@ -245,7 +245,7 @@ MATVEC_SHAPES = (
 
 
 def rows() -> list[Comparison]:
-    """Softmax, and matrix-vector multiplication with the original and with the transposed matrix."""
+    """Time softmax, and matrix-vector multiplication with the original and the transposed matrix."""
     import cuda_ops
     import torch
 
@@ -273,7 +273,7 @@ def rows() -> list[Comparison]:
 
 
 def launches(which: str) -> list[Comparison]:
-    """Host time per call to add2, with so few elements that the host never waits for the GPU."""
+    """Measure the host time per call to add2, with so few elements that the host never waits for the GPU."""
     import cuda_ops
     import torch
 
@@ -296,7 +296,7 @@ def launches(which: str) -> list[Comparison]:
 
 
 def other_launches() -> list[Comparison]:
-    """Host time per call to the other operators; a matrix of few long rows is divided among many threads."""
+    """Measure the host time per call to the other operators. A matrix of few long rows uses many threads."""
     import torch
 
     ops = torch.ops.cuda_ops

@@ -1,5 +1,5 @@
-// Fuzzes the assembler with arbitrary text: it either rejects a line, or the listing of the
-// resulting word assembles to the same word again.
+// Fuzzes the assembler with arbitrary text: the assembler either rejects a line, or the listing
+// of the resulting word assembles to the same word.
 #include <cstdint>
 #include <stdexcept>
 #include <string>

@@ -1,11 +1,11 @@
-// Makes a kernel from any bytes. compile() accepts it, or rejects it with a CompileError or an
-// ArgumentError. An accepted kernel is compiled at every level; qpu::isa::verify must find no fault
-// in the code, except faults that the kernel itself causes in its use of the VPM. If the kernel ends
-// soon, it runs on the interpreter and on the emulator. If the interpreter completes, the emulator
-// must leave the same bits. If the interpreter reports an error, the emulator may report one too, or
-// continue where no instruction performs the check.
-// The other half of the inputs become valid kernels with 30 to 120 live vectors (pressure.hpp). They
-// must compile, and their results must equal those of plain C++.
+// Makes a kernel from arbitrary bytes. compile() accepts the kernel, or rejects it with a
+// CompileError or an ArgumentError. An accepted kernel is compiled at every level;
+// qpu::isa::verify must find no fault in the code, except faults that the kernel itself causes by
+// its use of the VPM. If the kernel terminates quickly, it runs on the interpreter and on the
+// emulator. If the interpreter completes, the emulator must produce the same bits. If the
+// interpreter reports an error, the emulator may report one too, or continue where no instruction
+// performs the check. The other half of the inputs become valid kernels with 30 to 120 live
+// vectors (pressure.hpp). They must compile, and their results must equal those of plain C++.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -28,7 +28,7 @@ using qpu::Int;
 using qpu::Ptr;
 using Words = std::vector<std::uint32_t>;
 
-// Larger kernels take long to compile and do not find more faults.
+// Larger kernels take a long time to compile and do not find more faults.
 constexpr std::size_t kMostExpressions = 3000;
 
 struct Case {
@@ -125,9 +125,9 @@ bool interpret(const qpu::interp::Code& code, const Case& c, std::string& error)
   }
 }
 
-// Whether the compiler is responsible for a fault. The kernel is responsible for setup words and for the
-// queues of the VPM, its DMA and the TMU: a kernel that requests a vector on some paths only, but
-// receives it on all, causes a fault.
+// Whether the compiler is responsible for a fault. The kernel is responsible for setup words and
+// for the queues of the VPM, its DMA and the TMU. For example, a kernel that requests a vector on
+// only some paths but receives it on all paths causes a fault.
 bool causedByCompiler(const qpu::isa::Fault& fault, bool kernelIsRight) {
   const std::string rule = fault.rule;
   for (const char* const queue : {"setup-", "vpm-", "dma-", "tmu-"})

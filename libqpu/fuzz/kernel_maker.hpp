@@ -1,5 +1,5 @@
-// Makes a kernel from bytes through the public interface of the language. Each byte selects an
-// operator or a statement; the following bytes select its operands. Most kernels are valid, so that
+// Makes a kernel from bytes, through the language's public interface. Each byte selects an
+// operator or a statement; the following bytes select its operands. Most kernels are valid, so
 // many of them run; the last codes misuse the language.
 #ifndef QPU_FUZZ_KERNEL_MAKER_HPP
 #define QPU_FUZZ_KERNEL_MAKER_HPP
@@ -14,7 +14,7 @@
 namespace fuzz {
 
 constexpr int kWords = 1024;   // per array
-constexpr int kOwnWords = 256; // the part of `out` of each QPU
+constexpr int kOwnWords = 256; // each QPU's part of `out`
 
 // Properties of a generated kernel.
 struct Facts {
@@ -221,7 +221,7 @@ class Maker {
     }
   }
 
-  // A place inside the QPU's own part of `out`.
+  // An address inside the QPU's own part of `out`.
   qpu::PtrExpr<qpu::Int> place() {
     const int kind = byte();
     if (kind < 100) return *out_ + (byte() & 0xf0) % (kOwnWords - 16);
@@ -303,7 +303,7 @@ class Maker {
       case 3: {
         if (inWhere()) return;
         if (loops == 3) facts_.ends = false;
-        // No other statement can change the counter.
+        // Other statements cannot change the counter.
         loop_.emplace_back(code == 2 ? qpu::IntExpr(byte() % 4) : someInt() & 3);
         qpu::Int& i = loop_.back();
         if (code == 2 && (byte() & 1) != 0) {

@@ -1,6 +1,7 @@
-// Results of the language's operations on one element, in plain C++. Written from docs/libqpu.md ("The language" and
-// "Arithmetic") for random kernels. This file shares no code with the interpreter or the emulator, so that an error
-// in either is detected. Floats are given as bits; operands with exponent 255 do not occur.
+// Computes the results of the language's operations on one element, in plain C++. The code
+// follows docs/libqpu.md ("The language" and "Arithmetic") and checks random kernels. It shares
+// no code with the interpreter or the emulator, so that an error in either is detected. Floats
+// are given as bits; operands with exponent 255 do not occur.
 #ifndef QPU_FUZZ_ORACLE_HPP
 #define QPU_FUZZ_ORACLE_HPP
 
@@ -72,7 +73,7 @@ inline Word sum(Word a, Word b) {
     large = small;
     small = other;
   }
-  // A summand this far below the last bit of the other one only affects the direction of rounding.
+  // A summand this far below the other's last bit affects only the direction of rounding.
   constexpr int kFar = 36;
   if (large.exponent - small.exponent > kFar) small = {small.negative, 1, large.exponent - kFar};
   large.significand <<= static_cast<unsigned>(large.exponent - small.exponent);

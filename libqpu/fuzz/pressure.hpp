@@ -19,8 +19,8 @@
 namespace fuzz::pressure {
 
 struct Outcome {
-  std::string fault;  // the failure; empty if there is none
-  std::array<std::uint64_t, 3> clocks{};  // in the emulator's model, by level
+  std::string fault;  // description of the failure; empty if there is none
+  std::array<std::uint64_t, 3> clocks{};  // clocks in the emulator's model, by level
   std::array<std::uint32_t, 3> spillBytes{};
 };
 

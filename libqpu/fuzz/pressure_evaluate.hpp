@@ -1,4 +1,5 @@
-// Computes with oracle.hpp alone what a program of pressure_program.hpp leaves in memory.
+// Computes, with oracle.hpp alone, the memory contents that a program of pressure_program.hpp
+// produces.
 #ifndef QPU_FUZZ_PRESSURE_EVALUATE_HPP
 #define QPU_FUZZ_PRESSURE_EVALUATE_HPP
 

@@ -11,7 +11,7 @@ namespace fuzz::pressure {
 
 constexpr std::uint32_t kInputWords = 2048;   // of each of the two input arrays
 constexpr std::uint32_t kMostVariables = 120;
-constexpr std::uint32_t kScratchSlots = 8;    // vectors of a QPU's area that kernels write and read back
+constexpr std::uint32_t kScratchSlots = 8;    // vectors in a QPU's area that kernels write and read back
 constexpr std::uint32_t kAreaWords = 16 * (kMostVariables + kScratchSlots);
 constexpr std::uint32_t kMostQpus = 12;
 
@@ -28,8 +28,8 @@ enum class Op : std::uint8_t {
   Any, All, Both, Either, Neither
 };
 
-// The functions that Op::Special applies to the low bits of its operand. The results are exact, whatever the
-// last bits of the special function unit are.
+// The functions that Op::Special applies to the low bits of its operand. The results are exact,
+// regardless of the last bits of the special function unit's results.
 enum SpecialKind : std::uint8_t { kRecip, kRootRecip, kExponential, kLogarithm, kSpecialKinds };
 
 struct Expression {
@@ -43,8 +43,8 @@ enum class Kind : std::uint8_t {
   If, Where,              // `expression`, body, other
   Loop,                   // counts the variable `target` down from `expression`; `variant` 0: While, else For
   Store,                  // `expression` to scratch slot `target`; variant 0: waits, 1: does not wait, 2: `words` only
-  Gather,                 // requests the input words that `expression` selects
-  Receive                 // into the variable `target`
+  Gather,                 // request the input words that `expression` selects
+  Receive                 // receive into the variable `target`
 };
 
 struct Statement {
@@ -58,7 +58,7 @@ struct Statement {
 struct Variable {
   bool isFloat = false;
   bool isFixed = false;    // written once
-  bool isOpen = true;      // has a value here; a loop counter only within its loop
+  bool isOpen = true;      // has a value here; a loop counter has one only within its loop
 };
 
 struct Program {
@@ -82,7 +82,7 @@ class Choices {
  private:
   std::uint32_t byte() {
     const std::uint32_t given = size_ == 0 ? 0 : data_[at_ % size_];
-    // Each pass over the bytes gives different numbers.
+    // Each pass over the bytes produces different numbers.
     std::uint64_t x = at_ + 0x9e3779b97f4a7c15U * (given + 1);
     if (size_ != 0 && size_ <= 8)
       for (std::size_t i = 0; i < size_; ++i) x = (x ^ data_[i]) * 0xff51afd7ed558ccdU;
@@ -131,7 +131,7 @@ class Generator {
   std::uint32_t constant(std::uint32_t value) { return make(Op::Constant, 0, 0, value); }
   std::uint32_t floatConstant(std::uint32_t bits) { return make(Op::FConstant, 0, 0, bits); }
 
-  // A variable of the given type; the parameters are more likely.
+  // A variable of the given type; parameters are chosen more often.
   std::uint32_t some(bool isFloat) {
     if (oneIn(6)) return isFloat ? 1 : 0;
     const auto n = static_cast<std::uint32_t>(program_.variables.size());

@@ -1,4 +1,4 @@
-// Records a program of pressure_program.hpp through the public interface of the language.
+// Records a program of pressure_program.hpp through the language's public interface.
 #ifndef QPU_FUZZ_PRESSURE_RECORD_HPP
 #define QPU_FUZZ_PRESSURE_RECORD_HPP
 
@@ -70,7 +70,8 @@ class Record {
       default: throw std::logic_error("not an integer expression");
     }
   }
-  // The results of the special function unit are accurate to about 11 bits; this keeps only the reliable ones.
+  // The results of the special function unit are accurate to about 11 bits; only the reliable
+  // bits are kept.
   qpu::IntExpr special(const Expression& x) {
     const qpu::IntExpr k = ints(x.a) & 7;
     const qpu::FloatExpr power = qpu::toFloat(qpu::IntExpr(1) << k);
@@ -200,7 +201,7 @@ class Record {
   qpu::Ptr<qpu::Int>& in_;
   qpu::Ptr<qpu::Float>& inFloat_;
   qpu::Ptr<qpu::Int> area_;
-  std::vector<std::deque<qpu::Int>> ints_;  // one variable each, once it is declared
+  std::vector<std::deque<qpu::Int>> ints_;  // one entry per variable, once it is declared
   std::vector<std::deque<qpu::Float>> floats_;
 };
 

@@ -20,7 +20,7 @@ extern "C" {
 /* Version of libqpu.so, "major.minor.patch". */
 QPU_C_API const char *qpu_version(void);
 
-/* Name of the backend that runs kernels now, as in QPU_BACKEND. NULL if QPU_BACKEND
+/* Name of the current backend, as in QPU_BACKEND. NULL if QPU_BACKEND
  * names an unknown backend, or one that does not work on this machine. */
 QPU_C_API const char *qpu_backend_name(void);
 
@@ -29,14 +29,14 @@ QPU_C_API const char *qpu_backend_name(void);
  * qpu_backend_name() or qpu_backend_reason() again. */
 QPU_C_API const char *qpu_backend_reason(void);
 
-/* Error message of the last failed call in this thread; "" if no call has failed. Valid
+/* Error message of this thread's last failed call; "" if no call has failed. Valid
  * until the next call fails. */
 QPU_C_API const char *qpu_last_error(void);
 
 /* Name of the C++ class of that error, such as "ArgumentError"; "" if no call has failed. */
 QPU_C_API const char *qpu_last_error_class(void);
 
-/* Frees a result of a function that is documented to require qpu_free(). NULL is allowed. */
+/* Frees the result of a function whose documentation requires qpu_free(). NULL is allowed. */
 QPU_C_API void qpu_free(void *memory);
 
 /* The report that qpu-info prints: text, or one JSON object if `json` is not 0. `root`
@@ -53,10 +53,10 @@ typedef struct qpu_buffer qpu_buffer;
 QPU_C_API qpu_buffer *qpu_buffer_new(size_t bytes);
 QPU_C_API void qpu_buffer_delete(qpu_buffer *buffer);
 QPU_C_API size_t qpu_buffer_bytes(const qpu_buffer *buffer);
-/* Address for the CPU, aligned to 64 bytes. On hardware the memory is uncached: read and
+/* The CPU's address, aligned to 64 bytes. On hardware the memory is uncached: read and
  * write words in order, or whole blocks with the two functions below. */
 QPU_C_API void *qpu_buffer_data(const qpu_buffer *buffer);
-/* Address for the QPUs. */
+/* The QPUs' address. */
 QPU_C_API uint32_t qpu_buffer_address(const qpu_buffer *buffer);
 /* Copy a block of words. `offset`, `bytes` and `data` must be multiples of 4. Return 0, or
  * -1 on failure. */
@@ -84,7 +84,7 @@ QPU_C_API const char *qpu_program_name(const qpu_program *program);
 QPU_C_API size_t qpu_program_words(const qpu_program *program, const uint64_t **words);
 /* Number of arguments of a kernel; 0 for bare words. */
 QPU_C_API size_t qpu_program_parameters(const qpu_program *program);
-/* Whether the program uses the special function unit. Its results on the emulator and on
+/* Whether the program uses the special function unit, whose results on the emulator and on
  * hardware differ in the last bits. */
 QPU_C_API int qpu_program_uses_sfu(const qpu_program *program);
 

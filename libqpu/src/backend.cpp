@@ -44,7 +44,7 @@ Choice best() {
     const std::string fault = faultOf(k.kind);
     if (fault.empty())
       return {k.name.data(), k.kind, why + "; using the " + std::string(k.name)};
-    // Report a reason that applies to both hardware backends once.
+    // Report a reason that applies to both hardware backends only once.
     if (fault != last) why += "; " + std::string(k.name) + ": " + fault;
     last = fault;
   }

@@ -1,4 +1,4 @@
-// Details of an error in addition to its message.
+// An error's details in addition to its message.
 #ifndef QPU_SRC_ERROR_FACTS_HPP
 #define QPU_SRC_ERROR_FACTS_HPP
 

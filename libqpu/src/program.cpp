@@ -18,7 +18,7 @@ namespace qpu::detail {
 
 namespace {
 
-// The first Print in source order, or null if there is none.
+// Returns the first Print in source order, or null if there is none.
 const Statement* findPrint(const std::vector<Statement>& statements) {
   for (const Statement& s : statements) {
     if (s.kind == StatementKind::PrintText || s.kind == StatementKind::PrintVector) return &s;
@@ -30,7 +30,7 @@ const Statement* findPrint(const std::vector<Statement>& statements) {
   return nullptr;
 }
 
-// QPUs cannot print. Warn once if the kernel contains a Print.
+// Warns once if the kernel contains a Print, because QPUs cannot print.
 void warnOfPrint(const Source& source) {
   const Statement* const print = findPrint(source.body);
   if (print == nullptr) return;
@@ -63,8 +63,8 @@ const runtime::Executable* Program::compiledExecutable() const {
 
 namespace {
 
-// QPUs can access only GPU memory. Arrays that were allocated before a hardware backend
-// was selected are in host memory.
+// QPUs can access only GPU memory, but arrays allocated before a hardware backend was selected
+// are in host memory.
 void requireOnDevice(const Program& program, const std::uint32_t* uniforms) {
   const auto table = Heap::instance().table();
   const std::vector<Type>& parameters = program.source().parameters;

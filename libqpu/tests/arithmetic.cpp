@@ -1,4 +1,4 @@
-// Compares arithmetic in the language with results recorded on hardware, and with the host's own
+// Compares the language's arithmetic with results recorded on hardware, and with the host's
 // rounding toward zero.
 #include <cfenv>
 #include <cmath>
@@ -83,7 +83,7 @@ TEST_CASE("conversions match recorded results") {
   CHECK(toFloatBits(0xbf800000) == 0xce810000);
 }
 
-TEST_CASE("conversions truncate, and out of range gives 0") {
+TEST_CASE("conversions truncate, and give 0 when out of range") {
   CHECK(toInteger(bitsOf(2.99F)) == 2);
   CHECK(toInteger(bitsOf(-2.99F)) == -2);
   CHECK(toInteger(bitsOf(2147483520.0F)) == 2147483520);
@@ -211,13 +211,13 @@ TEST_CASE("float comparisons use sign and magnitude of the bits") {
   CHECK(truth(0x00000001, 0x00000000) == 0b000111);  // a denormal is not zero
   CHECK(truth(0x00800001, 0x00800000) == 0b000111);  // although their difference is flushed to zero
   CHECK(truth(0x7f7fffff, 0xff7fffff) == 0b000111);  // although their difference is Inf
-  // An infinity equals itself, and is beyond all finite floats of its sign.
+  // An infinity equals itself and is ordered beyond all finite floats with its sign.
   CHECK(truth(0x7f800000, 0x7f800000) == 0b011010);
   CHECK(truth(0xff800000, 0xff800000) == 0b011010);
   CHECK(truth(0xff800000, 0x7f800000) == 0b110100);
   CHECK(truth(0x7f800000, 0x7f7fffff) == 0b000111);
   CHECK(truth(0xff800000, 0xff7fffff) == 0b110100);
-  // A NaN is beyond the infinity of its sign, and equals only a NaN with the same bits.
+  // A NaN is ordered beyond the infinity with its sign, and equals only a NaN with the same bits.
   CHECK(truth(0x7fc00000, 0x7f800000) == 0b000111);
   CHECK(truth(0xffc00000, 0xff800000) == 0b110100);
   CHECK(truth(0x7fc00000, 0x7fc00000) == 0b011010);

@@ -1,5 +1,5 @@
-// Times matrix-vector multiplication on the backend in use: 100 rows of 10^0 .. 10^5 columns on 4 QPUs. Only the call
-// itself is timed. Times of the interpreter do not predict those of hardware.
+// Times matrix-vector multiplication on the current backend: 100 rows of 10^0 .. 10^5 columns on
+// 4 QPUs. Only the call itself is timed. The interpreter's times do not predict the hardware's.
 #include <chrono>
 #include <cstdio>
 

@@ -1,5 +1,6 @@
-// Measures how many QPU instructions per second the emulator runs on one core of this host: a loop
-// of dual-issue fadd and fmul with loads by both TMUs, on 1, 4 and 12 QPUs. Not a test: run it by hand.
+// Measures how many QPU instructions per second the emulator executes on one core of this host.
+// The program is a loop of dual-issue fadd and fmul with loads by both TMUs, on 1, 4 and 12 QPUs.
+// This is not a test; run it by hand.
 #include <cstdio>
 #include <ctime>
 #include <vector>
@@ -15,8 +16,8 @@ constexpr std::uint32_t kMemory = 0x40000000;
 constexpr std::uint32_t kRounds = 100000;
 constexpr std::size_t kWords = 16 * (kRounds + 12 * 64 + 2);
 
-// 15 instructions per iteration, eleven of them on both pipes, with two requests of 64 bytes that
-// advance by one line.
+// 15 instructions per iteration, eleven of which use both pipes, with two 64-byte requests that
+// advance by one cache line.
 std::vector<qpu::isa::Word> program() {
   std::vector<Instruction> p;
   p.push_back(add(AddOp::Shl, toR(0), ra(address::kElementNumber), imm(2)));

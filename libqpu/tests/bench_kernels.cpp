@@ -1,7 +1,7 @@
-// Clocks of the kernel library in the emulator's model (not measured on hardware), and their share
-// of a board's limit: the bytes that must cross the bus, or the operations of the pipes. Kernels
-// like those of a course project, compiled without optimisation and run on 4 QPUs as there, serve
-// as a comparison.
+// Clocks of the kernel library in the emulator's model (not measured on hardware), and their
+// share of a board's limit: the bytes that must cross the bus, or the operations of the pipes.
+// Kernels like a course project's, compiled without optimisation and run on 4 QPUs as in that
+// project, serve as a comparison.
 //
 //   bench-kernels [--quick | --tutorial] [--json] [--ranges]
 //
@@ -140,7 +140,7 @@ void matrixMatrix() {
   const std::string shape = std::to_string(n) + "^3";
   double clocks = 0;
   {
-    // Only some of the rows: this kernel is slow.
+    // Computes only some of the rows, because this kernel is slow.
     const int rows = 48;
     (void)setenv("QPU_OPTIMISE", "0", 1);
     auto naive = compile(naive::matrixMatrix, "naive-matmul");
@@ -174,7 +174,7 @@ void matrixMatrix() {
        busClocks(5.0 * w.channels * w.height * w.width), "bus");
 }
 
-// Scales kVectors vectors per iteration. Their stores become one transfer.
+// Scales kVectors vectors per iteration, whose stores become one transfer.
 template <int kVectors>
 void scaleTogether(Int n, Float factor, Ptr<Float> out, Ptr<Float> in) {
   For (Int i = me() * (16 * kVectors), i < n, i = i + numQPUs() * (16 * kVectors))
@@ -186,7 +186,7 @@ void scaleTogether(Int n, Float factor, Ptr<Float> out, Ptr<Float> in) {
   End
 }
 
-// The figures of the tutorial's kernels in docs/kernels.md.
+// The figures in docs/kernels.md for the tutorial's kernels.
 void tutorialSteps() {
   const auto qpusOf = [](const char* name, int qpus) {
     return std::string(name) + ", " + std::to_string(qpus) + (qpus == 1 ? " QPU" : " QPUs");
@@ -229,7 +229,7 @@ void tutorialSteps() {
   products(compile(tutorial::productTiled, "productTiled"), "productTiled 96^3");
 }
 
-// The listing with profile in docs/kernels.md.
+// The profiled listing in docs/kernels.md.
 void tutorialListing() {
   const int n = 65536;
   Array a = filled(n), b = filled(n), out(n);
@@ -239,8 +239,8 @@ void tutorialListing() {
   (void)std::printf("\n%s", kernel.listing().c_str());
 }
 
-// Least time in milliseconds, of several, that `f` takes in a new process in which no kernel has been
-// compiled. `f` makes one call with almost no work.
+// The shortest of several times, in milliseconds, that `f` takes in a new process in which no
+// kernel has been compiled. `f` makes one call with almost no work.
 double coldCallMs(const std::function<void()>& f) {
   double best = 1e9;
   for (int i = 0; i < 5; ++i) {
@@ -295,7 +295,7 @@ void host() {
     else
       (void)std::printf("%-28s %10.2f\n", x.name, ms);
   }
-  // A call of a compiled kernel, including the emulator's work on one vector.
+  // A call to a compiled kernel, including the emulator's work on one vector.
   std::vector<double> times;
   for (int i = 0; i < 2001; ++i) {
     const auto start = std::chrono::steady_clock::now();

@@ -1,6 +1,7 @@
 // Compares the emulator's cycle model with published measurements of programs on a Raspberry Pi's
-// QPUs: modelled time divided by measured time, and its range with all parameters at the ends of
-// their ranges. These are results of the model; this project measured none of them.
+// QPUs. Prints the modelled time divided by the measured time, and the range of this ratio with
+// all parameters at the ends of their ranges. These are results of the model; this project
+// measured none of them.
 #include <cstdio>
 
 #include "tests/published.hpp"

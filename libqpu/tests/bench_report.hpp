@@ -28,8 +28,8 @@ inline bool first = true;
 
 inline const Board& board() { return qpu::runtime::emulatedBoard(); }
 
-// Result of a kernel with one model. The limit is the least number of clocks that the bus or the
-// pipes need.
+// The result of a kernel with one model. The limit is the minimum number of clocks that the bus
+// or the pipes need.
 struct Line {
   std::string name;
   EmulatedWork work;
@@ -42,7 +42,7 @@ struct Line {
 using Lines = std::vector<Line>;
 inline Lines lines;
 
-// Range of a kernel's results over several models.
+// The range of a kernel's results over several models.
 struct Range {
   double low = 1e9, high = 0;  // of the share
   double leastSeconds = 1e9, mostSeconds = 0;
@@ -75,7 +75,7 @@ inline EmulatedWork measured(const std::function<void()>& f) {
 inline double busClocks(double bytes) { return bytes / board().memoryBytesPerClock(); }
 inline double pipeClocks(double flops) { return flops / 96; }
 
-// Separator between two entries of the list that --json prints.
+// The separator between two entries in the list that --json prints.
 inline const char* separator() {
   const char* const text = first ? "\n  " : ",\n  ";
   first = false;
@@ -135,7 +135,7 @@ inline void print(const Line& l, const Range* range) {
 }
 
 // Adds a line and returns its clocks. Prints the line unless its range is still to be determined.
-// `limit` is the least number of clocks; `naive` the clocks of the naive kernel, or 0.
+// `limit` is the minimum number of clocks; `naive` is the naive kernel's clocks, or 0.
 inline double line(const std::string& name, const EmulatedWork& w, double limit, const char* by,
             double naive = 0) {
   const auto clocks = static_cast<double>(w.clocks);
@@ -151,7 +151,7 @@ inline Lines underModel(const std::function<void()>& kernels) {
   return lines;
 }
 
-// Groups of model parameters that affect the clocks, each once.
+// The groups of model parameters that affect the clocks, without duplicates.
 inline std::vector<std::string> assumptions() {
   std::vector<std::string> all;
   for (const qpu::emu::Parameter& p : qpu::emu::parameters()) {

@@ -1,5 +1,5 @@
-// qpu-calibrate reads the model's own parameters back on the emulator, and marks only measurements on
-// hardware as such.
+// Checks that qpu-calibrate recovers the model's own parameters on the emulator, and marks only
+// measurements on hardware as such.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -181,7 +181,7 @@ TEST_CASE("only a Pi's device tree counts as hardware") {
   CHECK(real.board == "pi3");
   CHECK(real.text == "measured on hardware: Raspberry Pi 3 Model B Rev 1.2, revision 00a02082, by "
                      "vc4-mailbox");
-  // The machine on which the emulator runs does not matter.
+  // The machine that the emulator runs on does not matter.
   const auto emulated = provenance("emulator", tree);
   CHECK(emulated.source == Source::Emulator);
   CHECK(contains(emulated.text, "not measured on hardware"));

@@ -140,8 +140,8 @@ int storeStarts(const qpu::code::Object& object) {
   return count;
 }
 
-// Checks that the kernel has the same result at every level as on the interpreter. Returns the number
-// of DMA stores as "at level 0 -> at levels 1 and 2".
+// Checks that the kernel's result at every level equals the interpreter's. Returns the number of
+// DMA stores as "at level 0 -> at levels 1 and 2".
 template <typename F>
 std::string storesOf(F f, const std::vector<int>& qpuCounts = {1, 5, 12}) {
   SharedArray<int> in = cases::ints(16 * 64), out(16 * 64 * 12);
@@ -312,7 +312,7 @@ TEST_CASE("gathers outstanding on some paths are received at the end") {
           End
           store(n, q + 1024 * me());
         }) == "1 -> 1");
-  // Such a kernel uses one TMU, which holds four requests.
+  // Such a kernel uses a single TMU, which holds four requests.
   const auto five = [](Ptr<Int> p, Int n) {
     for (int i = 0; i < 5; ++i) gather(p + 16 * i);
     Int x;

@@ -47,8 +47,8 @@ Words wordsOf(const SharedArray<T>& a) {
   return words;
 }
 
-// Runs f on the interpreter, and compiled at every level, and checks that `array` has the same final
-// contents. Every run starts with the same contents.
+// Runs f on the interpreter and, compiled at every level, on the emulator, and checks that
+// `array` has the same final contents. Every run starts with the same contents.
 template <typename T, typename F, typename... A>
 void sameOn(std::initializer_list<int> counts, SharedArray<T>& array, F f, A... arguments) {
   const Words start = wordsOf(array);
@@ -186,7 +186,7 @@ TEST_CASE("tutorial: Rot3D") {
     x[i] = static_cast<float>(i);
     y[i] = 500.0F - 2.0F * static_cast<float>(i);
   }
-  // y must start with the same contents too, so both are in one array.
+  // y must start with the same contents too, so x and y are in one array.
   SharedArray<float> both(2 * x.size());
   std::copy(x.begin(), x.end(), both.begin());
   std::copy(y.begin(), y.end(), both.begin() + static_cast<std::ptrdiff_t>(x.size()));

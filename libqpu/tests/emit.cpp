@@ -1,5 +1,5 @@
-// The back end of the compiler: the emulator runs the code generated from machine operations and must
-// produce the results of these operations.
+// Tests the compiler's back end: the emulator runs the code generated from machine operations,
+// and must produce these operations' results.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -90,7 +90,7 @@ struct Counts {
 };
 
 Counts countLoop(const Object& object) {
-  // The instructions from the target of the only backward branch to its last delay slot.
+  // The instructions from the target of the only backward branch to the branch's last delay slot.
   std::size_t from = 0;
   std::size_t to = 0;
   for (std::size_t k = 0; k < object.words.size(); ++k) {

@@ -1,4 +1,4 @@
-// Results of programs on the emulator.
+// Checks the results of programs on the emulator.
 #include "error_facts.hpp"
 #include "tests/emulator_run.hpp"
 
@@ -151,7 +151,7 @@ TEST_CASE("conditions select elements for writes and flags") {
   code << flags(add(AddOp::Sub, to(address::kNop), r(0), imm(8)));  // N: 0..7
   code.set(toR(1), 100);
   code << add(AddOp::Add, toR(1), r(0), r(1), Cond::NSet);
-  // Where N is set: Z of element 3; element 8 keeps its Z.
+  // Where N is set, Z is that of element 3; element 8 keeps its Z.
   code << flags(add(AddOp::Sub, to(address::kNop), r(0), imm(3), Cond::NSet));
   code.set(toR(2), 0).set(toR(3), 0);
   code << move(toR(2), imm(1), Cond::ZSet) << move(toR(3), imm(1), Cond::NClear);
@@ -446,7 +446,8 @@ TEST_CASE("packs write parts of a register of file A") {
   CHECK(whole(14, 0x80000000) == 0x11003344);
   CHECK(whole(15, 255) == 0xff223344);
 
-  // Signed overflow: the limit given by the sign of b, ANDed with the clamped sum in clamping modes.
+  // Signed overflow: the result is the limit that the sign of b selects, ANDed with the clamped
+  // sum in clamping modes.
   const auto sum = [&](int mode, std::uint32_t a, std::uint32_t b) {
     return pack(mode, add(AddOp::Add, toA(5), r(0), r(1)), a, b);
   };
@@ -576,7 +577,7 @@ TEST_CASE("writes to r5 copy one element or one per four") {
   code.store(r(5));
   code << move(toB(address::kR5), ra(address::kElementNumber)) << nop();
   code.store(r(5), 1);
-  // The condition of the copied element counts: it holds for elements from 8 on.
+  // The condition of the copied element decides: it holds for elements from 8 on.
   code << flags(add(AddOp::Sub, to(address::kNop), ra(address::kElementNumber), imm(8)));
   code << move(to(address::kR5), imm(9), Cond::NClear) << nop();
   code.store(r(5), 2);
@@ -683,7 +684,7 @@ TEST_CASE("DMA handles columns, blocks, halves and bytes") {
     return run(code, setting).out;
   };
   const auto in = [&](std::uint32_t n) { return setting.in[n]; };
-  // Three memory rows of five words into one column, six VPM rows apart.
+  // Loads three memory rows of five words into one column, six VPM rows apart.
   Words out = window({loadPitch(64), loadSetup(3, 5, 7, 2, false, 6)});
   for (std::uint32_t row = 0; row < 3; ++row)
     for (std::uint32_t j = 0; j < 5; ++j)
@@ -784,7 +785,7 @@ TEST_CASE("a barrier synchronises 12 QPUs") {
 }
 
 TEST_CASE("the mutex admits one QPU at a time") {
-  // A sum in one VPM row, which is read, increased and written under the mutex.
+  // Keeps a sum in one VPM row, which is read, increased and written while holding the mutex.
   Code code;
   code << readA(address::kMutex);
   code.set(toA(address::kVpmSetup), rows32(0, 1)).nops(3);

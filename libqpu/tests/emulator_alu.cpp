@@ -1,5 +1,5 @@
-// Compares the emulator's vector operations with the arithmetic on single elements that the interpreter
-// uses. On x86 the common case has separate code, so the operands cover all cases.
+// Compares the emulator's vector operations with the interpreter's arithmetic on single elements.
+// On x86, the common case has separate code, so the operands cover all cases.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -31,8 +31,8 @@ Word exactFmul(Word a, Word b) {
   return top ? interp::fmulTop(a, b) : interp::fmul(a, b);
 }
 
-// Zeros, denormals, the least and greatest of each kind, powers of two and their neighbours, Inf and
-// NaN, with both signs.
+// Zeros, denormals, the least and greatest number of each kind, powers of two and their
+// neighbours, Inf and NaN, with both signs.
 std::vector<Word> specials() {
   std::vector<Word> all;
   for (const Word exponent : {0U, 1U, 2U, 23U, 24U, 25U, 63U, 102U, 103U, 104U, 126U, 127U, 128U,
@@ -46,8 +46,8 @@ std::vector<Word> specials() {
   return all;
 }
 
-// Vectors of operands: all pairs of special values, then random ones. The exponents of the random ones
-// are often similar, so that sums cancel, and some products are near the limits.
+// Vectors of operands: all pairs of special values, then random ones. The random values'
+// exponents are often similar, so that sums cancel, and some products are near the limits.
 template <typename F>
 void everyPair(F f) {
   const std::vector<Word> some = specials();

@@ -1,4 +1,4 @@
-// Errors in programs that the emulator detects, and their messages.
+// Checks that the emulator detects errors in programs, and checks its messages.
 #include "tests/emulator_run.hpp"
 
 using namespace emulator_run;
@@ -12,7 +12,7 @@ Instruction rotated(In in, int n) {
   return i;
 }
 
-// The error of a few instructions between a valid start and a valid end.
+// The error that a few instructions cause between a valid start and a valid end.
 template <typename E = qpu::ExecutionError>
 std::string errorOf(const std::vector<Instruction>& instructions, Setting setting = {}) {
   Code code;
@@ -217,7 +217,7 @@ TEST_CASE("uses that work on hardware are accepted") {
   const Instruction release =
       both(write(address::kMutex), mul(MulOp::V8Min, to(address::kMutex), r(0), r(0)));
   passes({readA(address::kMutex), release});
-  // Different values for elements that only one ALU writes are not known to work.
+  // It is not known whether different values work in elements that only one ALU writes.
   const In number = ra(address::kElementNumber);
   says(errorOf({flags(move(to(address::kNop), number)),
                 both(move(toR(1), r(0), Cond::ZSet),
@@ -346,17 +346,18 @@ TEST_CASE("an invalid gather is an error when its vector is used") {
   const Instruction get = signal(Signal::LoadTmu0);
   passes({out, tmu(), get});
   passes({out, tmu(), get, move(toA(1), r(4)), nop(), move(toB(2), ra(1))});
-  // Moved by one pipe while the other one sets flags, packs or rotates something else.
+  // The vector is moved by one pipe while the other pipe sets flags, packs or rotates something
+  // else.
   const auto moved = mul(MulOp::V8Min, toB(2), r(4), r(4));
   passes({out, tmu(), get, both(flags(add(AddOp::Sub, toR(1), r(0), r(0))), moved)});
   passes({out, tmu(), get, both(packed(1, move(toA(3), r(0))), moved)});
   passes({out, tmu(), get, nop(), both(move(toR(2), r(4)), rotated(r(0), 1))});
-  // The flags, pack and rotation of its own pipe use it.
+  // The flags, pack and rotation of the same pipe use the vector.
   for (const Instruction& use :
        {both(flags(move(toR(1), r(4))), mul(MulOp::V8Min, toB(2), r(0), r(0))), flags(moved),
         packed(1, move(toA(3), r(4))), rotated(r(4), 1)})
     says(errorOf<qpu::BoundsError>({out, tmu(), get, nop(), use}), "is used by");
-  // Overwritten before any use.
+  // The vector is overwritten before any use.
   passes({out, tmu(), get, load(toR(0), kIn), tmu(), get, add(AddOp::Add, toR(1), r(4), r(4))});
   const std::string text = errorOf<qpu::BoundsError>(
       {out, tmu(), get, move(toA(1), r(4)), nop(), nop(), add(AddOp::Add, toR(1), r(0), ra(1))});

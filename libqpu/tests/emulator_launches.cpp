@@ -1,4 +1,4 @@
-// Consecutive and concurrent launches do not affect each other.
+// Checks that consecutive and concurrent launches do not affect each other.
 #include <future>
 #include <string>
 #include <thread>
@@ -96,7 +96,7 @@ void failInTheMiddle() {
 }
 
 Result alone(const Work& work) {
-  // In a thread that has not launched anything before.
+  // Runs in a thread that has not launched anything before.
   return std::async(std::launch::async, [&] { return run(work.code, work.setting); }).get();
 }
 

@@ -1,5 +1,5 @@
-// The emulator's cycle model reproduces the measurements that it is based on, and a run depends on its
-// inputs alone.
+// Checks that the emulator's cycle model reproduces the measurements that it is based on, and
+// that a run depends only on its inputs.
 #include <algorithm>
 
 #include "emu/model.hpp"
@@ -16,7 +16,7 @@ double megabytesPerSecond(std::uint64_t bytes, const Report& report) {
   return static_cast<double>(bytes) / report.seconds(kPi1) * 1e-6;
 }
 
-// One QPU that stores (loads) the same rows repeatedly, and waits each time.
+// One QPU stores (loads) the same rows repeatedly, and waits each time.
 double dmaRate(bool load, int rows, int words = 16) {
   Code code;
   const auto setup = toA(address::kVpmSetup);
@@ -57,7 +57,7 @@ Report reads(int lines, std::uint32_t bytes) {
   return run(code, setting).report;
 }
 
-// 12 QPUs that read their part of 3 MB, with four requests of 16 words in flight.
+// 12 QPUs read 3 MB in equal parts, each with four 16-word requests in flight.
 Code stream(int lines) {
   Code code;
   code << add(AddOp::Shl, toR(2), ra(address::kElementNumber), imm(2));
@@ -112,7 +112,7 @@ TEST_CASE("DMA rates follow the memory clock, not the V3D clock") {
 }
 
 TEST_CASE("the cost of a load depends on where its line is") {
-  // An iteration takes the clocks of its instructions and of the stall. The lines of the first pass
+  // An iteration takes the clocks of its instructions and of the stall. The first pass's lines
   // come from memory.
   const int lines = 32;
   const Report near4k = reads(lines, 64);
@@ -198,7 +198,7 @@ TEST_CASE("repeated runs take the same clocks") {
 
 namespace {
 
-// A Pi 1 on which nothing costs time, except what a test sets.
+// A Pi 1 on which nothing takes time except what a test sets.
 qpu::emu::Board bare() {
   qpu::emu::Board b = kPi1;
   b.vpmPortClocks = b.semaphoreClocks = b.pageMissNs = 0;

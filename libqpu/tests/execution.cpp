@@ -1,5 +1,5 @@
-// Errors while a kernel runs (bounds, gathers, semaphores, VPM), and results that must not depend on
-// the number of QPUs.
+// Tests errors while a kernel runs (bounds, gathers, semaphores, VPM), and results that must not
+// depend on the number of QPUs.
 #include <algorithm>
 #include <vector>
 

@@ -23,7 +23,7 @@ constexpr int kMemFd = 1001;
 constexpr std::uint32_t kV3d = FakeVcio::kPeripherals + 0x00c00000;
 constexpr std::uint32_t kWindow = 0x1000;
 
-// Words of the request and the response of each tag, from the table of the firmware.
+// The numbers of words in each tag's request and response, from the firmware's table.
 struct Tag {
   std::uint32_t tag;
   std::uint32_t request;
@@ -347,7 +347,7 @@ FakeVcio::Ends FakeVcio::run(const std::vector<Launched>& programs) noexcept {
 FakeVcio::Ends FakeVcio::emulate(const std::vector<Launched>& programs) {
   qpu::emu::Launch launch;
   const std::uint32_t code = programs.front().code;
-  // The hardware has no length of a program; the program ends itself.
+  // The hardware does not know a program's length; the program ends itself.
   launch.count = wordsFrom(code) / 2;
   std::vector<qpu::isa::Word> words(launch.count);
   std::memcpy(words.data(), memory(code, 8), 8 * launch.count);

@@ -33,7 +33,7 @@ class FakeVcio final : public qpu::runtime::Os {
   FakeVcio& operator=(const FakeVcio&) = delete;
   ~FakeVcio() override;
 
-  // Behaviour of this Pi.
+  // The behaviour of this Pi.
   bool refusesQpus = false;         // as with KMS
   bool lacksQpuTags = false;        // as with reduced firmware
   int openVcioError = 0;            // errno
@@ -41,15 +41,15 @@ class FakeVcio final : public qpu::runtime::Os {
   int mapRegistersError = 0;
   int mapMemoryError = 0;
   int ioctlError = 0;
-  bool powerless = false;           // V3D stays off after it is enabled
+  bool powerless = false;           // V3D stays off after being enabled
   bool draws = false;               // a control list is running
   bool memoryElsewhere = false;     // /dev/mem maps other memory instead of the GPU's
   bool queueOverflows = false;
   bool stuckAfterTimeOut = false;   // enabling fails after the first disable
   std::uint32_t kernelLimitMs = 0;  // 0: calls have no time limit
-  // Runs launched programs and returns how they ended. If empty, the emulator runs them.
+  // Runs launched programs and returns how they ended. If empty, the emulator runs the programs.
   std::function<Ends(const std::vector<Launched>&)> runs;
-  std::string fault;  // error of a program on the emulator; such a program does not end
+  std::string fault;  // a program's error on the emulator; such a program does not end
 
   // Observed behaviour. `complaints` lists violations of the interface.
   std::string complaints() const;
@@ -60,7 +60,8 @@ class FakeVcio final : public qpu::runtime::Os {
   std::uint32_t firstHandle() const;
   std::uint32_t launches() const;   // number of launched programs
   std::uint32_t cacheClears() const;
-  // The host address of bus address `bus`; null unless locked memory contains `bytes` there.
+  // The host address for bus address `bus`; null unless locked memory contains `bytes` bytes
+  // there.
   unsigned char* memory(std::uint32_t bus, std::uint32_t bytes) const;
   // The number of words from `bus` to the end of its locked memory.
   std::uint32_t wordsFrom(std::uint32_t bus) const;

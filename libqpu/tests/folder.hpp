@@ -25,7 +25,7 @@ struct Folder {
     std::filesystem::remove_all(path);
   }
 
-  // Writes a file, creates its parent folders, and returns its path.
+  // Writes a file, creating its parent folders, and returns its path.
   std::string write(const std::string& name, const std::string& text) const {
     const std::filesystem::path full = path / name;
     std::filesystem::create_directories(full.parent_path());

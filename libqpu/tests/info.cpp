@@ -1,4 +1,4 @@
-// Findings of qpu-info in directory trees of various boards.
+// Tests qpu-info's findings in the directory trees of various boards.
 #include <doctest/doctest.h>
 
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// Encoding and decoding of instruction words.
+// Tests the encoding and decoding of instruction words.
 #include <doctest/doctest.h>
 
 #include <array>

@@ -1,4 +1,4 @@
-// Listings of words, and their assembly.
+// Tests listings of words, and their assembly.
 #include <doctest/doctest.h>
 
 #include <array>

@@ -1,4 +1,5 @@
-// For every rule of the verifier: a program that violates only this rule, and the corrected program.
+// Tests every rule of the verifier with a program that violates only that rule, and with the
+// corrected program.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -242,7 +243,7 @@ TEST_CASE("latencies extend across delay slots and branches") {
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 0|nop|ldi ra1, 1|nop|mov r0, ra1")).empty());
   // Two instructions apart, with a branch in between.
   CHECK(brief(program("brr 8|nop|nop|mov sfu_exp, 1.0|nop|nop|mov r0, r4")) == "sfu-latency@6<3");
-  // The path past a branch that is always taken does not exist.
+  // There is no path past a branch that is always taken.
   CHECK(brief(program("ldi ra1, 0|brr 8|nop|nop|ldi ra1, 1|mov r0, ra1|nop")).empty());
   // Around a loop: the end of the body is checked against its start.
   CHECK(brief(program("ldi ra1, 0|mov.sf -, 1|mov r0, ra1|brr.anyzs -40|nop|nop|ldi ra1, 1")) ==
@@ -265,10 +266,10 @@ TEST_CASE("registers must be defined on every path") {
         "uninitialised@7");
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 8|nop|nop|ldi ra1, 1|ldi ra1, 2|nop|mov r0, ra1"))
             .empty());
-  // A value from a later iteration does not define it in the first one.
+  // A value from a later iteration does not define the register in the first one.
   CHECK(brief(program("mov.sf -, 1|mov r0, r1|brr.anyzs -40|nop|nop|mov r1, 1")) ==
         "uninitialised@1");
-  // The difference of a register and itself is not a read.
+  // Subtracting a register from itself does not count as a read.
   CHECK(brief(program("xor r0, r0, r0; v8subs r1, r2, r2")).empty());
   CHECK(brief(program("sub.sf ra0, r0, r0|mov.zs r1, 1")).empty());
   CHECK(brief(program("nop; fmul r1, r2, r2")) == "uninitialised@0");
@@ -310,7 +311,7 @@ TEST_CASE("a DMA transfer that runs on any path counts") {
   // A store in a loop requires a wait before the next iteration.
   CHECK(brief(program(kStoreSetup + "|mov.sf -, 1|mov vpm_st_addr, 0|brr.anyzs -40|nop|nop|nop|"
                                     "nop; read vpm_st_wait")) == "dma-store-overlap@2");
-  // Polling BUSY until it is clear is a wait, too.
+  // Polling BUSY until it is clear also counts as a wait.
   CHECK(brief(program(start + "|mov.sf -, vpm_st_busy|brr.anyzc -40|nop|nop|nop")).empty());
 }
 
@@ -405,7 +406,7 @@ TEST_CASE("verifying random programs does not crash") {
 }
 
 TEST_CASE("long programs are verified quickly") {
-  // 20,000 instructions, of which every eighth branches to the start.
+  // 20,000 instructions, every eighth of which branches to the start.
   std::string lines = "mov.sf r0, 1; mov r1, 1|ldi ra1, 1; ldi rb1, 1|nop|nop";
   std::vector<Word> words = program(lines, false);
   while (words.size() < 20000) {

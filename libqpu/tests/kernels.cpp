@@ -1,5 +1,5 @@
-// Compares the kernel library with plain C++: results, sizes around those of a block, any number of
-// QPUs, and no writes outside of the given ranges.
+// Compares the kernel library with plain C++: results, sizes around a block's size, any number of
+// QPUs, and no writes outside the given ranges.
 #include "qpu/kernels.h"
 #include "qpu_kernels.h"
 
@@ -33,8 +33,8 @@ float uniform(float low, float high) {
   return std::uniform_real_distribution<float>(low, high)(random());
 }
 
-// An array inside a larger one, whose other words must not change. The array starts at an odd word of
-// a 64-byte line.
+// An array inside a larger one, whose other words must not change. The inner array starts at an
+// odd word of a 64-byte line.
 class Guarded {
  public:
   explicit Guarded(int n, float low = -4, float high = 4)
@@ -63,7 +63,7 @@ class Guarded {
   SharedArray<float> all_;
 };
 
-// An array that ends directly after its elements, so that reading further is an error.
+// An array that ends directly after its elements, so that reading beyond them is an error.
 SharedArray<float> tight(int n, float low = -4, float high = 4) {
   SharedArray<float> a(static_cast<std::size_t>(std::max(n, 1)));
   for (float& x : a) x = uniform(low, high);
@@ -374,7 +374,8 @@ TEST_CASE("matmul works for any shape, stride and beta") {
     checkMatmul({dice(8, 50), dice(256, 300), dice(64, 100)}, i % 2 == 0, i % 3 == 0);
 }
 
-// With all QPUs, the first one loads b in a separate kernel. With one QPU, this never happens.
+// With all QPUs, a separate kernel is used in which the first QPU loads b; with one QPU, it never
+// is.
 TEST_CASE("matmul gives the same bits on one and on all QPUs") {
   for (const int m : {65, 66, 88, 95, 154})
     for (const int l : {15, 16, 17, 24, 37}) checkMatmul({m, 64, l}, false, false, 12);
@@ -447,8 +448,8 @@ k::Window randomWindow() {
   return w;
 }
 
-// Calls `get` with the index in the image, and in the kernel, of each element of the window over output
-// pixel (oy, ox) that is inside image b.
+// For each element inside image b of the window over output pixel (oy, ox), calls `get` with its
+// indices in the image and in the kernel.
 template <typename Get>
 void overWindow(const k::Window& w, int b, int c, int oy, int ox, Get get) {
   for (int y = 0; y < w.kernelHeight; ++y)

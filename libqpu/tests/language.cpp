@@ -1,4 +1,4 @@
-// Each construct of the language, on vectors with known results.
+// Tests each construct of the language on vectors with known results.
 #include <cmath>
 
 #include "tests/run.hpp"

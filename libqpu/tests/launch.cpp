@@ -1,5 +1,5 @@
-// Kernels on the hardware backends. The Raspberry Pi is a test double that runs launched programs on the
-// emulator.
+// Tests kernels on the hardware backends. The Raspberry Pi is a test double that runs launched
+// programs on the emulator.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -63,7 +63,7 @@ void scaled(Int n, Float factor, Ptr<Float> x) {
   End
 }
 
-// Has so many live vectors that some are spilled.
+// A kernel with so many live vectors that some are spilled.
 void crowded(Ptr<Int> in, Ptr<Int> out) {
   Int x = in[0];
   std::vector<Int> all(160, Int(0));

@@ -1,5 +1,6 @@
-// Optimisation never makes a kernel slower, measured in clocks of the emulator's model: the tutorial's programs, kernels
-// of a course project, the kernel library, and random kernels.
+// Checks that optimisation never makes a kernel slower, measured in clocks of the emulator's
+// model. The kernels are the tutorial's, a course project's, the kernel library's, and random
+// ones.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -223,7 +224,7 @@ Clocks clocksAt(int level, const std::vector<Work>& all) {
   return result;
 }
 
-// Full optimisation may cause contention that lower levels do not have.
+// Full optimisation may cause contention that does not occur at lower levels.
 constexpr double kMoreContention = 1.25;
 
 double times(const Clocks& x, const Clocks& y, std::size_t i) {
@@ -266,9 +267,10 @@ TEST_CASE("no library kernel is slower when optimised") {
 }
 
 TEST_CASE("optimisation keeps requests in flight") {
-  // Requests two vectors ahead, with almost no computation. At the slow end of the model, 3 QPUs saturate the memory.
-  // From there on, the order in which their requests arrive decides which QPUs wait for the same line and how often a
-  // page of the SDRAM is opened. Neither the number of QPUs nor the pitch of the rows is known at compile time.
+  // Requests two vectors ahead, with almost no computation. At the slow end of the model, 3 QPUs
+  // saturate the memory. With more QPUs, the order in which their requests arrive determines
+  // which QPUs wait for the same line and how often an SDRAM page is opened. Neither the number
+  // of QPUs nor the row pitch is known at compile time.
   struct Limits {
     int qpus;
     double some, full;  // most clocks at levels 1 and 2 with the slow model, relative to level 0

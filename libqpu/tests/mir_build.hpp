@@ -1,4 +1,4 @@
-// Builds machine operations explicitly and randomly.
+// Builds given and random machine operations.
 #ifndef QPU_TESTS_MIR_BUILD_HPP
 #define QPU_TESTS_MIR_BUILD_HPP
 
@@ -9,7 +9,7 @@
 
 namespace mir {
 
-// A kernel whose uniforms are QPU number, input and output.
+// A kernel whose uniforms are the QPU number, the input and the output.
 class Builder {
  public:
   Builder() {
@@ -121,8 +121,8 @@ class Builder {
   }
 };
 
-// A random program on several variables, with conditions, loops and diamonds. It stores all variables at
-// the end.
+// A random program on several variables, with conditions, loops and diamonds. The program stores
+// all variables at the end.
 struct RandomOptions {
   int variables = 10;
   int operations = 60;
@@ -323,8 +323,9 @@ class Random : public Builder {
   std::array<int, 2> outstanding_{};
 };
 
-// A matrix product loop with `steps` steps per iteration: `rows` x `vectors` sums, a vector of which
-// `rows` elements are broadcast, and `vectors` vectors to multiply.
+// The loop of a matrix product, with `steps` steps per iteration. A step updates `rows` x
+// `vectors` sums: it broadcasts `rows` elements of one vector, and multiplies `vectors` vectors
+// by them.
 inline Function matrixBlock(int rows, int vectors, int steps) {
   Builder b;
   b.f.usesTwoTmus = true;

@@ -1,4 +1,5 @@
-// Evaluates machine operations on virtual registers, to give the expected results of the emitted code.
+// Evaluates machine operations on virtual registers to determine the emitted code's expected
+// results.
 #ifndef QPU_TESTS_MIR_EVALUATE_HPP
 #define QPU_TESTS_MIR_EVALUATE_HPP
 

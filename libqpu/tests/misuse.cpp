@@ -1,4 +1,4 @@
-// Errors in the source of a kernel: a CompileError names the kernel and the construct.
+// Tests errors in a kernel's source: a CompileError names the kernel and the construct.
 #include <cmath>
 #include <cstdint>
 
@@ -196,7 +196,7 @@ TEST_CASE("data-dependent gather errors are left to the run") {
   }));
 }
 
-TEST_CASE("receiving another type than gathered is an error") {
+TEST_CASE("receiving a type other than the gathered one is an error") {
   const std::string text = thrown<qpu::CompileError>([] {
     compile([](Ptr<Int> p) {
       gather(p);
@@ -357,12 +357,12 @@ TEST_CASE("a store of 0 or over 16 words is an error") {
   CHECK(a[0] == 0);
 }
 
-TEST_CASE("vectors outside of compile are errors") {
+TEST_CASE("using vectors outside compile() is an error") {
   const std::string text = thrown<qpu::CompileError>([] { Int x; });
   CHECK(contains(text, "only inside a function that compile() runs"));
 }
 
-TEST_CASE("a vector of another kernel is an error") {
+TEST_CASE("using another kernel's vector is an error") {
   Int* kept = nullptr;
   compile([&kept](Int) { kept = new Int(1); });
   const std::string text = thrown<qpu::CompileError>(

@@ -1,5 +1,5 @@
-// Kernels as a course project wrote them for QPULib: 16 floats at a time, the next block requested in
-// advance, one store per vector, sizes padded by the caller.
+// Kernels like those that a course project wrote for QPULib: they process 16 floats at a time,
+// request the next block in advance and store each vector separately; the caller pads the sizes.
 #ifndef TESTS_NAIVE_HPP
 #define TESTS_NAIVE_HPP
 

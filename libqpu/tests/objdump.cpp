@@ -1,4 +1,4 @@
-// qpu-objdump on temporary files.
+// Tests qpu-objdump on temporary files.
 #include <doctest/doctest.h>
 
 #include <sstream>

@@ -1,6 +1,6 @@
-// The fuzzer's kernels: those that keep more vectors alive than there are registers, and those of kernel_maker.hpp, of
-// which only the clocks are compared. QPU_FUZZ_KERNELS sets the number of the former, and QPU_FUZZ_FIRST the number of
-// the first one.
+// Tests the fuzzer's kernels: those that keep more vectors alive than there are registers, and
+// those of kernel_maker.hpp, for which only the clocks are compared. QPU_FUZZ_KERNELS sets the
+// number of the former, and QPU_FUZZ_FIRST the number of the first one.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -19,8 +19,8 @@ std::uint32_t setting(const char* name, std::uint32_t otherwise) {
 
 using Clocks = std::array<std::uint64_t, 3>;  // in the emulator's model, by level
 
-// The clocks of the kernel that the fuzzer makes from random bytes. No value if the kernel is invalid, fails or runs
-// too long.
+// The clocks of the kernel that the fuzzer makes from random bytes; no value if the kernel is
+// invalid, fails or runs too long.
 std::optional<Clocks> clocksOfRandomKernel(std::uint32_t seed) {
   using qpu::Float, qpu::Int, qpu::Ptr, qpu::detail::Type;
   constexpr std::size_t kMostExpressions = 1000;
@@ -74,8 +74,9 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
     CHECK_MESSAGE(outcome.fault.empty(), outcome.fault);
     spilled += outcome.spillBytes[2] > 0 ? 1 : 0;
     for (std::size_t level = 0; level < 3; ++level) clocks[level] += outcome.clocks[level];
-    // The QPUs compete for DMA: about 1 % of the kernels are slower at level 2, some of them although they spill fewer
-    // vectors. Of more than 1,800 measured kernels, the slowest takes 1.13 times as long as at level 0.
+    // Because the QPUs compete for DMA, about 1 % of the kernels are slower at level 2, even some
+    // that spill fewer vectors. Of more than 1,800 measured kernels, the slowest takes 1.13 times
+    // as long as at level 0.
     slower += outcome.clocks[2] > outcome.clocks[0] ? 1 : 0;
     CHECK(outcome.clocks[2] * 100 <= outcome.clocks[0] * 120);
   }

@@ -1,6 +1,6 @@
 // Published measurements of programs on a Raspberry Pi's QPUs, and the same programs in this
-// library's language, compiled without optimisation as in QPULib. All evidence indicates that QPULib
-// stores a vector as 16 rows of one word; these programs do the same.
+// library's language, compiled without optimisation as in QPULib. All evidence indicates that
+// QPULib stores a vector as 16 rows of one word, so these programs do the same.
 #ifndef TESTS_PUBLISHED_HPP
 #define TESTS_PUBLISHED_HPP
 
@@ -109,7 +109,7 @@ inline void heatStep(Ptr<Float> map, Ptr<Float> out, Int pitch, Int width, Int h
 enum class Kind {
   Check,   // the same program; no parameter was fitted to it
   Fitted,  // the same program; a parameter was fitted to it
-  Other,   // another program that computes the same
+  Other,   // another program with the same result
 };
 
 struct Row {
@@ -121,7 +121,8 @@ struct Row {
   std::function<double()> model;  // seconds in the current model
 };
 
-// Seconds of a call in the model, including a launch by mailbox, which these programs used.
+// The seconds that a call takes in the model, including a launch by mailbox, which these programs
+// used.
 template <typename K, typename... A>
 double seconds(K& kernel, int qpus, A&&... arguments) {
   kernel.setNumQPUs(qpus);

@@ -1,5 +1,5 @@
-// Random kernels in the language: arithmetic on a few variables, masks, branches, short loops, loads,
-// stores and gathers. All of them end, and every QPU writes separate words.
+// Random kernels in the language: arithmetic on a few variables, masks, branches, short loops,
+// loads, stores and gathers. All kernels end, and every QPU writes separate words.
 #ifndef TESTS_RANDOM_PROGRAM_HPP
 #define TESTS_RANDOM_PROGRAM_HPP
 
@@ -19,7 +19,7 @@ constexpr int kAreaWords = 16 * kSlots;
 
 class RandomProgram {
  public:
-  // At most `length` statements, to reduce a failing program.
+  // Generates at most `length` statements, so that a failing program can be reduced.
   explicit RandomProgram(std::uint32_t seed, int length = 1000) : random_(seed), length_(length) {}
 
   void operator()(Ptr<Int>& in, Ptr<Int>& out, Int& n, Float& x) {
@@ -245,7 +245,7 @@ class RandomProgram {
     switch (kind) {
       case 10: return loop(depth);
       case 11: {
-        // At most 5 iterations, whatever the rest of the condition is.
+        // At most 5 iterations, regardless of the rest of the condition.
         Int iterations = 0;
         const int most = static_cast<int>(below(5));
         While (qpu::any(iterations < most) && (chance(2) ? condition(1) : Cond(iterations >= 0)))
@@ -276,7 +276,7 @@ class RandomProgram {
     if (chance(2)) any(ints_) = last;
   }
 
-  // A linear function of the loop counter, between -10 and 90, as address or value.
+  // A linear function of the loop counter, between -10 and 90, for an address or a value.
   IntExpr along(const Int& i) {
     const int extra = static_cast<int>(below(100));
     switch (below(deep_ ? 3 : 7)) {

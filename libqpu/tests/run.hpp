@@ -43,8 +43,9 @@ Ints ints(F f) {
 // The emulator stops compiled code where the hardware would fail, with its own error messages.
 inline bool onEmulator() { return std::strcmp(qpu::backend().name, "emulator") == 0; }
 
-// Applies `f` to two vectors filled with the bits a and b, and returns the bits of element 0 of the
-// result. The vectors come from shared memory, so that the compiler cannot fold constants.
+// Applies `f` to two vectors filled with the bits a and b, and returns the bits of element 0 of
+// the result. The vectors are loaded from shared memory, so that the compiler cannot fold
+// constants.
 template <typename F>
 std::uint32_t floatBits(std::uint32_t a, std::uint32_t b, F f) {
   SharedArray<float> x(16), y(16), r(16);

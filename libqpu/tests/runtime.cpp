@@ -1,4 +1,4 @@
-// Access to the hardware, with a Raspberry Pi that is a test double.
+// Tests access to the hardware, with a Raspberry Pi that is a test double.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -39,7 +39,7 @@ std::string refusal(FakeVcio& pi, const FakeTree& tree) {
   return thrown<qpu::BackendError>([&] { (void)Device::open(tree.host(pi)); });
 }
 
-// Simulates programs that add 1 to the word at their uniforms' address.
+// Simulates programs that add 1 to the word at the address in their uniforms.
 FakeVcio::Ends addOne(FakeVcio& pi, const std::vector<Launched>& programs) {
   for (const Launched& p : programs) {
     std::uint32_t value = 0;
@@ -429,7 +429,7 @@ TEST_CASE("fatal signals and exit() disable the QPUs") {
     const int status = inChild([&] {
       (void)::signal(SIGINT, SIG_DFL);
       for (const int s : {SIGTERM, SIGSEGV, SIGABRT}) (void)::signal(s, SIG_DFL);
-      // Static objects still exist when the process ends, as in real programs.
+      // As in real programs, static objects still exist when the process ends.
       static const qpu::runtime::WithHost* host = nullptr;
       static const GpuMemory* memory = nullptr;
       host = new qpu::runtime::WithHost(tree.host(pi));
@@ -449,7 +449,7 @@ TEST_CASE("fatal signals and exit() disable the QPUs") {
   }
 }
 
-TEST_CASE("signals with a handler of the program are unchanged") {
+TEST_CASE("signals that the program handles are unchanged") {
   FakeVcio pi;
   const FakeTree tree;
   CHECK(inChild([&] {

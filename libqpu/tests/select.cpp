@@ -1,4 +1,4 @@
-// Machine operations that the front end of the compiler selects and optimises.
+// Tests the machine operations that the compiler's front end selects and optimises.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -70,7 +70,7 @@ TEST_CASE("addresses in a loop become induction variables") {
   CHECK(count(before, AddOp::Shl) > 0);
   const std::vector<Operation> after = inLoops(compiled(sumUp));
   CHECK(count(after, AddOp::Shl) == 0);
-  // Two requests, two receives, two sums, two addresses, the counter, its test.
+  // Two requests, two receives, two sums, two addresses, the counter, and its test.
   CHECK(after.size() == 10);
   CHECK(count(after, Op::Move) == 0);
 }
@@ -83,7 +83,7 @@ TEST_CASE("an unrolled loop increments a single address") {
     End
     *r = sum;
   });
-  // Three sums, the address, the counter. The constants are in registers.
+  // Three sums, the address, and the counter. The constants are in registers.
   CHECK(count(inLoops(f), AddOp::Add) == 5);
   CHECK(count(inLoops(f), Op::Load) == 0);
 }
@@ -144,7 +144,7 @@ TEST_CASE("loads bypass the caches only after possible stores") {
   CHECK(count(all(compiled(f)), Op::DmaLoadStart) == 1);
   CHECK(count(all(compiled(f)), Op::TmuRequest) == 1);
   CHECK(count(all(compiled(sumUp)), Op::DmaLoadStart) == 0);
-  // Semaphores may order a store of another QPU before the load.
+  // Semaphores may order another QPU's store before the load.
   const Function ordered = compiled([](Ptr<Int> p) {
     If (any(me() == 0))
       *p = 1;

@@ -1,4 +1,4 @@
-// Saving and loading of objects, and rejection of invalid bytes.
+// Tests saving and loading objects, and the rejection of invalid bytes.
 #include <doctest/doctest.h>
 
 #include <random>

@@ -59,7 +59,8 @@ TEST_CASE("invalid lengths are rejected") {
 }
 
 TEST_CASE("running out of bus addresses is a recoverable error") {
-  // The limit is the bus address space: the host does not back untouched pages with memory.
+  // The limit is the bus address space, because the host does not back untouched pages with
+  // memory.
   const std::size_t big = 32U << 20U;
   std::vector<SharedArray<int>> hold;
   const std::string text = thrown<qpu::AllocationError>([&] {

@@ -1,4 +1,4 @@
-// Spill slots: vectors share memory where this is correct, and only there.
+// Checks that vectors share spill slots where this is correct, and only there.
 #include <doctest/doctest.h>
 
 #include <vector>
@@ -68,7 +68,7 @@ TEST_CASE("a vector reloaded in the next iteration stays live") {
   const Function f = function({jumpTo(1), branchTo(1, 2), Block()});
   CHECK(share(f, {store(0, kA), reload(1, kA), store(1, kB), reload(1, kB), store(2, kC), reload(2, kC)},
               2) == Slots{0, 0, 1, 1, 0, 0});
-  // Stored before the reload in each iteration: dead after the reload.
+  // Stored before the reload in each iteration, so dead after the reload.
   CHECK(share(f, {store(1, kA), reload(1, kA), store(1, kB), reload(1, kB)}, 1) == Slots{0, 0, 0, 0});
   // Reloaded before it is stored for the next iteration.
   CHECK(share(f, {store(0, kA), reload(1, kA), store(1, kB), reload(1, kB), store(1, kA)}, 1) ==
@@ -85,6 +85,6 @@ TEST_CASE("both paths of a branch affect liveness") {
               1) == Slots{0, 0, 0, 0, 0, 0, 0});
   // On one path each.
   CHECK(share(f, {store(1, kB), reload(1, kB), store(2, kC), reload(2, kC)}, 1) == Slots{0, 0, 0, 0});
-  // A is not stored on one path: the value that is reloaded there does not matter, but C's value does.
+  // A is not stored on one path. The value reloaded there does not matter, but C's value does.
   CHECK(share(f, {store(1, kA), store(2, kC), reload(3, kA), reload(3, kC)}, 2) == Slots{0, 1, 0, 1});
 }

@@ -1,4 +1,4 @@
-// The file that lists the processes that use the QPUs.
+// Tests the file that lists the processes that use the QPUs.
 #include <doctest/doctest.h>
 
 #include <csignal>

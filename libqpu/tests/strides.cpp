@@ -1,4 +1,4 @@
-// Loads and stores with a stride, and Int++.
+// Tests loads and stores with a stride, and Int++.
 #include "tests/run.hpp"
 
 #include <algorithm>
@@ -129,7 +129,7 @@ TEST_CASE("a strided load reads what a strided store wrote") {
     setReadStride(2);
     *q = p[1] + 1;
   });
-  // The store of `out` has the stride, too.
+  // The stride also applies to the store to `out`.
   SharedArray<int> wide(46);
   k(&a, &wide);
   for (int i = 0; i < 16; ++i) {

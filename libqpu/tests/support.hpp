@@ -19,7 +19,7 @@ struct Setting {
   const char* name;
 };
 
-// The message of the exception of type E that `f` throws.
+// Returns the message of the exception of type E that `f` throws.
 template <typename E, typename F>
 std::string thrown(F f) {
   try {

@@ -1,4 +1,4 @@
-// Records kernel functions, for tests of parts of the compiler.
+// Records kernel functions for tests of individual parts of the compiler.
 #ifndef TESTS_TRACE_HPP
 #define TESTS_TRACE_HPP
 

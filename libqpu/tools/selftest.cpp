@@ -1,5 +1,5 @@
-// qpu-selftest: runs a few kernels with known results on the backend in use.
-// Prints one line per check; the exit code is 1 if a check fails.
+// qpu-selftest: runs a few kernels with known results on the current backend. Prints one line per
+// check; the exit code is 1 if a check fails.
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// Returns an empty string on success, else a description of the difference.
+// Returns an empty string on success, otherwise a description of the difference.
 using Check = std::function<std::string()>;
 
 std::string difference(const std::string& name, double found, double expected) {

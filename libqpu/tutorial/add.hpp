@@ -1,4 +1,4 @@
-// Adding two arrays: from a simple version to one that is limited by the bus.
+// Adds two arrays, first in a simple version and finally in one that is limited by the bus.
 #ifndef TUTORIAL_ADD_HPP
 #define TUTORIAL_ADD_HPP
 
@@ -16,8 +16,8 @@ inline void addWaiting(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   End
 }
 
-// Requests the next 16 numbers before it receives the current ones, and does not wait for
-// stores. The last request is one block too many; `last` keeps its addresses inside the arrays.
+// Requests the next 16 numbers before it receives the current ones, and does not wait for stores.
+// The last request is one more than needed; `last` keeps its addresses inside the arrays.
 inline void addAhead(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   Int step = numQPUs() << 4;
   Int last = n - 16;
@@ -41,9 +41,9 @@ inline void addAhead(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   End
 }
 
-// Four vectors at a time: eight requests in flight, and one DMA transfer for the four results, from
-// VPM rows that belong to the QPU. The rest of n is processed in single vectors, of which the last
-// one may be partial. n can be any number.
+// Processes four vectors at a time, with eight requests in flight and one DMA transfer for the
+// four results, from the QPU's own VPM rows. The remaining elements are processed in single
+// vectors, the last of which may be partial. n can be any number.
 inline void addBursts(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   Int blocks = n >> 6;
   Int step = numQPUs() << 6;
@@ -56,7 +56,7 @@ inline void addBursts(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
       gather(q + 16 * j);
     }
     For (Int block = me(), block < blocks, block = block + numQPUs())
-      // Advance while there is another block for this QPU, else repeat this one.
+      // Advance while there is another block for this QPU; otherwise repeat this one.
       Int onward = step & ((block + numQPUs() - blocks) >> 31);
       p = p + onward;
       q = q + onward;

@@ -11,7 +11,7 @@ namespace tutorial {
 
 constexpr float kDiffusion = 0.25F;
 
-// Moves along a row, requesting one vector ahead. `current` is the middle one of the last three
+// Moves along a row, requesting one vector ahead. `current` is the middle of the last three
 // vectors received.
 class Cursor {
  public:
@@ -32,7 +32,7 @@ class Cursor {
     receive(next);
     request();
   }
-  // Receives and drops the vector that was requested beyond the end of the row.
+  // Receives and discards the vector that was requested beyond the row's end.
   void finish() { receive(next); }
 
   FloatExpr left() const { return shifted(1, previous, 0); }
@@ -43,7 +43,7 @@ class Cursor {
     address = address + 16;
     gather(address);
   }
-  // The neighbour of each element. For element `border`, it is in the vector `beyond`.
+  // The neighbour of each element. The neighbour of element `border` is in the vector `beyond`.
   FloatExpr shifted(int amount, const Float& beyond, int border) const {
     Float result = rotate(current, amount);
     Float wrapped = rotate(beyond, amount);
@@ -57,9 +57,9 @@ class Cursor {
   Float previous, next;
 };
 
-// `map` and `out` are the first cells of grids with height + 2 rows, which are `pitch` floats apart.
-// Row 0, row height + 1 and column 0 are the border. A row has `width` inner cells (a multiple of 16)
-// starting at column 16, and at least 32 more cells.
+// `map` and `out` are the first cells of grids with height + 2 rows that are `pitch` floats
+// apart. Row 0, row height + 1 and column 0 are the border. A row has `width` inner cells (a
+// multiple of 16) starting at column 16, and at least 32 more cells.
 inline void heatStep(Ptr<Float> map, Ptr<Float> out, Int pitch, Int width, Int height) {
   std::array<Cursor, 3> row;
   For (Int y = me(), y < height, y = y + numQPUs())

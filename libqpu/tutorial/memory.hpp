@@ -6,10 +6,10 @@
 
 namespace tutorial {
 
-// Each QPU writes 16 numbers that identify QPU and element: 100 * QPU + element.
+// Each QPU writes 16 numbers that identify the QPU and the element: 100 * QPU + element.
 inline void hello(Ptr<Int> p) { p[me() << 4] = me() * 100 + index(); }
 
-// Two requests in flight, received in the order of the requests.
+// Keeps two requests in flight, which are received in the order of the requests.
 inline void reqRecv(Ptr<Int> p) {
   Ptr<Int> mine = p + index();
   gather(mine);

@@ -31,9 +31,9 @@ inline void productPlain(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Fl
   End
 }
 
-// A tile of 4 rows by 32 columns stays in registers for all values of k: 8 sums need only 2 vectors of
-// b. Each QPU reads 16 values of k from a at a time and broadcasts them one by one. m is a multiple of
-// 4, n of 32, k of 16.
+// Keeps a tile of 4 rows by 32 columns in registers for all values of k, so 8 sums need only 2
+// vectors of b. Each QPU reads a's values for 16 values of k at a time, and broadcasts them one
+// by one. m is a multiple of 4, n of 32, k of 16.
 inline void productTiled(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Float> b) {
   constexpr std::size_t rows = 4, across = 2;
   For (Int i = me() << 2, i < m, i = i + (numQPUs() << 2))
@@ -52,7 +52,7 @@ inline void productTiled(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Fl
         }
         for (Float& v : x) receive(v);
         p = p + 16;
-        // Two rows of b are requested before they are used.
+        // Two rows of b are requested ahead of their use.
         const auto request = [&] {
           gather(q);
           gather(q + 16);

@@ -6,7 +6,7 @@
 
 namespace tutorial {
 
-// Version 1: one vector at a time, with a wait for each load.
+// Version 1: processes one vector at a time and waits for each load.
 inline void rot3D1(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Float> y) {
   For (Int i = 0, i < n, i = i + 16)
     Float xOld = x[i];
@@ -38,7 +38,7 @@ inline void rotatePipelined(const IntExpr& first, const IntExpr& step, Int& n, F
   receive(yOld);
 }
 
-// Version 2: requests the next vector while the current one is processed.
+// Version 2: requests the next vector before it processes the current one.
 inline void rot3D2(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Float> y) {
   rotatePipelined(0, 16, n, cosine, sine, x, y);
 }

@@ -30,7 +30,7 @@ inline void triFloat(Ptr<Float> p) {
   *p = toFloat(sumUpTo(n));
 }
 
-// 16 vectors at once, with manual access to the VPM.
+// Processes 16 vectors at once, accessing the VPM directly.
 inline void dmaTri(Ptr<Int> p) {
   dmaSetReadPitch(64);
   dmaSetupRead(HORIZ, 16, 0);

@@ -1,1 +1,1 @@
-"""torchvision and torchaudio, cross-compiled against the torch wheel of the image."""
+"""torchvision and torchaudio, cross-compiled against the image's torch wheel."""

@@ -1,4 +1,4 @@
-"""torchvision and torchaudio, cross-compiled in the native builder image against the files of a torch wheel.
+"""Build torchvision and torchaudio: cross-compile them in the native builder image against a torch wheel's files.
 
 The wheels for the torch wheel in this repository are in the folder ``prebuilt``, so that a first build does not compile
 them. That folder is a copy of their entry in the artefact cache.
@@ -34,7 +34,7 @@ _FIX = "the recipe is in recipes/companions; image.companions: false leaves them
 
 
 def unfit(version: str) -> str:
-    """Why there are no companions for this version of torch; empty if there are."""
+    """Explain why there are no companions for this version of torch; empty if there are."""
     if not version:
         return "there is no torch wheel"
     wanted = load(NAME).settings["torch"]
@@ -42,24 +42,24 @@ def unfit(version: str) -> str:
 
 
 def recipe_key(data: Recipe, target: Architecture, suite: Suite, torch: str) -> str:
-    """SHA-256 of everything in this repository that determines the wheels, and of the torch wheel (its SHA-256)."""
+    """Hash everything in this repository that determines the wheels, and the torch wheel's SHA-256."""
     return hashlib.sha256("\n".join([data.fingerprint(), suite.name, target.debian, torch]).encode()).hexdigest()
 
 
 def finished(config: Config, key: str) -> tuple[tuple[Path, ...], str]:
-    """Finished wheels with a recipe key, and their origin; no wheels if they must be built. Raises ArtefactDamaged."""
+    """Find finished wheels with a recipe key; return them and their origin. Raises ArtefactDamaged."""
     if cached := artefacts.of_recipe(config, NAME, key):
         return cached, "from the artefact cache"
     return artefacts.prebuilt(PREBUILT, NAME, key), "the wheel in this repository"
 
 
 def listing(config: Config) -> str:
-    """The entries of the artefact cache: if they change, so can the result of ``finished``."""
+    """Return the entries of the artefact cache: if they change, so can the result of ``finished``."""
     return " ".join(artefacts.keys(config, NAME))
 
 
 def published_for(config: Config, torch: str, *, fetch: bool = True) -> list[Path]:
-    """The package index's wheels for the torch wheel with this SHA-256, audited; empty if there are none.
+    """Return the package index's wheels for the torch wheel with this SHA-256, audited; empty if there are none.
 
     Without ``fetch`` those that were fetched before. Raises as ``published.obtain`` and ``wheels.find.audit``.
     """
@@ -73,12 +73,12 @@ def published_for(config: Config, torch: str, *, fetch: bool = True) -> list[Pat
 
 
 def artefact_key(recipe: str, builder: str) -> str:
-    """The key in the artefact cache, from the key of the recipe and the SHA-256 of the builder's root."""
+    """Return the key in the artefact cache, from the key of the recipe and the SHA-256 of the builder's root."""
     return hashlib.sha256(f"{recipe}\n{builder}".encode()).hexdigest()
 
 
 def fetch(data: Recipe, source: apt.Source, folder: Path, log: Path) -> dict[str, Path]:
-    """The source archive of each package, fetched into ``folder`` unless it is there. Raises SourceUnavailable."""
+    """Fetch each package's source archive into ``folder`` unless it is there. Raises SourceUnavailable."""
     places = {}
     for name, package in data.tables["package"].items():
         places[name] = folder / Path(package["archive"]).name
@@ -97,7 +97,7 @@ def build(
     scratch: Path,
     log: Path,
 ) -> list[Path]:
-    """Build the wheels in the image ``builder``; their paths. They are not audited yet. ``scratch`` is written to."""
+    """Build the wheels in the image ``builder`` and return their paths. They are not audited yet."""
     target = config.image.target
     packages = _packages(suite)
     owner = scratch.stat()
@@ -144,17 +144,17 @@ def _packages(suite: Suite) -> str:
 
 
 def examine(wheel: Path, torch_site: Path, target: Architecture, suite: Suite) -> audit.Examined:
-    """Audit a wheel like torch's; it extends the torch that is unpacked in ``torch_site``.
+    """Audit a wheel as torch's wheel is audited, together with the torch that is unpacked in ``torch_site``.
 
     It must be stripped, and must not contain paths of its build. Raises WheelUnusable, PlatformMismatch.
     """
-    # The libraries of image formats use NEON where the CPU has it.
+    # The image format libraries use NEON where the CPU has it.
     torch = sorted((torch_site / _packages(suite)).glob("torch*/**/*.so*"))
     return audit.examine_stripped(wheel, target, suite, flags="neon", home=_HOME, extends=torch, fix=_FIX)
 
 
 def place(made: Sequence[Path], folder: Path, data: Recipe) -> tuple[Path, ...]:
-    """Copy the wheels into ``folder``, in place of earlier ones; their paths there."""
+    """Replace the wheels in ``folder`` with these, and return their paths there."""
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in data.outputs:
         for old in folder.glob(pattern):

@@ -1,4 +1,4 @@
-"""The key of the wheels for the torch wheel of an image, for tasks that look for finished wheels.
+"""Compute the key of the wheels that match an image's torch wheel, for tasks that look for finished wheels.
 
 It is not in ``build``, whose code is an input of the step: where torch is found does not change the wheels.
 """
@@ -17,7 +17,7 @@ from toolchain.errors import ArtefactDamaged, PlatformMismatch, WheelUnusable
 
 
 def key(config: Config) -> str:
-    """The key for this configuration and the torch wheel of its image; empty if there are no companions."""
+    """Return the key for this configuration and the torch wheel of its image; empty if there are no companions."""
     if not config.image.companions:
         return ""
     any_torch = dataclasses.replace(config, torch=dataclasses.replace(config.torch, required=False))
@@ -28,7 +28,7 @@ def key(config: Config) -> str:
 
 
 def key_with(config: Config, torch: resolve.Resolution) -> str:
-    """Like ``key``, with the torch wheel that was found for the image."""
+    """Compute the key as ``key`` does, for the torch wheel that was found for the image."""
     if not config.image.companions or torch.wheel is None or unfit(torch.version):
         return ""
     return recipe_key(load(NAME), config.image.target, load_suite(config.image.suite), files.sha256_of(torch.wheel))

@@ -1,9 +1,9 @@
-"""Audit a wheel of CUDA operators: its machine and GPUs, and its requirements on the system that loads it.
+"""Audit a CUDA operator wheel: its machine and GPUs, and its requirements on the system that loads it.
 
 GPU code is in the section ``.nv_fatbin``: a sequence of containers, each with a header (magic 0xba55ed50, version, size
 of the header, size of the content) and entries (kind 1 for PTX and 2 for machine code, size of the entry's header, size
 of its content and, at offset 28, the compute capability). The layout is not documented. ``cuobjdump`` reads the same
-values, and the test compares them with the arguments of nvcc.
+values, and a test compares them with nvcc's arguments.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Contents:
     needs: tuple[str, ...]
     """Libraries by their sonames."""
     glibc: str
-    """The oldest glibc with all required symbols."""
+    """The oldest glibc that has all required symbols."""
     libstdcxx: str
-    """The same for libstdc++, as a version of its symbols."""
+    """The same for libstdc++, as a symbol version."""
 
     def text(self) -> str:
-        """One line."""
+        """Return one line."""
         ptx = f", PTX {' '.join(self.ptx)}" if self.ptx else ""
         return f"machine code {' '.join(self.machine_code)}{ptx}; needs glibc {self.glibc}, GLIBCXX {self.libstdcxx}"
 
@@ -81,7 +81,7 @@ def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> 
 
 
 def contents(elf: ELFFile) -> Contents:
-    """The contents and requirements of a library."""
+    """Return the contents and requirements of a library."""
     section = elf.get_section_by_name(".nv_fatbin")
     code = set(gpu_code(section.data())) if section is not None else set()
     return Contents(
@@ -94,7 +94,7 @@ def contents(elf: ELFFile) -> Contents:
 
 
 def gpu_code(fatbin: bytes) -> Iterator[tuple[int, str]]:
-    """Kind and compute capability of each entry. Raises WheelUnusable for another layout."""
+    """Read each entry's kind and compute capability. Raises WheelUnusable for an unknown layout."""
     at = 0
     while at + 16 <= len(fatbin):
         magic, _, header, size = struct.unpack_from("<IHHQ", fatbin, at)

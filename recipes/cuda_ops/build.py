@@ -1,7 +1,7 @@
-"""The wheel of CUDA operators, compiled by nvcc in a native container. No GPU is needed.
+"""Build the CUDA operator wheel with nvcc in a native container. No GPU is needed.
 
 The container has g++ (and the cross compiler for arm64), pip and setuptools. The CUDA toolkit and torch's headers are
-mounted into it. For arm64 nvcc compiles the same GPU code, and calls the cross compiler for the rest.
+mounted into it. For arm64, nvcc compiles the same GPU code and calls the cross compiler for the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toolchain.jobs import compile_jobs
 
 _LIMIT_S = 3600.0
 SOURCES = ("setup.py", "pyproject.toml", "csrc", "src")
-"""The sources of the wheel. The other files in the recipe's folder are not part of it."""
+"""The wheel's sources. The other files in the recipe's folder are not part of it."""
 _PIP_WHEEL = "python3 -m pip wheel --verbose --no-deps --no-build-isolation --no-cache-dir --wheel-dir /usr/src/out ."
 
 

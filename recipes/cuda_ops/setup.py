@@ -1,7 +1,7 @@
 """Build the wheel with ``pip wheel --no-build-isolation .`` and these variables.
 
 ``CUDA_OPS_ARCHITECTURES``  GPU architectures, such as ``75;80;86;90+PTX``: machine code for each, and with ``+PTX``
-                            code that the driver of a later GPU translates. Required, since it defines the wheel.
+                            code that the driver of a later GPU translates. Required, because it defines the wheel.
 ``CUDA_OPS_TORCH_INCLUDE``  torch's include folder; only its headers are used (default: that of the installed torch)
 ``CUDA_HOME``               the CUDA toolkit (default: /usr/local/cuda)
 ``CUDA_OPS_CUDART``         folder with libcudart_static.a (default: in the toolkit)
@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 KERNELS = ("elementwise.cu", "softmax.cu", "matvec.cu")
 SOURCES = ("ops.cpp", "reference.cpp")
 TORCH_AT_LEAST = "0x020a000000000000"
-"""2.10, in the format of torch/csrc/stable/version.h: the library uses no newer part of the stable interface."""
+"""Version 2.10, as in torch/csrc/stable/version.h: the library does not use newer parts of the stable interface."""
 
 
 def refuse(summary: str, expected: str, found: str, fix: str) -> None:
@@ -57,7 +57,7 @@ def gencode(text: str) -> list[str]:
 
 
 def torch_headers() -> Path:
-    """The include folder of torch."""
+    """Return the include folder of torch."""
     given = os.environ.get("CUDA_OPS_TORCH_INCLUDE")
     if given is None:
         import importlib.util
@@ -78,7 +78,7 @@ class Build(build_ext):  # type: ignore[misc]
     """Compiles kernels with nvcc and the rest with the host compiler into a library that is not a Python module."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """The file name without the ABI tag of a Python version."""
+        """Return the file name without a Python version's ABI tag."""
         return f"{fullname.replace('.', '/')}.so"
 
     def build_extension(self, ext: Any) -> None:
@@ -110,7 +110,7 @@ class Build(build_ext):  # type: ignore[misc]
         common = ["-std=c++17", "-O3"]
         host = ["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", f"-ffile-prefix-map={HERE}=."]
         objects = []
-        # Explicit, because with a cross compiler nvcc searches a header folder of the target machine.
+        # This is explicit, because nvcc searches a header folder of the target machine if it uses a cross compiler.
         headers = [f"-isystem={folder}" for folder in (cuda / "include", cuda / "include" / "cccl")]
         for name in KERNELS:
             objects.append(work / f"{name}.o")
@@ -189,7 +189,7 @@ class Wheel(bdist_wheel):  # type: ignore[misc]
     """A wheel for any Python 3 on a platform: the library is independent of Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """The three tags in the wheel's file name."""
+        """Return the three tags in the wheel's file name."""
         here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         return "py3", "none", os.environ.get("CUDA_OPS_PLATFORM", here)
 

@@ -1,7 +1,7 @@
-"""A CUDA toolkit of the pinned release: a configured folder, the system's, or one from PyPI's packages.
+"""Find a CUDA toolkit of the pinned release: in a configured folder, in the system, or in PyPI's packages.
 
-Only the parts that a compilation needs are required: nvcc with its programs, headers, and the static runtime library
-for the machine of the wheel. Neither a driver nor a GPU is needed.
+Only the parts that a compilation needs are required: nvcc with its programs, the headers, and the static runtime
+library for the wheel's machine. Neither a driver nor a GPU is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LIMIT_S = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class Toolkit:
-    """Folders of nvcc with its programs, and of the runtime library for the machine of the wheel."""
+    """The folders of nvcc with its programs, and of the runtime library for the wheel's machine."""
 
     home: Path
     runtime: Path
@@ -37,7 +37,7 @@ class Toolkit:
 
 
 def obtain(recipe: Recipe, config: Config, target: Architecture) -> Toolkit:
-    """The toolkit, fetched if there is no other one. Raises UserError, NetworkUnreachable."""
+    """Find the toolkit, or fetch it. Raises UserError or NetworkUnreachable."""
     home, origin = _home(recipe, config)
     if target == host_architecture():
         runtime = _runtime_in(home)
@@ -49,7 +49,7 @@ def obtain(recipe: Recipe, config: Config, target: Architecture) -> Toolkit:
 
 
 def identity(recipe: Recipe, config: Config) -> str:
-    """The toolkit as an input of a step; nothing is fetched."""
+    """Return the toolkit as an input of a step; nothing is fetched."""
     if config.cuda.toolkit not in ("", PYPI):
         return f"{config.cuda.toolkit} {release_of(ROOT / config.cuda.toolkit)}"
     found = None if config.cuda.toolkit else _system(recipe)
@@ -57,7 +57,7 @@ def identity(recipe: Recipe, config: Config) -> str:
 
 
 def release_of(home: Path) -> str:
-    """The release that a toolkit's nvcc reports, such as ``13.0``; empty if nvcc does not run."""
+    """Return the release that a toolkit's nvcc reports, such as ``13.0``; empty if nvcc does not run."""
     nvcc = home / "bin" / "nvcc"
     if not nvcc.is_file():
         return ""
@@ -70,7 +70,7 @@ def release_of(home: Path) -> str:
 
 
 def fault_of(recipe: Recipe, home: Path) -> str:
-    """Why a folder cannot be used as the toolkit; empty if it can."""
+    """Explain why a folder cannot be used as the toolkit; empty if it can."""
     missing = [name for name in _NEEDED if not (home / name).is_file()]
     if missing:
         return f"no {', '.join(missing)}"

@@ -1,7 +1,7 @@
-"""libqpu for the target: cross-compiled in the native builder image, or compiled in the target's development root.
+"""Build libqpu for the target: cross-compile it in the native builder image, or compile it in the development root.
 
-There is one build tree per builder image, so only what depends on a changed source is recompiled. Sources and build
-tree are mounted at fixed paths: the product does not depend on the path of the checkout.
+There is one build tree per builder image, so only what depends on a changed source is recompiled. The sources and the
+build tree are mounted at fixed paths, so the product does not depend on the checkout's path.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from toolchain.config import Config
 from toolchain.jobs import compile_jobs
 
 _FLAGS = {
-    # The loops that benefit from -O3 request it in the source. For the rest it would only make the build longer.
+    # The loops that benefit from -O3 request it in the source. For the other code, it would only lengthen the build.
     "CMAKE_CXX_FLAGS_RELEASE": "-O2 -DNDEBUG",
-    # GCC 7 changed how some arguments are passed, and prints a note at every such function of the standard library.
+    # GCC 7 changed how some arguments are passed, and prints a note for every such function in the standard library.
     "CMAKE_CXX_FLAGS": "-Wno-psabi",
 }
 

@@ -1,13 +1,13 @@
-"""Update the previous build of the extension wheel if only its own sources have changed: seconds instead of minutes.
+"""Update the previous build of the extension wheel if only its own sources have changed, in seconds instead of minutes.
 
 A full build starts Python and imports torch under emulation, and then compiles every source. A changed kernel requires
-only one compilation and one link. Therefore the previous full build is stored: its source folder with the objects, the
-command lines of its compiler, and its wheel. As long as everything else is unchanged (the *surroundings*: development
-root, torch, libqpu, compiler, setup.py), a rebuild runs the command lines of the compiler for the changed sources and
-those of the linker for their modules, without Python, and puts the products into a copy of the wheel. The files that
-are installed from it are those of a full build, byte for byte; a test compares them.
+only one compilation and one link. Therefore the previous full build is stored: its source folder with the objects, its
+compiler's command lines, and its wheel. Everything else (development root, torch, libqpu, compiler, setup.py) is called
+the *surroundings*. As long as these are unchanged, a rebuild runs the compiler's command lines for the changed sources
+and the linker's for their modules, without Python, and puts the products into a copy of the wheel. The files that are
+installed from it are those of a full build, byte for byte; a test compares them.
 
-A previous build with other surroundings, or with any inconsistency, is not used; a full build follows.
+A previous build with different surroundings or any inconsistency is ignored, and a full build follows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RECORD = "build.json"
 
 
 def compiler_commands(output: str) -> list[list[str]]:
-    """The command lines of the compiler and linker in the output of setup.py (or ``pip -v``), in order."""
+    """Return the command lines of the compiler and linker in the output of setup.py (or ``pip -v``), in order."""
     found = []
     for line in output.splitlines():
         try:
@@ -96,7 +96,7 @@ class PreviousBuild:
         fits = document.get("surroundings") == surroundings and document.get("names") == _names(recipe)
         if not fits or not links or not objects or not old.is_file():
             return None
-        # The record exists only while the files are consistent: an interruption must not leave one.
+        # The record exists only while the files are consistent, so an interruption must not leave one.
         (self.folder / _RECORD).unlink()
         for name in document["names"]:
             if (recipe / name).read_bytes() != (self.source / name).read_bytes():
@@ -119,7 +119,7 @@ class PreviousBuild:
         return objects.get(product) != self._key(command) or not (self.source / product).is_file()
 
     def _key(self, command: Sequence[str]) -> str:
-        """SHA-256 of a command line, its source, the sources that it includes and every header in its folder."""
+        """Hash a command line, its source, the sources that it includes and every header in its folder."""
         digest = hashlib.sha256(shlex.join(command).encode())
         own = self.source / command[command.index("-c") + 1]
         included = [own.parent / name for name in _INCLUDED.findall(own.read_text())]
@@ -129,7 +129,7 @@ class PreviousBuild:
 
 
 def _names(root: Path) -> list[str]:
-    """The files that may change, relative to the root. A build with another set of files is not updated."""
+    """Return the files that may change, relative to the root. A build with a different set of files is not updated."""
     found = (path for name in SOURCES for path in (root / name).rglob("*"))
     return sorted(
         str(path.relative_to(root))
@@ -139,7 +139,7 @@ def _names(root: Path) -> list[str]:
 
 
 def surroundings(root: Path, *others: str) -> str:
-    """SHA-256 of the other files of the recipe and of all strings in ``others``."""
+    """Hash the recipe's other files and all strings in ``others``."""
     digest = hashlib.sha256(files.tree_fingerprint(root, "*.py", "*.toml", "backend/*").encode())
     for item in others:
         digest.update(b"\0" + item.encode())
@@ -147,7 +147,7 @@ def surroundings(root: Path, *others: str) -> str:
 
 
 def _rewrapped(old: Path, new: Path, modules: Path, libraries: Sequence[Path]) -> Path | None:
-    """A copy of a wheel with new modules, extensions and RECORD; None if they do not match the members."""
+    """Return a copy of a wheel with new modules, extensions and RECORD; None if they do not match the members."""
     extensions = {library.name: library for library in libraries}
     if len(extensions) != len(libraries):
         return None

@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# Remove this folder from the search path: a module of the recipe must not be imported in place of an installed package.
+# Remove this folder from the search path: the recipe's modules must not shadow installed packages.
 _HERE = Path(__file__).resolve().parent
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
 
@@ -33,7 +33,7 @@ if not TORCH_FILES:
 
 
 def libqpu_flags() -> tuple[list[str], list[str]]:
-    """Compiler and linker flags for libqpu. Exits with an error message if libqpu is not found."""
+    """Return compiler and linker flags for libqpu. Exits with an error message if libqpu is not found."""
     prefix = os.environ.get("LIBQPU_PREFIX", "")
     if prefix:
         header = Path(prefix, "include", "QPULib.h")
@@ -66,7 +66,7 @@ def libqpu_flags() -> tuple[list[str], list[str]]:
 
 
 def pybind11_folders() -> list[str]:
-    """The folders of pybind11's headers: in torch, in a Python package, or in the compiler's default folders."""
+    """Return the folders of pybind11's headers: in torch, in a Python package, or in the compiler's default folders."""
     folder = Path(TORCH_FILES or Path(torch.__file__).parent)
     if folder.joinpath("include", "pybind11").is_dir():
         return []
@@ -119,7 +119,7 @@ def compile_in_parallel() -> None:
 
 
 class ParallelBuild(build_ext):  # type: ignore[misc]
-    """Builds all modules in parallel, with MAX_JOBS compilers: otherwise each module waits for the previous one."""
+    """Builds all modules in parallel, with MAX_JOBS compilers, so that modules do not wait for each other."""
 
     parallel: int | None
     compiler: Any
@@ -158,7 +158,7 @@ compile_flags += [
 
 
 def extension(name: str, folder: str, *sources: str) -> Extension:
-    """A module built from sources in a folder; it depends on all headers and sources there."""
+    """Return a module built from sources in a folder; it depends on all headers and sources there."""
     return (torch_extension if TORCH_FILES else CppExtension)(
         name,
         sources=[f"{folder}/{source}" for source in sources],
@@ -175,7 +175,7 @@ setup(
         extension(
             "torch_qpu._C",
             "csrc/device",
-            "aten.cpp",  # half of all the work; compiled first (in name order), so that no core waits for it at the end
+            "aten.cpp",  # half of the total work; compiled first (in name order), so no core waits for it at the end
             "aten_layers.cpp",
             "batches.cpp",
             "chains.cpp",

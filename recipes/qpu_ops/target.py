@@ -1,7 +1,7 @@
-"""The extension wheel for the target, compiled in one of two places.
+"""Build the extension wheel for the target, in one of two places.
 
 The main job compiles it in the native builder image with the cross compiler, against the files of torch and the headers
-and settings of the target's Python. Nothing is emulated, and the development root is not needed.
+and settings of the target's Python. This requires neither emulation nor the development root.
 
 Alternatively it is built by plain ``pip wheel`` inside the armv7 container, as a user would, with torch and libqpu
 installed as on the target. There the native compiler can replace the emulated one (images.native), which is invisible
@@ -33,7 +33,7 @@ _DRIVERS = ("target.py", "native.py", "incremental.py")
 
 
 _PIP_WHEEL = "python3 -m pip wheel --verbose --no-deps --no-build-isolation --no-cache-dir --wheel-dir /usr/src/out ."
-# The function that pip would call: the builder image has no pip.
+# The function that pip would call; the builder image has no pip.
 _BACKEND = """python3 -c 'import sys
 sys.path.insert(0, "backend")
 import build_with_installed_torch as backend
@@ -56,12 +56,12 @@ class Place:
 
     @property
     def identity(self) -> str:
-        """A string that changes if the same sources could result in another wheel."""
+        """A string that changes if the same sources could produce a different wheel."""
         return f"{self.image_id} {sorted(self.mounts.paths)} {self.script}"
 
 
 def container(image: str, image_id: str, target: Architecture, compiler: Mounts) -> Place:
-    """The development root of the target, emulated, with the native compiler if ``compiler`` mounts it."""
+    """Return the emulated development root of the target, with the native compiler if ``compiler`` mounts it."""
     environment = {
         **compiler.environment,
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -79,7 +79,7 @@ def container(image: str, image_id: str, target: Architecture, compiler: Mounts)
 
 
 def crossed(image: str, image_id: str, target: Architecture, suite: Suite) -> Place:
-    """The native builder image. Its Python uses the settings of the target's Python, and so the cross compiler."""
+    """Return the native builder image, whose Python uses the target Python's settings and the cross compiler."""
     environment = {
         "PYTHONDONTWRITEBYTECODE": "1",
         "TORCH_FILES": f"/{_packages(suite)}/torch",

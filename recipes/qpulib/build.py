@@ -1,4 +1,4 @@
-"""Upstream QPULib instead of our libqpu: fetched at a pinned commit and compiled as in upstream's build.
+"""Build upstream QPULib instead of our libqpu: fetch it at a pinned commit and compile it as upstream does.
 
 The source is the folder ``qpu.upstream_source``, or ``sources/qpulib`` in the build folder, which is fetched if it does
 not exist. A git tree must be at the pinned commit and without changes. A folder without ``.git`` (an unpacked archive)
@@ -29,7 +29,7 @@ from toolchain.errors import CommandFailed, SourceUnavailable
 from toolchain.jobs import compile_jobs
 
 FETCHED = "pitorch-fetched"
-"""Name of the file in ``.git`` that marks a checkout as ours. Only such a checkout is replaced when the pin changes."""
+"""The name of the file in ``.git`` that marks a checkout as ours. Only those are replaced when the pin changes."""
 
 _FETCH_LIMIT_S = 900.0
 
@@ -48,7 +48,7 @@ class Variant:
 
     @classmethod
     def of(cls, config: Config) -> Variant:
-        """The configured variant."""
+        """Return the configured variant."""
         return cls(mode=config.qpu.upstream_mode, debug=config.qpu.upstream_debug)
 
 
@@ -72,7 +72,10 @@ class Places:
 
 
 def pin(recipe: Recipe) -> str:
-    """The pinned commit. Raises SourceUnavailable unless it is 40 hexadecimal digits: a branch could change."""
+    """Return the pinned commit.
+
+    Raises SourceUnavailable unless it is 40 hexadecimal digits, because a branch could change.
+    """
     commit = recipe.settings["commit"]
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise SourceUnavailable(
@@ -85,7 +88,7 @@ def pin(recipe: Recipe) -> str:
 
 
 def identity(recipe: Recipe, config: Config) -> str:
-    """The source as an input of the step: the pinned commit, or the fingerprint of a folder that is not a git tree."""
+    """Identify the source as a step input: the pinned commit, or the fingerprint of a folder without git."""
     folder = config.qpulib_source
     if folder.is_dir() and not (folder / ".git").exists():
         return f"tree {files.tree_fingerprint(folder, 'Lib/**/*')[:16]}"
@@ -93,7 +96,7 @@ def identity(recipe: Recipe, config: Config) -> str:
 
 
 def obtain(recipe: Recipe, config: Config) -> Checkout:
-    """Upstream's source, fetched if necessary, and verified. Raises SourceUnavailable, ProgramMissing."""
+    """Fetch upstream's source if necessary, and verify it. Raises SourceUnavailable or ProgramMissing."""
     folder = config.qpulib_source
     if not folder.exists():
         if config.qpu.upstream_source:
@@ -139,7 +142,7 @@ def _unavailable(recipe: Recipe, folder: Path, found: str) -> SourceUnavailable:
 
 
 def _git(folder: Path, *words: str) -> str:
-    # The checkout may belong to another user. It is inside our own checkout, which git must not use instead.
+    # The checkout may belong to another user. It is inside this repository's checkout, which git must not use instead.
     safe = ("-c", f"safe.directory={folder.resolve()}")
     done = process.run(
         ["git", *safe, "-C", folder, *words],
@@ -177,7 +180,7 @@ def _fetch(recipe: Recipe, folder: Path) -> None:
 
 
 def commands(places: Places, variant: Variant, *, jobs: int, options: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """The commands that configure, compile and install. ``options`` are CMake's for the compiler and the prefix."""
+    """Return commands that configure, compile and install. ``options`` are CMake's for the compiler and prefix."""
     configure = (
         *("cmake", "-S", places.recipe, "-B", places.tree, "-G", "Ninja", *options),
         "-DCMAKE_BUILD_TYPE=",

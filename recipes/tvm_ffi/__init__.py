@@ -1,1 +1,1 @@
-"""TVM's FFI, cross-compiled from its source archive for boards for which the package index does not have a wheel."""
+"""TVM's FFI, cross-compiled from its source archive for boards for which the package index has no wheel."""

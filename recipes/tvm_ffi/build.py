@@ -1,4 +1,4 @@
-"""apache-tvm-ffi's wheel, cross-compiled in its builder image for boards without a wheel in the package index.
+"""Cross-compile apache-tvm-ffi's wheel in its builder image, for boards without a wheel in the package index.
 
 The package's own build backend creates the wheel. The variables of CPython's own cross builds and CMake options specify
 the target.
@@ -23,7 +23,7 @@ from toolchain.config import Config
 from toolchain.jobs import compile_jobs
 
 HOME = "/usr/src/tvm-ffi"
-"""Folder of the build in the container. It does not depend on the name of the checkout."""
+"""The build's folder in the container, which does not depend on the checkout's name."""
 _LIMIT_S = 3 * 3600.0
 
 
@@ -81,7 +81,7 @@ def build(
 def _environment(recipe: Recipe, config: Config, suite: Suite) -> dict[str, str]:
     target, python = config.image.target, suite.python
     options = {**recipe.tables["options"]}
-    # The package itself maps the paths of only one of its libraries.
+    # The package itself maps the paths for only one of its libraries.
     options["CMAKE_CXX_FLAGS"] = f"{options.get('CMAKE_CXX_FLAGS', '')} -ffile-prefix-map={HOME}/source=.".strip()
     settings = {
         "CMAKE_C_COMPILER": f"{target.gnu}-gcc",
@@ -109,7 +109,7 @@ def _environment(recipe: Recipe, config: Config, suite: Suite) -> dict[str, str]
 
 
 def artefact_key(recipe_key: str, builder: str) -> str:
-    """The key in the artefact cache, from the key of the recipe and the SHA-256 of the builder's root."""
+    """Return the key in the artefact cache, from the key of the recipe and the SHA-256 of the builder's root."""
     return hashlib.sha256(f"{recipe_key}\n{builder}".encode()).hexdigest()
 
 

@@ -43,13 +43,13 @@ def require_target(data: Recipe, target: Architecture, suite: Suite) -> None:
 
 
 def recipe_key(data: Recipe, target: Architecture, suite: Suite) -> str:
-    """SHA-256 of everything in this repository that determines the wheel."""
+    """Hash everything in this repository that determines the wheel."""
     stated = [data.fingerprint(), suite.name, target.debian]
     return hashlib.sha256("\n".join(stated).encode()).hexdigest()
 
 
 def key(config: Config) -> str:
-    """The recipe's key for this configuration; empty if the recipe does not support the configuration."""
+    """Return the recipe's key for this configuration; empty if the recipe does not support the configuration."""
     data, target, suite = recipe.load(NAME), config.image.target, load_suite(config.image.suite)
     try:
         require_target(data, target, suite)
@@ -59,7 +59,7 @@ def key(config: Config) -> str:
 
 
 def listing(config: Config) -> str:
-    """The available wheels as an input of a step: one line per wheel with name, size and time."""
+    """Return the available wheels as an input of a step: one line per wheel with name, size and time."""
     data, wanted = recipe.load(NAME), key(config)
     lines = []
     for folder in wheelhouses(config):
@@ -71,7 +71,7 @@ def listing(config: Config) -> str:
 
 
 def find(config: Config) -> tuple[Path, str]:
-    """The wheel of the recipe's version for this configuration, and its origin.
+    """Find the wheel of the recipe's version for this configuration; return it and its origin.
 
     A wheel in a wheelhouse is chosen by its name, tag and contents. Raises the same exceptions as ``require_target``;
     ArtefactMissing if there is no wheel; ArtefactDamaged, WheelUnusable or PlatformMismatch if its contents do not

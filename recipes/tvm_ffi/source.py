@@ -1,7 +1,7 @@
-"""apache-tvm-ffi's source archive and the tools of its build, from the configured package index.
+"""Fetch apache-tvm-ffi's source archive and its build tools from the configured package index.
 
-pip fetches both with the settings of this PC (indices, proxies, certificates, folders of wheels). The SHA-256 of the
-archive is pinned and checked by pip, and again on every use.
+pip fetches both with the settings of this PC (indices, proxies, certificates, folders of wheels). The archive's SHA-256
+is pinned; pip checks it, and so does every use.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _LIMIT_S = 1800.0
 
 
 def identity(recipe: Recipe) -> str:
-    """What the recipe pins; nothing is fetched."""
+    """Return the recipe's pins; nothing is fetched."""
     names = ("distribution", "version", "sha256", "tools")
     return " ".join(recipe.settings[name] for name in names)
 
 
 def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
-    """A folder with the tools of the build for this PC and the suite's Python.
+    """Return a folder with the build tools for this PC and the suite's Python.
 
     Raises the same exceptions as ``obtain``.
     """
@@ -45,7 +45,7 @@ def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
 
 
 def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
-    """The source archive, fetched into ``folder`` unless it is already there. ``backend`` is the folder of ``tools``.
+    """Fetch the source archive into ``folder`` unless it is there. ``backend`` is the folder from ``tools``.
 
     Raises NetworkUnreachable, or SourceUnavailable if the index does not have it or its SHA-256 is not the pinned one.
     """
@@ -56,7 +56,8 @@ def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
             wanted = scratch / "wanted.txt"
             wanted.write_text(f"{name}=={version} --hash=sha256:{digest}\n")
             words = ["download", "--no-deps", "--no-cache-dir", f"--no-binary={name}", "--no-build-isolation"]
-            # pip reads the metadata of the archive. With these two, that requires no compiler, CMake or other package.
+            # pip reads the archive's metadata. With these two settings, it needs no compiler, CMake or other package
+            # for that.
             environment = {"PYTHONPATH": str(backend.resolve()), "SKBUILD_WHEEL_CMAKE": "false"}
             words += ["--require-hashes", "--dest", str(scratch), "--requirement", str(wanted)]
             _pip(words, log, f"{name}=={version}", environment)

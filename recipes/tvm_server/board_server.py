@@ -5,7 +5,7 @@
     python3 board_server.py --check                              (start, print the version, exit)
 
 TVM's server (0.27) does not survive a kernel that crashes: the thread that accepts connections ends, but the process
-and its port remain, and the next client waits forever. The same happens if the tracker cannot be reached at the start.
+and its port remain, and the next client waits forever. The same happens if the tracker is unreachable at the start.
 This script therefore stops the server's process after an exception in any of its threads, and restarts it on the same
 port.
 
@@ -47,7 +47,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Run TVM's RPC server and restart it when it fails.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=9090, help="port to listen on")

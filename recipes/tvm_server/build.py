@@ -1,4 +1,4 @@
-"""TVM's RPC server, staged as in the target root: wheels for the target, installed by pip on this PC."""
+"""Stage TVM's RPC server as in the target root: pip on this PC installs wheels for the target."""
 
 from __future__ import annotations
 

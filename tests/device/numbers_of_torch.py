@@ -1,4 +1,4 @@
-"""Numerical results of torch for inputs drawn by numpy, written on one machine and compared on another.
+"""Write torch's numerical results for inputs from numpy on one machine, and compare them on another.
 
     python3 numbers_of_torch.py write FILE      compute and save
     python3 numbers_of_torch.py compare FILE    compute, and compare with the results of another machine
@@ -39,12 +39,12 @@ def case(bound: float) -> Callable[[Case], Case]:
 
 
 def drawn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normally distributed numbers that do not depend on torch."""
+    """Draw normally distributed numbers that do not depend on torch."""
     return torch.from_numpy(numpy.random.Generator(numpy.random.PCG64(seed)).standard_normal(shape)).to(dtype)
 
 
 def filled(module: nn.Module) -> nn.Module:
-    """A module whose weights do not depend on torch's generator."""
+    """Return a module whose weights do not depend on torch's generator."""
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
             parameter.copy_(0.2 * drawn(*parameter.shape, seed=100 + number))
@@ -53,7 +53,7 @@ def filled(module: nn.Module) -> nn.Module:
 
 @case(0.0)
 def conversions() -> dict[str, Tensor]:
-    """Each dtype from float32 and back, except for conversions that are undefined in C (negative to unsigned)."""
+    """Convert float32 to each dtype and back, except where C leaves the conversion undefined (negative to unsigned)."""
     x = drawn(64) * 10
     signed = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8)
     made = {str(dtype): x.to(dtype).to(torch.float64) for dtype in signed}
@@ -65,7 +65,7 @@ def conversions() -> dict[str, Tensor]:
 
 @case(0.0)
 def integers() -> dict[str, Tensor]:
-    """int64 arithmetic and indices beyond 32 bits."""
+    """Compute int64 arithmetic and indices beyond 32 bits."""
     x = torch.tensor([2**40 + 3, -(2**50), 7, 2**62])
     index = torch.tensor([3, 0, 2], dtype=torch.int64)
     return {
@@ -95,7 +95,7 @@ def products() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def elementwise() -> dict[str, Tensor]:
-    """Functions with vectorised implementations."""
+    """Compute functions with vectorised implementations."""
     x = drawn(301)
     return {
         name: getattr(torch, name)(x.abs() + 0.1 if name in ("log", "sqrt", "rsqrt", "lgamma") else x)
@@ -142,7 +142,7 @@ def linear_layers() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def recurrent() -> dict[str, Tensor]:
-    """A bidirectional LSTM with two layers."""
+    """Return a bidirectional LSTM with two layers."""
     return _with_gradients(nn.LSTM(8, 12, num_layers=2, bidirectional=True), drawn(9, 3, 8))
 
 
@@ -181,14 +181,14 @@ def _train(module: nn.Module, optimiser: torch.optim.Optimizer, steps: range) ->
 
 
 def half_trained() -> dict[str, Any]:
-    """The saved state of a network and its optimiser after five steps."""
+    """Return the saved state of a network and its optimiser after five steps."""
     module, optimiser = _training()
     _train(module, optimiser, range(5))
     return {"network": module.state_dict(), "optimiser": optimiser.state_dict()}
 
 
 def trained_on(state: dict[str, Any]) -> Tensor:
-    """The parameters after five more steps."""
+    """Return the parameters after five more steps."""
     module, optimiser = _training()
     module.load_state_dict(state["network"])
     optimiser.load_state_dict(state["optimiser"])
@@ -198,7 +198,7 @@ def trained_on(state: dict[str, Any]) -> Tensor:
 
 @case(1e-4)
 def training() -> dict[str, Tensor]:
-    """A network and its optimiser, saved and loaded between two steps."""
+    """Return a network and its optimiser, saved and loaded between two steps."""
     return {"ten steps": trained_on(half_trained())}
 
 
@@ -253,7 +253,7 @@ def complex_algebra() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def fourier() -> dict[str, Tensor]:
-    """Transforms with even, odd and prime lengths."""
+    """Compute transforms with even, odd and prime lengths."""
     return {
         **{f"fft {n}": torch.view_as_real(torch.fft.fft(drawn(n))) for n in (64, 45, 37)},
         "rfft2": torch.view_as_real(torch.fft.rfft2(drawn(12, 15))),
@@ -298,7 +298,7 @@ def threads() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def drawn_by_torch() -> dict[str, Tensor]:
-    """Results of torch's generator for a seed; both few normal numbers (scalar code) and many (vectorised code)."""
+    """Draw numbers with torch's generator from a seed; both few normal numbers (scalar code) and many (vectorised)."""
     torch.manual_seed(11)
     return {
         "uniform": torch.rand(50),
@@ -317,7 +317,7 @@ def drawn_by_torch() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def seeded() -> dict[str, Tensor]:
-    """A network as initialised by torch with a seed, and a training step with dropout."""
+    """Return a network as initialised by torch with a seed, and a training step with dropout."""
     torch.manual_seed(5)
     module = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(24, 3))
     loss = nn.functional.cross_entropy(module(torch.randn(6, 2, 8)), torch.randint(0, 3, (6,)))
@@ -328,7 +328,7 @@ def seeded() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def inference() -> dict[str, Tensor]:
-    """Layers without gradients, which have separate kernels on ARM, in two memory formats."""
+    """Run layers without gradients, which have separate kernels on ARM, in two memory formats."""
     image = drawn(2, 8, 14, 15)
     layers = {
         "conv": filled(nn.Conv2d(8, 12, 3, stride=2, padding=1)),
@@ -349,7 +349,7 @@ def inference() -> dict[str, Tensor]:
 
 @case(0.03)
 def quantized() -> dict[str, Tensor]:
-    """QNNPACK on both machines. The bound is a few steps of 8 bits: the machines may round differently."""
+    """QNNPACK on both machines. The bound is a few 8-bit steps, because the machines may round differently."""
     before, torch.backends.quantized.engine = torch.backends.quantized.engine, "qnnpack"
     quantization = torch.ao.quantization
     static = nn.Sequential(
@@ -386,12 +386,12 @@ def through_numpy() -> dict[str, Tensor]:
 
 
 def computed() -> dict[str, dict[str, Tensor]]:
-    """All cases."""
+    """Return all cases."""
     return {name: {key: item.detach().clone() for key, item in made().items()} for name, (_, made) in CASES.items()}
 
 
 def faults(reference: dict[str, dict[str, Tensor]], found: dict[str, dict[str, Tensor]]) -> list[str]:
-    """The differences that exceed their bounds."""
+    """Return the differences that exceed their bounds."""
     said = []
     for name, (bound, _) in CASES.items():
         if reference[name].keys() != found[name].keys():
@@ -421,26 +421,26 @@ def _in_the_old_format(tensor: Tensor) -> Tensor:
 
 
 def saved_script() -> Tensor:
-    """A script with a call, a loop and a long condition, as torch.jit.save writes it."""
+    """Return a script with a call, a loop and a long condition, as torch.jit.save writes it."""
     stream = io.BytesIO()
     torch.jit.save(torch.jit.script(_told_apart), stream)
     return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
 
 
 def results_of(script: Tensor) -> dict[str, Tensor]:
-    """The results of a saved script on this machine."""
+    """Return the results of a saved script on this machine."""
     loaded = torch.jit.load(io.BytesIO(script.numpy().tobytes()))
     return {"taken": loaded(drawn(8), 2, 3, 4), "not taken": loaded(drawn(8), -1, -2, 4)}
 
 
 @case(FLOAT32)
 def scripts_that_are_saved() -> dict[str, Tensor]:
-    """A script, saved and loaded."""
+    """Return a script, saved and loaded."""
     return results_of(saved_script())
 
 
 def exchanged(found: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
-    """The contents of the exchanged file."""
+    """Return the contents of the exchanged file."""
     return {
         "results": found,
         "half trained": half_trained(),
@@ -450,7 +450,7 @@ def exchanged(found: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
 
 
 def differences(document: dict[str, Any], found: dict[str, dict[str, Tensor]]) -> list[str]:
-    """The differences from the file of another machine."""
+    """Return the differences from the file of another machine."""
     said = faults(document["results"], found)
     went_on = {**document["results"], "training": {"ten steps": trained_on(document["half trained"])}}
     said += [f"{line}, after continuing the other machine's training" for line in faults(document["results"], went_on)]

@@ -1,4 +1,4 @@
-"""Facts about the image's torch, from its metadata."""
+"""Determine facts about the image's torch from its metadata."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 
 def has_our_torch() -> bool:
-    """Whether torch was built from this project's recipe, so that its patches and build options are known.
+    """Return whether torch was built from this project's recipe, so that its patches and build options are known.
 
-    Its wheel is tagged for plain Linux and contains libraries: those of package indices are tagged for manylinux, and
-    other builds do not contain libraries. importlib.metadata.files() would check each of more than 10,000 files, which
-    takes a minute over NFS.
+    This project's wheel is tagged for plain Linux and contains libraries. Wheels from package indices are tagged for
+    manylinux, and other builds do not contain libraries. importlib.metadata.files() is not used, because checking more
+    than 10,000 files takes a minute over NFS.
     """
     for found in importlib.metadata.distributions(name="torch"):
         tags, record = found.read_text("WHEEL") or "", found.read_text("RECORD") or ""

@@ -1,4 +1,4 @@
-"""torchvision and torchaudio: their C++ operators against plain PyTorch, image formats, a network, audio filters."""
+"""Tests of torchvision and torchaudio: C++ operators, image formats, a network and audio filters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def boxes(count: int) -> torch.Tensor:
 
 
 def overlap(box: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Intersection over union of a box with others."""
+    """Compute the intersection over union of a box with others."""
     low, high = torch.maximum(box[:2], others[:, :2]), torch.minimum(box[2:], others[:, 2:])
     common = (high - low).clamp(min=0).prod(1)
     return common / ((box[2:] - box[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(1) - common)
@@ -73,7 +73,7 @@ def test_deform_conv2d_without_offsets_is_a_convolution() -> None:
 
 
 def picture() -> torch.Tensor:
-    """A smooth colour gradient, which JPEG keeps almost unchanged."""
+    """Return a smooth colour gradient, which JPEG keeps almost unchanged."""
     y, x = torch.meshgrid(torch.arange(40), torch.arange(56), indexing="ij")
     return torch.stack([x * 4, y * 6, (x + y) * 2]).to(torch.uint8)
 

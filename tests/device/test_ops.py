@@ -48,7 +48,7 @@ def _known_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def whole(*shape: int) -> torch.Tensor:
-    """Integers that are small enough for float32 to compute without rounding, so that results must be bit-identical."""
+    """Draw integers that are small enough for float32 to compute without rounding, so results must be bit-identical."""
     return torch.randint(-60, 61, shape).to(torch.float32)
 
 
@@ -289,7 +289,7 @@ def test_overflow_is_inf() -> None:
 
 
 def test_denormal_operands_count_as_zero() -> None:
-    """Denormals become zero before the computation, so their product with a large number is zero; not in the bounds."""
+    """Denormals become zero before the computation, so their product with a large number is zero."""
     small, large = torch.full((16,), 1e-40), torch.full((16,), 1e38)
     for found in (
         dot_cpp.product(small, large),
@@ -444,7 +444,7 @@ def test_gradients_of_the_matrix_product() -> None:
 
 @pytest.mark.parametrize("operation", [dot_cpp.product, dot_cpp.add, matrix_cpp.gpu], ids=["product", "add", "gpu"])
 def test_gradients_agree_with_finite_differences_twice(operation: Operation) -> None:
-    # The operations are bilinear, so finite differences with a long step are exact except for rounding.
+    # The operations are bilinear, so finite differences with a large step are exact except for rounding.
     a = torch.randn((3, 5) if operation is matrix_cpp.gpu else (5,), dtype=torch.float64, requires_grad=True)
     b = torch.randn(5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(operation, (a, b), eps=0.5, atol=1e-5, rtol=1e-5)
@@ -488,7 +488,7 @@ def test_matrices_larger_than_the_buffer_are_split(shape: tuple[int, int], monke
 
 
 def test_total_buffer_size_is_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each operation needs a different buffer to be large: buffers of earlier calls are released to make room."""
+    """Each operation needs a different large buffer, so the buffers of earlier calls are released to make room."""
     monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
     vector, wide, high, factor = whole(336), whole(2, 256), whole(40, 3), whole(3, 17)
     for _ in range(2):
@@ -558,7 +558,7 @@ def test_each_kernel_is_compiled_once_per_process() -> None:
     assert qpu_ops.compilations() == {"product": 1, "add": 1, "matrix_vector": 1}
 
 
-# Behaviour that requires a new process. One process for all of it: importing torch over NFS takes half a minute.
+# Behaviour that requires a new process. One process tests all of it, because importing torch over NFS takes long.
 ALONE = """
 import json, os, threading
 import torch, dot_cpp, matrix_cpp, cpu_cpp, qpu_ops
@@ -609,7 +609,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    # Python 3.12 and later warn about forking while threads run, which is tested here.
+    # Python 3.12 and later warn about forking while threads run, as this test does.
     command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", ALONE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -651,7 +651,7 @@ def test_concurrent_threads_get_correct_results() -> None:
 
 def test_other_threads_run_while_a_kernel_runs() -> None:
     def seconds() -> float:
-        """The minimum time over several runs, since individual runs may be delayed."""
+        """Measure the minimum time over several runs, because individual runs may be delayed."""
         found = []
         for _ in range(3):
             began = time.perf_counter()
@@ -672,7 +672,7 @@ def test_other_threads_run_while_a_kernel_runs() -> None:
         matrix_cpp.gpu(a, b)
         span.append(time.perf_counter())
 
-    # A thread waiting for the GIL requests it every 5 ms: time stamps in the middle half show that it was free.
+    # A thread that waits for the GIL requests it every 5 ms, so time stamps in the middle half show that it was free.
     thread = threading.Thread(target=work)
     stamps = []
     thread.start()

@@ -18,7 +18,7 @@ DEFAULT_ENGINE = torch.backends.quantized.engine
 
 @pytest.fixture(autouse=True)
 def without_notices() -> Iterator[None]:
-    """Upstream's modules of quantization print notices about their own future."""
+    """Suppress the notices that upstream's quantization modules print about their own future."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -26,7 +26,7 @@ def without_notices() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def on_qnnpack() -> Iterator[None]:
-    """Upstream's wheels have another default engine."""
+    """Select QNNPACK, because upstream's wheels have another default engine."""
     torch.backends.quantized.engine = "qnnpack"
     yield
     torch.backends.quantized.engine = DEFAULT_ENGINE
@@ -42,7 +42,7 @@ def seeded(made: type[nn.Module], *words: int, **options: object) -> nn.Module:
 
 
 def close(found: Tensor, wanted: Tensor, share: float = 0.05) -> bool:
-    """The error of 8 bits: its root mean square, relative to the root mean square of the result."""
+    """Check the 8-bit error: its root mean square, relative to that of the result."""
     return bool((found - wanted).norm() <= share * wanted.norm())
 
 
@@ -58,17 +58,17 @@ class Network(nn.Module):  # type: ignore[misc]
         self.last = nn.Linear(16, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Batches of images with 3 channels to 10 numbers each."""
+        """Map batches of images with 3 channels to 10 numbers each."""
         x = self.first(self.quant(x))
         x = self.sum.add(x, self.depthwise(x))
         return self.dequant(self.last(x.mean((2, 3))))
 
 
 class Traceable(Network):
-    """The same without what eager mode requires."""
+    """The same network without what eager mode requires."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Batches of images with 3 channels to 10 numbers each."""
+        """Map batches of images with 3 channels to 10 numbers each."""
         x = self.first(x)
         x = x + self.depthwise(x)
         return self.last(x.mean((2, 3)))
@@ -83,7 +83,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]
         self.lstm, self.last = nn.LSTM(16, 12), nn.Linear(12, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Sequences of 16 numbers each to sequences of 4."""
+        """Map sequences of 16 numbers each to sequences of 4."""
         return self.dequant(self.last(self.lstm(self.quant(x))[0]))
 
 

@@ -1,4 +1,4 @@
-"""libqpu on the board: which backend it uses and why, and whether it computes correctly."""
+"""Tests of libqpu on the board: which backend it uses and why, and whether it computes correctly."""
 
 from __future__ import annotations
 

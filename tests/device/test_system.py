@@ -1,4 +1,4 @@
-"""The board's system: whether it is the exported root filesystem, and whether it is suitable for computing."""
+"""Tests of the board's system: whether it is the exported root filesystem, and whether it is suitable for computing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIRST_SUPPORTED_S = 1_735_689_600
 
 
 def mounts() -> dict[str, tuple[str, str, str]]:
-    """Source, type and options of each mount, by mount point; the last mount on a mount point applies."""
+    """Read each mount's source, type and options, by mount point; the last mount on a mount point applies."""
     rows = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
     return {row[1]: (row[0], row[2], row[3]) for row in rows}
 
@@ -148,7 +148,7 @@ def test_loopback_carries_tcp() -> None:
 
 def test_clock_is_set_and_runs() -> None:
     def read() -> tuple[float, float, float]:
-        """The wall clock between two readings of the monotonic clock: a busy machine may be interrupted in between."""
+        """Read the wall clock between two readings of the monotonic clock, because a busy machine may interrupt it."""
         return time.monotonic(), time.time(), time.monotonic()
 
     before, wall, after = read()
@@ -179,7 +179,7 @@ def test_loader_finds_libqpu() -> None:
 def test_scripts_run_in_forks_of_a_preloaded_process(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pitorch.preloaded, with a module of the standard library instead of torch, whose import is already tested."""
+    """Uses a standard-library module instead of torch, because other tests import torch."""
     if importlib.util.find_spec("pitorch") is None:
         pytest.skip("pitorch's Python modules, which come with our own libqpu, are not in the image")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))

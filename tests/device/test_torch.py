@@ -1,4 +1,4 @@
-"""torch itself: whether it loads, and whether a small network's forward and backward pass give the right numbers."""
+"""Tests of torch: whether it loads, and whether a small network's forward and backward pass are correct."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_numpy_and_torch_share_memory() -> None:
 
 
 def small_network() -> nn.Sequential:
-    """2 inputs, 2 hidden units with ReLU, 1 output; the second hidden unit is inactive for the input (1, 2)."""
+    """Make a network with 2 inputs, 2 hidden units with ReLU (the second is inactive for (1, 2)) and 1 output."""
     network = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     with torch.no_grad():
         network[0].weight.copy_(torch.tensor([[0.5, 1.0], [-1.0, 0.25]]))
@@ -43,7 +43,7 @@ def small_network() -> nn.Sequential:
 
 
 def test_numpy_indices_work_after_conversion_to_64_bits() -> None:
-    """On 32 bits, numpy's default integer is int32, which torch rejects as an index or class; see docs/torch.md."""
+    """On 32 bits, numpy's default integer is int32, which torch rejects as an index or class (docs/torch.md)."""
     scores = numpy.array([[0.0, 2.0], [3.0, 1.0]], dtype=numpy.float32)
     narrow = torch.from_numpy(numpy.argmax(scores, 1).astype(numpy.int32))
     with pytest.raises((RuntimeError, IndexError), match=r"[Ll]ong|int64|Int"):
@@ -91,7 +91,7 @@ def test_convolutional_network_agrees_with_finite_differences() -> None:
 
 
 def layers() -> dict[str, tuple[Callable[..., torch.Tensor], torch.Tensor]]:
-    """Functions of float64 or complex128, each with an input."""
+    """Return functions of float64 or complex128, each with an input."""
     torch.manual_seed(2)
     recurrent = nn.LSTM(3, 2, num_layers=2, bidirectional=True).double()
     attention = nn.MultiheadAttention(4, 2).double()
@@ -150,7 +150,7 @@ def _counted(x: torch.Tensor, times: int) -> torch.Tensor:
 
 
 def test_scripted_loop_runs_without_warnings(capfd: pytest.CaptureFixture[str]) -> None:
-    """On 32 bits, the jump back to a loop's start was taken for an overflow, and each loop warned (patch 0006)."""
+    """On 32 bits, the jump back to a loop's start was mistaken for an overflow, and each loop warned (patch 0006)."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated in later releases
@@ -176,7 +176,7 @@ def test_script_with_long_condition_is_saved_and_loaded() -> None:
 
 
 def lies_at(array: numpy.ndarray, offset: int) -> numpy.ndarray:
-    """A copy of an array whose data is ``offset`` bytes after a multiple of 64."""
+    """Copy an array so that its data is ``offset`` bytes after a multiple of 64."""
     room = numpy.zeros(array.nbytes + 128, dtype=numpy.uint8)
     begin = -room.ctypes.data % 64 + offset
     made = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -195,7 +195,7 @@ SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without our patch
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 33])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_complex_dot_product_matches_numpy(dtype: str, size: int, strided: bool) -> None:
-    """BLAS returns such results in registers or in memory, depending on the machine; the wrong choice gave zeros."""
+    """BLAS returns such results in registers or in memory, depending on the machine; the wrong choice yielded zeros."""
     drawn = numpy.random.Generator(numpy.random.PCG64(7)).standard_normal((4, 2 * size))
     a, b = (drawn[0] + 1j * drawn[1]).astype(dtype), (drawn[2] + 1j * drawn[3]).astype(dtype)
     a, b = (a[::2], b[1::2]) if strided else (a[:size], b[:size])
@@ -214,7 +214,7 @@ def test_complex_dot_product_matches_numpy(dtype: str, size: int, strided: bool)
 
 
 class FullDisk:
-    """A file that accepts some bytes and is then full."""
+    """A file that is full after some bytes."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -227,7 +227,7 @@ class FullDisk:
         return len(block)
 
     def flush(self) -> None:
-        """Nothing is kept."""
+        """Do nothing, because no data is buffered."""
 
 
 class Cut(io.BytesIO):
@@ -258,7 +258,7 @@ LETS_THROUGH = pytest.mark.skipif(ARM and not has_our_torch(), reason="without o
 @LETS_THROUGH
 @pytest.mark.parametrize("room", [0, 100, 5000])
 def test_file_errors_propagate_from_save(room: int) -> None:
-    """From Python through C++ and C; on ARM, exceptions pass only through code that was compiled for it."""
+    """They pass from Python through C++ and C; on ARM, exceptions pass only through code compiled for it."""
     with pytest.raises((OSError, RuntimeError)) as caught:
         torch.save(torch.ones(10_000), FullDisk(room))
     assert any("No space left on device" in str(fault) for fault in (caught.value, caught.value.__context__))
@@ -318,7 +318,7 @@ PLACED = ["float32", "float64", "int16", "int64", "complex64", *(["complex128"] 
 @pytest.mark.parametrize("dtype", PLACED)
 @pytest.mark.parametrize("how", ["from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack"])
 def test_misaligned_arrays_are_rejected(how: str, dtype: str) -> None:
-    """They are not shared, because of SIGBUS (patch 0009), unless the processor supports misaligned loads."""
+    """They are not shared, because of SIGBUS (patch 0009), if the processor lacks misaligned loads."""
     array = lies_at(numpy.arange(1, 6, dtype=dtype), 1)
     if ARM:
         with pytest.raises((ValueError, RuntimeError, BufferError), match="align"):
@@ -331,7 +331,7 @@ def test_misaligned_arrays_are_rejected(how: str, dtype: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
 def test_torch_jit_fork_is_traced() -> None:
-    """Sources are compiled in one unit, and another source defined a function with the same name (patch 0012)."""
+    """In the unity build, another source defined a function of the same name (patch 0012)."""
     double = torch.jit.trace(lambda x: x * 2, torch.ones(3))
 
     def forked(x: torch.Tensor) -> torch.Tensor:
@@ -343,7 +343,7 @@ def test_torch_jit_fork_is_traced() -> None:
 
 
 class _DLTensor(ctypes.Structure):
-    """A DLManagedTensor of dlpack.h, flattened: the tensor's fields, then those for its producer."""
+    """A flattened DLManagedTensor from dlpack.h: the tensor's fields, then its producer's."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -372,7 +372,7 @@ def test_dlpack_byte_offset_is_respected(strides: tuple[int, ...] | None) -> Non
 
 
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:
-    """Sequences of different lengths as one tensor; torch warns that the feature is a prototype."""
+    """Make one tensor of sequences with different lengths; torch warns that the feature is a prototype."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.nested.nested_tensor(rows)
@@ -412,7 +412,7 @@ def test_transformer_encoder_ignores_padded_positions() -> None:
 
 def test_build_options_match_the_recipe() -> None:
     message = torch.__config__.show()
-    asked = ["USE_OPENMP=ON"]  # required of any torch: our extension and our tests rely on it
+    asked = ["USE_OPENMP=ON"]  # required of any torch, because our extension and our tests rely on it
     if has_our_torch():
         asked += ["BLAS_INFO=open,", "LAPACK_INFO=open,", "USE_CUDA=OFF", "USE_MKLDNN=OFF", "USE_NNPACK=OFF"]
         assert not torch.distributed.is_available()

@@ -1,4 +1,4 @@
-"""``import torch`` leaves out what most programs never use (patch 0015), and every name is still there."""
+"""``import torch`` omits modules that most programs never use (patch 0015), but every name is still available."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ print("failed:", *failed)
 
 @only_our_torch
 @pytest.mark.new_interpreter
-def test_what_import_torch_leaves_out_is_imported_when_it_is_used() -> None:
-    """Names, the kernels for meta tensors in several threads, and the refusal of a second kernel for one operator."""
+def test_omitted_modules_are_imported_on_first_use() -> None:
+    """Tests names, the kernels for meta tensors in several threads, and the refusal of an operator's second kernel."""
     argv = [sys.executable, "-W", "ignore", "-c", PROGRAM, " ".join(LEFT_OUT), " ".join(REACHABLE)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["imported:", "failed:"], done.stdout + done.stderr

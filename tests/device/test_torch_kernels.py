@@ -1,4 +1,4 @@
-"""float32 products, linear and conv2d in NEON (patch 0014): right in every layout, and never from outdated weights."""
+"""float32 products, linear and conv2d in NEON (patch 0014) are correct and never use outdated weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def right(found: Tensor, function: Callable[..., Tensor], *inputs: Tensor | None) -> bool:
-    """The result agrees with the result in float64, relative to the sum of the magnitudes of the products."""
+    """Check that the result agrees with float64, relative to the sum of the products' magnitudes."""
     wide = [None if item is None else item.detach().double() for item in inputs]
     wanted = function(*wide)
     scale = function(*(None if item is None else item.abs() for item in wide))
@@ -38,7 +38,7 @@ def right(found: Tensor, function: Callable[..., Tensor], *inputs: Tensor | None
 
 
 @pytest.mark.parametrize("transposed", ["", "a", "b", "ab"])
-def test_products_of_all_layouts_are_right(transposed: str) -> None:
+def test_products_of_all_layouts_are_correct(transposed: str) -> None:
     for rows, inner in ((1, 700), (3, 90), (7, 300), (64, 64), (130, 257), (300, 40)):
         for columns in (1, 2, 4, 5, 8, 33):
             a = drawn(inner, rows).t() if "a" in transposed else drawn(rows, inner)
@@ -46,13 +46,13 @@ def test_products_of_all_layouts_are_right(transposed: str) -> None:
             assert right(a @ b, torch.matmul, a, b), (rows, inner, columns)
 
 
-def test_products_of_parts_of_larger_matrices_are_right() -> None:
+def test_products_of_submatrices_are_correct() -> None:
     a, b = drawn(100, 100)[10:70, 5:90], drawn(200, 64, seed=1)[20:190:2, 3:60]
     assert right(a @ b, torch.matmul, a, b)
     assert right(a.T @ b[:60], torch.matmul, a.T, b[:60])
 
 
-def test_a_product_of_several_blocks_is_right() -> None:
+def test_product_of_several_blocks_is_correct() -> None:
     """One block of packed weights holds 2 MiB."""
     a, b = drawn(9, 1000), drawn(1000, 1300, seed=1)
     assert right(a @ b, torch.matmul, a, b)
@@ -68,7 +68,7 @@ def test_addmm_scales_and_adds(shape: tuple[int, int, int]) -> None:
     assert right(torch.addmm(unknown, a, b, beta=0), torch.matmul, a, b)
 
 
-def test_matrix_vector_products_of_all_strides_are_right() -> None:
+def test_matrix_vector_products_of_all_strides_are_correct() -> None:
     for matrix in (drawn(70, 90), drawn(90, 70).t(), drawn(140, 90)[::2], drawn(70, 180)[:, ::2]):
         for vector in (drawn(90, seed=1), drawn(180, seed=1)[::2]):
             assert right(matrix @ vector, torch.mv, matrix, vector)
@@ -107,7 +107,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_linear_without_gradients_is_right(with_bias: bool) -> None:
+def test_linear_without_gradients_is_correct(with_bias: bool) -> None:
     weight, bias = nn.Parameter(drawn(32, 48, seed=1)), nn.Parameter(drawn(32, seed=2)) if with_bias else None
     for name, rows in LAYOUTS.items():
         with torch.no_grad():
@@ -129,7 +129,7 @@ CONVOLUTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_conv2d_without_gradients_is_right(name: str) -> None:
+def test_conv2d_without_gradients_is_correct(name: str) -> None:
     for layout in (torch.contiguous_format, torch.channels_last):
         for with_bias in (True, False):
             check_convolution(name, layout, with_bias=with_bias)
@@ -156,7 +156,7 @@ def check_convolution(name: str, layout: torch.memory_format, *, with_bias: bool
     assert weight.grad is not None
 
 
-def test_conv1d_without_gradients_is_right() -> None:
+def test_conv1d_without_gradients_is_correct() -> None:
     def convolved(image: Tensor, weight: Tensor) -> Tensor:
         return functional.conv1d(image, weight, padding=2)
 
@@ -200,7 +200,7 @@ def test_new_weights_at_an_old_address_are_packed_again() -> None:
 
 @pytest.fixture
 def before_a_hole() -> Iterator[numpy.ndarray]:
-    """A page of float32, followed by a page that must not be read."""
+    """Map a page of float32, followed by a page that must not be read."""
     page = mmap.PAGESIZE
     mapped = mmap.mmap(-1, 2 * page)
     array = numpy.frombuffer(mapped, dtype=numpy.float32)
@@ -229,7 +229,7 @@ def test_nothing_is_read_after_the_end_of_a_tensor(before_a_hole: numpy.ndarray)
         assert right(functional.conv2d(by_channels, filters), functional.conv2d, image, filters)
 
 
-def test_threads_that_use_the_same_weights_do_not_disturb_each_other() -> None:
+def test_threads_can_use_the_same_weights_concurrently() -> None:
     weight, filters = drawn(64, 64), drawn(8, 8, 3, 3)
     wrong: list[int] = []
 
@@ -251,7 +251,7 @@ def test_threads_that_use_the_same_weights_do_not_disturb_each_other() -> None:
 
 
 def test_a_forked_process_computes_too() -> None:
-    """With one thread, as DataLoader's workers: OpenMP's threads do not survive a fork."""
+    """The child uses one thread, like DataLoader's workers, because OpenMP's threads do not survive a fork."""
     a, b = drawn(100, 100), drawn(100, 100, seed=1)
     wanted = a @ b
     child = os.fork()
@@ -262,7 +262,7 @@ def test_a_forked_process_computes_too() -> None:
 
 
 def test_transformations_of_functions_see_linear() -> None:
-    """vmap, forward and reverse mode and tracing must not lose what they add to a tensor."""
+    """vmap, forward mode, reverse mode and tracing must not lose what they add to a tensor."""
     weight, rows = drawn(16, 48), drawn(5, 20, 48, seed=1)
     with torch.no_grad():
         assert right(torch.func.vmap(lambda x: functional.linear(x, weight))(rows), functional.linear, rows, weight)
@@ -283,8 +283,8 @@ products = [a @ a, torch.full((100, 100), 1e-21) @ torch.full((100, 100), 1e-21)
 
 @only_our_torch
 @pytest.mark.new_interpreter
-def test_one_environment_variable_turns_xnnpack_off(tmp_path: Path) -> None:
-    """The results agree, except that NEON counts denormal numbers as 0: that shows which of the two computed."""
+def test_environment_variable_disables_xnnpack(tmp_path: Path) -> None:
+    """The results agree, except that NEON treats denormals as 0, which reveals the kernel that was used."""
     program = f"import sys, torch\n{DENORMAL}\ntorch.save(products, sys.argv[1])"
     file = tmp_path / "products.pt"
     subprocess.run([sys.executable, "-c", program, file], env={**os.environ, "TORCH_XNNPACK": "0"}, check=True)

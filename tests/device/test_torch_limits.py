@@ -1,6 +1,6 @@
-"""Limits on 32 bits: sizes beyond the machine's memory, and indices beyond a tensor, are rejected.
+"""Tests of limits on 32 bits: sizes beyond the machine's memory and indices beyond a tensor are rejected.
 
-Nothing may wrap around: 2**32 + 16 is 16 in a 32-bit size_t, and writes would go far beyond a tensor of 16 elements.
+Sizes must not wrap around: 2**32 + 16 is 16 in a 32-bit size_t, so writes would go far beyond a tensor of 16 elements.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BYTES = torch.uint8
 
 
 def ones(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor of any size that views a single element."""
+    """Return a tensor of any size that views a single element."""
     return torch.ones(1, dtype=dtype).expand(*sizes)
 
 
@@ -122,7 +122,7 @@ def test_views_may_have_more_than_2_to_the_32_elements() -> None:
 
 
 def test_old_file_format_has_64_bit_storage_lengths() -> None:
-    """Magic, protocol, sizes, the pickle, keys, then a storage: its number of elements, and the elements."""
+    """The file contains magic, protocol, sizes, pickle, keys and a storage with its length and elements."""
     stream = io.BytesIO()
     torch.save(torch.arange(4, dtype=torch.float32), stream, _use_new_zipfile_serialization=False)
     content = stream.getvalue()

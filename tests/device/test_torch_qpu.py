@@ -1,6 +1,6 @@
-"""The device ``qpu``: the same suite on the PC, in an emulated machine and on a Raspberry Pi.
+"""Tests of the device ``qpu``, which run on the PC, in an emulated machine and on a Raspberry Pi.
 
-Shapes are small, because one of these is an emulated machine; tests/native has the broad tests for the PC.
+Shapes are small, because emulated machines are slow; tests/native contains broad tests for the PC.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _known_state() -> Iterator[None]:
 
 
 def whole(*shape: int) -> torch.Tensor:
-    """Integers that are small enough for float32 to compute without rounding."""
+    """Draw integers that are small enough for float32 to compute without rounding."""
     return torch.randint(-9, 10, shape).to(torch.float32)
 
 
@@ -200,7 +200,7 @@ def test_operators_for_cpu_tensors_need_no_import() -> None:
 
 
 def on_both(function: Callable[..., torch.Tensor], *operands: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The results of the device and of the CPU for the same operands; no operator may fall back to the CPU."""
+    """Return the results of the device and of the CPU for the same operands; no operator may fall back to the CPU."""
     there = [operand.to("qpu") for operand in operands]
     torch_qpu.reset_counters()
     found = function(*there)

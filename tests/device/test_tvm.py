@@ -1,4 +1,4 @@
-"""Kernels compiled by TVM on the PC, called with torch's tensors on the board through ``pitorch.tvm``.
+"""Tests of kernels that TVM compiled on the PC, called with torch tensors on the board through ``pitorch.tvm``.
 
 The kernel multiplies two matrices of 32 rows. It is in ``gemm.so`` next to this file::
 
@@ -43,7 +43,7 @@ def matrices() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def view(values: torch.Tensor, elements: int) -> torch.Tensor:
-    """The same values in memory that begins ``elements`` elements after the start of a tensor's memory."""
+    """Copy the values to memory that begins ``elements`` elements after the start of a tensor's memory."""
     memory = torch.zeros(values.numel() + 64)
     memory[elements : elements + values.numel()] = values.flatten()
     return memory[elements : elements + values.numel()].view(values.shape)
@@ -106,7 +106,7 @@ def test_kernel_runs_in_several_threads(gemm: tvm.Kernel) -> None:
 
 
 def test_library_exported_by_tvm_accepts_torch_tensors() -> None:
-    """Through DLPack, without a copy; pitorch.tvm also accepts tensors at addresses where TVM's code would fault."""
+    """Through DLPack, without a copy; pitorch.tvm also accepts addresses where TVM's code would fault."""
     tvm_ffi = pytest.importorskip("tvm_ffi", reason="the image has no apache-tvm-ffi (remote.ffi_in_image)")
     if not EXPORTED.is_file():
         pytest.skip(f"no kernel: {EXPORTED.name} next to this file, written by TVM's export_library")

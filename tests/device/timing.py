@@ -60,7 +60,7 @@ class WrongResult(Exception):
 
 
 class Sample(NamedTuple):
-    """One timed call."""
+    """The times of one call."""
 
     result: torch.Tensor
     compute_s: float | None
@@ -68,7 +68,7 @@ class Sample(NamedTuple):
 
 
 def timed_torch(a: torch.Tensor, b: torch.Tensor) -> Sample:
-    """The same product by torch, with torch's default number of threads."""
+    """Return the same product by torch, with torch's default number of threads."""
     began = time.perf_counter()
     result = torch.mv(a, b)
     return Sample(result, None, time.perf_counter() - began)
@@ -82,9 +82,9 @@ METHODS: dict[str, Callable[[torch.Tensor, torch.Tensor], Sample]] = {
 
 
 def error_over_bound(method: str, found: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest error of a score as a fraction of the method's bound, which its module states.
+    """Compute the largest error of a score as a fraction of the bound that the method's module states.
 
-    torch states no bound, so the bound of a plain sum is used, which holds for any order of summation.
+    torch does not state a bound, so the bound for a plain sum is used, which holds for any order of summation.
     """
     width = b.numel()
     terms, unit = (math.ceil(width / 16) + 1, 2.0**-23) if method == "qpu" else (width + 1, 2.0**-24)
@@ -99,7 +99,7 @@ def error_over_bound(method: str, found: torch.Tensor, a: torch.Tensor, b: torch
 
 
 def board_of(tree: Path) -> tuple[str, str]:
-    """The model in a device tree (empty without one), and why it does not count as a Pi's own (empty if it does).
+    """Return the model in a device tree, and why the tree does not count as a Pi's; empty if absent or if it does.
 
     Uses the same rule as ``device.evidence.execution_of``.
     """
@@ -124,7 +124,7 @@ def board_of(tree: Path) -> tuple[str, str]:
 
 
 def machine(tree: Path = Path("/proc/device-tree")) -> dict[str, Any]:
-    """The machine that was measured."""
+    """Return the machine that was measured."""
     board, doubt = board_of(tree)
     backend = qpu_ops.backend()
     on_a_pi = not doubt
@@ -152,7 +152,7 @@ def machine(tree: Path = Path("/proc/device-tree")) -> dict[str, Any]:
 
 
 def time_width(height: int, width: int, repeats: int, deadline: float) -> list[dict[str, Any]]:
-    """The rows of one width. Each method is called once to warm up and then repeatedly, until the deadline at most."""
+    """Time one width. Each method is called once to warm up, and then repeatedly until the deadline at the latest."""
     generator = torch.Generator().manual_seed(width)
     a = torch.randn(height, width, generator=generator)
     b = torch.randn(width, generator=generator)
@@ -180,7 +180,7 @@ def time_width(height: int, width: int, repeats: int, deadline: float) -> list[d
 
 
 def measure(height: int, widths: tuple[int, ...], repeats: int, budget_s: float) -> dict[str, Any]:
-    """The whole document. Skips a width if ten times the duration of the previous one exceeds the remaining time."""
+    """Make the whole document. Skips a width if ten times the previous one's duration exceeds the remaining time."""
     began = time.monotonic()
     rows: list[dict[str, Any]] = []
     left_out: list[dict[str, Any]] = []
@@ -208,7 +208,7 @@ def measure(height: int, widths: tuple[int, ...], repeats: int, budget_s: float)
 
 
 def table(document: dict[str, Any]) -> str:
-    """The document as a human-readable table."""
+    """Return the document as a human-readable table."""
     facts = document["machine"]
     lines = [
         f"H = {document['height']}, seconds, {document['statistic']}",

@@ -1,4 +1,4 @@
-"""Fixtures for tests of registries."""
+"""Fixtures for registry tests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from registry.local import Registry, Settings
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[docker.DockerClient]:
-    """The engine."""
+    """Return the engine."""
     with engine_client() as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """A registry without access control."""
+    """Provide a registry without access control."""
     need("docker-registry")
     with local_registry.serve(Settings(folder=tmp_path_factory.mktemp("plain") / "r")) as running:
         yield running
@@ -32,7 +32,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """A registry that requires the password of USER."""
+    """Provide a registry that requires USER's password."""
     need("docker-registry")
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "htpasswd").write_text(HTPASSWD)
@@ -42,7 +42,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 @pytest.fixture
 def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for the test's credentials."""
+    """Provide an empty folder for the test's credentials."""
     folder = tmp_path / "docker-config"
     folder.mkdir()
     monkeypatch.setenv("DOCKER_CONFIG", str(folder))

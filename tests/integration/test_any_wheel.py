@@ -1,4 +1,4 @@
-"""build-wheel: its arguments, its error messages, the audit, and builds in the development image."""
+"""Tests of build-wheel: arguments, error messages, the audit, and builds in the development image."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PyMODINIT_FUNC PyInit__trying(void) { return PyModule_Create(&module); }
 
 
 def project(folder: Path, **files: str) -> Path:
-    """A project with a C extension; ``files`` replaces or adds files, with ``_`` for the dot in their names."""
+    """Create a project with a C extension. ``files`` replaces or adds files, with ``_`` for the dot in their names."""
     folder.mkdir(parents=True)
     contents = {"setup_py": SETUP, "trying_c": MODULE, "trying_py": "from _trying import bits\n", **files}
     for name, text in contents.items():
@@ -134,7 +134,7 @@ def test_wrong_arguments_are_refused_before_building(tmp_path: Path) -> None:
 
 
 def test_build_folder_in_a_project_is_not_copied(tmp_path: Path) -> None:
-    """The copy is in the build folder: it would be copied into itself endlessly."""
+    """The copy is in the build folder, so it would be copied into itself endlessly."""
     here = project(tmp_path / "here")
     for name in (".git/HEAD", ".venv/pyvenv.cfg", "package/__pycache__/a.pyc", "package/a.py", "build/b.py"):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,7 @@ def test_build_folder_in_a_project_is_not_copied(tmp_path: Path) -> None:
     given = build.copy_project(Wanted(project=here), source, config)
     assert given == "/usr/src/wheel/source/here"
     copied = {str(path.relative_to(source / "here")) for path in (source / "here").rglob("*") if path.is_file()}
-    # Versions often come from Git tags, and projects may have a folder named build.
+    # Versions often come from git tags, and projects may have a folder named build.
     assert copied == {".git/HEAD", "build/b.py", "package/a.py", "setup.py", "trying.c", "trying.py"}
 
 
@@ -227,7 +227,7 @@ def test_settings_of_this_pcs_pip_are_used(tmp_path: Path, monkeypatch: pytest.M
 
 
 def pip_wheel(folder: Path, index: str, *words: str) -> str:
-    """Output of this machine's pip, which must fail."""
+    """Run this machine's pip, which must fail, and return its output."""
     environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")}
     environment |= {"PIP_CONFIG_FILE": os.devnull, "no_proxy": "*", "NO_PROXY": "*", "LC_ALL": "C"}
     argv = [sys.executable, "-m", "pip", "wheel", "--verbose", "--disable-pip-version-check", "--no-deps"]
@@ -469,7 +469,7 @@ def test_packages_of_missing_files_are_suggested(tmp_path: Path) -> None:
         "libxslt.so is missing. Add --package=libxslt1-dev to install it.",
         "some-thing.pc is missing. Add --package=other-dev or --package=some-dev to install it.",
     ]
-    # The server has been shut down: the downloaded indices are used again.
+    # The server has been shut down, so the downloaded indices are used again.
     output = output.replace("jpeglib.h", "nosuch.h")
     fault = faults.explain(CommandFailed("x", tail=output), wanted, output, config, [source])
     assert "nosuch.h is missing, and no package of the distribution contains it." in str(fault)
@@ -569,7 +569,7 @@ def test_libraries_that_a_wheel_requires_are_listed(tmp_path: Path) -> None:
 
 
 def options_of(folder: Path, **given: Sequence[str]) -> Options:
-    """Options of the task; those that are not given have their defaults."""
+    """Return the task's options, with defaults for those that are not given."""
     defaults: dict[str, Sequence[str]] = {"packages": (), "constraints": (), "variables": ()}
     return Options.parse(folder=folder, from_source=False, isolated=True, **{**defaults, **given})
 
@@ -657,7 +657,7 @@ def test_package_names_are_checked(tmp_path: Path, name: str) -> None:
 
 @pytest.fixture
 def own_wheelhouse(product_config: Config, tmp_path: Path) -> Config:
-    """The shared build, with a temporary wheelhouse before its others."""
+    """Provide the shared build, with a temporary wheelhouse before its others."""
     import dataclasses
 
     folders = (str(tmp_path / "house"), *product_config.torch.wheelhouse)
@@ -739,7 +739,7 @@ from setuptools import setup
 setup(name="needs-torch", version=f"1.0+{torch.ones(3).sum().item():.0f}", py_modules=[])
 """
 
-# Importing torch takes most of the time of a build, and test_torch_wheel.py imports it without isolation.
+# The torch import dominates a build's time, and test_torch_wheel.py imports torch without isolation.
 FINDS_TORCH = """\
 import os
 from importlib import metadata
@@ -755,7 +755,7 @@ setup(name="needs-torch", version=f"{os.environ['MINE']}+{metadata.version('torc
 def test_build_that_requires_torch_gets_the_images_torch(
     built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
-    """With and without build isolation; the build gets the caller's environment variables."""
+    """Tested with and without build isolation; the build gets the caller's environment variables."""
     assert built.manifests
     isolated = '[build-system]\nrequires = ["setuptools", "torch"]\n'
     project(tmp_path / "first", setup_py=NEEDS_TORCH, pyproject_toml=isolated)

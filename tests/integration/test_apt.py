@@ -1,4 +1,4 @@
-"""The apt mirror: valid and invalid pockets, on a real archive that is signed and served here."""
+"""Tests of the apt mirror: valid and invalid pockets, on a real archive that is signed and served here."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_main_pocket_cannot_be_left_out(archive: Archive, tmp_path: Path) ->
 def test_an_index_that_does_not_fit_on_the_disk_is_a_full_disk(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strict: bool
 ) -> None:
-    """If the disk is full, apt itself only reports that the index cannot be fetched or verified."""
+    """On a full disk, apt itself reports only that the index cannot be fetched or verified."""
     noise = "".join(f" {os.urandom(32).hex()}\n" for _ in range(40_000))
     monkeypatch.setattr(apt_parts, "PACKAGES", apt_parts.PACKAGES.rstrip("\n") + "\n" + noise + "\n")
     archive.publish("large")
@@ -94,8 +94,8 @@ def test_an_index_that_does_not_fit_on_the_disk_is_a_full_disk(
     assert "build.folder" in caught.value.fix
 
 
-def test_a_pocket_is_taken_by_its_other_name(archive: Archive, tmp_path: Path) -> None:
-    """During an update of the mirror: a new index with old files under one name, the old state under the other."""
+def test_pocket_is_used_under_its_other_name(archive: Archive, tmp_path: Path) -> None:
+    """As during a mirror update: one name has a new index with old files, and the other has the old state."""
     archive.publish("solid", codename="stone")
     archive.make_stale("stone")
     try:
@@ -136,7 +136,7 @@ def test_packages_come_from_a_pocket_under_its_other_name(archive: Archive, tmp_
 
 
 @pytest.mark.parametrize("fault", ["another release", "absent", "stale too"])
-def test_another_name_that_is_of_no_help(archive: Archive, tmp_path: Path, fault: str) -> None:
+def test_unusable_other_name_is_reported(archive: Archive, tmp_path: Path, fault: str) -> None:
     also, why = {
         "another release": ("sand", "that is sand now"),
         "absent": ("nowhere", "does not have a Release file"),
@@ -215,7 +215,7 @@ def test_another_key_does_not_verify(archive: Archive, tmp_path: Path) -> None:
         apt.verify((archive.source("stone", uri, "main"),), tmp_path / "out", strict=False)
 
 
-def test_a_mirror_that_does_not_answer(archive: Archive, tmp_path: Path) -> None:
+def test_unresponsive_mirror_is_reported(archive: Archive, tmp_path: Path) -> None:
     with pytest.raises(MirrorPocketUnusable) as caught:
         apt.verify((archive.source("stone", "http://127.0.0.1:1", "main"),), tmp_path, strict=False)
     assert "127.0.0.1" in caught.value.found
@@ -236,7 +236,7 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         ("HTTP_PROXY", "http://"),
     ],
 )
-def test_a_proxy_is_used_however_it_is_named(
+def test_proxy_from_any_variable_is_used(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, scheme: str
 ) -> None:
     """The mirror's host does not exist, so only requests through the proxy succeed."""
@@ -251,7 +251,7 @@ def test_a_proxy_is_used_however_it_is_named(
     assert len(proxy.asked) >= 6, "the index and the list of each pocket"
 
 
-def test_hosts_in_no_proxy_are_asked_directly(
+def test_hosts_in_no_proxy_are_contacted_directly(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_proxies(monkeypatch)
@@ -264,10 +264,10 @@ def test_hosts_in_no_proxy_are_asked_directly(
     assert proxy.asked == []
 
 
-def test_a_socks_proxy_is_taken_as_apt_knows_it(
+def test_socks_proxy_is_passed_in_apts_format(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing listens on the port. apt reports that, and not an unknown kind of proxy."""
+    """The port is closed. apt reports this, and not an unknown kind of proxy."""
     without_proxies(monkeypatch)
     monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:1")
     with pytest.raises(MirrorPocketUnusable) as caught:
@@ -276,7 +276,7 @@ def test_a_socks_proxy_is_taken_as_apt_knows_it(
     assert "Unsupported proxy" not in caught.value.found
 
 
-def test_a_key_comes_through_the_proxy_too(archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_fetched_through_the_proxy(archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_proxies(monkeypatch)
     key = SigningKey(url="http://mirror.invalid/archive.asc", fingerprint=archive.fingerprint)
     with served(archive.folder) as uri:
@@ -288,7 +288,7 @@ def test_a_key_comes_through_the_proxy_too(archive: Archive, tmp_path: Path, mon
 
 
 @pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="PySocks is installed")
-def test_a_key_behind_a_socks_proxy_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_error_behind_socks_proxy_names_missing_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_proxies(monkeypatch)
     monkeypatch.setenv("all_proxy", "socks5h://127.0.0.1:1")
     with pytest.raises(NetworkUnreachable) as caught:
@@ -305,7 +305,7 @@ def test_a_failed_verification_leaves_the_old_lists(archive: Archive, tmp_path: 
     assert sorted(path.name for path in (tmp_path / "lists").iterdir()) == before
 
 
-def test_the_host_s_own_mirror_is_the_default() -> None:
+def test_mirror_of_this_pc_is_the_default() -> None:
     found = apt.host_mirrors()
     made = apt.sources_for(load_config({}), Path("/nonexistent"))
     assert found["main"].startswith(("http://", "https://", "file:", "copy:"))
@@ -322,10 +322,10 @@ def test_the_host_s_own_mirror_is_the_default() -> None:
         ("http", None, None),
     ],
 )
-def test_of_a_list_of_mirrors_the_first_is_taken(
+def test_first_mirror_of_a_list_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, text: str | None, found: str | None
 ) -> None:
-    """Debian's cloud images have such a list; images built here do not."""
+    """Debian's cloud images have such a list; the images built here do not."""
     (tmp_path / "archive").mkdir()
     (tmp_path / "lists" / "partial").mkdir(parents=True)
     listed = tmp_path / "mirrors" / "debian.list"
@@ -356,14 +356,14 @@ def test_of_a_list_of_mirrors_the_first_is_taken(
                 apt.sources_for(load_config({}), tmp_path / "keys")
 
 
-def test_a_set_mirror_wins() -> None:
+def test_configured_mirror_takes_precedence() -> None:
     made = apt.sources_for(load_config({"image": {"mirror": "http://mirror.example.org/debian"}}), Path("/nonexistent"))
     assert {item.uri for item in made[:2]} == {"http://mirror.example.org/debian"}
     assert made[2].uri == "http://mirror.example.org/debian-security"
 
 
-def test_a_slash_at_a_mirrors_end_changes_nothing() -> None:
-    """With the slash, the security pocket was once searched for in the main archive, and left out."""
+def test_trailing_slash_of_a_mirror_is_ignored() -> None:
+    """With the slash, the security pocket was once looked up in the main archive, and left out."""
 
     def places(**image: str) -> list[str]:
         return [item.uri for item in apt.sources_for(load_config({"image": image}), Path("/nonexistent"))]
@@ -419,7 +419,7 @@ def test_excluded_dependencies_are_left_out(archive: Archive, tmp_path: Path) ->
             assert {path.name for path in archives.glob("*.deb")} == expected
 
 
-def test_what_this_pc_s_apt_is_configured_to_plays_no_part(
+def test_apt_configuration_of_this_pc_is_ignored(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (archive.folder / "pool").mkdir(exist_ok=True)
@@ -497,14 +497,14 @@ def test_a_key_is_fetched_and_its_fingerprint_checked(archive: Archive, tmp_path
     assert not (tmp_path / "bad.gpg").exists()
 
 
-def test_a_key_out_of_reach_says_where_to_put_it(tmp_path: Path) -> None:
+def test_unreachable_key_error_names_its_destination(tmp_path: Path) -> None:
     with pytest.raises(NetworkUnreachable) as caught:
         apt.fetch_key(SigningKey(url="http://127.0.0.1:1/key", fingerprint="0" * 40), tmp_path / "key.gpg")
     assert str(tmp_path / "key.gpg") in caught.value.fix
 
 
 @pytest.mark.parametrize("image", [{"flavour": "raspbian"}, {"kernel": "raspberrypi"}])
-def test_naming_the_sources_fetches_no_key(
+def test_listing_sources_does_not_fetch_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: dict[str, str]
 ) -> None:
     config = load_config({"image": {**image, "mirror": "http://mirror.example.org/debian"}})
@@ -527,7 +527,7 @@ def test_a_missing_debian_mirror_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     assert "INVOKE_IMAGE_MIRROR" not in str(caught.value), "that setting is for Raspbian's mirror"
 
 
-def test_raspbian_is_data() -> None:
+def test_raspbian_is_defined_by_data_for_armhf() -> None:
     flavour = target_flavour(ImageConfig(flavour="raspbian"))
     assert flavour.key is not None
     assert len(flavour.key.fingerprint) == 40
@@ -552,7 +552,7 @@ def test_package_lists_follow_suite_and_architecture(suite: str, gcc: str, archi
     assert kernels == [kernel]
 
 
-def test_a_raspberry_pi_s_kernel_is_for_its_architectures_alone() -> None:
+def test_raspberry_pi_kernel_is_limited_to_its_architectures() -> None:
     image = {"kernel": "raspberrypi", "architecture": "amd64", "mirror": "http://mirror.example.org/debian"}
     with pytest.raises(ConfigError, match=r"armhf, arm64 only, found 'amd64'; set image\.kernel: distribution"):
         apt.sources_for(load_config({"image": image}), Path("/nonexistent"))

@@ -1,4 +1,4 @@
-"""Images that are loaded layer by layer, by the real engine."""
+"""Tests of images that the real engine loads layer by layer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EPOCH = 1735689600
 
 @pytest.fixture
 def engine() -> Iterator[docker.DockerClient]:
-    """The engine; images of these tests are removed."""
+    """Return the engine; remove these tests' images afterwards."""
     with contextlib.closing(connect()) as client:
         yield client
         for image in client.api.images():
@@ -38,7 +38,7 @@ def engine() -> Iterator[docker.DockerClient]:
 
 
 def layer(folder: Path, name: str, **contents: str) -> Layer:
-    """A layer with these files in /data; no other layer has the same bytes."""
+    """Make a layer with these files in /data and with unique bytes."""
     (folder / name / "data").mkdir(parents=True)
     for file, text in contents.items():
         (folder / name / "data" / file).write_text(f"{text} of {folder}")
@@ -47,7 +47,7 @@ def layer(folder: Path, name: str, **contents: str) -> Layer:
 
 
 def contents(client: docker.DockerClient, image: str, folder: Path) -> dict[str, str]:
-    """The files in the image's /data."""
+    """Return the files in the image's /data."""
     made = client.containers.create(image, ["/none"])
     try:
         blocks, _ = made.get_archive("/data")
@@ -60,7 +60,7 @@ def contents(client: docker.DockerClient, image: str, folder: Path) -> dict[str,
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["the upper layer alone", "all layers"])
-def test_a_layer_is_put_over_those_that_the_engine_has(
+def test_layer_extends_those_in_the_engine(
     engine: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     """Both archives produce the same image, which the configuration's SHA-256 identifies."""
@@ -110,13 +110,13 @@ def test_containerds_image_store_is_recognised(errors: list[list[str]] | None, w
 
 
 def labelled(client: docker.DockerClient, folder: Path) -> set[str]:
-    """The ids of images with the label of a test's Dockerfile, including those built between two of its lines."""
+    """Return the IDs of images with the label of a test's Dockerfile, including intermediate images."""
     label = {"label": f"pitorch-test.folder={folder}"}
     return set(client.api.images(quiet=True, all=True, filters=label))
 
 
-def test_a_dockerfile_that_fails_leaves_no_image_without_a_name(engine: docker.DockerClient, tmp_path: Path) -> None:
-    """Images from earlier builds remain, even if the failed build shares their first lines."""
+def test_failed_dockerfile_leaves_no_unnamed_image(engine: docker.DockerClient, tmp_path: Path) -> None:
+    """Images from earlier builds remain, even if the failed build shares their first instructions."""
     layers = [system.Layer(f"{name}.tar", layer(tmp_path, name, file=name).tar.path) for name in ("one", "two")]
     lines = [f'FROM scratch\nLABEL pitorch-test.folder="{tmp_path}"', "ADD one.tar /", "ADD two.tar /", 'RUN ["/no"]']
 

@@ -1,4 +1,4 @@
-"""The complete image for 64-bit boards: torch, the QPU extension, TVM's server, and boot on emulated CPUs of boards.
+"""Tests of the complete image for 64-bit boards: torch, the QPU extension, TVM's server, and emulated boots.
 
 The build takes minutes, so these tests are expensive.
 """
@@ -36,7 +36,7 @@ _START_LIMIT_S = 180.0
 
 @pytest.fixture(scope="module")
 def for_64_bit(product_config: Config) -> Config:
-    """The tests' configuration for arm64 with the server in the image, after the image is built."""
+    """Build the image for arm64 with the server in it; return the tests' configuration."""
     image = dataclasses.replace(product_config.image, architecture="arm64")
     remote = dataclasses.replace(product_config.remote, server_in_image=True, session_limit_s=300)
     config = dataclasses.replace(product_config, image=image, remote=remote)
@@ -48,13 +48,13 @@ def for_64_bit(product_config: Config) -> Config:
 
 @pytest.fixture(scope="module")
 def tvm(for_64_bit: Config) -> TvmEnvironment:
-    """TVM, installed on this PC."""
+    """Install TVM on this PC."""
     return environment.ready(for_64_bit)
 
 
 @contextlib.contextmanager
 def board(config: Config, words: list[str]) -> Iterator[None]:
-    """Runs the image's server under emulation, in a container on this PC's network."""
+    """Run the image's server under emulation, in a container on this PC's network."""
     with contextlib.closing(connect()) as client:
         started = client.containers.run(
             config.image_reference("system"),
@@ -114,7 +114,7 @@ def test_torch_and_the_extension_compute(for_64_bit: Config) -> None:
 
 @pytest.fixture(scope="module")
 def exported(for_64_bit: Config) -> Config:
-    """The configuration with an exported root filesystem."""
+    """Return the configuration with an exported root filesystem."""
     export(for_64_bit)
     return for_64_bit
 

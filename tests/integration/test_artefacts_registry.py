@@ -1,4 +1,4 @@
-"""Push artefacts to a real registry and pull them, in the layout of ORAS, without an engine."""
+"""Push artefacts to a real registry and pull them, in ORAS's layout, without an engine."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ pytestmark = pytest.mark.usefixtures("docker_config")
 
 
 def teammate(config: Config, folder: Path) -> Config:
-    """Another machine with the same registry and an empty cache."""
+    """Represent another machine with the same registry and an empty cache."""
     section = config.registry
     return config_for(folder, section.address, namespace=section.namespace)
 
@@ -131,7 +131,7 @@ PULL = "import sys, oras.client; oras.client.OrasClient(insecure=True).pull(targ
 
 @pytest.fixture(scope="module")
 def oras_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with the ORAS client from the package index."""
+    """Provide a Python with the ORAS client from the package index."""
     venv = tmp_path_factory.mktemp("oras") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
     python = venv / "bin" / "python"
@@ -381,7 +381,7 @@ def test_other_artefacts_are_refused(plain: Registry, tmp_path: Path) -> None:
 
 
 def test_statement_of_another_wheel_is_refused(plain: Registry, tmp_path: Path) -> None:
-    """A user of the registry could combine a wheel with the statement of another one."""
+    """A registry user could combine a wheel with another wheel's statement."""
     one = config_for(tmp_path / "one", plain.address, namespace="forged")
     artefacts.put(one, "thing", KEY, products(tmp_path / "a"))
     artefacts.push(one)
@@ -557,7 +557,7 @@ def builder_here(config: Config, step: str, root: bytes, **facts: str) -> str:
 
 
 def push_in_order(config: Config, tmp_path: Path, name: str, keys: Mapping[str, str], recipe: str) -> None:
-    """Several machines each push a wheel of the same recipe with another key; the last one is the newest."""
+    """Push the same recipe's wheels with different keys, as several machines would; the last one is the newest."""
     for machine, key in keys.items():
         other = teammate(config, tmp_path / machine)
         artefacts.put(other, name, key, products(tmp_path / machine, content=f"of = {machine!r}\n"), recipe=recipe)
@@ -617,7 +617,7 @@ COMPILERS = {
 
 
 def small_builder() -> bytes:
-    """A root, as a tar, that reports packages and compilers like torch's builder."""
+    """Make the tar of a root that reports packages and compilers like torch's builder."""
     shell = os.path.realpath(shutil.which("sh") or "/bin/sh")
     listed = subprocess.run(["ldd", shell], capture_output=True, text=True, check=True).stdout
     files = {"bin/sh": Path(shell).read_bytes()}

@@ -1,4 +1,4 @@
-"""The CPU gate with LLVM, pip, the engine and emulated CPUs: single instructions, small wheels, and wheels of torch."""
+"""Tests of the CPU gate with LLVM, pip, the engine and emulated CPUs: instructions, small wheels, and torch wheels."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def test_names_are_demangled(disassembler: Disassembler) -> None:
 
 @pytest.fixture(scope="module")
 def audited_config(product_config: Config, built: main_job.Built, disassembler: Disassembler) -> Config:
-    """The configuration of the shared build, which has the target root as an image."""
+    """Return the configuration of the shared build, which has the target root as an image."""
     return product_config
 
 
 def audited(config: Config, folder: Path, code: str) -> Audited:
-    """The result for a wheel with one module."""
+    """Audit a wheel with one module."""
     wheel = make_wheel(folder, {"thing.py": code}, tag="py3-none-any")
     return audit_wheel.audit(config, wheel.name, folder=folder, cpu="cortex-a7")
 
@@ -106,7 +106,7 @@ def test_a_wheel_that_runs_passes(audited_config: Config, tmp_path: Path) -> Non
 
 @pytest.mark.engine
 @pytest.mark.emulation
-def test_a_wheel_that_cannot_be_imported_is_no_pass(audited_config: Config, tmp_path: Path) -> None:
+def test_wheel_that_cannot_be_imported_does_not_pass(audited_config: Config, tmp_path: Path) -> None:
     done = audited(audited_config, tmp_path, "import no_such_module\n")
     assert done.verdict == INCOMPLETE
     assert "no_such_module" in done.probed.steps[0].error
@@ -125,7 +125,7 @@ def test_a_missing_root_is_reported(audited_config: Config, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def arm64_config(product_config: Config, disassembler: Disassembler) -> Config:
-    """The configuration of the shared build for arm64, with the target root as an image."""
+    """Return the configuration of the shared build for arm64, with the target root as an image."""
     config = dataclasses.replace(
         product_config, image=dataclasses.replace(product_config.image, architecture="arm64", companions=False)
     )
@@ -156,6 +156,6 @@ def test_known_wheels_of_torch(arm64_config: Config, tmp_path: Path, version: st
     done = audit_wheel.audit(arm64_config, f"torch=={version}", folder=tmp_path, cpu=cpu)
     assert done.verdict == verdict, done.as_json()
     assert done.static.count(CHECKED) > 1000
-    # Either part alone gives the same verdict.
+    # Either part alone reaches the same verdict.
     assert (done.static.count(UNCHECKED) > 0) == (verdict == FAIL)
     assert done.probed.verdict == verdict

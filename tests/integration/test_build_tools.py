@@ -1,4 +1,4 @@
-"""Native build tools in an emulated container: the same bytes and the same answers as without them."""
+"""Native build tools in an emulated container produce the same bytes and report the same as emulated ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ name = "pitorch-small"
 version = "1.0"
 """
 
-# The properties of the machine and of Python that Meson detects are compiled in, so the wheel differs if they do.
+# The machine and Python properties that Meson detects are compiled in, so the wheel differs if they differ.
 MESON = """\
 project('pitorch-small', 'c', 'cython', version: '1.0')
 py = import('python').find_installation(pure: false)
@@ -43,7 +43,7 @@ words = custom_target('words', input: 'words.py', output: 'words.h', command: [p
 py.extension_module('_small', '_small.pyx', made, words, include_directories: include_directories(numpy), install: true)
 """
 
-# A script of the project queries the target's Python.
+# One of the project's scripts queries the target's Python.
 WORDS = """\
 import platform, struct, sys, sysconfig
 printed = f"{8 * struct.calcsize('P')} {sysconfig.get_platform()} {platform.machine()} {sys.executable}"
@@ -143,7 +143,7 @@ pip debug --verbose 2>/dev/null | grep -E 'cp313-cp313|sys.executable|platform'
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_native_tools_answer_as_the_emulated_ones(
+def test_native_tools_report_the_same_as_emulated_ones(
     built: main_job.Built, client: docker.DockerClient, product_config: Config
 ) -> None:
     assert built.manifests

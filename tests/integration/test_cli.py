@@ -1,4 +1,4 @@
-"""The command line: translation of arguments for Invoke, and error cases."""
+"""Tests of the command line: the translation of arguments for Invoke, and error cases."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def test_a_file_size_limit_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """A folder exists at the path of a file that the task reads."""
+    """The path of a file that the task reads is a folder."""
     (tmp_path / "trixie-armhf" / "mirror.manifest.json").mkdir(parents=True)
     done = run("build-image", "--plan", INVOKE_BUILD_FOLDER=str(tmp_path))
     assert f"{tmp_path}/trixie-armhf/mirror.manifest.json: Is a directory" in done.stderr

@@ -1,4 +1,4 @@
-"""torchvision and torchaudio for the image: source, key, audit, the step and the build."""
+"""Tests of torchvision and torchaudio for the image: source, key, audit, step and build."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_key_depends_on_recipe_target_and_torch() -> None:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_pull_artefacts_requests_those_of_the_torch_wheel(tmp_path: Path, wanted: bool) -> None:
+def test_pull_artefacts_requests_matching_companions(tmp_path: Path, wanted: bool) -> None:
     wheel = torch_wheel(tmp_path / "w")
     config = load_config(
         {
@@ -102,7 +102,7 @@ def test_pull_artefacts_requests_those_of_the_torch_wheel(tmp_path: Path, wanted
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_a_setting_removes_them_from_the_main_job(tmp_path: Path, wanted: bool) -> None:
+def test_a_setting_removes_companions_from_the_main_job(tmp_path: Path, wanted: bool) -> None:
     image = {} if wanted else {"companions": False}
     with Context(load_config({"image": image, "build": {"folder": str(tmp_path)}})) as context:
         steps = {step.name: step for step in pipelines.main_job(context).steps}
@@ -155,7 +155,7 @@ def test_torch_must_define_every_symbol_in_use(tmp_path: Path, symbol: str, is_t
 
 
 def needs_of(tmp_path: Path, uri: str, *, version: str) -> dict[str, Manifest]:
-    """Manifests of the previous steps, with a mirror at ``uri``."""
+    """Return manifests of the previous steps, with a mirror at ``uri``."""
     tar = tmp_path / "builder.tar"
     tar.write_bytes(b"builder")
     wheel = torch_wheel(tmp_path / "torch") if version else Path()
@@ -173,7 +173,7 @@ def needs_of(tmp_path: Path, uri: str, *, version: str) -> dict[str, Manifest]:
 
 
 def run_step(tmp_path: Path, needs: Mapping[str, Manifest]) -> tuple[Made, str]:
-    """The product of the step, and its reason to run again."""
+    """Run the step; return its product, and its reason to run again."""
     with Context(load_config({"build": {"folder": str(tmp_path / "build")}})) as context:
         step = companions.step(context)
         made = step.action(needs)
@@ -185,7 +185,7 @@ def run_step(tmp_path: Path, needs: Mapping[str, Manifest]) -> tuple[Made, str]:
     ("version", "message", "is_tried_again"),
     [("", "there is no torch wheel", False), ("2.5.1", "made for torch 2.6", False), ("2.6.0", "orig.tar.gz", True)],
 )
-def test_without_torch_or_source_they_are_left_out(
+def test_companions_require_torch_and_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], version: str, message: str, is_tried_again: bool
 ) -> None:
     made, again = run_step(tmp_path, needs_of(tmp_path, f"copy:{tmp_path}/empty", version=version))
@@ -198,7 +198,7 @@ def test_without_torch_or_source_they_are_left_out(
     assert bool(again) == is_tried_again, "a mirror may have the source later"
 
 
-def test_the_main_job_takes_the_wheels_of_the_repository(product_config: Config, built: main_job.Built) -> None:
+def test_main_job_uses_the_prebuilt_companions(product_config: Config, built: main_job.Built) -> None:
     made, torch = built.manifest("companions"), built.manifest("torch")
     assert build.unfit(torch.facts["version"]) == ""
     wheels = [item.path for item in made.artefacts if item.path.suffix == ".whl"]
@@ -238,7 +238,7 @@ def test_prebuilt_wheels_with_another_key_or_content_are_not_used(
         assert caught.value.fix == f"git checkout -- {build.PREBUILT}"
 
 
-def test_serve_wheels_offers_those_of_the_images_torch(tmp_path: Path) -> None:
+def test_serve_wheels_offers_the_images_companions(tmp_path: Path) -> None:
     torch = torch_wheel(tmp_path / "house")
     config = load_config(
         {"build": {"folder": str(tmp_path / "build")}, "torch": {"wheelhouse": [str(tmp_path / "house")]}}
@@ -294,7 +294,7 @@ def test_the_example_classifies_a_picture_in_float32_and_int8(
 @pytest.mark.expensive
 @pytest.mark.engine
 @pytest.mark.timeout(1800)
-def test_a_second_build_makes_the_same_bytes(product_config: Config, built: main_job.Built, tmp_path: Path) -> None:
+def test_second_build_produces_the_same_bytes(product_config: Config, built: main_job.Built, tmp_path: Path) -> None:
     before = built.manifest("companions")
     assert before.facts["wheels"]
     (main,) = (item for item in sources_of(built.manifest("mirror")) if item.pocket.name == "main")

@@ -63,7 +63,7 @@ thumb:
 
 @dataclass(frozen=True)
 class Parts:
-    """The tools of the benchmark, with the compiled plugin and program in ``folder``, which is inside their root."""
+    """The benchmark's tools, with the compiled plugin and program in ``folder``, which is inside the tools' root."""
 
     tools: Path
     folder: Path
@@ -107,7 +107,7 @@ def test_a_small_program_is_counted_exactly(parts: Parts) -> None:
         for kind in ("NEON", "SIMD load/store", "load/store", "multiply", "branch"):
             assert kinds[kind] == times, (kind, kinds)
         assert kinds["VFP"] == 2 * times
-        # The instructions of the marks, and the load of the counter.
+        # These are the marks' instructions and the load of the counter.
         assert 0 < kinds["integer"] - 2 * times <= 8
         assert found[number].instructions == kinds.total()
 

@@ -1,4 +1,4 @@
-"""The wheel of CUDA operators: build in a container, audit, run on this machine, and error cases."""
+"""Tests of the CUDA operator wheel: the build in a container, the audit, use on this machine, and error cases."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ AMD64 = ARCHITECTURES["amd64"]
 
 @pytest.fixture(scope="session")
 def config(product_config: Config) -> Config:
-    # One architecture only: others take additional time and do not test anything new.
+    # Build for only one architecture, because others take additional time without testing anything new.
     return dataclasses.replace(product_config, cuda=dataclasses.replace(product_config.cuda, architectures=("90+PTX",)))
 
 
@@ -58,7 +58,7 @@ def wheel(config: Config) -> cuda_job.Wheel:
     needs_the_machine()
     if os.uname().machine != "x86_64":
         pytest.skip("nvcc is taken from PyPI for x86-64 only")
-    # The tests of the QPU extension use the same environment with torch.
+    # The QPU extension's tests use the same environment with torch.
     shared, link = load_config({}), config.build_root / "native"
     native_job.ready_python(shared)
     if not link.exists():
@@ -188,7 +188,7 @@ def test_cuda_timing_refuses_invalid_names(
 
 @pytest.mark.parametrize("source", ["ops.cpp", "reference.cpp"])
 def test_clang_tidy_finds_nothing(config: Config, wheel: cuda_job.Wheel, source: str) -> None:
-    """Checks the host sources; nvcc compiles the kernels with all warnings as errors."""
+    """This checks the host sources; nvcc compiles the kernels with all warnings as errors."""
     if shutil.which("clang-tidy") is None:
         pytest.skip("the program clang-tidy is missing; ./inv installs it")
     assert wheel.path.is_file(), "the build creates the environment with torch's headers"
@@ -275,7 +275,7 @@ def test_the_list_of_gpus_is_checked(given: list[str], said: str) -> None:
 
 
 def fatbin(*entries: tuple[int, int]) -> bytes:
-    """A fat binary in nvcc's format, whose entries consist of a header and eight zero bytes."""
+    """Make a fat binary in nvcc's format, whose entries consist of a header and eight zero bytes."""
     body = b"".join(struct.pack("<HHIQQII", kind, 0x101, 32, 8, 0, 0, arch) + bytes(8) for kind, arch in entries)
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
 
@@ -336,7 +336,7 @@ def test_a_toolkit_of_another_release_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    """The timing tool, without the surrounding package, which needs torch."""
+    """Load the timing tool without its package, which needs torch."""
     spec = importlib.util.spec_from_file_location("cuda_timing_tool", RECIPE / "src" / "cuda_ops" / "timing.py")
     assert spec is not None
     assert spec.loader is not None
@@ -480,7 +480,7 @@ def test_an_invalid_timeline_is_refused(tool: ModuleType, text: str, tmp_path: P
 def test_the_result_of_nsys_is_reported(
     tool: ModuleType, script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uses a script as nsys. A report of an earlier run must not be mistaken for a new one."""
+    """A script replaces nsys. An earlier run's report must not be mistaken for a new one."""
     report = tmp_path / "cuda-timing.nsys-rep"
     if script:
         program = tmp_path / "bin" / "nsys"

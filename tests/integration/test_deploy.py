@@ -1,4 +1,4 @@
-"""Deployments to an exported tree: replaced, removed and unchanged files, and refused layers."""
+"""Tests of deployments to an exported tree: replaced, removed and unchanged files, and refused layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SITE = "usr/local/lib/python3.13/dist-packages"
 
 
 def exported_tree(folder: Path, content: Mapping[str, str]) -> Layout:
-    """A small tree with the marker and the manifest of an export."""
+    """Make a small tree with an export's marker and manifest."""
     layout = Layout(folder / "nfsroot")
     layout.tree.mkdir(parents=True)
     for path, text in content.items():
@@ -48,7 +48,7 @@ def exported_tree(folder: Path, content: Mapping[str, str]) -> Layout:
 
 
 def with_folders(content: Mapping[str, str]) -> Mapping[str, str]:
-    """The content with the parent folders before each file."""
+    """Insert the parent folders before each file."""
     found: dict[str, str] = {}
     for path, text in content.items():
         for parent in reversed(list(Path(path).parents)[:-1]):
@@ -58,7 +58,7 @@ def with_folders(content: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def layer(path: Path, content: Mapping[str, str]) -> Artefact:
-    """The tar of a layer. Content that starts with ``->`` creates a link."""
+    """Make a layer's tar. Content that starts with ``->`` creates a link."""
     with tarfile.open(path, "w") as archive:
         for name, text in with_folders(content).items():
             member = tarfile.TarInfo(name)
@@ -183,7 +183,7 @@ def test_files_missing_from_the_new_layer_are_removed(tmp_path: Path) -> None:
 
 @root_only
 def test_byte_code_of_a_replaced_module_is_removed(tmp_path: Path) -> None:
-    """With the same size and time stamp, Python would use the old byte code for the new source."""
+    """If size and time stamp were equal, Python would use the old byte code for the new source."""
     cache = f"{SITE}/__pycache__"
     layout = exported_tree(
         tmp_path,
@@ -224,7 +224,7 @@ def test_error_before_the_renames_leaves_the_tree_unchanged(tmp_path: Path) -> N
 
 @root_only
 def test_killed_deployment_can_be_repeated(tmp_path: Path) -> None:
-    """After a kill between the renames and the hash, the manifest contains no hash instead of an old one."""
+    """After a kill between the renames and the hash, the manifest has no hash rather than an old one."""
     layout = exported_tree(tmp_path, {"opt/pitorch/lib/libqpu.so.1.0": "library 1"})
     made = layer(tmp_path / "libqpu.tar", LIBRARY)
     deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])

@@ -1,4 +1,4 @@
-"""Runs of the device suite with this machine as the board. The rest is the same as with a remote board."""
+"""Tests of device suite runs with this machine as the board. Everything else is the same as with a remote board."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Run:
     log: Path
 
     def outcomes(self) -> dict[str, str]:
-        """The outcome of each test in the record."""
+        """Return the outcome of each test in the record."""
         return {test.name: test.outcome for test in self.record.tests}
 
     def junit_failures(self) -> set[str | None]:
-        """The tests that did not pass in the JUnit file."""
+        """Return the tests that did not pass in the JUnit file."""
         return {case.get("name") for case in ElementTree.parse(self.junit).iter("testcase") if len(case)}  # noqa: S314
 
 
@@ -145,7 +145,7 @@ def test_suite_that_ends_early_does_not_pass(tmp_path: Path, way: str) -> None:
 
 
 def test_error_outside_the_tests_fails_the_suite(tmp_path: Path) -> None:
-    """All tests have a result, and the error is reported for the suite."""
+    """All tests have results, and the error is reported for the suite."""
     write_suite(tmp_path / "suite", a="def test_first(): pass\ndef test_second(): pass")
     (tmp_path / "suite" / "conftest.py").write_text("def pytest_sessionfinish(session): broken_plugin")
     run = drive(tmp_path)
@@ -190,7 +190,7 @@ def test_timing_runs_only_after_a_complete_suite(tmp_path: Path, selected: str, 
 
 @pytest.mark.parametrize(("user", "privilege"), [("root", []), ("pi", ["sudo", "-n"])])
 def test_tree_is_entered_as_root_for_every_user(tmp_path: Path, user: str, privilege: list[str]) -> None:
-    """The sudo command must not prompt for a password. The tree is not exported by any server, so the helper fails."""
+    """The sudo command must not prompt for a password. No server exports the tree, so the helper fails."""
     write_suite(tmp_path / "suite", a="def test_first(): pass")
     run = drive(tmp_path, user=user, chroot="127.0.0.1:/no where", chroot_port=1)
     (started,) = (line for line in run.log.read_text().splitlines() if line.startswith("$ "))

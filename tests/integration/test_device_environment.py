@@ -1,4 +1,4 @@
-"""The labgrid environment of a board, board addresses, host keys, and login errors."""
+"""Tests of a board's labgrid environment, board addresses, host keys, and login errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def exported_in(folder: Path) -> Config:
-    """The parts of an export that the environment needs."""
+    """Make the parts of an export that the environment needs."""
     made = load_config(
         {"nfs": {"folder": str(folder / "nfsroot"), "address": "127.0.0.1"}, "build": {"folder": str(folder / "b")}}
     )
@@ -126,7 +126,7 @@ def test_board_and_virtual_machine_exclude_each_other(config: Config) -> None:
     ],
 )
 def test_fix_for_an_ordinary_user_is_sudo(how: dict[str, Any], fix: str) -> None:
-    """Serving the tree needs root."""
+    """Serving the tree requires root."""
     with tempfile.TemporaryDirectory() as folder:
         config = exported_in(Path(folder))
         for path in (Path(folder), *Path(folder).rglob("*")):

@@ -1,4 +1,4 @@
-"""A booted board: NFS, SSH, the device suite with its results and errors, enter-nfsroot, power off.
+"""Tests on a booted board: NFS, SSH, the device suite with its results and errors, enter-nfsroot, and power-off.
 
 The board is a virtual machine that booted the exported tree. All tests of this file share it, and SSH, NFS, labgrid
 and pytest are the real programs.
@@ -46,19 +46,19 @@ pytestmark = [pytest.mark.machine, pytest.mark.timeout(3600)]
 
 @pytest.fixture(scope="module")
 def board(exported_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
-    environment.ready(exported_config)  # TVM, which could not be fetched from inside the board's private network
+    environment.ready(exported_config)  # TVM, which could not be fetched inside the private network
     with booted(bootable(exported_config), tmp_path_factory.mktemp("board")) as made:
         yield made
 
 
 @pytest.fixture
 def config(board: Board, tmp_path: Path) -> Config:
-    """The board's tree, with a separate report folder for each test."""
+    """Return the board's configuration, with a separate report folder for each test."""
     return elsewhere(board.config, tmp_path / "build")
 
 
 def impostor(config: Config, folder: Path) -> Config:
-    """An export of the same tree with a different host key and login key."""
+    """Make an export of the same tree with a different host key and login key."""
     real, false = Layout.of(config), Layout(folder / "nfsroot")
     folder.mkdir()
     false.place.mkdir()
@@ -97,7 +97,7 @@ def test_files_written_by_the_guest_are_on_the_host(board: Board) -> None:
 
 
 def test_the_kernel_uses_a_reserved_port_for_nfs(board: Board) -> None:
-    """serve-nfsroot requires it. QEMU's user-mode network replaces the port here."""
+    """serve-nfsroot requires such a port. QEMU's user-mode network replaces the port here."""
     connections = [line.split()[1:3] for line in board.run("cat", "/proc/net/tcp").splitlines()[1:]]
     ports = [[int(end.rpartition(":")[2], 16) for end in ends] for ends in connections]
     ours = [local for local, remote in ports if remote == board.server.port]
@@ -231,7 +231,7 @@ def test_an_unreachable_board_raises_board_silent(board: Board, config: Config) 
 def enter(board: Board, config: Config, source: str, tests: Path) -> str:
     """Run a suite through enter-nfsroot on the board, as --chroot does, and return what pytest printed.
 
-    Not through --chroot: it uses the user's SSH key, and this board accepts only the key of the export.
+    --chroot itself is not used, because it uses the user's SSH key, and this board accepts only the export's key.
     """
     paths = Paths(folder=config.target_root / "report")
     prepare(config, paths, host=board.host, chroot=False, timing=False, suite=tests)
@@ -285,7 +285,7 @@ def test_a_path_that_is_not_exported_is_reported(board: Board, config: Config, t
 
 
 def test_ctrl_c_leaves_no_machine_and_no_server(board: Board, config: Config, tmp_path: Path) -> None:
-    """Ctrl-C in the terminal of the task, while a second machine boots."""
+    """Ctrl-C is typed in the task's terminal while a second machine boots."""
     settings = {"nfs": {"folder": str(config.nfsroot)}, "build": {"folder": str(config.build.folder)}}
     program = (
         "import json, signal, sys; from toolchain.config import load_config; from device import suite\n"
@@ -329,7 +329,7 @@ def owned_by(folder: str) -> dict[int, str]:
 
 @pytest.mark.parametrize("kernel", ["add_one", "gemm"])
 def test_kernels_of_tvm_are_profiled_on_the_board(board: Board, kernel: str) -> None:
-    """The board has no TVM: the session copies the loader there and removes it at the end."""
+    """The board has no TVM, so the session copies the loader there and removes it at the end."""
     timing = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
     done = profile(board.config, kernel=kernel, target="armv7", device=f"tree://{board.host}", size=32, timing=timing)
     assert done.checked == (32 if kernel == "add_one" else 32 * 32)
@@ -339,7 +339,7 @@ def test_kernels_of_tvm_are_profiled_on_the_board(board: Board, kernel: str) -> 
 
 
 def test_a_tvm_kernel_accepts_torch_tensors_on_the_board(board: Board, built: main_job.Built, tmp_path: Path) -> None:
-    """Without torch in the image, it uses numpy arrays, which lack the alignment that TVM's code requires."""
+    """Without torch in the image, the test uses numpy arrays, which lack the alignment that TVM's code requires."""
     library, there = tmp_path / "gemm.so", "/tmp/gemm.so"
     timing = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
     device = f"tree://{board.host}"
@@ -364,7 +364,7 @@ print("torch" if with_torch else "numpy")
 
 
 def test_kernels_of_the_qpus_are_profiled_on_the_board(board: Board) -> None:
-    """The board has no QPUs: the emulator of its libqpu runs the kernels."""
+    """The board has no QPUs, so its libqpu's emulator runs the kernels."""
     timing = Timing(number=1, repeat=2, min_repeat_ms=0, warm_up=0)
     device = f"tree://{board.host}"
     done = profile(board.config, kernel="add_one", target="qpu", device=device, size=32, timing=timing)
@@ -486,7 +486,7 @@ REFUSALS = {
 
 @pytest.fixture(scope="module")
 def refusals(board: Board) -> dict[str, str]:
-    """The output and exit code of each command above. They share one connection, because each takes seconds."""
+    """Run the commands above; return each one's output and exit code. They share a connection, which takes seconds."""
     script = ""
     for name, (words, _) in REFUSALS.items():
         command = words.replace("PORT", str(board.server.port)).replace("TREE", str(Layout.of(board.config).tree))
@@ -515,7 +515,7 @@ def test_an_interrupted_command_leaves_no_mount(board: Board, way: str) -> None:
         try:
             while b"up" not in child.stdout.readline():
                 assert child.poll() is None
-            # Wait for sleep: a shell that is just starting a program can lose the signal.
+            # Wait for sleep, because a shell that is just starting a program can lose the signal.
             while on_board(board, "pgrep -fxc 'sleep 4718'").stdout.split() != ["1"]:
                 assert child.poll() is None
             if way == "Ctrl-C":
@@ -532,7 +532,7 @@ def test_an_interrupted_command_leaves_no_mount(board: Board, way: str) -> None:
 
 
 def test_the_machine_powers_off_on_request(board: Board) -> None:
-    """The last use of the board. The connection may be closed before the response."""
+    """This test is the last use of the board. The connection may be closed before the response."""
 
     def power_off() -> None:
         board.run("touch", "/run/poweroff")

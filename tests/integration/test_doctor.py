@@ -1,4 +1,4 @@
-"""The findings of each check of doctor, with and without the problem.
+"""Tests of the findings of doctor's checks, with and without the problem.
 
 The tests create problems of the machine in separate namespaces. A user namespace has its own binfmt_misc, in which no
 emulator is registered until the test registers one (Linux 6.7 and newer), and can mount a tmpfs of any size.
@@ -55,7 +55,7 @@ def arm(tmp_path: Path) -> None:
 
 
 def in_user_namespace(check: str, *, before: str = ":") -> Finding:
-    """The finding of an expression, evaluated in a user namespace after a shell script."""
+    """Evaluate an expression in a user namespace after a shell script, and return its finding."""
     if (
         shutil.which("unshare") is None
         or subprocess.run(
@@ -271,7 +271,7 @@ def test_the_probe_rejects_a_short_listing(arm: None, tmp_path: Path) -> None:
 
 
 def as_nobody(check: str, path: str) -> Finding:
-    """The finding of an expression, evaluated as an ordinary user with this PATH."""
+    """Evaluate an expression as an ordinary user with this PATH, and return its finding."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     code = f"import dataclasses, json, os; {_MODULES}; os.setgroups([]); os.setgid(65534); "
@@ -574,7 +574,7 @@ def test_a_mirror_with_another_signature_is_reported(archive: Archive, tmp_path:
 def test_a_stale_security_pocket_is_reported(
     archive: Archive, tmp_path: Path, direct: None, strict: bool, verdict: Verdict
 ) -> None:
-    """The index of the pocket exists and is signed. Only fetching the lists reveals that they are outdated."""
+    """The pocket's index exists and is signed. Only fetching the lists reveals that it is outdated."""
     archive.make_stale("stone-security")
     try:
         with served(archive.folder) as uri:
@@ -672,7 +672,7 @@ def test_another_disk_of_the_engine_is_recognised(tmp_path: Path) -> None:
 
 
 def test_the_package_of_a_missing_program_is_named(tmp_path: Path) -> None:
-    """All folders with programs are empty or hidden."""
+    """All program folders are empty or hidden."""
     expression = "finding.guarded('virtual machine', servers.check_virtual_machine)"
     hide = "mount -t tmpfs tmpfs /usr/sbin; export PATH=/nowhere"
     finding = in_user_namespace(expression, before=hide)

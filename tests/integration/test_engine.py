@@ -1,4 +1,7 @@
-"""The engine. The tests start their own dockerd, independent of any other on this machine, without firewall rules."""
+"""Tests of the engine.
+
+They start a separate dockerd without firewall rules, independent of any other on this machine.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch, bridge: str) -> Iterator[Daemon]:
 
 
 def processes_of(daemon: Daemon) -> list[str]:
-    """Command lines of the dockerd and containerd that name the daemon's folder."""
+    """Find the command lines of dockerd and containerd processes that contain the daemon's folder."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -147,7 +150,7 @@ def test_the_engine_of_the_current_context_is_used(
 
 @pytest.fixture
 def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The docker program's configuration folder for this user, without contexts."""
+    """Provide the docker program's configuration folder for this user, without contexts."""
     folder = tmp_path / "docker"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -212,7 +215,7 @@ def test_the_containerd_of_a_killed_dockerd_is_stopped(daemon: Daemon) -> None:
     left = processes_of(daemon)
     report = stop_daemon(daemon)
     assert processes_of(daemon) == []
-    if any("containerd" in line.split()[0] for line in left):  # otherwise the machine's containerd was used
+    if any("containerd" in line.split()[0] for line in left):  # Otherwise the machine's containerd was used.
         assert "leftover containerd" in report
 
 
@@ -221,7 +224,7 @@ def test_the_containerd_of_a_killed_dockerd_is_stopped(daemon: Daemon) -> None:
 def test_a_containerd_in_another_mount_namespace_stays(
     daemon: Daemon, tmp_path: Path, enter: tuple[str, ...], ends: bool
 ) -> None:
-    """A second engine has the same exec-root, in another mount namespace."""
+    """A second engine has the same exec-root in another mount namespace."""
     program = tmp_path / "containerd-try"
     shutil.copy(os.path.realpath("/bin/sh"), program)
     mark = f"{daemon.exec_root}/containerd/containerd.toml"
@@ -273,7 +276,7 @@ PAUSE_X86_64 = bytes.fromhex("b822000000 0f05 ebf7 909090")
 
 
 def waiting_program() -> bytes:
-    """A static program for this machine that runs until it is killed."""
+    """Compile a static program for this machine that runs until it is killed."""
     if platform.machine() != "x86_64":
         pytest.skip(f"there is no machine code for {platform.machine()} in this test")
     program = bytearray(probe.elf_64())
@@ -350,7 +353,7 @@ def test_an_engine_that_ends_during_work_is_reported(
 
 def test_output_is_decoded_across_block_boundaries() -> None:
     words = "gemäß “µ”\nzweite Zeile\nRest €"
-    printed = words.encode() + b"\xe2\x82"  # the first bytes of a character, after which the program was killed
+    printed = words.encode() + b"\xe2\x82"  # the first bytes of a character, after which the program is killed
     for size in range(1, len(printed)):
         log: list[str] = []
         lines: list[str] = []
@@ -422,7 +425,7 @@ def test_a_missing_socket_is_reported(address: str, monkeypatch: pytest.MonkeyPa
 
 @needs_root
 def test_the_error_names_the_group_of_the_socket(tmp_path: Path) -> None:
-    """The socket is accessible only to root; another user connects."""
+    """The socket is accessible only to root, but another user connects."""
     code = (
         "from engine.connect import connect\n"
         "from toolchain.errors import EngineUnavailable\n"
@@ -545,7 +548,7 @@ def test_mounted_cgroups_are_left_alone(mounted: list[str]) -> None:
 
 @needs_root
 def test_cgroups_are_mounted_in_a_bare_container() -> None:
-    """A mount namespace without cgroups, like a bare container."""
+    """The mount namespace has no cgroups, like a bare container."""
     script = (
         "mount --make-rprivate / && while umount -l /sys/fs/cgroup 2>/dev/null; do :; done\n"
         f"{sys.executable} -c 'from engine import cgroups; cgroups.mount_missing([])' && cat /proc/self/mounts"
@@ -583,7 +586,7 @@ def test_proxy_variables_get_both_spellings() -> None:
     ],
 )
 def test_all_proxy_fills_the_unset_variables(proxy: str, filled: str) -> None:
-    """The program apt ignores all_proxy. A variable that is set for one scheme keeps its value."""
+    """Apt ignores all_proxy. A variable that is set for one scheme keeps its value."""
     for name in ("all_proxy", "ALL_PROXY"):
         found = build_environment({name: proxy, "HTTPS_PROXY": "http://own:2"})
         assert found == {
@@ -595,7 +598,7 @@ def test_all_proxy_fills_the_unset_variables(proxy: str, filled: str) -> None:
 
 @contextlib.contextmanager
 def recording_proxy(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """A loopback port, and what its clients sent: the first block, then the one that follows ``answer``."""
+    """Yield a loopback port, and what its clients sent: the first block, then the one after ``answer``."""
     heard: list[bytes] = []
 
     class Listener(socketserver.BaseRequestHandler):
@@ -653,7 +656,7 @@ def test_a_broken_docker_configuration_is_reported(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.engine
 def test_another_test_session_leaves_the_engine_running() -> None:
-    """The tests may have started the engine: the last of their sessions stops it."""
+    """If tests have started the engine, the last test session stops it."""
     others = ["-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", "--collect-only", "tests/unit/test_errors.py"]
     done = subprocess.run([sys.executable, *others], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout

@@ -1,4 +1,4 @@
-"""enter-nfsroot: natively with real mounts, namespaces and terminals; over NFS: test_device_on_board.py."""
+"""Tests of enter-nfsroot on this PC, with real mounts and terminals; test_device_on_board.py uses NFS."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRAMS = ("sh", "true", "sleep", "cat", "id", "mount", "mkdir", "touch", "pwd"
 
 @pytest.fixture(scope="module")
 def little_root() -> Iterator[Path]:
-    """A small root filesystem from this machine's programs: enough for a shell."""
+    """Make a small root filesystem from this machine's programs, sufficient for a shell."""
     made = Path(tempfile.mkdtemp(prefix="pitorch-little-root-"))
     try:
         for folder in ("bin", "dev", "proc", "sys", "run", "etc", "tmp", "root", "mnt"):
@@ -53,7 +53,7 @@ def little_root() -> Iterator[Path]:
 
 @pytest.fixture
 def root(little_root: Path) -> Iterator[Path]:
-    """The small root filesystem; at the end, it is unmounted and unchanged."""
+    """Return the small root filesystem; check at the end that it is unmounted and unchanged."""
     before = sorted(str(path) for path in little_root.rglob("*"))
     text = (little_root / "etc/resolv.conf").read_text()
     yield little_root
@@ -63,11 +63,11 @@ def root(little_root: Path) -> Iterator[Path]:
 
 
 def traces_of(root: Path) -> list[str]:
-    """Processes with the root mounted in their mount namespace."""
+    """Find processes with the root mounted in their mount namespace."""
     found = []
     for listing in Path("/proc").glob("[0-9]*/mountinfo"):
         with contextlib.suppress(OSError):
-            # By name, because other tests enter other roots at the same time.
+            # Search by name, because other tests enter other roots at the same time.
             if root.name in listing.read_text():
                 found.append(str(listing))
     return found
@@ -85,7 +85,7 @@ PLACES = ("/dev", "/proc", "/sys", "/mnt", "/tmp/enter-nfsroot", "/tmp/pitorch-l
 
 
 def mounts() -> list[str]:
-    """Mounts in these folders."""
+    """Find the mounts in these folders."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [line for line in lines if line.split()[4].startswith(PLACES)]
 
@@ -151,7 +151,7 @@ def test_without_mount_nfs_the_package_is_named(tmp_path: Path) -> None:
     assert "nfs-common" in done.stderr
 
 
-# Natively
+# On this PC.
 
 
 @needs_root
@@ -299,7 +299,7 @@ def test_a_signal_ends_the_command_and_unmounts(root: Path, number: signal.Signa
             assert child.wait(30) == (128 + number if number != signal.SIGKILL else -number)
         finally:
             if number == signal.SIGKILL:
-                # After SIGKILL only the kernel cleans up, when the command ends.
+                # After SIGKILL, only the kernel cleans up, when the command ends.
                 subprocess.run(["pkill", "-KILL", "-g", str(child.pid)], check=False)
     deadline = time.monotonic() + 60
     while traces_of(root) and time.monotonic() < deadline:
@@ -339,7 +339,7 @@ class Terminal:
         os.close(self.descriptor)
 
     def wait(self, limit_s: float = 30) -> int:
-        """The exit status; negative after a signal."""
+        """Return the exit status; negative after a signal."""
         deadline = time.monotonic() + limit_s
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -422,7 +422,7 @@ def test_cleans_up_without_mount_namespaces(root: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.stdout == "rc=4\nsame\n", done.stderr
     deadline = time.monotonic() + 60
-    while left := set(Path("/tmp").glob("enter-nfsroot.*")) - before:  # other tests remove their own folders
+    while left := set(Path("/tmp").glob("enter-nfsroot.*")) - before:  # Other tests remove their own folders.
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
 
@@ -450,7 +450,7 @@ def test_a_root_that_cannot_execute_is_refused(tmp_path: Path) -> None:
     for folder in ("bin", "lib", "dev", "proc", "sys"):
         (tmp_path / folder).mkdir()
     (tmp_path / "lib/ld-linux-aarch64.so.1").touch()
-    # An executable ELF file for another machine: EM_M32.
+    # This is an executable ELF file for another machine, EM_M32.
     for name in ("true", "sh"):
         (tmp_path / "bin" / name).write_bytes(b"\x7fELF\x01\x01\x01" + b"\0" * 9 + b"\x02\0\x01\0\x01" + b"\0" * 64)
         (tmp_path / "bin" / name).chmod(0o755)

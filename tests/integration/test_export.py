@@ -1,4 +1,4 @@
-"""The export: exact copies, atomic replacement, protection of other folders, and the files next to the tree."""
+"""Tests of the export: exact copies, atomic replacement, protected folders, and files next to the tree."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def reference(client: docker.DockerClient) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def heavy(client: docker.DockerClient) -> Iterator[str]:
-    """An image that takes time to copy: 240 MiB in many files."""
+    """Build an image that takes time to copy: 240 MiB in many files."""
     made = f"{NAME}-heavy/system:trixie-armhf"
     block = os.urandom(1 << 20)
     members = [nasty_image.folder("etc"), *(nasty_image.entry(f"file{number}", block) for number in range(240))]
@@ -101,7 +101,7 @@ def config(reference: str) -> Config:
 
 
 def expected_tree() -> dict[bytes, tuple[object, ...]]:
-    """The result of the two layers according to the OCI image specification: the reference for these tests."""
+    """Compute the two layers' result according to the OCI image specification, the reference for these tests."""
     tree: dict[str, tuple[tarfile.TarInfo, bytes, str]] = {}
 
     def drop(path: str) -> None:
@@ -151,7 +151,7 @@ def expected_tree() -> dict[bytes, tuple[object, ...]]:
 
 
 def without_root(listing: dict[bytes, tuple[object, ...]]) -> dict[bytes, tuple[object, ...]]:
-    """The root folder is not part of a layer: the engine sets its time."""
+    """Remove the root folder, which is not part of a layer; the engine sets its time."""
     return {path: facts for path, facts in listing.items() if path != b"."}
 
 
@@ -399,7 +399,7 @@ def in_the_place_of(tree: Path) -> None:
 
 @pytest.fixture
 def ext4(tmp_path: Path, inode_size: int) -> Iterator[Path]:
-    """A private file system; with inodes of 128 bytes it has no birth times."""
+    """Mount a private file system; with inodes of 128 bytes, it has no birth times."""
     image, place = tmp_path / "disk", tmp_path / "mounted"
     place.mkdir()
     with image.open("wb") as made:
@@ -450,7 +450,7 @@ def test_host_keys_identify_a_tree_without_birth_time(config: Config, ext4: Path
 @pytest.mark.engine
 @needs_root
 def test_a_marker_of_an_earlier_version_is_valid(config: Config, tmp_path: Path) -> None:
-    """Such a marker contains inodes only."""
+    """Such a marker contains only inodes."""
     layout = Layout(tmp_path / "nfsroot")
     export(config, destination=layout.place)
     layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
@@ -600,7 +600,7 @@ def test_an_interrupted_export_keeps_the_old_tree(
 @needs_root
 @pytest.mark.parametrize("moved", ["tree", "folder"])
 def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Path, moved: str) -> None:
-    """As on a file system without exchange: one folder is renamed away, and the next export fails too."""
+    """As on a file system without exchange, one folder is renamed away, and the next export fails too."""
     layout = Layout(tmp_path / "nfsroot")
     before = export(config, destination=layout.place)
     old, marker = tree_listing(layout.tree), layout.marker.read_text()
@@ -641,7 +641,7 @@ def test_missing_space_is_reported_before_writing(heavy: str, tmp_path: Path) ->
 def test_a_full_disk_is_reported_at_every_point(
     config: Config, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk has space for a number of files, from none to enough: lock, copy, boot files, audit."""
+    """The disk has space for a varying number of files, from none to enough: lock, copy, boot files, audit."""
     if method == "layers":
         monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
     reports = set()
@@ -665,7 +665,7 @@ def test_a_full_disk_is_reported_at_every_point(
 
 @contextlib.contextmanager
 def relay_that_breaks_off(place: Path, after: int) -> Iterator[None]:
-    """A relay to the engine's socket that closes the connection after a number of bytes."""
+    """Run a relay to the engine's socket that closes the connection after a number of bytes."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(place))
     listener.listen()
@@ -713,7 +713,7 @@ def test_a_lost_engine_connection_is_reported(heavy: str, tmp_path: Path, monkey
 
 @pytest.mark.engine
 @needs_root
-def test_an_image_removed_in_the_meantime(client: docker.DockerClient, heavy: str, tmp_path: Path) -> None:
+def test_image_removed_during_the_export_is_reported(client: docker.DockerClient, heavy: str, tmp_path: Path) -> None:
     source = unpack.find_image(client, heavy, ARMHF)
     gone = dataclasses.replace(source, id="sha256:" + "0" * 64, layers=())
     with pytest.raises(CommandFailed, match="failed to export the image"):
@@ -824,7 +824,7 @@ def test_a_missing_engine_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
         export(load_config({}), destination=tmp_path / "nfsroot")
 
 
-# Paths in a tree, and its hash
+# Paths in a tree, and the tree's hash
 
 
 def test_links_never_lead_out_of_the_tree(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The boot firmware of boards, fetched by apt from an archive that is served here."""
+"""Tests of the boards' boot firmware, which apt fetches from an archive that is served here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ License: GPL-2+
 
 @pytest.fixture
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """The archive is in a folder with a short name, because the path of gpg-agent's socket has at most 107 bytes."""
+    """Make the archive in a folder with a short name, because a socket path (gpg-agent's) has at most 107 bytes."""
     with contextlib.closing(World(tmp_path_factory.mktemp("world"))) as made:
         made.debian.components = ("main", "non-free-firmware")
         made.debian.add(Package(name="base-files", essential=True))
@@ -38,7 +38,7 @@ def config(tmp_path: Path) -> Config:
     return load_config({"build": {"folder": str(tmp_path / "build")}})
 
 
-def test_its_licence_is_shown_once(world: World, config: Config, capfd: pytest.CaptureFixture[str]) -> None:
+def test_firmware_licence_is_shown_once(world: World, config: Config, capfd: pytest.CaptureFixture[str]) -> None:
     files = {"usr/lib/raspi-firmware/start.elf": b"elf", "usr/share/doc/raspi-firmware/copyright": LICENCE}
     world.debian.add(Package(name="raspi-firmware", architecture="all", files=files))
     with world.serving():
@@ -52,6 +52,6 @@ def test_its_licence_is_shown_once(world: World, config: Config, capfd: pytest.C
         assert "For a Raspberry Pi only." not in "".join(capfd.readouterr())
 
 
-def test_an_archive_without_it_is_reported(world: World, config: Config) -> None:
+def test_archive_without_firmware_is_reported(world: World, config: Config) -> None:
     with world.serving(), pytest.raises(CommandFailed, match="raspi-firmware"):
         firmware.ready(config)

@@ -1,4 +1,4 @@
-"""A lab with labgrid's own coordinator and exporter."""
+"""Tests of a lab with labgrid's own coordinator and exporter."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def coordinator(config: Config) -> Coordinator:
 
 @pytest.fixture
 def far(coordinator: Coordinator) -> Iterator[str]:
-    """A virtual machine of another PC."""
+    """Return a virtual machine of another PC."""
     coordinator.define("far", {"project": services.PROJECT, "kind": "qemu", "model": "virt"}, "elsewhere/far/*")
     yield "far"
     coordinator.delete("far")
 
 
 def programs(config: Config, name: str) -> list[int]:
-    """The processes of a program, without its supervisor."""
+    """Find a program's processes, without its supervisor."""
     session = services.status(config).running[name]
     return [pid for pid, _, leader in reaper.running() if leader == session and pid != session]
 
@@ -221,7 +221,7 @@ def test_a_stopped_client_releases_the_board(coordinator: Coordinator, number: s
 def test_a_place_is_released_if_its_reservation_has_expired(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under sudo, labgrid's program and this process hold the place under the same name."""
+    """Under sudo, labgrid's program and this process use the same name to hold the place."""
     monkeypatch.delenv("LG_USERNAME", raising=False)
     monkeypatch.setenv("SUDO_USER", "alice")
     coordinator.client("-p", "pi3", "acquire")
@@ -338,7 +338,7 @@ def test_a_board_that_is_not_held_is_an_error(config: Config, coordinator: Coord
 
 @contextlib.contextmanager
 def power_switch(status: int = 200) -> Iterator[tuple[str, list[str]]]:
-    """A power switch for labgrid's driver simplerest, and its requests."""
+    """Run a power switch for labgrid's driver simplerest; return it and its requests."""
     requests: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -381,7 +381,7 @@ def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coor
 
 
 def switched(folder: Path, address: str, **tools: str) -> Environment:
-    """The environment of a board with a power switch, without a coordinator."""
+    """Return the environment of a board with a power switch, without a coordinator."""
     paths = Paths(folder=folder / "report")
     labgrid_environment.prepare(exported_in(folder), paths, host="pi@127.0.0.1", chroot=False, timing=False)
     described = yaml.safe_load(paths.environment.read_text())
@@ -441,7 +441,7 @@ run.on_all(load_config(json.loads(sys.argv[1])), run.How())
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_releases_all_boards(config: Config, coordinator: Coordinator, number: signal.Signals) -> None:
-    """The boards do not answer, so the run waits for the log-in."""
+    """The boards do not respond, so the run waits for the login."""
     settings = {
         "nfs": {"folder": str(config.nfsroot)},
         "build": {"folder": str(config.build.folder)},

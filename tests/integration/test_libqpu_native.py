@@ -1,4 +1,4 @@
-"""libqpu on this PC: its C++ tests, and clang-tidy on its sources."""
+"""Run libqpu's C++ tests on this PC, and clang-tidy on its sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOURCE = ROOT / "libqpu"
 
 @pytest.fixture(scope="module")
 def tree(product_config: Config) -> Path:
-    """The build folder of libqpu and its tests. It is reused between runs, so only changes are compiled."""
+    """Return the build folder of libqpu and its tests, which is reused between runs, so only changes are compiled."""
     for program in ("cmake", "ninja", "g++"):
         if shutil.which(program) is None:
             pytest.skip(f"the program {program} is missing; ./inv installs it")
@@ -60,8 +60,8 @@ def test_clang_tidy_finds_nothing(tree: Path, product_config: Config, left_out: 
     if clang_tidy is None:
         pytest.skip("the program clang-tidy is missing; ./inv installs it")
     commands = json.loads((tree / "compile_commands.json").read_text())
-    # Checks the sources of a folder together, as in the unity build, to parse the standard headers only once.
-    # The sources of the tests are left out, because they would take minutes.
+    # Check each folder's sources together, as in the unity build, to parse the standard headers only once. The tests'
+    # sources are left out, because they would take minutes.
     shipped = ("/libqpu/src/", "/libqpu/tools/", "/Unity/")
     sources = sorted({item["file"] for item in commands if any(part in item["file"] for part in shipped)})
     texts = "".join(Path(source).read_text() for source in sources if "/Unity/" in source)

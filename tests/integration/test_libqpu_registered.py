@@ -1,4 +1,4 @@
-"""Registration of libqpu with the target's loader, shell and pkg-config."""
+"""Tests of libqpu's registration with the target's loader, shell and pkg-config."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = "/opt/pitorch"
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Path:
-    """A staged root with a registered library."""
+    """Make a staged root with a registered library."""
     installed = tmp_path / PREFIX.strip("/")
     for name, text in {
         "bin/qpu-info": "#!/bin/sh\n",

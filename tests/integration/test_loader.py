@@ -1,4 +1,4 @@
-"""The loader: plain C kernels on this PC and under emulation, and the end of sessions."""
+"""Tests of the loader: plain C kernels on this PC and under emulation, and the end of sessions."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def tvm(product_config: Config) -> None:
 
 
 def config(queue_s: float = 60, session_s: float = 60) -> Config:
-    """The tests' build folder with limits."""
+    """Return the tests' configuration with time limits."""
     return load_config(
         {"build": {"folder": "build/test"}, "remote": {"queue_limit_s": queue_s, "session_limit_s": session_s}}
     )
 
 
 def needs(target: str) -> None:
-    """Skip the test if there is no compiler or no emulator for the target."""
+    """Skip the test if the target's compiler or emulator is missing."""
     wanted = targets.load(target)
     if shutil.which(wanted.linker("")) is None:
         pytest.skip(f"{wanted.linker('')} is missing; ./inv installs it")
@@ -81,7 +81,7 @@ def test_kernel_rejects_other_arrays_with_its_own_error(tmp_path: Path) -> None:
 
 
 def test_kernel_with_parallel_loops_is_refused(tmp_path: Path) -> None:
-    """Without TVM's runtime its pointer to the thread pool is null, so the call would crash."""
+    """Without TVM's runtime, the kernel's pointer to the thread pool is null, so the call would crash."""
     needs("armv7")
     with pytest.raises(UserError) as caught:
         run("armv7", str(write(tmp_path, PARALLEL)))
@@ -108,14 +108,14 @@ def test_session_times_out() -> None:
 
 @pytest.fixture
 def board() -> Iterator[LoaderSession]:
-    """A session with this PC."""
+    """Start a session with this PC."""
     with loader_session.session(config(), targets.load("local"), parse("emulator")) as session:
         yield session
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain C kernel that adds two int16 arrays, and fails if the first element is -1."""
+    """Compile a plain C kernel that adds two int16 arrays, and fails if the first element is -1."""
     folder = tmp_path_factory.mktemp("plain")
     (folder / "plain.c").write_text(
         """

@@ -1,4 +1,4 @@
-"""Ordinary users of the PC have no access to a tree that is served over NFS; root and boards have."""
+"""Ordinary users of the PC cannot access a tree that is served over NFS, but root and boards can."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NOTHING = dict.fromkeys(EVERYTHING, False)
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user can enter, unlike pytest's own."""
+    """Make a folder that every user can enter, unlike pytest's own."""
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     folder.chmod(0o755)
     shutil.copy(ROOT / "tests" / "support" / "intruder.py", folder)
@@ -55,7 +55,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def exported(open_folder: Path) -> Config:
-    """A tree with programs of this machine, exported below a folder of mode 0755."""
+    """Export a tree with programs of this machine below a folder with mode 0755."""
     layout = Layout(open_folder / "nfsroot")
     fill(layout.tree)
     layout.folder.mkdir()
@@ -88,7 +88,7 @@ def intrude(folder: Path, port: int, tree: Path) -> dict[str, bool]:
 
 @marked(pytest.mark.network_namespaces)
 def test_the_attack_works_without_protection(open_folder: Path) -> None:
-    """If the attack did not work here, the tests below would prove nothing."""
+    """If the attack did not work here, the tests below would not prove anything."""
     tree = open_folder / "tree"
     fill(tree)
     with private_network(), serve.running_server(tree) as server:
@@ -194,7 +194,7 @@ def test_a_missing_network_namespace_is_reported() -> None:
 
 @marked(pytest.mark.network_namespaces)
 def test_setuid_programs_of_clients_cannot_be_executed(exported: Config, open_folder: Path) -> None:
-    """This holds even for users with access to the server, because only root can enter the folder of the tree."""
+    """This also applies to users with access to the server, because only root can enter the tree's folder."""
     layout = Layout.of(exported)
     require_export(layout)
     with private_network(), serve.running_server(layout.tree) as server:
@@ -215,7 +215,7 @@ def test_the_next_use_restores_the_folders_mode(exported: Config) -> None:
 
 @pytest.fixture
 def earlier(exported: Config) -> Config:
-    """An export of an earlier version: the tree is the given folder itself."""
+    """Make an export like an earlier version, in which the tree is the given folder itself."""
     layout = Layout.of(exported)
     layout.tree.rename(layout.place.with_name("moved"))
     layout.place.rmdir()
@@ -325,7 +325,7 @@ def test_dockerd_is_not_started_for_a_shared_group(number: int, group: str) -> N
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
 def test_the_loader_follows_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
-    """The name of the lock file is the same for all users, so another user may have created a link."""
+    """The lock file's name is the same for all users, so another user may have created a link there."""
     precious, lock, loader = tmp_path / "precious", tmp_path / "lock", tmp_path / "loader"
     precious.write_text("years of work")
     if kind == "symbolic":
@@ -354,7 +354,7 @@ def test_the_loader_follows_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
 
 
 def test_the_rpc_service_does_not_run_as_root() -> None:
-    """Every user of the board can connect to its port and run code there."""
+    """Every user of the board can connect to the service's port and run code there."""
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(ROOT / "recipes/tvm_server/files/etc/systemd/system/pitorch-rpc-server.service")

@@ -1,4 +1,4 @@
-"""The main job with a real mirror, mmdebstrap, engine, emulation, compilers, NFS, a machine and a registry."""
+"""Tests of the main job with a real mirror, mmdebstrap, engine, emulation, compilers, NFS, machine and registry."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_image_is_for_the_target_and_works(
 def test_the_image_label_lists_missing_pockets(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
-    """Like the manifest of the mirror. Older roots do not have this fact."""
+    """The label lists the same pockets as the mirror's manifest. Older roots do not record this fact."""
     labels = client.images.get(product_config.image_reference("system")).labels
     noted = built.manifest("system").facts.get("left_out")
     assert noted == built.manifest("rootfs").facts.get("left_out")
@@ -243,7 +243,7 @@ def kernel_of_tvm(exported_config: Config, tmp_path: Path) -> Iterator[None]:
 def test_the_exported_root_boots_and_passes_the_device_suite(
     exported_config: Config, client: docker.DockerClient, kernel_of_tvm: None, keyword: str | None
 ) -> None:
-    """Tests that start another Python are half of the time in QEMU, so the complete suite runs weekly."""
+    """Tests that start another Python take half of the time in QEMU, so the complete suite runs weekly."""
     result = suite.test_on_pi(exported_config, qemu=True, keyword=keyword, timing=keyword is None)
     assert result.ok, result.summary()
     if "torch" not in result.without:
@@ -254,7 +254,7 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
     assert evidence["image"]["id"] == client.images.get(exported_config.image_reference("system")).id
     text = result.report.read_text()
     assert "not measured on hardware" in text
-    # Addresses may be mentioned (a mirror in a warning, XML namespaces), but the page must not load anything.
+    # The page may contain addresses (a mirror in a warning, XML namespaces), but must not load anything.
     loaded = re.findall(r"""(?:src|href)\s*=\s*["']?(?!#|data:)([^"'\s>]+)|(?:url\(|@import)\s*["']?([^"')]+)""", text)
     assert [place for places in loaded for place in places if "//" in place] == []
 
@@ -263,7 +263,7 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
 @pytest.mark.machine
 @pytest.mark.timeout(1800)
 def test_enter_works_on_a_system_without_our_files(exported_config: Config) -> None:
-    """--chroot in QEMU: the self-test finds the libqpu of the entered tree."""
+    """With --chroot in QEMU, the self-test finds the entered tree's libqpu."""
     result = suite.test_on_pi(exported_config, qemu=True, chroot=True, keyword="test_selftest", timing=False)
     assert result.ok, result.summary()
     booted = own_system.layout_of(exported_config)

@@ -1,4 +1,4 @@
-"""Registry mirrors: changes to daemon.json, and reloads of a real engine.
+"""Tests of registry mirrors: changes to daemon.json, and reloads of a real engine.
 
 The tests run a separate dockerd. They never change the machine's engine or its /etc/docker/daemon.json.
 """
@@ -34,7 +34,7 @@ A, B, C = "https://a.example", "http://b.example:5000", "https://c.example"
 
 @pytest.fixture
 def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No engine runs, and none is reloaded."""
+    """Ensure that no engine runs or is reloaded."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     monkeypatch.setattr(mirrors, "_PIDFILES", ())
 
@@ -48,7 +48,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    """A running engine with ``tmp_path / "daemon.json"``."""
+    """Run an engine with ``tmp_path / "daemon.json"``."""
     with second_engine(tmp_path) as found:
         monkeypatch.setenv("DOCKER_HOST", found.host)
         yield found

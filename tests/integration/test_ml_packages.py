@@ -1,4 +1,4 @@
-"""The packages of ``image.ml_packages``: they are in the archive, and each is used in an image."""
+"""Tests of the packages in ``image.ml_packages``: they are in the archive, and each is used in an image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toolchain.config import ROOT, Config
 
 
 def verified_packages(config: Config) -> set[str]:
-    """Names of all packages in the verified lists of the target's architecture."""
+    """Read the names of all packages in the verified lists for the target's architecture."""
     return apt.package_names(config.target_root / "mirror" / "lists", config.image.architecture)
 
 

@@ -1,4 +1,4 @@
-"""Models of PyTorch on this PC, through TVM's RPC, and by the loader under emulation; and in a program in C."""
+"""Tests of PyTorch models on this PC, through TVM's RPC, with the loader under emulation, and in a C program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(model: str, target: str = "local", device: str = "", export: Path | None
 
 
 def needs_armv7() -> list[str]:
-    """Skip the test if there is no compiler or no emulator. Returns the emulator's command."""
+    """Skip the test if the compiler or the emulator is missing. Returns the emulator's command."""
     wanted = targets.load("armv7")
     if shutil.which(wanted.linker("")) is None or shutil.which("qemu-arm-static") is None:
         pytest.skip("the cross compiler or qemu-arm-static is missing; ./inv installs them")
@@ -145,7 +145,7 @@ int pitorch_model_run(const void *parameters, const void *const *inputs, void *c
 
 
 def test_c_program_refuses_missing_or_truncated_parameters(tmp_path: Path) -> None:
-    """A page of the mapping without bytes of the file would end the program with SIGBUS."""
+    """Reading a mapped page beyond the end of the file would end the program with SIGBUS."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is missing; ./inv installs it")
     (tmp_path / "model.c").write_text(MODEL)

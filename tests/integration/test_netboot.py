@@ -1,4 +1,4 @@
-"""Boards that boot over the network, in a private network namespace: dnsmasq, the NFS server and QEMU."""
+"""Tests of boards that boot over the network, in a private network namespace with dnsmasq, the NFS server and QEMU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Config:
-    """A configuration with a folder that looks like an export, and a TFTP folder."""
+    """Return a configuration with a folder that looks like an export, and a TFTP folder."""
     config = load_config({"build": {"folder": str(tmp_path / "build")}, "nfs": {"address": PC, "port": "12049"}})
     layout = Layout.of(config)
     layout.tree.mkdir(parents=True)
@@ -64,7 +64,7 @@ def exported(tmp_path: Path) -> Config:
 
 @contextlib.contextmanager
 def cable() -> Iterator[str]:
-    """A private network with the PC's end of a cable; yields the namespace at the other end, as an argument of ip."""
+    """Create a private network with the PC's end of a cable; yield the other end's namespace, as an argument of ip."""
     with private_network():
         namespace = f"pitorch-test-{os.getpid()}"
         ip("netns", "add", namespace)
@@ -141,7 +141,7 @@ def on_board(namespace: str, *words: str) -> str:
 
 
 def fetched(namespace: str, name: str) -> str:
-    """A file that the board fetches over TFTP."""
+    """Fetch a file over TFTP as the board does."""
     return on_board(namespace, sys.executable, "-c", FETCH, PC, name)
 
 
@@ -184,11 +184,11 @@ def test_an_export_is_required(exported: Config) -> None:
 
 
 def with_nfs(config: Config, **nfs: Any) -> Config:
-    """The configuration with other settings of the section ``nfs``."""
+    """Return the configuration with other settings in the section ``nfs``."""
     return dataclasses.replace(config, nfs=dataclasses.replace(config.nfs, **nfs))
 
 
-def test_boards_that_share_a_tree_write_into_their_own_folders_only(exported: Config, tmp_path: Path) -> None:
+def test_boards_sharing_a_tree_write_only_to_own_folders(exported: Config, tmp_path: Path) -> None:
     config, layout = with_nfs(exported, overlay=True, persistent=("/home",)), Layout.of(exported)
     (layout.tree / "etc").mkdir()
     shutil.copytree(ROOT / "images/overlay/bootable/etc/initramfs-tools", layout.tree / "etc/initramfs-tools")
@@ -265,7 +265,7 @@ def test_a_board_outside_the_subnet_is_refused_and_shown(exported: Config) -> No
             assert board.state == "files"
 
 
-def test_host_keys_of_boards_are_pinned_and_nothing_else_is(exported: Config) -> None:
+def test_only_host_keys_of_boards_are_pinned(exported: Config) -> None:
     layout = Layout.of(exported)
     secret = layout.place / "secret.pub"
     secret.write_text("ssh-ed25519 AAAA of another file\n")
@@ -310,7 +310,7 @@ print(json.dumps(seen))
 
 @contextlib.contextmanager
 def bridged(name: str) -> Iterator[str]:
-    """A namespace with a cable to the bridge of the private network; yields its name."""
+    """Create a namespace with a cable to the private network's bridge; yield its name."""
     namespace = f"pitorch-{name}-{os.getpid()}"
     ip("netns", "add", namespace)
     try:
@@ -324,7 +324,7 @@ def bridged(name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def router() -> Iterator[None]:
-    """Another DHCP server on the bridge. It also names the PC and U-Boot's script, because U-Boot asks no proxy."""
+    """Run another DHCP server on the bridge. It also names the PC and U-Boot's script, as U-Boot ignores proxy DHCP."""
     with bridged("router") as namespace:
         ip("-n", namespace, "address", "add", "192.168.77.254/24", "dev", "eth0")
         words = ["dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--leasefile-ro", "--pid-file"]
@@ -338,7 +338,7 @@ def router() -> Iterator[None]:
             child.wait()
 
 
-def test_beside_a_router_the_pc_adds_where_to_boot_from(exported: Config) -> None:
+def test_pc_adds_boot_information_next_to_a_router(exported: Config) -> None:
     with private_network():
         ip("address", "add", f"{PC}/24", "dev", "pitorch")
         with router(), bridged("board") as namespace, booting(exported, alone=False) as wait_for:
@@ -362,7 +362,7 @@ label nfs
 
 
 def boot_script(text: bytes) -> bytes:
-    """A script as U-Boot's dhcp command expects it: a legacy image of type "script" (doc/usage/cmd/source.rst)."""
+    """Make a script for U-Boot's dhcp command: a legacy image of type "script" (doc/usage/cmd/source.rst)."""
     content = struct.pack(">II", len(text), 0) + text
     os_linux, arm, script, uncompressed = 5, 2, 6, 0
     fields = (len(content), 0, 0, zlib.crc32(content), os_linux, arm, script, uncompressed, b"netboot")
@@ -375,7 +375,7 @@ def boot_script(text: bytes) -> bytes:
 
 @pytest.fixture
 def u_boot(tmp_path: Path) -> Path:
-    """U-Boot for QEMU's machine virt, from the distribution's package."""
+    """Provide U-Boot for QEMU's machine virt, from the distribution's package."""
     process.run(["apt-get", "download", "u-boot-qemu"], cwd=tmp_path, limit_s=300)
     (package,) = tmp_path.glob("u-boot-qemu_*.deb")
     process.run(["dpkg-deb", "--extract", package, tmp_path / "u-boot"])
@@ -384,7 +384,7 @@ def u_boot(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def boards_of_qemu(count: int, bios: Path, folder: Path) -> Iterator[list[Path]]:
-    """Machines with a cable to the PC each, and U-Boot in place of the Pi's firmware; yields their consoles."""
+    """Run machines, each with a cable to the PC, and U-Boot in place of the Pi's firmware; yield their consoles."""
     consoles = [folder / f"console-{number}.log" for number in range(count)]
     with contextlib.ExitStack() as stack:
         for number, console in enumerate(consoles):
@@ -402,7 +402,7 @@ def boards_of_qemu(count: int, bios: Path, folder: Path) -> Iterator[list[Path]]
 
 @contextlib.contextmanager
 def bridge_for_boards(config: Config) -> Iterator[None]:
-    """The PC on the bridge of a private network, and the files for U-Boot in the TFTP folder."""
+    """Connect the PC to a private network's bridge, and put U-Boot's files into the TFTP folder."""
     layout = Layout.of(config)
     command = f"boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot={PC}:{layout.tree},vers=4.1 net.ifnames=0 panic=5"
     arguments = " ".join(["console=ttyAMA0", command, f"init={LEAN_INIT}", *overlay_arguments(config, layout)])
@@ -420,7 +420,7 @@ def bridge_for_boards(config: Config) -> Iterator[None]:
 
 
 def all_up(wait_for: Callable[[Callable[[Board], bool]], Board], count: int) -> list[Board]:
-    """The boards, as soon as the SSH server of each has answered."""
+    """Wait until each board's SSH server has responded, and return the boards."""
     up: dict[str, Board] = {}
     while len(up) < count:
         board = wait_for(lambda board: board.state == "up" and board.mac not in up)
@@ -429,7 +429,7 @@ def all_up(wait_for: Callable[[Callable[[Board], bool]], Board], count: int) -> 
 
 
 def ssh(config: Config, board: Board, *words: str) -> list[str]:
-    """The command line that runs words on a board whose host key is pinned."""
+    """Return the command line that runs words on a board whose host key is pinned."""
     layout = Layout.of(config)
     known = access.pin(layout.known_hosts, layout.folder / "known_hosts.pinned")
     login = access.SshAccess(host=board.address, key=layout.client_key, known_hosts=known)
@@ -437,19 +437,19 @@ def ssh(config: Config, board: Board, *words: str) -> list[str]:
 
 
 def run_on(config: Config, board: Board, *words: str) -> str:
-    """The output of a program on a board."""
+    """Run a program on a board and return its output."""
     return process.run(ssh(config, board, *words), limit_s=300).output.strip()
 
 
 @pytest.fixture
 def of_one(exported_config: Config) -> Config:
-    """A tree that one board writes into."""
+    """Export a tree that one board writes to."""
     return with_nfs(exported_config, address=PC)
 
 
 @pytest.fixture
 def of_many(exported_config: Config) -> Iterator[Config]:
-    """A tree that boards share, and of which each keeps /home."""
+    """Export a tree that boards share, except for /home, which each board has separately."""
     config = with_nfs(exported_config, address=PC, overlay=True, persistent=("/home",))
     yield config
     shutil.rmtree(Layout.of(config).boards, ignore_errors=True)
@@ -459,7 +459,7 @@ def of_many(exported_config: Config) -> Iterator[Config]:
 @pytest.mark.machine
 @pytest.mark.timeout(1800)
 def test_one_board_boots_from_dhcp_to_ssh(of_one: Config, u_boot: Path, tmp_path: Path) -> None:
-    """U-Boot asks for an address, fetches kernel and initramfs by TFTP, and the kernel mounts its root by NFS."""
+    """U-Boot requests an address, and fetches kernel and initramfs by TFTP. The kernel mounts its root by NFS."""
     with bridge_for_boards(of_one), booting(of_one) as wait_for, boards_of_qemu(1, u_boot, tmp_path):
         (board,) = all_up(wait_for, 1)
         assert board.mac == "52:54:00:77:00:01"
@@ -486,7 +486,7 @@ def test_four_boards_share_a_read_only_tree(of_many: Config, u_boot: Path, tmp_p
             run_on(of_many, board, "sh", "-c", "hostname >/home/kept && hostname >/usr/in-memory && sync")
             assert run_on(of_many, board, "cat", "/home/kept", "/usr/in-memory").split() == [name, name]
         assert TreeHash.of(layout.tree).sha256 == before
-        # What deploy does: a file of the tree is replaced while boards run from it.
+        # Replace a file in the tree while boards run from it, as deploy does.
         deployed = layout.tree / "usr/lib/deployed"
         deployed.write_text("to all boards")
         try:
@@ -500,7 +500,7 @@ def test_four_boards_share_a_read_only_tree(of_many: Config, u_boot: Path, tmp_p
 @pytest.mark.expensive
 @pytest.mark.machine
 @pytest.mark.timeout(1800)
-def test_a_board_boots_beside_a_router(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
+def test_board_boots_next_to_a_router(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
     network = bridge_for_boards(of_many), router(), booting(of_many, alone=False), boards_of_qemu(1, u_boot, tmp_path)
     with network[0], network[1], network[2] as wait_for, network[3]:
         (board,) = all_up(wait_for, 1)

@@ -1,4 +1,4 @@
-"""OpenCL kernels on this PC: POCL, Debian's OpenCL driver for the CPU."""
+"""Tests of OpenCL kernels on this PC with POCL, Debian's OpenCL driver for the CPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def drivers() -> None:
 
 @pytest.fixture(autouse=True)
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Empty folders for the loader's binaries and for POCL's."""
+    """Provide empty folders for the loader's binaries and POCL's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / "pocl"))
     return tmp_path / "cache"
@@ -66,7 +66,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def board() -> Iterator[LoaderSession]:
-    """A session with this PC."""
+    """Start a session with this PC."""
     with session() as opened:
         yield opened
 
@@ -115,7 +115,7 @@ def test_reference_gemm_agrees_to_three_decimals() -> None:
 
 
 def test_kernels_time_excludes_the_copies(board: LoaderSession, tmp_path: Path) -> None:
-    """The kernel is one work group, the arrays have 128 MiB: the copies take nearly all the time of the request."""
+    """The kernel is one work group, and the arrays have 128 MiB, so copies take nearly all of the request's time."""
     size = 1 << 24
     build(board, write(tmp_path, python=PYTHON.replace("(size,), (32,)", "(32,), (32,)")), size)
     numbers = [board.array(numpy.zeros(size, numpy.float32)), board.array(numpy.zeros(size, numpy.float32))]
@@ -261,7 +261,7 @@ def test_board_without_a_driver_is_reported(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.emulation
 def test_board_without_opencl_is_reported() -> None:
-    """The cross compiler's C library has no OpenCL next to it."""
+    """There is no OpenCL library next to the cross compiler's C library."""
     if not shutil.which("aarch64-linux-gnu-g++"):
         pytest.skip("aarch64-linux-gnu-g++ is missing; ./inv installs it")
     with loader_session.session(config(), targets.load("opencl"), parse("emulator")) as emulated:
@@ -271,7 +271,7 @@ def test_board_without_opencl_is_reported() -> None:
 
 
 def test_driver_crash_ends_only_its_session(tmp_path: Path) -> None:
-    """POCL runs kernels in the loader's process, so an access outside of the arrays crashes it."""
+    """POCL runs kernels in the loader's process, which an access outside the arrays crashes."""
     with pytest.raises(UserError, match="the OpenCL driver crashed on local") as caught:
         run(write(tmp_path, ("out[i] =", "out[(long)i << 40] =")))
     assert caught.value.found == "killed by SIGSEGV"

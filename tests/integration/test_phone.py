@@ -1,7 +1,7 @@
-"""Kernels through adb: Debian's adb and adbd, connected over TCP in a private network.
+"""Tests of kernels through adb: Debian's adb and adbd, connected over TCP in a private network.
 
-adbd runs in a root with a shell. Its folder /data/local/tmp is that of a phone. Debian's adbd accepts every key, so the
-state unauthorized is tested with a list of adb devices only (tests/unit/test_remote_parts.py).
+adbd runs in a root with a shell, whose folder /data/local/tmp is like a phone's. Debian's adbd accepts every key, so
+the state unauthorized is tested only with a list from adb devices (tests/unit/test_remote_parts.py).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def root(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The root of a phone: adbd, a shell and its tools."""
+    """Make a phone's root: adbd, a shell and its tools."""
     environment.ready(product_config)
     folder = tmp_path_factory.mktemp("phone") / "root"
     shared = for_all_targets(product_config, "trixie")
@@ -96,14 +96,14 @@ def root(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture
 def network() -> Iterator[None]:
-    """A private network, because adbd runs the commands of everyone who can reach its port."""
+    """Create a private network, because adbd runs commands from everyone who can reach its port."""
     with private_network():
         yield
 
 
 @pytest.fixture
 def adbd(root: Path, network: None) -> Iterator[int]:
-    """The process ID of an adbd that accepts connections."""
+    """Run an adbd that accepts connections; yield its process ID."""
     words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", ADBD, "sh", str(root)]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
@@ -131,7 +131,7 @@ def _accepts(address: tuple[str, int]) -> bool:
 
 
 def left(root: Path) -> list[str]:
-    """The names of the files on the phone without those that stay."""
+    """List the files on the phone, except those that stay."""
     return [item.name for item in (root / "data/local/tmp").iterdir() if item.name != "pitorch-loader.lock"]
 
 
@@ -141,7 +141,7 @@ def run(config: Config, device: str, kernel: str = "add_one", target: str = "loc
 
 @contextlib.contextmanager
 def own_server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server of adb that the user has started, at its usual port."""
+    """Run an adb server at its usual port, as if the user had started it."""
     with subprocess.Popen(["adb", "nodaemon", "server"], stderr=subprocess.DEVNULL, cwd=folder) as server:
         try:
             eventually(lambda: _accepts(("127.0.0.1", 5037)))
@@ -184,7 +184,7 @@ def test_faults_of_the_kernel_are_reported(product_config: Config, root: Path, a
     assert left(root) == []
 
 
-def test_kernel_that_asks_for_memory_gets_it(product_config: Config, adbd: int, tmp_path: Path) -> None:
+def test_kernel_can_allocate_memory(product_config: Config, adbd: int, tmp_path: Path) -> None:
     assert run(product_config, "adb://", str(write(tmp_path, TEMPORARY))).checked == 40000
 
 
@@ -200,7 +200,7 @@ def test_lost_phone_is_reported_and_cleaned(
             pid = server.pid if end == "server" else adbd
 
             def stop() -> None:
-                eventually(lambda: left(root) != [], 600)  # the kernel is compiled first
+                eventually(lambda: left(root) != [], 600)  # The kernel is compiled first.
                 os.kill(pid, signal.SIGKILL)
 
             ending = threading.Thread(target=stop)
@@ -241,7 +241,7 @@ def test_stopped_phone_is_offline(adbd: int) -> None:
         ("adb://nowhere.invalid:5555", "nowhere.invalid"),
     ],
 )
-def test_phone_that_is_not_there_is_reported(network: None, device: str, found: str) -> None:
+def test_missing_phone_is_reported(network: None, device: str, found: str) -> None:
     with pytest.raises(BoardSilent, match="adb does not find") as caught, phone.connected(parse(device)):
         pass
     assert found in caught.value.found

@@ -1,4 +1,4 @@
-"""pitorch.qpu on this PC, where machine code runs on the emulator."""
+"""Tests of pitorch.qpu on this PC, where machine code runs on the emulator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ nop
 
 @pytest.fixture(scope="module")
 def tree(product_config: Config) -> Path:
-    """A program that saves a kernel and libqpu, compiled in the folder of the C++ tests."""
+    """Compile libqpu and a program that saves a kernel, in the folder of the C++ tests."""
     for program in ("cmake", "ninja", "g++"):
         if shutil.which(program) is None:
             pytest.skip(f"the program {program} is missing; ./inv installs it")
@@ -55,7 +55,7 @@ def tree(product_config: Config) -> Path:
 
 @pytest.fixture
 def qpu(tree: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module, loaded with the library just built."""
+    """Load the module with the library that was just built."""
     monkeypatch.setenv("QPU_LIBRARY", str(tree / "libqpu.so"))
     monkeypatch.setenv("QPU_CACHE", "off")
     monkeypatch.delenv("QPU_BACKEND", raising=False)
@@ -65,7 +65,7 @@ def qpu(tree: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def axpy(tree: Path, tmp_path: Path) -> Path:
-    """A kernel that C++ saved: y = factor * x + y."""
+    """Return a kernel that C++ saved: y = factor * x + y."""
     path = tmp_path / "axpy.qpuo"
     run([tree / "tests" / "user-save", path])
     return path
@@ -110,7 +110,7 @@ def test_assembly_runs_with_uniforms_of_each_qpu(qpu: ModuleType) -> None:
     assert out.array.tolist() == [[-100 + 7 * n] * 16 for n in range(3)]
 
 
-def test_words_go_there_and_back(qpu: ModuleType, tmp_path: Path) -> None:
+def test_words_survive_a_round_trip(qpu: ModuleType, tmp_path: Path) -> None:
     words = qpu.assemble(ROWS)
     assert words.dtype == numpy.uint64
     assert words.size == 15
@@ -127,7 +127,7 @@ def test_words_go_there_and_back(qpu: ModuleType, tmp_path: Path) -> None:
 
 
 def _checksum(data: bytes) -> int:
-    """64-bit FNV-1a, as implemented in src/code/serialise.hpp for saved kernels."""
+    """Compute 64-bit FNV-1a, as src/code/serialise.hpp does for saved kernels."""
     value = 0xCBF29CE484222325
     for byte in data[:16] + data[24:]:
         value = (value ^ byte) * 0x100000001B3 % 2**64
@@ -216,7 +216,7 @@ def test_an_invalid_library_is_reported(tree: Path) -> None:
         assert text in done.stdout
 
 
-def test_qpu_info_says_the_same(qpu: ModuleType, tree: Path) -> None:
+def test_qpu_info_reports_the_same(qpu: ModuleType, tree: Path) -> None:
     run(["cmake", "--build", tree, "--target", "qpu-info"], limit_s=600)
     said = json.loads(subprocess.run([tree / "tools" / "qpu-info", "--json"], check=True, capture_output=True).stdout)
     assert said["backends"] == qpu.machine()["backends"]

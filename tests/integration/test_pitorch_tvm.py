@@ -1,4 +1,4 @@
-"""pitorch.tvm: kernels of a library, called on arrays in a process without TVM."""
+"""Tests of pitorch.tvm: kernels from a library, called on arrays in a process without TVM."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def tvm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def gemm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A kernel for this PC that multiplies two matrices of 32 rows."""
+    """Compile a kernel for this PC that multiplies two matrices of 32 rows."""
     path = tmp_path_factory.mktemp("kept") / "gemm.so"
     profiling.profile(product_config, kernel="gemm", target="local", device="emulator", size=32, keep=path, timing=ONCE)
     return path
 
 
 def aligned(shape: tuple[int, ...], offset: int = 0) -> numpy.typing.NDArray[numpy.float32]:
-    """An array of ones that begins ``offset`` bytes after a multiple of 64."""
+    """Return an array of ones that begins ``offset`` bytes after a multiple of 64."""
     size = 4 * int(numpy.prod(shape))
     memory = numpy.zeros(size + 128, numpy.uint8)
     begin = -memory.ctypes.data % 64 + offset
@@ -152,7 +152,7 @@ def test_a_library_with_a_failed_kernel_is_not_saved(product_config: Config, tmp
     assert not path.exists()
 
 
-# Runs in a separate process: if TVM's FFI is loaded, kernels store their error messages in it.
+# Runs in a separate process, because kernels store their error messages in TVM's FFI if it is loaded.
 CALL = """
 import os, sys
 import numpy

@@ -1,4 +1,4 @@
-"""Free ports for servers."""
+"""Tests of the selection of free ports for servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolchain.config import ROOT
 from toolchain.ports import free_port
 
 
-def test_it_is_not_an_ephemeral_port() -> None:
+def test_port_is_not_ephemeral() -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     if lowest <= 1024:
         pytest.skip("needs ports that are not ephemeral")
@@ -26,7 +26,7 @@ def test_it_is_not_an_ephemeral_port() -> None:
     assert min(found) >= 1024
 
 
-def test_a_server_can_listen_on_it() -> None:
+def test_server_can_listen_on_the_port() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port)) as server:
         assert server.getsockname() == ("127.0.0.1", port)
@@ -40,7 +40,7 @@ def test_an_address_of_another_machine_is_an_error() -> None:
 
 @pytest.mark.network_namespaces
 def test_used_ports_are_skipped() -> None:
-    """Only two ports are not ephemeral. At first one of them is used, then both."""
+    """Only two ports are not ephemeral. First one of them is in use, then both."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare, to set the range of ephemeral ports")
     script = (

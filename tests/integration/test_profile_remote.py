@@ -1,4 +1,4 @@
-"""TVM kernels on RPC servers of this PC, with TVM's own tracker and proxy in separate processes."""
+"""Tests of TVM kernels on this PC's RPC servers, with TVM's own tracker and proxy in separate processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENDLESS = Timing(number=10**11, repeat=1, min_repeat_ms=0, warm_up=0)
 
 @pytest.fixture(scope="module")
 def tvm(product_config: Config) -> Iterator[TvmEnvironment]:
-    """TVM, installed like the task does."""
+    """Install TVM as the task does."""
     installed = environment.ready(product_config)
     with out_of_reach():
         yield installed
@@ -45,13 +45,13 @@ def tracker(tvm: TvmEnvironment) -> Iterator[servers.Running]:
 
 @pytest.fixture(scope="module")
 def direct(tvm: TvmEnvironment) -> Iterator[servers.Running]:
-    """A board that is reached directly."""
+    """Run a board that is reached directly."""
     with servers.board(tvm) as running:
         yield running
 
 
 def run(device: str, *, queue_s: float = 60, session_s: float = 60, timing: Timing = QUICK, **given: Any) -> Profile:
-    """Run profile-remote with limits."""
+    """Run profile-remote with time limits."""
     config = load_config(
         {"build": {"folder": "build/test"}, "remote": {"queue_limit_s": queue_s, "session_limit_s": session_s}}
     )
@@ -61,7 +61,7 @@ def run(device: str, *, queue_s: float = 60, session_s: float = 60, timing: Timi
 
 
 def holding(device: str, session_s: float) -> tuple[threading.Thread, list[UserError]]:
-    """Start a session that measures until it ends. Returns its thread and a list for its error."""
+    """Start a session that measures until it is ended. Returns its thread and a list for its error."""
     ended: list[UserError] = []
 
     def hold() -> None:
@@ -97,7 +97,7 @@ def test_kernel_is_compiled_checked_and_timed_locally(kernel: str, size: int) ->
 
 
 def test_measurement_has_the_minimum_length() -> None:
-    """A measurement of 100 ms has many runs of a kernel that takes 100 ns."""
+    """A measurement of 100 ms contains many runs of a kernel that takes 100 ns."""
     began = time.monotonic()
     done = run("local", timing=Timing(number=1, repeat=3, min_repeat_ms=100, warm_up=0))
     assert len(done.seconds) == 3
@@ -279,7 +279,7 @@ def test_session_times_out_and_the_board_is_free_again(tvm: TvmEnvironment) -> N
 
 
 def test_board_returns_to_its_pool_after_a_timeout(tvm: TvmEnvironment, tracker: servers.Running) -> None:
-    """The next clients in the tracker's queue get it."""
+    """The next client in the tracker's queue gets the board."""
     with servers.board(tvm, key="short", tracker_port=tracker.port) as board:
         device = f"tracker://127.0.0.1:{tracker.port}/short"
         thread, ended = holding(device, session_s=10)

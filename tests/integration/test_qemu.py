@@ -1,4 +1,4 @@
-"""The virtual machine: kernel, command line, boot, and reports of failed boots."""
+"""Tests of the virtual machine: kernel, command line, boot, and reports of failed boots."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_kernel_command_line_names_server_path_and_init(tmp_path: Path) -> None:
     ("now", "epoch", "after"), [(5, 1764000000, "@1764000000"), (1764000001, 1764000000, ""), (5, None, "")]
 )
 def test_the_lean_init_sets_an_early_clock(tmp_path: Path, now: int, epoch: int | None, after: str) -> None:
-    """Run the function of the init with a fake ``date``, because a real one would set this machine's clock."""
+    """Run the init's function with a fake ``date``, because the real one would set this machine's clock."""
     init = (ROOT / "images/overlay/bootable/usr/local/sbin/pi-init").read_text()
     (function,) = re.findall(r"^set_clock\(\) \{\n.*?^\}\n", init, re.MULTILINE | re.DOTALL)
     assert init.index("set_clock /usr/lib/clock-epoch\n") < init.index("/usr/sbin/sshd")
@@ -101,9 +101,7 @@ def test_only_the_loopback_is_forwarded(tmp_path: Path) -> None:
     ("architecture", "wanted", "cpu"),
     [("armhf", "", "cortex-a7"), ("arm64", "", "cortex-a53"), ("arm64", "cortex-a76", "cortex-a76")],
 )
-def test_the_cpu_is_the_wanted_one_of_the_architecture(
-    tmp_path: Path, architecture: str, wanted: str, cpu: str
-) -> None:
+def test_configured_cpu_of_the_architecture_is_used(tmp_path: Path, architecture: str, wanted: str, cpu: str) -> None:
     command = spec_of(tmp_path, architecture=architecture, cpu=wanted).command(2222, tmp_path / "log")
     assert command[command.index("-cpu") + 1] == cpu
 
@@ -116,8 +114,8 @@ def test_a_cpu_of_another_architecture_is_refused() -> None:
 
 
 @pytest.mark.machine
-def test_a_machine_without_an_answer_is_reported(tmp_path: Path) -> None:
-    """QEMU with a kernel that prints nothing."""
+def test_machine_that_does_not_respond_is_reported(tmp_path: Path) -> None:
+    """QEMU runs a kernel without output."""
     process.require_program("qemu-system-arm", "for this test")
     machine = qemu.Machine(spec_of(tmp_path), tmp_path / "console.log")
     machine.start()
@@ -143,7 +141,7 @@ def test_qemus_error_is_reported(tmp_path: Path) -> None:
 
     def start() -> None:
         machine.start()
-        machine.wait_until_answers(60)  # on a busy machine QEMU fails later
+        machine.wait_until_answers(60)  # On a busy machine, QEMU fails later.
 
     with pytest.raises(BoardSilent) as caught:
         start()

@@ -1,4 +1,4 @@
-"""Updating the previous build of the extension: recompilation, invalid records, and the resulting wheel."""
+"""Tests of updates to the extension's previous build: recompilation, invalid records, and the resulting wheel."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Build:
                 raise CommandFailed("the compiler", tail=done.stderr)
 
     def compiled(self) -> list[str]:
-        """The sources that the last rebuild compiled, and the link steps that it ran."""
+        """Return the sources that the last rebuild compiled, and the link steps that it ran."""
         return [words[words.index("-c") + 1] if "-c" in words else "link" for words in self.ran]
 
 

@@ -1,4 +1,4 @@
-"""The extension on this machine: built like a user would, and tested with the device suite."""
+"""Tests of the extension on this machine, built as a user would build it and tested with the device suite."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class NativeChecks:
 
     @property
     def python(self) -> Path:
-        """The interpreter of the environment."""
+        """The environment's interpreter."""
         return native.python_of(self.config)
 
     @property

@@ -1,4 +1,4 @@
-"""The optional upstream QPULib: how its source is obtained and verified, and what is built from it.
+"""Tests of the optional upstream QPULib: how its source is obtained, verified and built.
 
 The substitute is a small source tree with upstream's layout, in a real git repository with a file:// URL.
 """
@@ -92,7 +92,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 def git_free() -> dict[str, str]:
-    """The environment without the variables that git sets in a hook, because tests may run in one."""
+    """Return the environment without the variables that git sets in hooks, because tests may run in a hook."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
 
@@ -160,7 +160,7 @@ def test_qpulib_is_pinned_to_a_full_commit() -> None:
     assert recipe.source == "git"
 
 
-def test_it_has_the_same_prefix_as_our_library() -> None:
+def test_qpulib_has_the_same_prefix_as_our_library() -> None:
     own, theirs = load("libqpu"), load("qpulib")
     assert own.settings["prefix"] == theirs.settings["prefix"]
     assert {"lib/libqpu.so.1", "include/QPULib.h"} <= set(own.outputs) & set(theirs.outputs)
@@ -235,7 +235,7 @@ def test_without_git_the_error_names_it(upstream: Upstream, tmp_path: Path, monk
 
 @contextlib.contextmanager
 def proxy_that_refuses() -> Iterator[tuple[str, list[str]]]:
-    """A proxy that records the first line of each request and closes the connection."""
+    """Run a proxy that records the first line of each request and closes the connection."""
     asked: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -337,7 +337,7 @@ def test_a_fetched_commit_without_the_library_is_rejected(upstream: Upstream, tm
 
 
 def test_an_unpacked_archive_is_used_with_a_warning(upstream: Upstream, tmp_path: Path) -> None:
-    """Also if the folder is inside another git tree, whose commit must not be used."""
+    """This applies even inside another git tree, whose commit must not be used."""
     outer = tmp_path / "outer"
     outer.mkdir()
     git(outer, "init", "--quiet")
@@ -390,7 +390,7 @@ def made(checkout: Checkout, work: Path, mode: str = "emulation", *, debug: bool
 
 
 def compiled(said: str) -> set[str]:
-    """The sources that were compiled, by name."""
+    """Return the sources that were compiled, by name."""
     return {Path(name).name for name in re.findall(r" -c (\S+\.cpp)$", said, re.MULTILINE)}
 
 
@@ -551,7 +551,7 @@ def planned(tmp_path: Path, choice: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command_line_selects_it(tmp_path: Path) -> None:
+def test_command_line_selects_upstream_qpulib(tmp_path: Path) -> None:
     assert "QPULib (upstream) for the target" in planned(tmp_path, "upstream").stdout
     own = planned(tmp_path, "local")
     assert own.returncode == 0
@@ -563,7 +563,7 @@ def test_the_command_line_selects_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["shell", "deploy"])
-def test_shells_and_deployments_can_select_it(tmp_path: Path, task: str) -> None:
+def test_shells_and_deployments_can_select_qpulib(tmp_path: Path, task: str) -> None:
     argv = [sys.executable, "-m", "invoke", task, "--qpulib=upstreem"]
     done = subprocess.run(argv, cwd=ROOT, env=git_free(), capture_output=True, text=True, check=False)
     assert done.returncode == 11

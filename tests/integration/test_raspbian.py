@@ -1,4 +1,4 @@
-"""Raspbian and the Raspberry Pi kernel: the archive of each package. Test archives are served here.
+"""Tests of Raspbian and the Raspberry Pi kernel: which archive each package comes from. Test archives are served here.
 
 The tests do not access the real archives: they run the project's code, apt and dpkg on packages that are created here.
 """
@@ -31,7 +31,7 @@ IMAGE = ImageConfig(flavour="raspbian")
 
 
 def of_the_target(version: str) -> list[Package]:
-    """The packages of a target root and of a release, with hardly any content."""
+    """Make a release's packages for a target root, with hardly any content."""
     suite = load_suite(SUITE)
     roles = {name for role in ("base", "board", "bootable", "companions", "dev") for name in packages_for(role, IMAGE)}
     names = {*roles, *suite.torch_libraries, *suite.torch_python, "libc6", "linux-base", "debian-archive-keyring"}
@@ -44,7 +44,7 @@ def of_the_target(version: str) -> list[Package]:
 
 
 def of_python(version: str, architecture: str) -> list[Package]:
-    """The headers of Python and its library, with the same version for all architectures."""
+    """Make the packages of Python's headers and library, with the same version for all architectures."""
     python = load_suite(SUITE).python
     library = f"libpython{python}-stdlib"
     needs = {f"libpython{python}-dev": f"{library} (= {version}), libc6", library: "libc6"}
@@ -55,10 +55,10 @@ def of_python(version: str, architecture: str) -> list[Package]:
 
 
 def of_this_pc() -> list[Package]:
-    """Debian's tools for the PC that runs the tests."""
+    """Make Debian's tools for the PC that runs the tests."""
     roles = ("standing_in", "depmod", "compiler", "builder")
     names = {name for role in roles for name in packages_for(role, IMAGE) if not name.startswith("libpython")}
-    # Packages of the target are named with their architecture.
+    # Target packages are named with their architecture.
     parts = [name.partition(":") for name in sorted(names)]
     return [
         *(Package(name=name, version=DEBIANS, architecture=of or "amd64", depends="libc6") for name, _, of in parts),
@@ -68,7 +68,7 @@ def of_this_pc() -> list[Package]:
 
 
 def kernel_of(board: str, architecture: str) -> list[Package]:
-    """A Raspberry Pi kernel as in its archive: a metapackage, and packages with the version in their names."""
+    """Make a Raspberry Pi kernel as in its archive: a metapackage, and packages with the version in their names."""
     release = f"6.18.34+rpt-rpi-{board}"
     needs = {
         f"linux-image-rpi-{board}": f"linux-image-{release}",
@@ -82,7 +82,7 @@ def kernel_of(board: str, architecture: str) -> list[Package]:
 
 
 def kernel_of_debian() -> list[Package]:
-    """Version of Debian's kernel in the test archive."""
+    """Read the version of Debian's kernel in the test archive."""
     release = "linux-image-6.12.107+deb13-armmp"
     return [
         Package(name="linux-image-armmp", version=DEBIANS, depends=release),
@@ -91,7 +91,7 @@ def kernel_of_debian() -> list[Package]:
 
 
 def of_the_raspberry_pi() -> list[Package]:
-    """The Raspberry Pi archive: kernels, firmware, and newer versions of the distribution's packages."""
+    """Make the Raspberry Pi archive: kernels, firmware, and newer versions of the distribution's packages."""
     return [
         *kernel_of("v7", "armhf"),
         *kernel_of("v8", "arm64"),
@@ -120,7 +120,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def config_for(folder: Path, **image: object) -> Config:
-    """A configuration with its products in a folder."""
+    """Return a configuration with its products in a folder."""
     settings = {"flavour": "raspbian", **image}
     return load_config({"image": settings, "build": {"folder": str(folder)}, "torch": {"wheelhouse": []}})
 
@@ -137,7 +137,7 @@ def ran(config: Config, *names: str) -> Mapping[str, Manifest]:
 
 
 def fetched(config: Config, role: str) -> dict[str, str]:
-    """Versions of the packages that a step has fetched."""
+    """Read the versions of the packages that a step has fetched."""
     folder = config.build_root / "archives" / f"{config.image.label}-{role}"
     return versions(folder.glob("*.deb"))
 
@@ -161,7 +161,7 @@ def test_tools_are_debians_and_roots_are_raspbians(world: World, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("flavour", "of_the_rest"), [("debian", DEBIANS), ("raspbian", RASPBIANS)])
-def test_only_kernel_and_firmware_are_raspberry_pis(
+def test_only_kernel_and_firmware_come_from_raspberry_pi(
     world: World, tmp_path: Path, flavour: str, of_the_rest: str
 ) -> None:
     config = config_for(tmp_path, flavour=flavour, kernel="raspberrypi")
@@ -209,7 +209,7 @@ def test_raspbian_uses_debians_kernel(world: World, tmp_path: Path) -> None:
         assert apt.preferences_text(spec.sources) == "", "what runs on this PC is Debian's all"
 
 
-def test_a_board_of_64_bits_gets_a_kernel_of_64_bits(world: World, tmp_path: Path) -> None:
+def test_64_bit_board_gets_a_64_bit_kernel(world: World, tmp_path: Path) -> None:
     config = config_for(tmp_path, flavour="debian", architecture="arm64", kernel="raspberrypi")
     names = packages_for("bootable", config.image)
     with world.serving():
@@ -257,7 +257,7 @@ def test_permitted_packages_are_an_input_of_the_step(tmp_path: Path) -> None:
     assert "raspi-firmware" in inputs("raspberrypi")["limits"]
 
 
-def test_only_pockets_that_the_root_is_made_of_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_pockets_of_the_root_are_reported_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apt, "host_mirrors", lambda: {"main": "http://mirror.example.org/debian"})
     for image, missed in (
         ({"flavour": "debian"}, ["trixie", "trixie-security", "trixie-updates"]),
@@ -283,7 +283,7 @@ class Real:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
-    """Debian's packages of a small root, with versions in Raspbian's format."""
+    """Collect Debian's packages for a small root, with versions in Raspbian's format."""
     needs_the_machine()
     folder = tmp_path_factory.mktemp("real")
     config = config_for(folder / "debian", flavour="debian")
@@ -301,7 +301,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
 
 
 def small_root(real: Real, config: Config, folder: Path) -> Path:
-    """The tar of a root with the board's kernel, built by the project's code from the served archives."""
+    """Build the tar of a root with the board's kernel, with the project's code, from the served archives."""
     mirror = ran(config, "mirror")["mirror"]
     packages = ("apt", "linux-image-rpi-v7", "raspi-firmware")
     with Context(config) as context:

@@ -1,4 +1,4 @@
-"""Push and pull with a real engine and a real registry: contents, credentials and secrets."""
+"""Tests of push and pull with a real engine and a real registry: contents, credentials and secrets."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_pushed_image_is_in_the_registry(client: docker.DockerClient, plain: Reg
         pushed = registry.push(config, tag="v1")
     answer = ask(plain, "/v2/a/b/c/manifests/v1", headers={"Accept": MANIFEST})
     assert pushed.digest == "sha256:" + hashlib.sha256(answer.content).hexdigest()
-    # The id of an image is the digest of its configuration or, in the containerd image store, of its manifest.
+    # An image's ID is the digest of its configuration or, in the containerd image store, of its manifest.
     assert identity in (answer.json()["config"]["digest"], pushed.digest)
     assert str(pushed.reference) == f"{plain.address}/a/b/c:v1"
     assert (pushed.layers, pushed.sent, pushed.attempts) == (3, 3, 1)
@@ -480,7 +480,7 @@ def secrets_of(password: str) -> list[str]:
 
 
 def text_of(fault: BaseException | None) -> str:
-    """All text of a chain of exceptions that a traceback could show."""
+    """Collect all text in a chain of exceptions that a traceback could show."""
     found = ""
     while fault is not None:
         found += f"{fault!s} {fault!r} {vars(fault)}"
@@ -566,7 +566,7 @@ def test_ctrl_c_stops_the_push(client: docker.DockerClient, plain: Registry, tmp
                 child.wait()
             assert "KeyboardInterrupt" in output, "tasks.py exits with 130 then"
             assert tags_of(client, config) == before
-            # Data in the kernel's buffers (some MiB) still passes through the slow relay.
+            # Data in the kernel's buffers (several MiB) still passes through the slow relay.
             wait_for(lambda: is_idle(slow))
             assert slow.sent < 15 * MIB, "the engine stopped as well"
     assert ask(plain, "/v2/pitorch/interrupted/tags/list").status_code == 404

@@ -1,4 +1,4 @@
-"""Failures of registries and engines: errors, retries and recovery.
+"""Tests of registry and engine failures: errors, retries and recovery.
 
 The failures are real: the registry is killed, its disk is full, its certificate is self-signed.
 """
@@ -81,7 +81,7 @@ def warnings_printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def error_from_the_engine(client: docker.DockerClient, config: Config) -> UserError:
-    """The error of a push by the engine, without earlier requests to the registry."""
+    """Push with the engine, without earlier requests to the registry, and return the error."""
     reference = resolve(config)
     client.api.tag(config.image_reference("system"), reference.name, reference.tag)
     try:
@@ -93,7 +93,7 @@ def error_from_the_engine(client: docker.DockerClient, config: Config) -> UserEr
 
 
 def expect(client: docker.DockerClient, config: Config, kind: type[UserError], exit_code: int) -> UserError:
-    """Check that push and pull fail with an error, and that the engine's message is translated to the same error."""
+    """Check that push and pull fail with an error, and that the engine's message is translated into the same error."""
     before = tags_of(client, config)
     with image(client, config.image_reference("system")):
         with pytest.raises(kind) as pushing:
@@ -178,7 +178,7 @@ def test_upper_case_names_are_refused(client: docker.DockerClient, tmp_path: Pat
 
 @pytest.fixture
 def outside_tls(tmp_path: Path) -> Iterator[tuple[Registry, Path]]:
-    """A registry with a self-signed certificate, not on a loopback address."""
+    """Run a registry with a self-signed certificate on an address other than loopback."""
     address = outside_address()
     certificate, key = make_certificate(tmp_path, address)
     settings = Settings(folder=tmp_path / "tls", host=address, certificate=certificate, key=key)
@@ -292,7 +292,7 @@ def test_killed_engine_is_reported_during_a_push(tmp_path: Path, monkeypatch: py
                 return sent > MIB
 
             summaries: list[str] = []
-            # Removing the image fails too, and would hide a failed assertion in the block.
+            # Removing the image fails too, which would hide a failed assertion in the block.
             with contextlib.suppress(OSError), image(other, config.image_reference("system"), (8 * MIB,)):
                 slow.watch = kill
                 try:
@@ -321,7 +321,7 @@ def test_full_disk_of_the_engine_is_reported(
 
 
 def expected_blobs(running: Registry, repository: str) -> set[str]:
-    """The blobs that the registry must store for the only image of a repository."""
+    """Return the blobs that the registry must store for a repository's only image."""
     media = "application/vnd.docker.distribution.manifest.v2+json"
     answer = ask(running, f"/v2/{repository}/manifests/{TAG}", headers={"Accept": media})
     digests = [answer.headers["Docker-Content-Digest"], answer.json()["config"]["digest"]]
@@ -400,7 +400,7 @@ def is_manifest(block: bytes, _sent: int) -> bool:
 
 
 def is_layer_request(block: bytes, _sent: int) -> bool:
-    """A request for a layer by the engine; requests of this project have another user agent."""
+    """Return a request for a layer by the engine; requests of this project have another user agent."""
     engines = any(name in block for name in (b"docker/", b"containerd/"))
     return block.startswith(b"GET ") and b"/blobs/" in block and engines
 
@@ -408,7 +408,7 @@ def is_layer_request(block: bytes, _sent: int) -> bool:
 def test_push_is_retried_if_the_manifest_fails(
     client: docker.DockerClient, tmp_path: Path, warnings_printed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine itself never retries the manifest."""
+    """The engine itself never retries a manifest."""
     settings = Settings(folder=tmp_path / "r", port=free_port())
 
     def delays() -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""One tag for the images of several architectures, in a real registry and a real engine."""
+"""Tests of one tag for several architectures' images, with a real registry and a real engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("docker_config")]
 
 @pytest.fixture
 def configs(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> Iterator[list[Config]]:
-    """Configurations of armhf and arm64, whose images are removed afterwards."""
+    """Return configurations for armhf and arm64; remove their images afterwards."""
     armhf = config_for(tmp_path, plain.address, namespace=f"t{tmp_path.name[-8:].strip('-_').lower()}")
     both = [armhf, for_arm64(armhf)]
     yield both
@@ -35,7 +35,7 @@ def load(client: docker.DockerClient, config: Config) -> str:
 
 
 def index_of(running: Registry, config: Config, tag: str) -> tuple[dict[str, object], str]:
-    """The index in the registry and its digest."""
+    """Read the index in the registry, and its digest."""
     path = f"/v2/{config.registry.namespace}/system/manifests/{tag}"
     answer = ask(running, path, headers={"Accept": distribution.INDEX_TYPE})
     assert answer.headers["Content-Type"] == distribution.INDEX_TYPE

@@ -1,4 +1,4 @@
-"""Registries that respond late, never, with invalid data or with an error: retries and error messages."""
+"""Tests of registries that respond late, never, with invalid data or with an error: retries and error messages."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def test_403_from_the_engine_does_not_suggest_a_login() -> None:
 def test_repeated_resets_end_the_push_early(
     client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without this, the engine would retry each layer for 75 s, in each of five attempts."""
+    """Otherwise, the engine would retry each layer for 75 s, in each of five attempts."""
     for module in (retries, transfer):
         monkeypatch.setattr(module, "PATIENCE_S", 6.0)
 

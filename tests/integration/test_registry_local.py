@@ -1,4 +1,4 @@
-"""The local registry: start and stop Debian's docker-registry."""
+"""Tests of the local registry: start and stop Debian's docker-registry."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_reused_pid_is_not_the_registry(config: Config) -> None:
     state["process"]["pid"] = os.getpid()
     running.settings.state.write_text(json.dumps(state))
     assert not local_registry.status(config).running
-    local_registry.down(config)  # must not stop the test run
+    local_registry.down(config)  # The recorded process is the test run, which must not be stopped.
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"process": {}}', '{"process": 3, "address": "", "url": ""}'])

@@ -1,4 +1,4 @@
-"""QPU kernels by profile-remote in libqpu's emulator on this PC."""
+"""Tests of QPU kernels with profile-remote in libqpu's emulator on this PC."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_model_time_grows_with_the_work(product_config: Config, kernel: str, siz
 
 
 def test_model_clock_counts_runs_since_its_creation(product_config: Config, tmp_path: Path) -> None:
-    """This holds in every run: the session runs the kernel again to time it."""
+    """This applies to every run; the session runs the kernel again to time it."""
     path = write(tmp_path)
     once = TWICE[TWICE.index("  kernel(") : TWICE.index("  return")]
     counted = f"""  const pitorch::ModelClock clock;

@@ -1,4 +1,4 @@
-"""Root filesystems are reproducible, and the same with and without native programs."""
+"""Root filesystems are reproducible, and identical with and without native programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = ("ca-certificates", "python3", "python3-packaging")
 
 @pytest.fixture(scope="module")
 def spec(built: Built, product_config: Config) -> rootfs.RootSpec:
-    """A small target root, from the verified lists of the shared build."""
+    """Specify a small target root, from the verified lists of the shared build."""
     with Context(product_config) as context:
         made = roots.root_spec(context, "small", SMALL, built.manifest("mirror"), (product_config.image.target,))
         return dataclasses.replace(made, overlays=roots.overlays(context))
@@ -46,7 +46,7 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
 ) -> None:
     with Context(product_config) as context:
         natively = dataclasses.replace(spec, native_tools=context.tools)
-    # A package in the folder of archives that is not in the list must not be installed.
+    # A package that is in the folder of archives but not in the list must not be installed.
     stray = next(
         path for path in (spec.archives.parent / spec.archives.name.replace("small", "tools")).glob("make_*.deb")
     )
@@ -55,7 +55,7 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
     fetched = rootfs.download(natively, tmp_path / "first.download.log")
     assert len(fetched) > 50
     assert all(re.fullmatch(r"[0-9a-f]{64}  [a-z0-9][^/ ]+_(armhf|all)\.deb", line) for line in fetched)
-    # The recorded packages are installed; if the record does not match the files, apt is called again.
+    # The recorded packages are installed. If the record does not match the files, apt is called again.
     unfit = (f"{'0' * 64}  {stray.name}",)
     digests = {}
     for name, wanted in (
@@ -79,16 +79,14 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
 
 
 def documents(archive: tarfile.TarFile) -> set[str]:
-    """Names of the files among documentation, manual pages and translations."""
+    """List the files among documentation, manual pages and translations."""
     places = tuple(f"./usr/share/{name}/" for name in ("doc", "info", "lintian", "locale", "man"))
     return {Path(item.name).name for item in archive if item.name.startswith(places) and item.isreg()}
 
 
 @pytest.mark.emulation
 @pytest.mark.timeout(600)
-def test_documentation_comes_where_it_is_asked_for(
-    spec: rootfs.RootSpec, product_config: Config, tmp_path: Path
-) -> None:
+def test_documentation_is_installed_on_request(spec: rootfs.RootSpec, product_config: Config, tmp_path: Path) -> None:
     documented = dataclasses.replace(product_config.image, documentation=True)
     with Context(dataclasses.replace(product_config, image=documented)) as context:
         wanted = dataclasses.replace(
@@ -102,7 +100,7 @@ def test_documentation_comes_where_it_is_asked_for(
 
 
 def test_tests_are_left_out_and_modules_are_compiled(built: Built) -> None:
-    """py3compile would report files that a package lists and that do not exist."""
+    """py3compile would report files that a package lists but that do not exist."""
     with tarfile.open(built.manifest("rootfs").artefact(".tar").path, "r:") as archive:
         modules = {item.name for item in archive if item.isreg() and item.name.endswith((".py", ".pyc"))}
     packages = "./usr/lib/python3/dist-packages"
@@ -116,7 +114,7 @@ def test_tests_are_left_out_and_modules_are_compiled(built: Built) -> None:
 
 
 def checked_by_hash(archive: tarfile.TarFile) -> list[str]:
-    """Byte code files without the time stamp and size of their source; checks that there are some hundred files."""
+    """Find byte code without its source's time stamp and size; check that there are several hundred files."""
     members = {item.name: item for item in archive if item.isreg()}
     compiled = [name for name in members if name.endswith(".pyc")]
     assert len(compiled) > 100
@@ -133,8 +131,8 @@ def checked_by_hash(archive: tarfile.TarFile) -> list[str]:
     return found
 
 
-def test_byte_code_is_dated_where_it_is_of_the_source_beside_it(tmp_path: Path) -> None:
-    """No file is newer than the time stamp; Python recompiles byte code of other sources."""
+def test_only_matching_byte_code_gets_the_source_time(tmp_path: Path) -> None:
+    """No file is newer than the time stamp, and Python recompiles byte code of other sources."""
     for name, seconds in (("old", 1000), ("new", 9000), ("other", 1000)):
         source = tmp_path / f"{name}.py"
         source.write_text(f"NAME = {name!r}\n")
@@ -142,7 +140,7 @@ def test_byte_code_is_dated_where_it_is_of_the_source_beside_it(tmp_path: Path) 
         os.utime(source, (seconds, seconds))
     (tmp_path / "other.py").write_text("NAME = 'else'\n")
     (tmp_path / "__pycache__" / f"gone.{sys.implementation.cache_tag}.pyc").write_bytes(b"short")
-    # Written by another version of Python, with another hash key.
+    # This byte code is from another Python version with another hash key.
     source, foreign = tmp_path / "foreign.py", tmp_path / "__pycache__" / "foreign.cpython-999.pyc"
     source.write_text("NAME = 1\n")
     os.utime(source, (1000, 1000))
@@ -171,7 +169,7 @@ def test_byte_code_is_dated_where_it_is_of_the_source_beside_it(tmp_path: Path) 
 
 
 def test_a_damaged_package_is_reported_with_its_fix(tmp_path: Path) -> None:
-    """Both programs of the pipe detect damage: a file that is not a package, and a truncated package."""
+    """Both programs in the pipe detect damage: a file that is not a package, and a truncated package."""
     (tmp_path / "whole/DEBIAN").mkdir(parents=True)
     (tmp_path / "whole/DEBIAN/control").write_text(
         "Package: whole\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
@@ -192,7 +190,7 @@ def test_a_damaged_package_is_reported_with_its_fix(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:
-    """It is not reported as a damaged package, for which dpkg-deb and tar return the same exit statuses."""
+    """A full disk is not reported as a damaged package, for which dpkg-deb and tar return the same exit statuses."""
     (tmp_path / "large/DEBIAN").mkdir(parents=True)
     (tmp_path / "large/DEBIAN/control").write_text(
         "Package: large\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
@@ -236,7 +234,7 @@ def test_a_root_larger_than_memory_is_built_on_disk(
     assert {path.name for path in tmp_path.iterdir()} == {"small.tar", "log"}
 
 
-def test_nothing_of_it_stays_mounted() -> None:
+def test_all_mounts_of_the_build_are_removed() -> None:
     assert "pitorch" not in {line.split()[0] for line in Path("/proc/mounts").read_text().splitlines()}
 
 
@@ -273,7 +271,7 @@ def test_the_builder_image_has_no_unused_files(tmp_path: Path) -> None:
         "lib": "usr/lib",
     }
     assert members["tmp"].mode == members["var/tmp"].mode == 0o1777
-    # As if the Python of the tools had been called.
+    # This file simulates that the tools' Python had been called.
     cache = tools / "usr/lib/python3.13/sysconfig/__pycache__"
     cache.mkdir()
     (cache / "__init__.cpython-313.pyc").write_text("x")
@@ -294,7 +292,7 @@ def test_an_unknown_package_is_named(spec: rootfs.RootSpec, tmp_path: Path) -> N
 
 
 def test_an_unreachable_mirror_is_reported(spec: rootfs.RootSpec, tmp_path: Path) -> None:
-    """The lists exist, but the mirror no longer responds, so packages that are not stored cannot be fetched."""
+    """The lists exist, but the mirror no longer responds, so packages that have not been stored cannot be fetched."""
     gone = tuple(dataclasses.replace(item, uri="http://127.0.0.1:1/debian") for item in spec.sources)
     lists = tmp_path / "lists"
     lists.mkdir()

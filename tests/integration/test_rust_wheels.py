@@ -1,4 +1,4 @@
-"""build-wheel of packages with Rust code: Cargo's settings, error messages, and builds with the native toolchain."""
+"""Tests of build-wheel for packages with Rust code: Cargo's settings, error messages, and native toolchain builds."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_cargo_without_a_network_is_reported() -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The caller's home, with an empty folder for Cargo."""
+    """Provide the caller's home, with an empty folder for Cargo."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("SUDO_UID", raising=False)
     (tmp_path / "home" / ".cargo").mkdir(parents=True)
@@ -241,7 +241,7 @@ def project(folder: Path, contents: dict[str, str]) -> Path:
 
 @pytest.fixture
 def own_wheelhouse(product_config: Config, tmp_path: Path) -> Iterator[Config]:
-    """The shared build, with a temporary wheelhouse in front of the others, while no other process builds."""
+    """Provide the shared build, with a temporary wheelhouse before the others, while no other process builds."""
     needs_the_machine()
     folders = (str(tmp_path / "house"), *product_config.torch.wheelhouse)
     ensure_running(product_config)
@@ -250,7 +250,7 @@ def own_wheelhouse(product_config: Config, tmp_path: Path) -> Iterator[Config]:
 
 
 def imported(done: build.Done, config: Config) -> str:
-    """What the module of a wheel reports in a container of the target."""
+    """Return what a wheel's module reports in a container of the target."""
     install = f"pip install -q --no-deps --no-index --target /tmp/x /house/{done.wheel.path.name}"
     with contextlib.closing(connect()) as client:
         seen = run_in(
@@ -281,7 +281,7 @@ def test_setuptools_rust_compiles_natively(own_wheelhouse: Config, home: Path, t
 @pytest.mark.emulation
 @pytest.mark.timeout(3600)
 def test_maturin_and_pyo3_from_a_folder_of_crates(own_wheelhouse: Config, home: Path, tmp_path: Path) -> None:
-    """The distribution's packages of crates provide a folder that Cargo reads instead of the registry."""
+    """The distribution's crate packages provide a folder that Cargo reads instead of the registry."""
     main_job.ready_workbench(own_wheelhouse)
     with Context(own_wheelhouse) as context:
         mirror = require(pipelines.main_job(context).manifest_path("mirror"), "build-image")

@@ -1,4 +1,4 @@
-"""Card images: partitions, file systems, content, reproducibility, writing to a device, and boots from the image."""
+"""Tests of card images: partitions, file systems, content, reproducibility, writing to a device, and booting."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Card:
 
 
 def unpacked(config: Config, tools: Tools, place: Path) -> tuple[Path, Path, Path]:
-    """The raw image and copies of its two partitions, at the offsets of its partition table."""
+    """Return the raw image and copies of its two partitions, at the offsets of its partition table."""
     raw = place / "card.img"
     with lzma.open(Folder.of(config).image) as source, raw.open("wb") as sink:
         shutil.copyfileobj(source, sink, 1 << 20)
@@ -122,7 +122,7 @@ def card(tmp_path_factory: pytest.TempPathFactory, engine_runs: None) -> Iterato
 
 
 def on_boot(card: Card) -> dict[str, bytes]:
-    """The files of the boot partition."""
+    """Return the files of the boot partition."""
     listed = card.tools.run("mdir", "-b", "-i", card.boot, "::").split()
     names = [name.removeprefix("::/") for name in listed]
     return {name: card.tools.run("mtype", "-i", card.boot, f"::{name}").encode() for name in names}
@@ -139,7 +139,7 @@ def test_both_file_systems_are_intact(card: Card) -> None:
     card.tools.run("fsck.fat", "-n", card.boot)
 
 
-def test_the_boot_partition_has_what_a_board_reads(card: Card) -> None:
+def test_boot_partition_has_the_files_that_a_board_reads(card: Card) -> None:
     files = on_boot(card)
     assert {"bootcode.bin", "start.elf", "fixup.dat", "LICENCE.raspi-firmware"} <= set(files)
     assert files["vmlinuz"] == b"kernel" * 1000
@@ -162,7 +162,7 @@ def test_an_unconfigured_image_has_no_password_and_no_user(card: Card) -> None:
 
 @contextlib.contextmanager
 def attached(file: Path) -> Iterator[Path]:
-    """A loop device with the contents of a file."""
+    """Attach a loop device with the contents of a file."""
     done = subprocess.run(["losetup", "--find", "--show", file], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"the kernel has no loop devices: {done.stderr.strip()}")
@@ -183,7 +183,7 @@ def mounted(device: Path, place: Path, *options: str) -> Iterator[Path]:
 
 
 def test_the_root_has_the_files_of_the_image(card: Card, tmp_path: Path) -> None:
-    """Owners, modes, times, hard links, devices, attributes and names, except what a card changes."""
+    """Compares owners, modes, times, hard links, devices, attributes and names, except what a card changes."""
     with contextlib.closing(connect()) as client:
         source = unpack.find_image(client, card.config.image_reference("system"), card.config.image.target)
         unpack.unpack(client, source, tmp_path / "tree")
@@ -232,7 +232,7 @@ def test_the_imagers_entry_describes_the_image(card: Card) -> None:
     subprocess.run(["sha256sum", "--check", "--quiet", place.checksum.name], check=True, cwd=place.place)
 
 
-def test_the_bill_of_materials_of_the_root_is_beside_the_image(card: Card) -> None:
+def test_bill_of_materials_is_next_to_the_image(card: Card) -> None:
     spdx, cyclonedx = Folder.of(card.config).sbom
     packages = {item["name"]: item["versionInfo"] for item in json.loads(spdx.read_text())["packages"]}
     assert packages["dpkg"] == "1.22.22"
@@ -244,7 +244,7 @@ def test_the_bill_of_materials_of_the_root_is_beside_the_image(card: Card) -> No
 
 @contextlib.contextmanager
 def loop_device(size: int, folder: Path) -> Iterator[Path]:
-    """A block device that returns 0xFF where nothing was written."""
+    """Provide a block device that returns 0xFF where nothing was written."""
     backing = folder / "device"
     with backing.open("wb") as stream:
         for _ in range(size >> 20):
@@ -254,7 +254,7 @@ def loop_device(size: int, folder: Path) -> Iterator[Path]:
 
 
 def test_a_card_is_written_by_its_block_map_and_compared(card: Card, tmp_path: Path) -> None:
-    """Blocks outside the map keep what the card had, and both file systems are intact nevertheless."""
+    """Blocks outside the map keep the card's contents; both file systems are intact nevertheless."""
     with loop_device(card.raw.stat().st_size + (8 << 20), tmp_path) as device:
         done = write.write_card(card.config, device, removable=False)
         assert done.size == card.manifest.facts["mapped_size"] < card.raw.stat().st_size
@@ -293,7 +293,7 @@ def test_a_small_card_is_refused(card: Card, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "found"), [("absent", "no such file"), ("file", "another file")])
-def test_what_is_no_device_is_refused(card: Card, tmp_path: Path, name: str, found: str) -> None:
+def test_path_that_is_not_a_device_is_refused(card: Card, tmp_path: Path, name: str, found: str) -> None:
     (tmp_path / "file").write_text("precious")
     with pytest.raises(UserError) as caught:
         write.write_card(card.config, tmp_path / name)
@@ -360,7 +360,7 @@ class RealCard:
 
 @pytest.fixture(scope="module")
 def real_card(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCard]:
-    """Of an image of its own, because the tests' shared image is not for cards. The next run uses its build again."""
+    """Build a separate image, because the tests' shared image is not for cards. The next run reuses the build."""
     place = tmp_path_factory.mktemp("real")
     key = place / "key"
     process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key])
@@ -393,7 +393,7 @@ def test_a_real_card_is_intact_and_reproducible(real_card: RealCard) -> None:
 @pytest.mark.machine
 @pytest.mark.timeout(3600)
 def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path) -> None:
-    """By systemd and cloud-init: the user, no password, the host name, the locale, host keys, and the larger root."""
+    """Systemd and cloud-init set the user, no password, the host name, the locale, host keys, and the larger root."""
     tools = image.ready_tools(real_card.config)
     for name in ("vmlinuz", "initrd.img", "cmdline.txt"):
         tools.run("mcopy", "-i", real_card.boot, f"::{name}", tmp_path)
@@ -418,7 +418,7 @@ def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path
         assert on_board("locale -a").split().count("en_GB.utf8") == 1
         assert on_board("sudo grep -c '^ada:!' /etc/shadow").strip() == "1"
         assert "passwordauthentication no" in on_board("sudo sshd -T")
-        # systemd gives up on a device after 90 s, which may pass on a busy machine.
+        # systemd stops waiting for a device after 90 s, which may elapse on a busy machine.
         assert on_board("sudo mount -a; findmnt -no SOURCE /boot/firmware").strip() == "/dev/vda1"
         assert int(on_board("findmnt -bno SIZE /")) > size - image.ROOT_START - (128 << 20), "the root has grown"
         on_board("sudo systemctl --no-block poweroff")

@@ -1,4 +1,4 @@
-"""The user-space NFS server with a real NFS client, and its failures."""
+"""Tests of the user-space NFS server with a real NFS client, and of its failures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Config:
-    """A configuration with a folder that looks like an export."""
+    """Return a configuration with a folder that looks like an export."""
     layout = Layout(tmp_path / "nfsroot")
     tree = layout.tree
     (tree / "etc").mkdir(parents=True)
@@ -223,7 +223,7 @@ def test_a_missing_mtab_is_created(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from nfsroot.serve import running_server\n"
         "with running_server(Path(sys.argv[1])) as server: print(Path('/etc/mtab').readlink())"
     )
-    # A copy of /etc without mtab, in a private mount namespace.
+    # Use a copy of /etc without mtab, in a private mount namespace.
     bare = "cp -a /etc/. . && rm mtab && mount --bind . /etc"
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", f'cd "$1" && {bare} && cd "$2" && shift 2 && exec "$@"', "bare",
@@ -362,8 +362,8 @@ print("rpcbind left:", subprocess.run(["ss", "-Hltn", "sport = :111"], capture_o
 )
 def test_nfs_3_starts_a_portmapper(tmp_path: Path) -> None:
     (tmp_path / "for-v3-and-v4").touch()
-    # A separate network and /run, because the host may run a portmapper and an NFS server.
-    # The server resolves its address, and the resolver does not return a loopback address if there is no other address.
+    # Use a separate network and /run, because the host may run a portmapper and an NFS server. The server resolves its
+    # own address, and the resolver does not return a loopback address if there is no other address.
     script = (
         "mount -t tmpfs tmpfs /run && ip link set lo up && ip link add v0 type veth peer name v1 && ip link set v0 up "
         '&& ip link set v1 up && ip addr add 192.0.2.77/24 dev v0 && exec "$@"'

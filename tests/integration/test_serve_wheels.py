@@ -1,4 +1,4 @@
-"""The package index for the board's pip: requests, pip itself, and files that must not be served."""
+"""Tests of the package index for the board's pip: requests, pip itself, and files that must not be served."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TORCH = "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
 
 @pytest.fixture
 def wheelhouse(tmp_path: Path) -> Path:
-    """Two wheels, and files that must not be served."""
+    """Make a folder with two wheels, and files that must not be served."""
     folder = tmp_path / "wheelhouse"
     make_wheel(folder, {"thing.py": "x = 1\n", "blob": os.urandom(300_000)}, tag="py3-none-any", purelib=True)
     make_wheel(folder, {"torch.py": "x = 1\n"}, name="torch", version="2.6.0")
@@ -69,7 +69,7 @@ def offered_from(*folders: Path) -> Callable[[], Mapping[str, Path]]:
 
 @pytest.fixture
 def index(wheelhouse: Path, printed: list[str]) -> Iterator[str]:
-    """The index's root URL."""
+    """Serve the index; yield its root URL."""
     with running_index(offered_from(wheelhouse)) as url:
         yield url.removesuffix("/simple/")
 
@@ -81,7 +81,7 @@ def get(url: str, method: str = "GET", **options: object) -> requests.Response:
 
 
 def raw(index: str, target: str, method: str = "GET") -> bytes:
-    """The response to a request whose path is sent without normalisation by a client."""
+    """Send a request whose path no client normalises, and return the response."""
     host, _, port = index.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(f"{method} {target} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
@@ -92,7 +92,7 @@ def raw(index: str, target: str, method: str = "GET") -> bytes:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for the server: it prints a request after the client has received the response."""
+    """Wait for the server, which prints a request after the client has received the response."""
     for _ in range(400):
         if condition():
             return
@@ -341,7 +341,7 @@ def test_read_errors_are_printed_as_warnings(
 
 @pytest.fixture
 def large(wheelhouse: Path) -> Path:
-    """A file larger than the socket buffers. Only its name looks like a wheel."""
+    """Make a file larger than the socket buffers. Only its name looks like a wheel."""
     path = wheelhouse / "large-1.0-py3-none-any.whl"
     path.write_bytes(bytes(32 << 20))
     return path
@@ -393,7 +393,7 @@ def test_missing_folders_are_ignored(tmp_path: Path, wheelhouse: Path, printed: 
 
 @pytest.fixture
 def no_prebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder instead of the one with the repository's wheel."""
+    """Use an empty folder instead of the one with the repository's wheel."""
     place = tmp_path / "prebuilt"
     place.mkdir()
     monkeypatch.setattr(resolve, "PREBUILT", place)
@@ -576,7 +576,7 @@ def test_instructions_name_the_index_and_the_wheels() -> None:
 
 @pytest.fixture
 def default_index(tmp_path: Path) -> Iterator[str]:
-    """The board's default index, with newer source of two packages that cannot be built here."""
+    """Provide the board's default index, with newer source for two packages that cannot be built here."""
     for name in ("thing", "needy"):
         source = tmp_path / "public" / f"{name}-2.0"
         source.mkdir(parents=True)
@@ -599,7 +599,7 @@ def default_index(tmp_path: Path) -> Iterator[str]:
 
 
 def test_instructions_prefer_wheels_to_newer_source(tmp_path: Path, default_index: str, printed: list[str]) -> None:
-    """Both for the package and for its dependencies."""
+    """This applies both to the package and to its dependencies."""
     house = tmp_path / "house"
     make_wheel(house, {"thing.py": "version = 1\n"}, tag="py3-none-any", purelib=True)
     contents = {"needy.py": "import thing\n"}

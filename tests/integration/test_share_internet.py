@@ -1,4 +1,4 @@
-"""Internet sharing, in network namespaces with real packets: board - gateway (this PC) - outside."""
+"""Tests of internet sharing, in network namespaces with real packets: board - gateway (this PC) - outside."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ class Net:
         return dict(json.loads(done.stdout))
 
     def fetch(self) -> str:
-        """The outside server's response to the board; empty if there is none."""
-        # The kernels establish the connection; the program that answers may be slow.
+        """Return the outside server's response to the board; empty if there is none."""
+        # The kernels establish the connection; the program that responds may be slow.
         limits = ("--connect-timeout", "3", "-m", "60")
         return self.run(self.pi, "curl", "-s", *limits, "http://203.0.113.2:8080/hello", check=False)
 
     def ruleset(self) -> str:
-        """All nftables rules of the gateway."""
+        """Return all nftables rules of the gateway."""
         return self.run(self.gateway, "nft", "list", "ruleset")
 
     def forward(self) -> str:
-        """The gateway's ip_forward."""
+        """Return the gateway's ip_forward."""
         return self.run(self.gateway, "cat", "/proc/sys/net/ipv4/ip_forward").strip()
 
 
@@ -172,7 +172,7 @@ def test_off_restores_ip_forward_after_repeated_on(net: Net, earlier: str) -> No
 
 
 def test_a_drop_policy_is_opened_and_restored(net: Net) -> None:
-    # Like the Docker engine's: a forward chain with rules and policy drop.
+    # Like the Docker engine's rules: a forward chain with rules and policy drop.
     net.run(net.gateway, "nft", "add table ip filter")
     net.run(net.gateway, "nft", "add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }")
     net.run(net.gateway, "nft", 'add rule ip filter FORWARD iifname "docker0" accept comment "theirs"')
@@ -188,7 +188,7 @@ def test_a_drop_policy_is_opened_and_restored(net: Net) -> None:
     assert net.ruleset() == before
 
 
-# Like firewalld's: a final reject in the chain of the default zone.
+# Like firewalld's rules: a final reject in the default zone's chain.
 FIREWALLD = """
 table inet firewalld {
   chain filter_FORWARD {

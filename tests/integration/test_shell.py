@@ -1,4 +1,4 @@
-"""The shell in the image: its container is removed with the task, and the terminal is restored."""
+"""Tests of the shell in the image: its container is removed with the task, and the terminal is restored."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ task(*sys.argv[1:])
 
 
 def little_root() -> bytes:
-    """The shell and ``sleep`` of this machine as the tar of a root."""
+    """Make a root's tar with this machine's shell and ``sleep``."""
     names = {"sh": "bash", "bash": "bash", "sleep": "sleep"}
     files: dict[str, bytes] = {}
     for name, program in names.items():
@@ -88,7 +88,7 @@ def image(client: docker.DockerClient) -> Iterator[str]:
 
 
 def containers_of(client: docker.DockerClient, image: str) -> list[str]:
-    """The existing containers by state."""
+    """Return the existing containers by state."""
     found = client.containers.list(all=True, filters={"ancestor": image}, ignore_removed=True)
     return [box.status for box in found]
 
@@ -139,7 +139,7 @@ def test_an_ended_task_leaves_no_container(
         task.kill()
         task.wait()
     if early:
-        time.sleep(1)  # a container that is created late would exist by now
+        time.sleep(1)  # A container that is created late would exist by now.
     assert none_is_left(client, image)
 
 
@@ -172,7 +172,7 @@ def test_the_terminal_is_restored(client: docker.DockerClient, image: str, tmp_p
 
 
 def test_a_proxy_password_is_not_on_a_command_line(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
-    """Every user can read command lines. The container has the password in its environment."""
+    """Every user can read command lines, so the container gets the password in its environment."""
     proxy = "http://someone:hidden-4711@127.0.0.1:9"
     argv = [sys.executable, "-c", CALL, image, str(tmp_path), 'echo "$http_proxy $HTTP_PROXY $HOME"; sleep 600']
     environment = {**os.environ, "http_proxy": proxy}
@@ -211,7 +211,7 @@ def next_task() -> str:
 
 @contextlib.contextmanager
 def task_in(image: str, code: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a separate group, which is stopped at the end of the block."""
+    """Run a process in a separate group, which is stopped at the end of the block."""
     argv = [sys.executable, "-c", code, image, *words]
     quiet = subprocess.DEVNULL
     task = subprocess.Popen(argv, cwd=ROOT, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
@@ -228,9 +228,9 @@ def task_in(image: str, code: str, *words: str) -> Iterator[subprocess.Popen[byt
 def test_the_next_task_removes_what_a_killed_one_left(
     client: docker.DockerClient, image: str, tmp_path: Path, code: str, words: tuple[str, ...], stopped: bool
 ) -> None:
-    """The container may be running or stopped. The engine itself removes stopped containers of the docker program."""
+    """The container may be running or stopped. The engine itself removes the docker program's stopped containers."""
     command = "sleep 3" if stopped else "sleep 600"
-    for _ in range(5):  # a task of a parallel test process may be faster, and then reports the removal
+    for _ in range(5):  # A parallel test process's task may be faster, and then reports the removal.
         with task_in(image, code, *words, command) as task:
             wait_until(lambda: containers_of(client, image) == ["running"], task)
         if stopped:

@@ -1,4 +1,4 @@
-"""Signed images in a real registry: what is accepted, and the message of each refusal."""
+"""Tests of signed images in a real registry: what is accepted, and each refusal's message."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 
 def predicates(finished: str = "2026-01-02T03:04:05Z", *, name: str = "") -> dict[str, Mapping[str, Any]]:
-    """Statements as push makes them."""
+    """Make statements as push does."""
     spdx: dict[str, Any] = {"spdxVersion": "SPDX-2.3", "packages": [], "name": name}
     cyclonedx: dict[str, Any] = {"bomFormat": "CycloneDX"}
     products = [
@@ -138,7 +138,7 @@ def changed(path: Path, old: bytes, new: bytes) -> Iterator[None]:
 
 
 def about(registry: Registry, config: Config, digest: str, suffix: str) -> dict[str, Any]:
-    """The manifest with the signature or the statements."""
+    """Return the manifest with the signature or the statements."""
     repository = resolve(config).repository
     path = f"/v2/{repository}/manifests/{digest.replace(':', '-')}.{suffix}"
     found: dict[str, Any] = ask(registry, path, headers={"Accept": MANIFEST}).json()
@@ -216,7 +216,7 @@ def test_changed_byte_in_a_signature_is_refused(plain: Registry, keys: Keys, tmp
 
 
 def test_changed_statement_is_refused(plain: Registry, keys: Keys, tmp_path: Path) -> None:
-    """An envelope with another payload and the old signature, with correct digests in the registry."""
+    """An envelope has another payload but the old signature, with correct digests in the registry."""
     config = config_for(tmp_path, plain.address, repository="changed-statement")
     digest = signed(config, keys)
     manifest = about(plain, config, digest, "att")
@@ -319,7 +319,7 @@ def test_cosign_accepts_the_image(plain: Registry, keys: Keys, tmp_path: Path) -
 
 
 def write_build(config: Config, image_id: str) -> None:
-    """The manifests of a build, with small documents."""
+    """Write a build's manifests, with small documents."""
     root = config.target_root
     root.mkdir(parents=True)
     for name, document in zip(sbom.NAMES, ({"spdxVersion": "SPDX-2.3"}, {"bomFormat": "CycloneDX"}), strict=True):
@@ -434,7 +434,7 @@ def test_signed_file_is_verified_and_a_changed_one_refused(keys: Keys, tmp_path:
 
 
 def test_signature_of_a_renamed_file_is_refused(keys: Keys, tmp_path: Path) -> None:
-    """A file that was signed under another name cannot replace this one."""
+    """A file that was signed under another name must not replace this one."""
     config = load_config({"registry": {"signing_key": str(keys.private), "public_key": str(keys.public)}})
     old, new = tmp_path / "old.img.xz", tmp_path / "new.img.xz"
     old.write_bytes(b"a card")
@@ -486,7 +486,7 @@ def test_cosign_accepts_the_signature_of_a_file(keys: Keys, tmp_path: Path) -> N
     assert subprocess.run(argv, capture_output=True, env=home, check=False).returncode != 0
 
 
-def test_other_words_are_refused() -> None:
+def test_invalid_image_names_are_refused() -> None:
     for text in ("nonsense", "host:5000/x", "127.0.0.1:5000/UPPER:tag"):
         with pytest.raises(UserError, match=re.escape(text.partition("/")[0])):
             publish.verify_image(load_config({}), text, key=None)

@@ -1,4 +1,4 @@
-"""Interruptions of torch's compilation, with the real container, ninja, cross compiler and linker.
+"""Tests of interruptions of torch's compilation, with the real container, ninja, cross compiler and linker.
 
 The sources are small; the code under test is torch's builder.
 """
@@ -57,7 +57,7 @@ a_builder(Path(sys.argv[4]), sys.argv[5]).compile()
 
 
 def a_builder(folder: Path, image: str, client: docker.DockerClient | None = None) -> building.Builder:
-    """The builder of torch with a separate tree in ``folder`` and another image."""
+    """Make torch's builder with a separate tree in ``folder`` and another image."""
     config = load_config({"build": {"folder": str(folder), "jobs": 2}})
     data = recipe.load("torch")
     for name in ("source", "ccache"):
@@ -69,7 +69,7 @@ def a_builder(folder: Path, image: str, client: docker.DockerClient | None = Non
 
 @pytest.fixture
 def image(built: main_job.Built, product_config: Config) -> str:
-    """The builder image, which has ninja and the cross compiler like torch's."""
+    """Build the builder image, which has ninja and the cross compiler like torch's."""
     assert built.manifest("builder").facts["image"]
     return product_config.image_reference("builder")
 
@@ -80,7 +80,7 @@ def builder(tmp_path: Path, image: str, client: docker.DockerClient) -> building
 
 
 def a_tree(builder: building.Builder) -> Path:
-    """The tree before the compilation."""
+    """Make the tree before the compilation."""
     made = builder.home / "pytorch" / "build"
     made.mkdir(parents=True)
     (made / "build.ninja").write_text(NINJA)
@@ -105,7 +105,7 @@ def symbols(library: Path) -> set[str]:
 
 
 def containers_at(client: docker.DockerClient, folder: Path) -> list[str]:
-    """Containers, running or not, with a mount from the folder."""
+    """Find containers, running or not, with a mount from the folder."""
     return [
         str(box.name)
         for box in client.containers.list(all=True, ignore_removed=True)
@@ -148,7 +148,7 @@ def test_ctrl_c_while_linking_leaves_no_container(
     assert {"_Z3onev", "_Z3twov"} <= symbols(library)
     assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, "objects are not compiled again"
 
-    # The same with a library from an earlier run, which is in ninja's log.
+    # The same, with a library from an earlier run that is in ninja's log.
     (tree / "patience").unlink()
     (tree / "linking").unlink()
     (tree / "two.cpp").write_text("int three() { return 1; }\n")
@@ -159,7 +159,7 @@ def test_ctrl_c_while_linking_leaves_no_container(
     assert {"_Z3onev", "_Z5threev"} <= symbols(library)
     assert (tree / "one.o").stat().st_mtime_ns == compiled["one.o"]
 
-    # The same with a missing library. In ninja's log, the library is newer than all objects, so ninja would accept any
+    # The same, with a missing library. In ninja's log, the library is newer than all objects, so ninja would accept any
     # file.
     for name in ("patience", "linking", "libboth.so"):
         (tree / name).unlink()
@@ -172,7 +172,7 @@ def test_ctrl_c_while_linking_leaves_no_container(
 
 
 def test_a_second_ctrl_c_ends_the_wait(tmp_path: Path, tree: Path, image: str, client: docker.DockerClient) -> None:
-    """A linker that ignores the signal is killed then, and none of its files remain."""
+    """A linker that ignores the signal is then killed, and none of its files remain."""
     (tree / "link").write_text(f"trap '' INT\n{LINK}")
     interrupt_while_it_links(tmp_path, tree, image, times=2)
     assert containers_at(client, tmp_path) == []
@@ -202,7 +202,10 @@ def test_a_full_disk_while_linking_leaves_no_partial_library(
 
 
 def test_a_killed_compiler_raises_memoryexhausted(tree: Path, builder: building.Builder) -> None:
-    """The exit status of ninja is 1. GCC's driver reports the killed program; the reason is nearly always memory."""
+    """Ninja exits with status 1.
+
+    GCC's driver reports the killed program; the cause is nearly always a lack of memory.
+    """
     (tree / "two.cpp").write_text(
         "#include <regex>\nbool two(const char* s) { return std::regex_search(s, std::regex(s)); }\n"
     )
@@ -222,7 +225,7 @@ def test_a_killed_compiler_raises_memoryexhausted(tree: Path, builder: building.
 def test_processes_killed_by_the_kernel_are_reported(
     builder: building.Builder, client: docker.DockerClient, image: str
 ) -> None:
-    """A process of another container with little memory represents a compiler that prints nothing."""
+    """A process in another container with little memory represents a compiler without output."""
     builder.home.mkdir(parents=True)
     with pytest.raises(CommandFailed) as failed:
         builder.run(["sh", "-c", "exit 1"])
@@ -248,7 +251,7 @@ def test_a_killed_container_raises_memoryexhausted(builder: building.Builder) ->
 
 
 def test_objects_are_verified_in_a_separate_container(tree: Path, builder: building.Builder) -> None:
-    """``verify`` without --full, on a tree of two objects."""
+    """Runs ``verify`` without --full, on a tree of two objects."""
     (tree / "patience").touch()
     builder.compile()
     commands = [

@@ -1,4 +1,4 @@
-"""``build-torch`` without the compiler: placing the products, the provenance, and ``verify``."""
+"""Tests of ``build-torch`` without the compiler: placing the products, the provenance, and ``verify``."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ from wheels import artefacts
 
 
 class StandIn:
-    """Makes the files of a build without compiling: only the order of operations is tested."""
+    """Makes a build's files without compiling, because only the order of operations is tested."""
 
     def __init__(self, members: dict[str, str | bytes]) -> None:
         self.members = members
         self.built = 0
 
     def versions(self) -> dict[str, str]:
-        """The versions in a builder image."""
+        """Return the versions in a builder image."""
         return {"g++-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1", "compiler": "g++ 14.2.0"}
 
     def older(self) -> tuple[list[building.Builder], list[building.Builder]]:
-        """There is no tree of an earlier build."""
+        """Return no tree of an earlier build."""
         return [], []
 
     def build(self, folder: Path) -> building.Built:
-        """A wheel with these members, and its accompanying files."""
+        """Make a wheel with these members, and its accompanying files."""
         self.built += 1
         wheel = make_wheel(folder, self.members, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
         symbols = folder / "torch-2.6.0-cp313-cp313-linux_armv7l.symbols.tar.xz"
@@ -91,17 +91,17 @@ class StandInJob:
             return self.step().action(NEEDS)
 
     def step(self) -> Step:
-        """The step."""
+        """Return the step."""
         return torch_wheel.step(self.context)
 
     @property
     def placed(self) -> dict[str, bytes]:
-        """The files in the folder of the products, by name."""
+        """Read the files in the product folder, by name."""
         return {path.name: path.read_bytes() for path in sorted(self.products.glob("*"))}
 
     @property
     def cached(self) -> tuple[str, ...]:
-        """Keys in the artefact cache."""
+        """Read the keys in the artefact cache."""
         return artefacts.keys_of_recipe(self.config, "torch", resolve.key(self.config))
 
 
@@ -141,7 +141,7 @@ def test_a_full_disk_while_copying_the_wheel(tmp_path: Path) -> None:
         assert len(made.placed) == 3
 
 
-def test_a_changed_product_is_made_again(tmp_path: Path) -> None:
+def test_changed_product_is_rebuilt(tmp_path: Path) -> None:
     made = StandInJob(tmp_path, StandIn(FIT))
     done = made.run()
     placed = tuple(Artefact.of(cast("Path", path)) for path in done.artefacts)
@@ -162,7 +162,7 @@ def returning(made: Made) -> Callable[[object], Made]:
 
 @pytest.fixture
 def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """``build_torch`` and ``plan``, with a builder that finishes quickly."""
+    """Return ``build_torch`` and ``plan``, with a builder that finishes quickly."""
     builder = StandIn(FIT)
 
     def pipeline(context: Context, *, again: bool = False) -> Pipeline:
@@ -305,7 +305,7 @@ VERSIONS = {
 
 
 def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:
-    """The products and their provenance for a kind of source."""
+    """Make the products and their provenance for a kind of source."""
     data, suite = recipe.load("torch"), load_suite("trixie")
     config = load_config({"torch": {"source": kind}})
     listed = {"pytorch_2.6.0+dfsg-7.dsc": "2" * 64, "pytorch_2.6.0+dfsg.orig.tar.xz": "0" * 64}
@@ -330,7 +330,7 @@ def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", ["archive", "git"])
 def test_the_provenance_conforms_to_in_toto_and_slsa(tmp_path: Path, kind: str) -> None:
-    """SLSA Provenance v1, and in-toto Statement, ResourceDescriptor and TypeURI v1."""
+    """The specifications are SLSA Provenance v1, and in-toto Statement, ResourceDescriptor and TypeURI v1."""
     built, document = written(tmp_path, kind)
     assert set(document) == {"_type", "subject", "predicateType", "predicate"}
     assert document["_type"] == "https://in-toto.io/Statement/v1"
@@ -370,7 +370,7 @@ def test_the_provenance_lists_packages_as_package_urls(tmp_path: Path) -> None:
 
 
 def test_wheels_are_compared_only_with_equal_versions(tmp_path: Path) -> None:
-    """``verify --full``: the wheel of another compiler differs, which proves nothing about the build."""
+    """With ``verify --full``, another compiler's wheel differs, which proves nothing about the build."""
     wheels = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -459,7 +459,7 @@ def test_the_task_ends_with_the_exit_code_of_the_error(tmp_path: Path, fault: st
 
 @pytest.mark.parametrize("wrong", ["USE_OPENMP", "=OFF", "", "USE OPENMP=OFF"])
 def test_an_option_is_accepted_completely_or_rejected(tmp_path: Path, wrong: str) -> None:
-    """Blanks and commas belong to the value. Anything but NAME=VALUE is an error."""
+    """Blanks and commas are part of the value. Anything but NAME=VALUE is an error."""
     whole = "CMAKE_CXX_FLAGS=-O1 -Wl,--as-needed, -g"
     done = subprocess.run(
         [sys.executable, "-m", "toolchain.cli", "build-torch", "--plan", "--option", whole, "--option", wrong],

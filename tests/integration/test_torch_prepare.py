@@ -1,4 +1,4 @@
-"""recipes/torch/inside/prepare on a small source, with the programs of torch's builder."""
+"""Tests of recipes/torch/inside/prepare on a small source, with the programs of torch's builder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CHANGELOG = """small (1.0-1) unstable; urgency=low
 
 
 def replaces(before: str, after: str) -> str:
-    """A patch for the only line of the small source."""
+    """Make a patch for the small source's only line."""
     return f"Why.\n\n--- a/words.txt\n+++ b/words.txt\n@@ -1 +1 @@\n-{before}\n+{after}\n"
 
 
@@ -53,7 +53,7 @@ class Room:
         self.patches = root / "usr/src/recipe/patches/2.6.0"
 
     def empty(self) -> None:
-        """The script, an empty folder for the source, and patches for both kinds."""
+        """Make the script's folder, an empty folder for the source, and patches for both kinds of source."""
         shutil.rmtree(self.root / "usr/src", ignore_errors=True)
         for folder in (self.home, self.source, self.patches / "archive", self.patches / "git"):
             folder.mkdir(parents=True)
@@ -76,13 +76,13 @@ class Room:
         return self.call("/usr/src/recipe/inside/prepare", "/usr/src/source", kind, "2.6.0")
 
     def plain_source(self, folder: Path) -> None:
-        """Upstream's files."""
+        """Write upstream's files."""
         (folder / "torch/csrc/jit/serialization").mkdir(parents=True)
         (folder / "torch/csrc/jit/serialization/mobile_bytecode.fbs").write_text(SCHEMA)
         (folder / "words.txt").write_text("upstream\n")
 
     def source_package(self) -> None:
-        """A source package: upstream's tar, the distribution's tar, and their description."""
+        """Write a source package: upstream's tar, the distribution's tar, and their description."""
         tree = self.source / "small-1.0"
         self.plain_source(tree)
         pack = ("tar", "--create", "--xz", "--file", "small_1.0.orig.tar.xz", tree.name)
@@ -97,7 +97,7 @@ class Room:
         shutil.rmtree(tree)
 
     def left(self) -> list[str]:
-        """Names in the build folder."""
+        """List the names in the build folder."""
         return sorted(path.name for path in self.home.iterdir())
 
 
@@ -176,7 +176,7 @@ def test_an_archive_with_a_wrong_checksum_is_rejected(room: Room) -> None:
 
 @pytest.mark.expensive
 def test_our_patches_apply_to_upstreams_tree(room: Room, built: Built, product_config: Config, tmp_path: Path) -> None:
-    """What ``--source=git`` builds from: upstream's tree, without the distribution's patches, as a repository's tag.
+    """``--source=git`` builds from upstream's tree, without the distribution's patches, as a tag in a repository.
 
     The tree is that of the distribution's archive of upstream's release, which lacks submodules; fetching, the pin and
     the patches are the same as for upstream's repository. The test is expensive because it fetches 50 MB.

@@ -1,4 +1,4 @@
-"""torch's source package: its archives are checked against the pinned description on every use."""
+"""Tests of torch's source package, whose archives are checked against the pinned description on every use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DSC = "small_1.0-1.dsc"
 
 
 def sums(contents: dict[str, bytes]) -> str:
-    """Checksum lines of a description or an index."""
+    """Compute the checksum lines of a description or an index."""
     return "".join(f" {hashlib.sha256(text).hexdigest()} {len(text)} {name}\n" for name, text in contents.items())
 
 
@@ -77,7 +77,7 @@ class Package:
 
     @property
     def missing(self) -> str:
-        """The ``missing`` probe of the step."""
+        """Call the step's ``missing`` probe."""
         return source.missing(self.recipe, load_suite("trixie"), "archive", self.place)
 
 
@@ -94,7 +94,7 @@ def package(tmp_path: Path) -> Iterator[Package]:
 
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The printed warnings."""
+    """Collect the printed warnings."""
     shown: list[str] = []
     monkeypatch.setattr(progress, "warn", shown.append)
     return shown

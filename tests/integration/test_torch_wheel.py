@@ -1,4 +1,4 @@
-"""The torch wheel: the recipe, the audit, and the results of the wheel compared with those of this PC's torch."""
+"""Tests of the torch wheel: the recipe, the audit, and the wheel's results compared with those of this PC's torch."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def test_the_key_covers_what_determines_the_wheel() -> None:
 
 
 def a_copy_of_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the recipe that tests can change and that is loaded instead of the original."""
+    """Copy the recipe, so that tests can change the copy, which is loaded instead of the original."""
     shutil.copytree(recipe.HERE / "torch", folder / "torch", ignore=shutil.ignore_patterns("prebuilt", "__pycache__"))
     monkeypatch.setattr(recipe, "HERE", folder)
     return folder / "torch"
 
 
 def test_every_patch_and_every_script_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key includes those in subfolders, which are for one kind of source, but not those of another version."""
+    """The key includes files in subfolders, which are for one kind of source, but not those of another version."""
     before = plan().key("source 1")
     folder = a_copy_of_the_recipe(tmp_path, monkeypatch)
     assert plan().key("source 1") == before
@@ -221,7 +221,7 @@ def a_repository(folder: Path) -> str:
 
 @pytest.fixture
 def files_as_submodules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default git does not fetch submodules from a folder."""
+    """Allow git to fetch submodules from a folder, which it does not do by default."""
     monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "file:http:https")
 
 
@@ -283,7 +283,7 @@ def test_upstream_is_fetched_through_the_proxy(tmp_path: Path, monkeypatch: pyte
 
 
 def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
-    """A small shared library for the target without dependencies."""
+    """Compile a small shared library for the target without dependencies."""
     compiler = shutil.which("arm-linux-gnueabihf-gcc")
     assert compiler, "./inv installs the ARM cross compiler"
     (folder / f"{name}.c").write_text(text)
@@ -293,12 +293,12 @@ def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
 
 
 def torch_of(folder: Path, contents: Mapping[str, bytes | str]) -> Path:
-    """A wheel with the name and tag of torch's."""
+    """Make a wheel with the name and tag of torch's."""
     return make_wheel(folder, contents, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
 
 
 def examined(wheel: Path) -> audit.Examined:
-    """Audit with the flags of the configured variant."""
+    """Audit with the configured variant's flags."""
     return audit.examine(wheel, config().image.target, load_suite("trixie"), flags=plan().flags)
 
 
@@ -362,7 +362,7 @@ def test_the_audit_rejects_faults_in_one_file(tmp_path: Path, flags: tuple[str, 
     "name", ["torch/share/cmake/Torch/TorchConfig.cmake", "torch/version.py", "torch-2.6.0.dist-info/NOTES"]
 )
 def test_the_path_of_the_build_is_found_in_every_member(tmp_path: Path, name: str, path: str) -> None:
-    """Also in text files, and across the boundary between two reads of one mebibyte."""
+    """The path is also found in text files, and across the boundary between two reads of one MiB."""
     members = {name: " " * ((1 << 20) - 5) + path, "torch/other.py": "'/usr/src/tvm'\n"}
     with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(torch_of(tmp_path, members))
@@ -455,7 +455,7 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [0, 128 << 10])
 def test_a_wheel_above_the_goal_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    """Incompressible data for a goal of 2 MB. The wheel itself adds a few hundred bytes."""
+    """The data is incompressible and the goal is 2 MB. The wheel itself adds a few hundred bytes."""
     assert audit.GOAL_MB == 60
     monkeypatch.setattr(audit, "GOAL_MB", 2)
     warnings = examined(torch_of(tmp_path, {"torch/large": os.urandom(2_000_000 - (32 << 10) + more)})).warnings
@@ -466,7 +466,7 @@ def test_a_wheel_above_the_goal_is_a_warning(tmp_path: Path, monkeypatch: pytest
 
 
 def a_wheel(folder: Path, key: str) -> list[Path]:
-    """A wheel with name, tag, RECORD and one ARM program, and its provenance with a key."""
+    """Make a wheel with name, tag, RECORD and one ARM program, and its provenance with a key."""
     wheel = folder / "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
     members = {
         "torch/lib/probe.so": probe.elf(),
@@ -518,7 +518,7 @@ def test_another_compiler_or_package_changes_the_key() -> None:
     assert len({key, *others}) == 5
 
 
-def test_an_own_wheel_of_another_key_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_wheel_with_another_key_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path / "nothing")
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     resolve.products(mine).mkdir(parents=True)
@@ -534,7 +534,7 @@ def test_an_own_wheel_of_another_key_is_not_used(tmp_path: Path, monkeypatch: py
 
 
 def test_verify_compares_with_a_wheel_of_the_same_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``verify --full``: the wheel of another recipe always differs."""
+    """With ``verify --full``, the wheel of another recipe always differs."""
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     assert verify.wheels_to_compare(mine) == [(KEPT, "the wheel in this repository")]
     resolve.products(mine).mkdir(parents=True)
@@ -582,14 +582,14 @@ def test_the_prebuilt_wheel_passes_its_audit(kept: Path) -> None:
     assert kept.stat().st_size <= audit.GOAL_MB * 1_000_000
 
 
-def test_a_prebuilt_wheel_of_another_key_is_not_used() -> None:
+def test_prebuilt_wheel_with_another_key_is_not_used() -> None:
     found = resolve.resolve(config(wheelhouse=[], options=["USE_OPENMP=OFF"]))
     assert found.wheel is None
     assert "has a different recipe key: ./inv build-torch builds it again" in found.reason
 
 
 def changed(wheel: Path, path: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> Path:
-    """A copy of a wheel with changed members and without RECORD, for tests that fail before RECORD is read."""
+    """Copy a wheel with changed members and without RECORD, for tests that fail before RECORD is read."""
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
         for name in old.namelist():
             if (made := change(name, old.read(name))) is not None:
@@ -646,7 +646,7 @@ torch.save(document, sys.argv[1])
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
 def test_whole_numbers_are_compared_bit_for_bit(tmp_path: Path) -> None:
-    """One in 2^40 is far below the tolerance for floating-point numbers."""
+    """A deviation of one in 2^40 is far below the tolerance for floating-point numbers."""
     here = native.python_of(load_config({}))
     if not here.exists():
         native_job.ready_python(load_config({}))
@@ -708,7 +708,7 @@ def test_results_agree_with_those_of_this_pc(
 def test_the_torch_tests_of_the_device_suite_pass(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
-    """Sizes beyond 32 bits; gradients, layers, unaligned memory, saving and loading; NEON kernels; int8 networks."""
+    """They cover sizes beyond 32 bits, gradients, layers, unaligned memory, saving, loading, NEON and int8 networks."""
     assert built.manifest("torch").facts["self-contained"]
     words = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null"]
     done = run_in(
@@ -823,7 +823,7 @@ print("an extension of", torch.__version__, "computes")
 def test_a_cpp_extension_shares_the_threads_of_torch(
     workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
-    """Built with torch.utils.cpp_extension: objects of GCC and of the wheel share one ABI and one OpenMP."""
+    """It is built with torch.utils.cpp_extension; GCC's objects and the wheel's share one ABI and one OpenMP."""
     assert workbench["torch"].facts["self-contained"]
     for name, text in EXTENSION.items():
         (tmp_path / name).write_text(text)
@@ -847,7 +847,7 @@ def test_a_cpp_extension_shares_the_threads_of_torch(
 def test_torch_imports_with_only_python_and_numpy(
     built: main_job.Built, product_config: Config, client: docker.DockerClient, kept: Path, tmp_path: Path
 ) -> None:
-    # The other dependencies of torch are plain Python, from the configured package index.
+    # torch's other dependencies are plain Python, from the configured package index.
     stated = metadata(kept).get_all("Requires-Dist", [])
     needs = [item.partition(";")[0] for item in stated if "extra ==" not in item and "numpy" not in item]
     assert needs
@@ -856,7 +856,7 @@ def test_torch_imports_with_only_python_and_numpy(
     download = [sys.executable, "-m", "pip", "download", "--quiet", f"--dest={tmp_path}"]
     words = ["--only-binary=:all:", f"--python-version=3.{python[1]}"]
     subprocess.run([*download, *words, *needs], check=True)
-    # One of them has no wheel for armv7. pip uses its source, which does not require a compiler.
+    # One of them has no wheel for armv7, so pip uses its source, which does not require a compiler.
     for compiled in tmp_path.glob("*_x86_64.whl"):
         name, version = compiled.name.split("-")[:2]
         subprocess.run([*download, "--no-deps", "--no-binary=:all:", f"{name}=={version}"], check=True)
@@ -921,7 +921,7 @@ T = upstream.Part("t.py")
 
 
 def reports(*found: tuple[str, str, str], status: int | None = 0) -> list[str]:
-    """Lines of pytest-reportlog: tests (name, when, outcome) and the end of the session."""
+    """Make lines of pytest-reportlog: tests (name, when, outcome) and the end of the session."""
     lines = [
         json.dumps({"nodeid": name, "when": when, "outcome": outcome, "longrepr": None, "$report_type": "TestReport"})
         for name, when, outcome in found
@@ -958,7 +958,7 @@ def test_results_before_the_time_limit_are_counted() -> None:
 
 @pytest.mark.parametrize("status", [0, 1, 5])
 def test_an_exit_status_does_not_prove_completion(status: int) -> None:
-    """A process that a test forked also writes an exit status, although pytest itself was killed."""
+    """A process that a test forked also writes an exit status even if pytest itself was killed."""
     none, tests = upstream.Reasons({}, {"d": "too long"}), upstream.Collected([*"abcde"], [*"abcd"])
     lines = reports(
         *(("a", when, "passed") for when in ("setup", "call", "teardown")), ("b", "setup", "passed"), status=status
@@ -1024,7 +1024,7 @@ files = ["test_some.py"]
 """
     )
     monkeypatch.setattr(upstream, "LIST", tmp_path / "upstream.toml")
-    # The image of the shared build with another folder, because its lock may be held.
+    # Use the shared build's image with another folder, because its lock may be held.
     mine = dataclasses.replace(
         product_config, build=dataclasses.replace(product_config.build, folder=tmp_path / "build")
     )

@@ -1,4 +1,4 @@
-"""apache-tvm-ffi for armv7: its real source, the recipe, the audit, and the build."""
+"""Tests of apache-tvm-ffi for armv7: its real source, the recipe, the audit, and the build."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DATA = recipe.load("tvm_ffi")
 
 @pytest.fixture(scope="module")
 def fetched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The real source archive and the folder with the tools of its build."""
+    """Fetch the real source archive and the folder with its build tools."""
     folder = tmp_path_factory.mktemp("sources")
     try:
         tools = source.tools(DATA, TRIXIE, folder, folder / "pip.log")
@@ -60,7 +60,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def unpacked(fetched: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The contents of the archive."""
+    """Unpack the archive."""
     folder = tmp_path_factory.mktemp("unpacked")
     subprocess.run(["tar", "--extract", "--file", fetched[0], "--directory", folder], check=True)
     (root,) = folder.iterdir()
@@ -151,7 +151,7 @@ def test_another_source_is_rejected_and_removed(
 
 
 def test_without_a_network_no_file_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real pip with an unreachable index."""
+    """This runs the real pip with an unreachable index."""
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -211,7 +211,7 @@ def test_a_library_with_symbols_or_build_paths_is_rejected(tmp_path: Path) -> No
 
 
 def fitting(folder: Path, *, version: str = "") -> Path:
-    """A wheel that passes the audit."""
+    """Make a wheel that passes the audit."""
     library = elf(EM_ARM, flags=HARD, vfp_args=1)
     return make_wheel(
         folder, {"tvm_ffi/a.so": library}, name="apache_tvm_ffi", version=version or DATA.settings["version"]
@@ -299,7 +299,7 @@ def test_raspbian_images_warn_about_armv7_code(
 
 
 def test_pull_artefacts_requests_the_wheel(tmp_path: Path) -> None:
-    """The wheel is required if the image contains it, and optional otherwise."""
+    """The wheel is required if the image contains it; otherwise it is optional."""
     without, given = configured(tmp_path), configured(tmp_path, ffi_in_image=True)
     mine = (locate.NAME, locate.key(without))
     assert (mine in share.wanted(without), mine in share.optional(without)) == (False, True)

@@ -1,4 +1,4 @@
-"""TVM's RPC server in an image: staging for the target, and the setting of the main job."""
+"""Tests of TVM's RPC server in an image: staging for the target, and the main job's setting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from toolchain.process import run
 
 
 def machines(root: Path) -> set[int]:
-    """The machines (e_machine) of all ELF files in a folder."""
+    """Return the machines (e_machine) of all ELF files in a folder."""
     found = set()
     for path in root.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -95,7 +95,7 @@ def test_an_invalid_command_line_of_the_server_is_rejected(words: list[str], mes
 
 
 def test_check_reports_the_version_of_the_server(product_config: Config) -> None:
-    """Runs the check that build-image runs in an image with the server, here with this PC's TVM."""
+    """Runs the check that build-image runs in an image with the server, but with this PC's TVM."""
     ready = environment.ready(product_config)
     done = run([sys.executable, build.SERVER, "--check"], env=ready.variables, limit_s=300)
     version = next(pin for pin in build.pins() if pin.startswith("apache-tvm==")).partition("==")[2]

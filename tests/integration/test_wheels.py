@@ -1,4 +1,4 @@
-"""Wheels for the target: selection, audit, installation and byte code."""
+"""Tests of wheels for the target: selection, audit, installation and byte code."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_wheel_with_a_changed_byte_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             begin = member.header_offset + 30 + len(member.filename)
-            contents |= set(range(begin, begin + member.compress_size - 1))  # the last byte may be padding only
+            contents |= set(range(begin, begin + member.compress_size - 1))  # The last byte may be only padding.
     for position in range(len(whole)):
         wheel.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
         assert refused(wheel) or position not in contents, f"byte {position}"

@@ -1,4 +1,6 @@
-"""Complete images that the shared build of the tests does not cover. Each takes minutes, so these tests are expensive.
+"""Tests of complete images that the tests' shared build does not cover.
+
+Each takes minutes, so these tests are expensive.
 
 ``.venv/bin/python -m pytest -m expensive tests/integration/test_whole_images.py``
 """
@@ -34,7 +36,7 @@ pytestmark = [
 
 
 def in_a_folder_of_its_own(config: Config, folder: Path, suite: str = "trixie") -> Config:
-    """The configuration of the tests with another build folder and release."""
+    """Return the tests' configuration with another build folder and release."""
     return dataclasses.replace(
         config,
         build=dataclasses.replace(config.build, folder=folder),
@@ -43,7 +45,7 @@ def in_a_folder_of_its_own(config: Config, folder: Path, suite: str = "trixie") 
 
 
 def test_a_rebuilt_root_has_the_same_bytes(built: main_job.Built, product_config: Config, tmp_path: Path) -> None:
-    """The complete root of the image, rebuilt from the packages in another folder."""
+    """The image's complete root is rebuilt from the packages in another folder."""
     first = product_config.target_root / "rootfs.tar"
     again = in_a_folder_of_its_own(product_config, tmp_path / "build")
     done = main_job.build_image(again, only=["rootfs"])
@@ -55,7 +57,7 @@ def test_a_rebuilt_root_has_the_same_bytes(built: main_job.Built, product_config
 
 
 def test_systemd_boots_the_root_over_nfs(exported_config: Config) -> None:
-    """Boots the init of a board instead of the suite's minimal one."""
+    """Boots with a board's init instead of the suite's minimal one."""
     result = suite.test_on_pi(
         exported_config, qemu=True, init="systemd", keyword="test_selftest or test_system", timing=False
     )
@@ -100,7 +102,7 @@ def test_a_raspbian_image_is_built_exported_and_boots(
 
 
 def test_bookworm_is_built_exported_and_boots(product_config: Config, tmp_path: Path) -> None:
-    """The previous release, with its Python, kernel and split /usr, and without a torch wheel."""
+    """Tests the previous release, with its Python, kernel and split /usr, and without a torch wheel."""
     config = in_a_folder_of_its_own(product_config, tmp_path / "build", suite="bookworm")
     ensure_running(config)
     built = main_job.build_image(config)

@@ -1,8 +1,8 @@
-"""./inv itself: the first run, errors, and the overhead of later runs.
+"""Tests of ./inv itself: the first run, errors, and the overhead of later runs.
 
-Each test has a separate checkout with the real script and package list, and a project of a few lines with its own
-build backend, so pip needs no network. Nothing is installed on this machine: tests that would install packages run
-without the privileges for that.
+Each test has a separate checkout with the real script and package list, and a project of a few lines with its own build
+backend, so pip needs no network. The tests do not install anything on this machine: those that would install packages
+lack the privileges.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def checkout(tmp_path: Path) -> Checkout:
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout after its first run. Tests do not change it."""
+    """Make a checkout and complete its first run. Tests do not change the checkout."""
     made = Checkout(tmp_path_factory.mktemp("ready") / "ready checkout")
     ended = made.run("first")
     assert ended.returncode == 0, ended.stderr
@@ -176,7 +176,7 @@ def test_exit_code_of_the_task_is_returned(checkout: Checkout) -> None:
 
 
 def test_overhead_of_a_later_run_is_small(ready: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints the measurement. The bound is wide, because the machine may be busy."""
+    """Prints the measurement. The bound is generous, because the machine may be busy."""
     took: dict[str, list[float]] = {"./inv": [], ".venv/bin/inv": []}
     env = {**os.environ, "PITORCH_SKIP_APT": "1", "PITORCH_CALLER_CWD": ""}
     for _ in range(7):
@@ -237,7 +237,7 @@ def test_skipped_packages_are_checked_by_the_next_full_run(checkout: Checkout) -
 
 
 def test_read_only_checkout_skips_the_package_check(public_checkout: Checkout) -> None:
-    """If root set up a checkout in a public place, every user can use it, even if packages are missing."""
+    """If root has set up a checkout in a public place, every user can use it, even if packages are missing."""
     needs_dpkg()
     if os.geteuid() != 0:
         pytest.skip("only root can create a checkout of another user")
@@ -273,7 +273,7 @@ def test_completion_installs_nothing(checkout: Checkout) -> None:
 
 
 def held(checkout: Checkout, **env: str) -> subprocess.Popen[str]:
-    """A first run that is stopped while pip runs."""
+    """Stop a first run while pip is running."""
     (checkout.folder / "hold").touch()
     process = checkout.start("held", cwd=None, HOLD="1", **env)
     deadline = time.monotonic() + 120
@@ -337,7 +337,7 @@ def parts_of(error: str) -> dict[str, str]:
 
 
 def folder_of_programs(folder: Path, *, without: tuple[str, ...]) -> Path:
-    """Links to the programs of this machine, except those in ``without``."""
+    """Make a folder of links to this machine's programs, except those in ``without``."""
     folder.mkdir()
     for place in ("/usr/bin", "/usr/sbin"):
         for program in Path(place).iterdir():
@@ -403,7 +403,7 @@ def needs_dpkg() -> None:
 
 
 def folder_for_everyone(folder: Path, *, without: tuple[str, ...]) -> Path:
-    """``folder_of_programs`` in a place that an ordinary user can access."""
+    """Make a ``folder_of_programs`` in a place that an ordinary user can access."""
     programs = folder_of_programs(folder / "bin", without=without)
     folder.chmod(0o755)
     return programs
@@ -471,7 +471,7 @@ def test_installed_packages_need_no_privileges(public_checkout: Checkout) -> Non
 
 
 def run_without_lists(checkout: Checkout, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run ./inv as on a machine without package lists; the lists of this machine do not change."""
+    """Run ./inv as on a machine without package lists; this machine's lists do not change."""
     needs_dpkg()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("hiding apt's lists needs root and unshare")
@@ -641,7 +641,7 @@ def in_user_namespace(checkout: Checkout, before: str) -> subprocess.CompletedPr
 
 @pytest.fixture
 def own_binfmt() -> str:
-    """The command that mounts an empty binfmt_misc in a user namespace (Linux 6.7 and newer)."""
+    """Return the command that mounts an empty binfmt_misc in a user namespace (Linux 6.7 and newer)."""
     mount = "mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc"
     script = f"{mount} && ls /proc/sys/fs/binfmt_misc"
     ended = subprocess.run(
@@ -662,7 +662,7 @@ def test_missing_emulator_is_registered(ready: Checkout, own_binfmt: str, state:
     before = {
         "absent": own_binfmt,
         "without F": f"{own_binfmt}\n{register}",
-        # An empty folder at the mount point, as in a plain container.
+        # The mount point is an empty folder, as in a plain container.
         "unmounted": "mount -t proc proc /proc 2>/dev/null || mount -t tmpfs tmpfs /proc/sys/fs/binfmt_misc",
     }[state]
     ended = in_user_namespace(ready, before)
@@ -721,7 +721,7 @@ def test_every_package_is_in_the_archive_of_this_machine() -> None:
 
 @pytest.mark.parametrize("listens", [True, False], ids=["an engine listens", "a stale socket"])
 def test_engine_package_is_needed_if_no_engine_listens(checkout: Checkout, listens: bool) -> None:
-    """On a machine without dockerd, a stale socket does not count as an engine."""
+    """On a machine without dockerd, a stale socket is not an engine."""
     needs_dpkg()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("another /var/run/docker.sock needs root and unshare")

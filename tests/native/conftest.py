@@ -1,1 +1,1 @@
-"""Broad tests that run only on the PC, because they would take hours on an emulated machine."""
+"""Fixtures for broad tests, which run only on the PC, because they would take hours on an emulated machine."""

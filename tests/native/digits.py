@@ -38,7 +38,7 @@ GLYPHS = (
 
 
 def digits(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noisy images of 12 x 12 pixels with a digit of random position and brightness; and the digits."""
+    """Generate noisy 12 x 12 images with a digit of random position and brightness; return them and the digits."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [torch.tensor([[float(p) for p in row] for row in glyph.split()]) for glyph in GLYPHS]
     labels = torch.randint(0, 10, (count,), generator=generator)
@@ -50,12 +50,12 @@ def digits(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def perceptron() -> nn.Module:
-    """144 pixels, 48 hidden units, 10 classes."""
+    """Make a network with 144 pixels, 48 hidden units and 10 classes."""
     return nn.Sequential(nn.Flatten(), nn.Linear(144, 48), nn.ReLU(), nn.Linear(48, 10))
 
 
 def lenet() -> nn.Module:
-    """Two convolutions with pooling, two linear layers."""
+    """Return a network with two convolutions with pooling and two linear layers."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2),
         nn.ReLU(),
@@ -74,7 +74,7 @@ NETWORKS = {"perceptron": perceptron, "lenet": lenet}
 
 
 def accuracy(name: str, device: str, epochs: int) -> float:
-    """The accuracy on unseen images of a network trained from the same start, in the same order."""
+    """Return the accuracy on unseen images of a network trained from the same start, in the same order."""
     torch.manual_seed(7)
     network = NETWORKS[name]().to(device)
     images, labels = digits(500, seed=1)

@@ -31,13 +31,13 @@ class Inverted(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images of the same size, or of half the size with stride 2."""
+        """Return images of the same size, or of half the size with stride 2."""
         found: torch.Tensor = self.layers(x)
         return x + found if self.adds else found
 
 
 class MobileNetV2(nn.Module):  # type: ignore[misc]
-    """All types of blocks of MobileNetV2, with fewer channels and repeats."""
+    """All types of blocks in MobileNetV2, with fewer channels and repeats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class MobileNetV2(nn.Module):  # type: ignore[misc]
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(16, CLASSES))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images [batch, 3, height, width] to [batch, CLASSES]."""
+        """Map images [batch, 3, height, width] to [batch, CLASSES]."""
         x = functional.adaptive_avg_pool2d(self.features(x), 1).flatten(1)
         found: torch.Tensor = self.classifier(x)
         return found
@@ -76,13 +76,13 @@ class Residual(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images of the same size, or of half the size with stride 2."""
+        """Return images of the same size, or of half the size with stride 2."""
         y = functional.relu(self.first_norm(self.first(x)), inplace=True)
         return functional.relu(self.second_norm(self.second(y)) + self.short(x), inplace=True)
 
 
 class ResNet18(nn.Module):  # type: ignore[misc]
-    """The eighteen layers of ResNet18, with fewer channels."""
+    """ResNet18's eighteen layers, with fewer channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class ResNet18(nn.Module):  # type: ignore[misc]
         self.classifier = nn.Linear(widths[-1], CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images [batch, 3, height, width] to [batch, CLASSES]."""
+        """Map images [batch, 3, height, width] to [batch, CLASSES]."""
         found: torch.Tensor = self.classifier(self.pool(self.blocks(self.stem(x))).flatten(1))
         return found
 
@@ -115,7 +115,7 @@ class Encoder(nn.Module):  # type: ignore[misc]
         self.classifier = nn.Linear(width, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Words [batch, length] to [batch, CLASSES]."""
+        """Map words [batch, length] to [batch, CLASSES]."""
         found: torch.Tensor = self.classifier(self.layers(self.words(x) + self.places).mean(1))
         return found
 
@@ -131,7 +131,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]
         self.classifier = nn.Linear(hidden, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Words [batch, length] to [batch, CLASSES]."""
+        """Map words [batch, length] to [batch, CLASSES]."""
         gates = self.of_input(self.words(x))
         state = cell = gates.new_zeros(len(x), self.hidden)
         states = []
@@ -154,7 +154,7 @@ class Lstm(nn.Module):  # type: ignore[misc]
         self.classifier = nn.Linear(hidden, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Words [batch, length] to [batch, CLASSES]."""
+        """Map words [batch, length] to [batch, CLASSES]."""
         found: torch.Tensor = self.classifier(self.cells(self.words(x))[0].mean(1))
         return found
 
@@ -173,7 +173,7 @@ class Trained:
 
 
 def images(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images with a bright quadrant, which is their class."""
+    """Generate images with a bright quadrant, which is their class."""
     classes = torch.arange(count) % CLASSES
     x = torch.randn(count, 3, size, size) * 0.5
     half = size // 2
@@ -183,7 +183,7 @@ def images(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sentences(count: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences of words, numbered from 1. The class is the first word, one of four."""
+    """Generate sequences of words, numbered from 1. The class is the first word, one of four."""
     x = torch.randint(5, 20, (count, length))
     classes = torch.arange(count) % CLASSES
     x[:, 0] = classes + 1
@@ -197,7 +197,7 @@ def train(
     optimizer: Callable[..., torch.optim.Optimizer],
     steps: int,
 ) -> Trained:
-    """Train a network, from the same start on each device."""
+    """Train a network, starting from the same weights on each device."""
     torch.manual_seed(20261125)
     network = make().to(device)
     chosen = optimizer(network.parameters())

@@ -1,4 +1,4 @@
-"""The operators with torch.library, torch.export and torch.compile, and the fused kernels."""
+"""Tests of the operators with torch.library, torch.export and torch.compile, and of the fused kernels."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_large_matrices_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_shape_mismatch_error_names_both_shapes(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """Errors are raised in the implementation, in the trace of torch.compile, and in a trace with symbolic sizes."""
+    """The implementation, torch.compile's trace, and a trace with symbolic sizes raise the error."""
     operator = getattr(torch.ops.qpu, name)
     said = set()
     for device in ("cpu", "meta"):
@@ -121,7 +121,7 @@ def test_invalid_chains_raise_with_the_reason(kinds: str, steps: str, why: str) 
 
 
 def run_compiled(function: Callable[..., Any], *operands: torch.Tensor) -> tuple[Any, dict[str, int]]:
-    """The result of the compiled function, and the kernels that one call launched."""
+    """Return the result of the compiled function, and the kernels that one call launched."""
     compiled = torch.compile(function, backend=fusion.compile_graph, dynamic=False)
     compiled(*operands)
     torch_qpu.reset_counters()

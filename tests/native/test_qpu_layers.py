@@ -1,4 +1,4 @@
-"""Layers that run entirely on the QPUs: results and gradients match the CPU, without fallbacks."""
+"""Layers that run entirely on the QPUs match the CPU's results and gradients, without fallbacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _seed() -> None:
 
 
 def run(function: Function, operands: tuple[torch.Tensor, ...], device: str) -> list[torch.Tensor]:
-    """The result, and the gradients of its weighted sum."""
+    """Return the result, and the gradients of its weighted sum."""
     leaves = [t.detach().clone().to(device) for t in operands]
     for leaf in leaves:
         leaf.requires_grad_(leaf.is_floating_point())

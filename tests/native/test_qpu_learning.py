@@ -1,7 +1,7 @@
-"""Training operators other than products: gradients of image operators, batch statistics, losses over classes.
+"""Tests of training operators other than products: gradients of image operators, batch statistics, and losses.
 
-Integers are small enough for float32 to compute without rounding; then results are identical to the CPU's. Otherwise,
-the CPU computes in float64 and the bound is given in units in the last place (ULP, 2^-23 of a magnitude).
+With integers that are small enough for float32 to compute without rounding, results are identical to the CPU's.
+Otherwise, the CPU computes in float64 and the bound is given in units in the last place (ULP, 2^-23 of a magnitude).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def whole(*shape: int, most: int = 4) -> torch.Tensor:
 def gradients(
     function: Callable[..., torch.Tensor], operands: list[torch.Tensor], device: str
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The result, and the gradients of its sum with integer weights; fails if the CPU is used for the QPUs' part."""
+    """Return the result and the gradients of its weighted sum; fail if the CPU computes the QPUs' part."""
     leaves = [operand.detach().clone().to(device).requires_grad_() for operand in operands]
     torch_qpu.reset_counters()
     result = function(*leaves)
@@ -40,7 +40,7 @@ def gradients(
 
 
 def assert_same(function: Callable[..., torch.Tensor], *operands: torch.Tensor) -> None:
-    """Check that result and gradients are identical to the CPU's."""
+    """Check that the result and the gradients are identical to the CPU's."""
     found, expected = (gradients(function, list(operands), device) for device in ("qpu", "cpu"))
     assert torch.equal(found[0], expected[0])
     assert len(found[1]) == len(operands)

@@ -1,4 +1,4 @@
-"""NaN and Inf on the QPUs: where they follow IEEE 754, and the effect of ``check_finite`` and anomaly mode."""
+"""Tests of NaN and Inf on the QPUs: where they follow IEEE 754, and the effect of ``check_finite`` and anomaly mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operator of the QPUs, tested with the samples that PyTorch uses for its own kernels.
+"""Test every QPU operator with the samples that PyTorch uses for its own kernels.
 
 Results are compared with the CPU's in float64. Each operator has a bound in units in the last place (ULP, here 2^-23 of
 the magnitude) plus the loss from flushed denormals: ``magnitude`` is that of the exact result or, for sums, the sum of
@@ -18,7 +18,7 @@ import torch
 import torch_qpu
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", ImportWarning)  # hypothesis would generate samples, which are not used here
+    warnings.simplefilter("ignore", ImportWarning)  # hypothesis would generate samples that are not used here
     from torch.testing._internal.common_methods_invocations import op_db
 
 ULP = 2.0**-23
@@ -29,7 +29,7 @@ Tree = Any
 
 
 def mapped(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
-    """A tree of arguments with its tensors replaced."""
+    """Return a tree of arguments with its tensors replaced."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, list | tuple):
@@ -40,7 +40,7 @@ def mapped(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
 
 
 def leaves_of(tree: Tree) -> list[torch.Tensor]:
-    """The tensors of a tree that require a gradient."""
+    """Return the tensors of a tree that require a gradient."""
     found: list[torch.Tensor] = []
 
     def keep(t: torch.Tensor) -> None:
@@ -58,13 +58,13 @@ def first(result: Any) -> torch.Tensor:
 
 
 def to_qpu(t: torch.Tensor) -> torch.Tensor:
-    """The same tensor on the device, with the same strides."""
+    """Return the same tensor on the device, with the same strides."""
     moved = t.detach().to("qpu")
     return moved.requires_grad_(t.requires_grad) if t.requires_grad else moved
 
 
 def exact(t: torch.Tensor) -> torch.Tensor:
-    """Converts float32 to float64."""
+    """Convert float32 to float64."""
     return t.detach().double() if t.dtype == torch.float32 else t.detach()
 
 

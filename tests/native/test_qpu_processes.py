@@ -1,4 +1,4 @@
-"""Processes that fork, exit or fail while using the device, and the memory allocator."""
+"""Tests of processes that fork, exit or fail while using the device, and of the memory allocator."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ print(a.cpu().equal(torch.arange(40.0)))
 
 
 def test_forks_while_threads_compute() -> None:
-    # Each operator is called once first: torch stores its choice of kernel at an operator's first call in a C++ static
+    # Call each operator once first: at an operator's first call, torch stores its choice of kernel in a C++ static
     # (DispatchStub), and a child that is forked while another thread initialises that static waits forever.
     script = """
 import os, threading, warnings
@@ -119,7 +119,7 @@ def test_board_suite_passes_with_other_settings(environment: dict[str, str]) -> 
         "no:cacheprovider",
         "-q",
     ]
-    # Reuse of blocks requires caching; concurrent threads are slow on the emulator.
+    # Block reuse requires caching, and concurrent threads are slow on the emulator.
     without = {"QPU_TORCH_CACHING": "cached", "QPU_BACKEND": "threads"}.get(next(iter(environment)), "none")
     done = subprocess.run(
         [sys.executable, *words, "-W", "error", "-k", f"not {without}", str(suite)],
@@ -163,7 +163,7 @@ def test_unknown_backend_is_reported() -> None:
 
 
 def test_segments_are_split_merged_and_released() -> None:
-    # Runs in a separate process, because tensors of other tests would influence the addresses.
+    # Runs in a separate process, because other tests' tensors would influence the addresses.
     script = """
 before = torch.qpu.memory_stats()
 tensors = [torch.empty(size, dtype=torch.uint8, device="qpu") for size in (100, 200, 70_000, 64, 3_000_000)]

@@ -1,4 +1,4 @@
-"""The device in PyTorch's own profilers."""
+"""Tests of the device in PyTorch's own profilers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_qpu_time_is_reported_per_operator() -> None:
     rows = {row.key: row for row in seen.key_averages()}
     assert rows["qpu::mm"].device_time_total > 0
     assert rows["aten::addmm"].device_time_total > 0
-    # The time of an operator is the time of its launches, without the CPU's work.
+    # An operator's time is that of its launches, without the CPU's work.
     assert rows["aten::addmm"].device_time_total <= rows["aten::addmm"].cpu_time_total
     assert rows["aten::ones"].device_time_total == 0
     assert "QPU" in seen.key_averages().table()

@@ -1,4 +1,4 @@
-"""The device with PyTorch's own code other than operators: loaders, streams, derivatives, compilers."""
+"""Tests of the device with PyTorch code other than operators: loaders, streams, derivatives and compilers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def alone(script: str, folder: Path | None = None, name: str = "script.py") -> str:
-    """The output of a separate process, which registers the device only by ``import torch``."""
+    """Run a separate process, which registers the device only by ``import torch``; return its output."""
     words = ["-c", script]
     if folder is not None:
         (folder / name).write_text(script)
@@ -60,7 +60,7 @@ class Twice(nn.Module):  # type: ignore[misc]
         self.module = module
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The result for x as both inputs."""
+        """Return the result for x as both inputs."""
         found: torch.Tensor = self.module(x, x)
         return found
 
@@ -170,7 +170,7 @@ def test_forward_mode_and_functions_of_derivatives(name: str) -> None:
 def test_loader_can_pin_memory(workers: int) -> None:
     data = TensorDataset(torch.arange(6.0).view(3, 2))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, in later Pythons
+        warnings.simplefilter("ignore", DeprecationWarning)  # about fork, in later Python versions
         batches = [batch for (batch,) in DataLoader(data, batch_size=2, num_workers=workers, pin_memory=True)]
     assert [batch.tolist() for batch in batches] == [[[0, 1], [2, 3]], [[4, 5]]]
     assert {batch.device.type for batch in batches} == {"cpu"}

@@ -1,6 +1,6 @@
-"""nn.LSTM, nn.GRU and their cells on the QPUs, against the CPU in float64.
+"""Tests of nn.LSTM, nn.GRU and their cells on the QPUs, compared with the CPU in float64.
 
-The bound applies to the error of results and gradients, relative to the largest element of each tensor.
+The bound applies to the errors of results and gradients, relative to each tensor's largest element.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _seed() -> None:
 def outcome(
     make: Callable[[], nn.Module], inputs: list[torch.Tensor], device: str, dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    """The results, and the gradients of inputs and parameters for a sum with fixed weights."""
+    """Return the results, and the gradients of inputs and parameters for a sum with fixed weights."""
     torch.manual_seed(1)
     module = make().to(device, dtype)
     leaves = [t.to(device, dtype).requires_grad_() for t in inputs]

@@ -23,7 +23,7 @@ def test_network_learns_digits_as_well_as_on_the_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(EPOCHS))
 def test_network_learns_digits_on_the_emulator(name: str) -> None:
-    """The kernels run as machine code, on an emulator that is bit-exact."""
+    """The kernels run as machine code on a bit-exact emulator."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(Path(__file__).with_name("digits.py")), name],
         env={**os.environ, "QPU_BACKEND": "emulator"},

@@ -1,4 +1,4 @@
-"""A small signed archive, served locally, and a proxy that counts requests, for the apt tests."""
+"""Parts of the apt tests: a small signed archive, served locally, and a proxy that counts requests."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Archive:
         self._key.clearsign(dist / "Release", dist / "InRelease")
 
     def _sources(self) -> str:
-        """The index of source packages: one package with one file."""
+        """Return the index of source packages: one package with one file."""
         description = self.folder / "pool" / "hello_1.0.dsc"
         description.parent.mkdir(exist_ok=True)
         description.write_text("Format: 1.0\nSource: hello\nVersion: 1.0\n")
@@ -136,7 +136,7 @@ class Archive:
             (self.folder / "dists" / suite / "main" / name).write_bytes(b"of yesterday")
 
     def source(self, suite: str, uri: str, name: str, also: str = "") -> apt.Source:
-        """A source that names this archive."""
+        """Return a source that names this archive."""
         pocket = Pocket(name=name, suite=suite, mirror="", also=also)
         return apt.Source(pocket, uri, ("main",), self.keyring, ("armhf",))
 
@@ -198,7 +198,7 @@ def answering(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Ite
 
 
 def sources(archive: Archive, uri: str) -> tuple[apt.Source, ...]:
-    """The archive's three pockets at an address."""
+    """Return the archive's three pockets at an address."""
     return (
         archive.source("stone", uri, "main"),
         archive.source("stone-updates", uri, "updates"),

@@ -59,7 +59,7 @@ def bootable(config: Config) -> Config:
 
 
 def elsewhere(config: Config, folder: Path) -> Config:
-    """The same exported tree, with reports and logs in ``folder``."""
+    """Use the same exported tree, with reports and logs in ``folder``."""
     return replace(
         config, nfs=replace(config.nfs, folder=str(config.nfsroot)), build=replace(config.build, folder=folder)
     )

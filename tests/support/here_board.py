@@ -14,10 +14,10 @@ class HereDriver(PinnedSSHDriver):
     """Runs commands locally instead of over SSH."""
 
     def on_activate(self) -> None:
-        """No login is needed."""
+        """Do nothing, because no login is needed."""
 
     def on_deactivate(self) -> None:
-        """No logout is needed."""
+        """Do nothing, because no logout is needed."""
 
     def _argv(self, command: str) -> list[str]:
         return ["sh", "-c", command]

@@ -1,4 +1,4 @@
-"""Parts of the tests of a lab: configuration, start and stop."""
+"""Parts of the lab tests: configuration, start and stop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def eventually(condition: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def running(config: Config) -> Iterator[Config]:
-    """The lab of a configuration, with a coordinator of its own."""
+    """Run a configuration's lab, with a separate coordinator."""
     made = replace(config, lab=replace(config.lab, coordinator=f"127.0.0.1:{ports.free_port()}"))
     coordinator = Coordinator(made.lab.coordinator)
     services.up(made)

@@ -37,7 +37,7 @@ def limited_group(mib: int) -> Iterator[Path]:
 
 
 def output_in(group: Path, program: str) -> str:
-    """The output of a Python program that runs in the cgroup."""
+    """Run a Python program in the cgroup and return its output."""
     enter = f"import os; from pathlib import Path; Path('{group}/cgroup.procs').write_text(str(os.getpid()))\n"
     done = subprocess.run([sys.executable, "-c", enter + program], cwd=ROOT, check=True, capture_output=True, text=True)
     return done.stdout

@@ -1,9 +1,9 @@
-"""A small image of the target platform with everything that an inexact export loses.
+"""A small image for the target platform that contains everything an inexact export loses.
 
 It has two layers, so that it also contains whiteouts, opaque folders, changes of type and overridden hard links.
 """
 
-# Names in a root filesystem are bytes; pathlib supports text only.
+# Names in a root filesystem are bytes, but pathlib supports only text.
 # ruff: noqa: PTH112, PTH113, PTH114, PTH115, PTH118, PTH123
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def entry(
     xattrs: dict[str, bytes] | None = None,
     mtime: int = 1_700_000_000,
 ) -> tuple[tarfile.TarInfo, bytes]:
-    """One tar member."""
+    """Return one tar member."""
     data = content.encode() if isinstance(content, str) else content
     info = tarfile.TarInfo(name)
     info.type, info.mode, info.size, info.linkname, info.mtime = kind, mode, len(data), link, mtime
@@ -54,12 +54,12 @@ def entry(
 
 
 def folder(name: str, mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> tuple[tarfile.TarInfo, bytes]:
-    """A folder."""
+    """Return a folder."""
     return entry(name, kind=tarfile.DIRTYPE, mode=mode, owner=owner, mtime=1_600_000_000)
 
 
 def lower_layer() -> list[tuple[tarfile.TarInfo, bytes]]:
-    """The lower layer: entries that the upper layer changes, and entries that must be preserved."""
+    """Return the lower layer: entries that the upper layer changes, and entries that must be preserved."""
     return [
         folder("bin"), folder("dev"), folder("etc"), folder("etc/ssh"), folder("opt"), folder("root", 0o700),
         folder("run"), folder("tmp", 0o1777), folder("usr"), folder("usr/bin"), folder("usr/share"), folder("var"),
@@ -97,7 +97,7 @@ def lower_layer() -> list[tuple[tarfile.TarInfo, bytes]]:
 
 
 def upper_layer() -> list[tuple[tarfile.TarInfo, bytes]]:
-    """Whiteouts, an opaque folder, changes of type, one of two hard links replaced."""
+    """The upper layer: whiteouts, an opaque folder, changes of type, and one of two hard links replaced."""
     return [
         folder("var"),
         entry("var/.wh.gone"), entry("var/.wh.removed"),
@@ -162,12 +162,12 @@ def load(client: docker.DockerClient, reference: str, layers: list[bytes], **pla
 
 
 def sha256(data: bytes) -> str:
-    """Hexadecimal."""
+    """Return the hexadecimal SHA-256."""
     return hashlib.sha256(data).hexdigest()
 
 
 def tree_listing(root: Path) -> dict[bytes, tuple[object, ...]]:
-    """All preserved properties of each entry by path; times in nanoseconds."""
+    """Return all preserved properties of each entry by path; times in nanoseconds."""
     listed: dict[bytes, tuple[object, ...]] = {}
     first: dict[tuple[int, int], bytes] = {}
     top = os.fsencode(root)

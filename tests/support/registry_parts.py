@@ -1,4 +1,4 @@
-"""Helpers for tests of registries: small images, certificates, a slow or failing proxy, a second engine."""
+"""Helpers for registry tests: small images, certificates, a slow or failing proxy, and a second engine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def engine_client() -> Iterator[docker.DockerClient]:
 
 
 def config_for(folder: Path, address: str, **registry: str) -> Config:
-    """A configuration with unique image names, so that tests do not change real images."""
+    """Return a configuration with unique image names, so that tests do not change real images."""
     return load_config(
         {
             # The key of the companions depends on the torch wheel; the tests' artefacts are not wheels of torch.
@@ -87,7 +87,7 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
 
 @contextlib.contextmanager
 def command_lines() -> Iterator[set[str]]:
-    """The command lines of all processes that run during the block."""
+    """Collect the command lines of all processes that run during the block."""
     seen: set[str] = set()
     done = threading.Event()
 
@@ -107,12 +107,12 @@ def command_lines() -> Iterator[set[str]]:
 
 
 def for_arm64(config: Config) -> Config:
-    """The same configuration for another architecture."""
+    """Return the same configuration for another architecture."""
     return dataclasses.replace(config, image=dataclasses.replace(config.image, architecture="arm64"))
 
 
 def layer_tar(seed: str, size: int) -> bytes:
-    """A layer with one incompressible file."""
+    """Return a layer with one incompressible file."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         entry = tarfile.TarInfo(f"data-{seed}")
@@ -176,7 +176,7 @@ def forget(client: docker.DockerClient, *names: str) -> None:
 
 
 def tags_of(client: docker.DockerClient, config: Config) -> set[str]:
-    """The engine's names of the configuration's images. Other tests may add other images at the same time."""
+    """Return the engine's names for the configuration's images. Other tests may add other images meanwhile."""
     ours = (config.image.name, config.registry.address)
     tags = {tag for one in client.api.images() for tag in one["RepoTags"] or []}
     return {tag for tag in tags if tag.startswith(ours)}
@@ -201,7 +201,7 @@ def unfinished_uploads(registry: Registry) -> list[Path]:
 
 
 def outside_address() -> str:
-    """An address of this machine other than loopback, where engines do not accept insecure registries."""
+    """Return a non-loopback address of this machine, where engines do not accept insecure registries."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # documentation network (RFC 5737); nothing is sent
@@ -214,7 +214,7 @@ def outside_address() -> str:
 
 
 def make_certificate(folder: Path, *addresses: str) -> tuple[Path, Path]:
-    """A self-signed certificate for IP addresses, and its key."""
+    """Return a self-signed certificate for IP addresses, and its key."""
     need("openssl")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     names = ",".join(f"IP:{address}" for address in addresses)
@@ -352,7 +352,7 @@ def second_engine(folder: Path, *options: str) -> Iterator[Daemon]:
         stack.close()
         for mount in sorted((socket_folder / "exec").glob("netns/*")):
             subprocess.run(["umount", str(mount)], check=False, capture_output=True, timeout=20)
-        # dockerd bind-mounts its data folder; a killed one does not unmount it.
+        # dockerd bind-mounts its data folder, and does not unmount it if killed.
         subprocess.run(["umount", "-l", str(folder / "data")], check=False, capture_output=True, timeout=20)
         shutil.rmtree(socket_folder, ignore_errors=True)
         shutil.rmtree(folder / "data", ignore_errors=True)
@@ -360,7 +360,7 @@ def second_engine(folder: Path, *options: str) -> Iterator[Daemon]:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mount a small file system, which a test can fill."""
+    """Mount a small file system that a test can fill."""
     if os.geteuid() != 0:
         pytest.skip("requires root to mount a small file system")
     folder.mkdir()
@@ -376,7 +376,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 class TokenServer:
-    """A token server that follows the specification of the distribution project.
+    """A token server that follows the distribution project's specification.
 
     It signs JSON web tokens (RS256) with the key of ``certificate``. It grants the requested scope to USER with
     PASSWORD, and to clients that send ``refresh_token``. While ``anonymous`` is true, anyone gets the scope ``pull``.
@@ -432,7 +432,7 @@ class TokenServer:
         self._thread.join(5)
 
     def token(self, scopes: list[str], *, known: bool) -> str:
-        """A signed token for the granted scopes."""
+        """Return a signed token for the granted scopes."""
         access = []
         for scope in " ".join(scopes).split():
             kind, name, actions = scope.split(":")

@@ -91,7 +91,7 @@ def write(folder: Path, text: str = RIGHT, *replaced: tuple[str, str]) -> Path:
     return path
 
 
-# For a process with TVM: export kernels as TVM itself does, a plain one and one with a parallel loop.
+# Runs in a process with TVM: exports kernels as TVM itself does, a plain one and one with a parallel loop.
 EXPORT = """
 import json, pathlib, sys
 import tvm
@@ -115,7 +115,7 @@ built.export_library(str(folder / "many.so"), fcompile=cc.cross_compiler(linker)
 
 @contextlib.contextmanager
 def out_of_reach() -> Iterator[None]:
-    """A private network for TVM's servers, which execute any code that they receive, as the user of the tests."""
+    """Create a private network for TVM's servers, which execute any code that they receive as the tests' user."""
     with private_network() if os.geteuid() == 0 else contextlib.nullcontext():
         yield
 

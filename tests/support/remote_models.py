@@ -20,13 +20,13 @@ class Cnn(nn.Module):  # type: ignore[misc]
         self.classifier = nn.Linear(16 * 6 * 6, 10)
 
     def forward(self, image: Any) -> Any:
-        """The probabilities."""
+        """Return the probabilities."""
         x = torch.max_pool2d(torch.relu(self.norm(self.first(image))), 2)
         return torch.softmax(self.classifier(torch.relu(self.second(x)).flatten(1)), 1)
 
 
 class Lstm(nn.Module):  # type: ignore[misc]
-    """Two outputs; the first one uses a negative index."""
+    """A network with two outputs, the first of which uses a negative index."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Lstm(nn.Module):  # type: ignore[misc]
         self.head = nn.Linear(32, 5)
 
     def forward(self, series: Any) -> Any:
-        """The head's result for the last step, and the state."""
+        """Return the head's result for the last step, and the state."""
         y, (state, _) = self.lstm(series)
         return self.head(y[:, -1]), state
 
@@ -43,7 +43,7 @@ class Bessel(nn.Module):  # type: ignore[misc]
     """An operator that TVM's importer lacks."""
 
     def forward(self, x: Any) -> Any:
-        """The Bessel function."""
+        """Return the Bessel function."""
         return torch.special.bessel_j0(x)
 
 
@@ -60,7 +60,7 @@ def transformer() -> Any:
 
 
 def same() -> Any:
-    """Integers, and an output that is the input."""
+    """A model with integers, and an output that is the input."""
 
     class Same(nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
@@ -77,7 +77,7 @@ class Calls(nn.Module):  # type: ignore[misc]
         self.function = function
 
     def forward(self, x: Any) -> Any:
-        """The function's result."""
+        """Return the function's result."""
         return self.function(x)
 
 
@@ -89,18 +89,18 @@ class Counter(nn.Module):  # type: ignore[misc]
         self.register_buffer("calls", torch.zeros(1))
 
     def forward(self, x: Any) -> Any:
-        """The input plus the number of calls."""
+        """Return the input plus the number of calls."""
         self.calls += 1
         return x + self.calls
 
 
 def cumsum() -> Any:
-    """TVM's schedule has a parallel loop. The second output is a scalar."""
+    """Return a model whose TVM schedule has a parallel loop. The second output is a scalar."""
     return Calls(lambda x: (torch.cumsum(x, 1), x.sum())), (torch.randn(4, 8),)
 
 
 def cumsum_of_int32() -> Any:
-    """The result is int64 in PyTorch, int32 in TVM 0.27."""
+    """Return a model whose result is int64 in PyTorch but int32 in TVM 0.27."""
     return Calls(lambda x: torch.cumsum(x, 1)), (torch.arange(8, dtype=torch.int32).reshape(2, 4),)
 
 

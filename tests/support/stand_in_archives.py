@@ -1,6 +1,6 @@
 """Package archives that are created locally and signed with temporary keys, used instead of the public archives.
 
-A flavour's archives are defined by data. A test only replaces the address and the key in this data, and runs the
+A flavour's archives are defined by data. A test replaces only the address and the key in this data, and runs the
 project's code with this PC's apt and dpkg.
 """
 
@@ -40,7 +40,7 @@ class Package:
 
     @property
     def control(self) -> str:
-        """Its control file."""
+        """The package's control file."""
         fields = {
             "Package": self.name,
             "Version": self.version,

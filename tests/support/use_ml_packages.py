@@ -25,7 +25,7 @@ FLOAT = 1
 
 
 def message(**fields: int | str | bytes | list[bytes] | list[int]) -> bytes:
-    """A message of Protocol Buffers: fields by number, as ``f1``; the items of a list are values of one field."""
+    """Encode a Protocol Buffers message: fields by number, such as ``f1``; a list has several values of a field."""
     encoded = b""
     for name, values in fields.items():
         for value in values if isinstance(values, list) else [values]:
@@ -44,7 +44,7 @@ def varint(value: int) -> bytes:
 
 
 def tensor(name: str, *shape: int) -> bytes:
-    """ValueInfoProto of a float tensor."""
+    """Encode a float tensor's ValueInfoProto."""
     sizes = message(f1=[message(f1=size) for size in shape])
     return message(f1=name, f2=message(f1=message(f1=FLOAT, f2=sizes)))
 
@@ -64,7 +64,7 @@ def test_onnxruntime_runs_a_model() -> None:
     assert 0 < (seen == 0).sum() < seen.size
 
 
-def test_onnxruntime_refuses_what_is_no_model() -> None:
+def test_onnxruntime_refuses_invalid_models() -> None:
     with pytest.raises(Exception, match=r"(?i)protobuf"):
         onnxruntime.InferenceSession(b"\xff\xff", providers=["CPUExecutionProvider"])
 

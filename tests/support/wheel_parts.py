@@ -17,7 +17,7 @@ HARD, SOFT = EABI5 | 0x400, EABI5 | 0x200
 
 
 def elf(machine: int, *, bits: int = 32, flags: int = 0, big: bool = False, vfp_args: int | None = None) -> bytes:
-    """A minimal shared object; with ``vfp_args`` it has an ARM attribute section."""
+    """Make a minimal shared object; with ``vfp_args``, it has an ARM attribute section."""
     order = ">" if big else "<"
     ident = b"\x7fELF" + bytes([1 if bits == 32 else 2, 2 if big else 1, 1]) + bytes(9)
     names = b"\0.shstrtab\0.ARM.attributes\0"

@@ -1,4 +1,4 @@
-"""The names of architectures."""
+"""Tests of architecture names."""
 
 from __future__ import annotations
 

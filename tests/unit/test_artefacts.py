@@ -1,4 +1,4 @@
-"""The artefact cache: storing, verifying and replacing entries."""
+"""Tests of the artefact cache: storing, verifying and replacing entries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def products(folder: Path, *, content: str = "x = 1\n") -> list[Path]:
-    """A wheel, an archive of symbols, and a provenance statement for both."""
+    """Make a wheel, a symbol archive, and a provenance statement for both."""
     wheel = make_wheel(folder, {"thing.py": content})
     symbols = folder / "thing.symbols.tar.xz"
     symbols.write_bytes(b"symbols of " + content.encode())
@@ -107,7 +107,7 @@ def test_damaged_entries_are_renamed(config: Config, tmp_path: Path, which: int,
 def test_entry_replaced_during_a_read_is_not_renamed(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
-    """Another process replaces a damaged entry while it is being verified."""
+    """Another process replaces a damaged entry during its verification."""
     monkeypatch.setattr(progress, "warn", lambda _: None)
     stored = artefacts.put(config, "thing", KEY, products(tmp_path / "old"))
     stored[0].chmod(0o644)

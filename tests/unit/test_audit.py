@@ -1,4 +1,4 @@
-"""The audit: one tree per problem; findings, fixes, and a second run without findings."""
+"""Tests of the audit with one tree per problem: findings, fixes, and a second run without findings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = Settings(
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A correct tree, except for the keys, which each audit generates."""
+    """Make a correct tree, except for the keys, which each audit generates."""
     root = tmp_path / "root"
     for folder in ("etc/ssh", "dev", "root", "usr/lib", "usr/bin", "usr/local/sbin", "var/lib"):
         (root / folder).mkdir(parents=True)
@@ -42,12 +42,12 @@ def tree(tmp_path: Path) -> Path:
 
 
 def found(made: Audit, check: str) -> dict[str, tuple[str, bool]]:
-    """The findings of one check: path to problem and whether it was fixed."""
+    """Map paths to the problems that one check found, and whether they were fixed."""
     return {item.path: (item.found, item.fixed) for item in made.findings if item.check == check}
 
 
 def quiet_afterwards(root: Path, made: Audit) -> None:
-    """A second audit of the same tree fixes nothing and changes nothing."""
+    """Check that a second audit of the same tree does not fix or change anything."""
     before = tree_listing(root)
     again = audit(root, Settings(**{**SETTINGS.__dict__, "host_keys": tuple(made.host_keys)}))
     assert [item for item in again.findings if item.fixed] == []

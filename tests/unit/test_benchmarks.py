@@ -1,4 +1,4 @@
-"""The functions that time, compare and print results, on small cases. The benchmarks themselves are not run."""
+"""Tests of functions that time, compare and print results, on small cases. The benchmarks themselves are not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of boards that boot over the network, derived from the log of dnsmasq."""
+"""Tests of the state of boards that boot over the network, derived from dnsmasq's log."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def the_only(boards: Boards) -> Board:
     return board
 
 
-def test_a_boot_goes_from_address_to_files_to_the_mounted_root() -> None:
+def test_boot_proceeds_from_address_to_mounted_root() -> None:
     boards = recorded(ASKS, OFFERED, HAS_ADDRESS)
     board = the_only(boards)
     assert (board.mac, board.address, board.state) == (MAC, "192.168.77.50", "address")
@@ -51,7 +51,7 @@ def test_a_boot_goes_from_address_to_files_to_the_mounted_root() -> None:
     assert board.state == "mounted", "the initramfs asks for an address again"
 
 
-def test_the_folder_of_a_board_tells_its_serial_number_and_may_be_absent() -> None:
+def test_optional_folder_of_a_board_has_its_serial_number() -> None:
     board = the_only(recorded(HAS_ADDRESS, absent("0a1b2c3d/start.elf"), absent("recovery.elf"), sent("start.elf")))
     assert board.serial == "0a1b2c3d"
     assert board.absent == set()
@@ -59,7 +59,7 @@ def test_the_folder_of_a_board_tells_its_serial_number_and_may_be_absent() -> No
 
 
 @pytest.mark.parametrize(("folder", "serial"), [("9ffefdef", "9ffefdef"), ("dc-a6-32-01-36-c2", "")])
-def test_a_pi_4_looks_in_its_own_folder_first(folder: str, serial: str) -> None:
+def test_pi_4_requests_files_in_its_own_folder_first(folder: str, serial: str) -> None:
     """The boot loader then uses the common folder."""
     missed = [absent(f"{folder}/{name}") for name in ("start4.elf", "start.elf", "config.txt")]
     board = the_only(recorded(HAS_ADDRESS, *missed, sent("start4.elf"), sent("bcm2711-rpi-4-b.dtb")))
@@ -97,7 +97,7 @@ def test_an_absent_file_is_reported_at_once_with_its_fix(name: str, fix: str) ->
         ([sent("vmlinuz"), "dnsmasq-tftp[7]: failed sending /tmp/x/vmlinuz to 192.168.77.50"], "transfer was lost"),
     ],
 )
-def test_a_board_that_stalls_gets_advice(lines: list[str], advice: str) -> None:
+def test_stalled_board_gets_advice(lines: list[str], advice: str) -> None:
     board = the_only(recorded(HAS_ADDRESS, *lines))
     assert board.advice(board.last + STALLED_S - 1) == ""
     assert advice in board.advice(board.last + STALLED_S)
@@ -112,7 +112,7 @@ def test_a_board_that_stalls_gets_advice(lines: list[str], advice: str) -> None:
         ("Non-reserved Port 60790 is not", "without noresvport"),
     ],
 )
-def test_a_board_that_the_nfs_server_refuses_gets_the_reason(cause: str, fix: str) -> None:
+def test_reason_of_an_nfs_refusal_is_shown(cause: str, fix: str) -> None:
     boards = recorded(HAS_ADDRESS, sent("vmlinuz"))
     board = the_only(boards)
     assert boards.mounted({"192.168.77.50"}, 4.0) == [board], "it is connected for a moment"
@@ -127,7 +127,7 @@ def test_an_address_outside_the_subnet_is_reported_at_once() -> None:
     assert "192.168.1.50 is not in nfs.subnet (192.168.77.0/24)" in board.advice(1.0)
 
 
-def test_behind_a_router_the_address_is_known_from_the_first_file() -> None:
+def test_address_behind_a_router_comes_from_the_first_file() -> None:
     boards = recorded(OF_PROXY, sent("config.txt"), mac=MAC)
     board = the_only(boards)
     assert (board.address, board.state, board.file) == ("192.168.77.50", "files", "config.txt")
@@ -141,7 +141,7 @@ def test_a_board_with_a_card_appears_when_it_mounts() -> None:
     assert list(recorded().mounted({"127.0.0.1"}, 1.0)) == [], "not a board"
 
 
-def test_a_board_that_was_up_and_asks_again_has_started_again() -> None:
+def test_new_request_of_a_running_board_is_a_restart() -> None:
     boards = recorded(HAS_ADDRESS, sent("vmlinuz"))
     board = the_only(boards)
     board.reach("up", 30.0)

@@ -1,4 +1,4 @@
-"""The lock of a target's folder, and the removal of what killed builds left there."""
+"""Tests of the lock of a target's folder, and of the removal of leftovers from killed builds."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ with build_lock(folder):
 
 
 @needs_root
-def test_others_can_use_but_not_change_what_root_built(open_checkout: Path, public: Path) -> None:
-    """As ``shell`` does after ``sudo ./inv build-image``."""
+def test_others_can_only_use_the_products_of_root(open_checkout: Path, public: Path) -> None:
+    """``shell`` does this after ``sudo ./inv build-image``."""
     theirs = public / "theirs"
 
     def as_user(version: str) -> subprocess.CompletedProcess[str]:
@@ -93,7 +93,7 @@ with build_lock(folder), files.replacing(folder / "rootfs.tar") as aside, ExitSt
 """
 
 
-def test_the_next_build_removes_what_a_killed_one_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_next_build_removes_leftovers_of_a_killed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The leftovers can be gigabytes. Other files in the folders are not removed."""
     folder = tmp_path / "target"
     ended = subprocess.run([sys.executable, "-c", KILLED, folder], cwd=ROOT, check=False)
@@ -120,7 +120,7 @@ def test_the_next_build_removes_what_a_killed_one_left(tmp_path: Path, capsys: p
 
 
 def test_folders_in_use_are_not_leftovers(tmp_path: Path) -> None:
-    """A build of another target or of a wheel, or an export, does not hold the lock of this target."""
+    """Builds of another target or of a wheel, and exports, do not hold this target's lock."""
     folder = tmp_path / "target"
     with (
         files.scratch_folder(folder / "work", "wheel") as wheel,

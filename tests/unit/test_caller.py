@@ -15,8 +15,8 @@ import pytest
 from toolchain import caller
 from toolchain.config import ROOT
 
-# The function that each task calls is replaced: it prints the paths. This runs in a separate process, because tasks.py
-# removes the INVOKE_* variables from the environment.
+# Replaces the function that each task calls by one that prints the paths. This runs in a separate process, because
+# tasks.py removes the INVOKE_* variables from the environment.
 PRINT_PATHS = """
 import json, sys
 from invoke.context import Context
@@ -38,7 +38,7 @@ print(json.dumps(printed))
 
 
 def paths(here: Path, task: str, **options: object) -> list[str]:
-    """The arguments that a task passes on when it is called from a folder."""
+    """Return the arguments that a task passes on when it is called from a folder."""
     env = {**os.environ, "PITORCH_CALLER_CWD": str(here)}
     argv = [sys.executable, "-c", PRINT_PATHS, task, json.dumps(options)]
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=300)
@@ -61,14 +61,14 @@ def test_paths_are_from_the_callers_folder(
     assert {str(tmp_path / path) for path in found} <= set(paths(tmp_path, task, **options))
 
 
-def test_an_absolute_path_stays_and_a_kernel_of_ours_is_no_path(tmp_path: Path) -> None:
+def test_absolute_paths_and_kernel_names_are_unchanged(tmp_path: Path) -> None:
     assert "/srv/pi" in paths(tmp_path, "export_nfsroot", folder="/srv/pi")
     printed = paths(tmp_path, "profile_remote", kernel="gemm", target="armv7")
     assert "gemm" in printed
     assert not [text for text in printed if text.startswith(str(tmp_path))]
 
 
-def test_no_task_takes_a_path_past_that() -> None:
+def test_every_task_resolves_its_paths() -> None:
     assert "Path(" not in (ROOT / "tasks.py").read_text()
 
 
@@ -79,7 +79,7 @@ def typed() -> Iterator[None]:
     caller.remember([], [])
 
 
-def test_what_was_typed_is_repeated_as_root_with_what_was_set(monkeypatch: pytest.MonkeyPatch, typed: None) -> None:
+def test_root_command_repeats_arguments_and_settings(monkeypatch: pytest.MonkeyPatch, typed: None) -> None:
     monkeypatch.setenv("PITORCH_CALLER_CWD", str(ROOT))
     assert caller.as_root("./inv TASK") == "sudo ./inv TASK", "nothing was typed"
     caller.remember(["build-image", "--update"], ["HOME", "PITORCH_CALLER_CWD", "proxy", "MY_INVOKE_X", "INVOKE"])
@@ -103,16 +103,16 @@ def test_what_was_typed_is_repeated_as_root_with_what_was_set(monkeypatch: pytes
     assert "secret" not in line
 
 
-def test_from_another_folder_the_script_is_named_by_its_own(
+def test_script_is_named_relative_to_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: None
 ) -> None:
-    """Paths in the words are relative to that folder."""
+    """Paths on the command line are relative to that folder."""
     monkeypatch.setenv("PITORCH_CALLER_CWD", str(tmp_path))
     caller.remember(["export-nfsroot", "--folder=a"], [])
     assert caller.as_root("./inv TASK") == f"sudo {ROOT / 'inv'} export-nfsroot --folder=a"
 
 
-def test_without_the_wrapper_it_is_the_folder_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_wrapper_the_current_folder_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PITORCH_CALLER_CWD", raising=False)
     monkeypatch.chdir(tmp_path)
     assert caller.path("a") == tmp_path / "a"

@@ -1,4 +1,4 @@
-"""``./inv test`` and the files of continuous integration."""
+"""Tests of ``./inv test`` and of continuous integration's files."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_expensive_tests_run_after_the_set_up(tmp_path: Path) -> None:
 
 
 def test_the_workflow_tests_every_shells_completion() -> None:
-    """Bash is always installed. The tests of another shell are skipped if that shell is not installed."""
+    """Bash is always installed. Another shell's tests are skipped if that shell is not installed."""
     steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["steps"]
     (step,) = [step for step in steps if "test_completion.py" in step.get("run", "")]
     install, test = step["run"].splitlines()
@@ -237,7 +237,7 @@ def hooks() -> list[dict[str, Any]]:
 
 
 def linter_of(argv: Sequence[str]) -> tuple[str, ...]:
-    """The program, and ruff's subcommand or mypy's folder."""
+    """Return the program, and ruff's subcommand or mypy's folder."""
     words = argv[2:] if argv[1] == "-m" else argv
     name = Path(words[0]).name
     return (name, *(word for word in words[1:2] if word and name in ("ruff", "mypy")))

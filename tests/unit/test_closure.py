@@ -41,7 +41,7 @@ STEPS = {step.code: step for pipeline in all_pipelines() for step in pipeline.st
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the Python of this project."""
+    """Copy this project's Python files."""
     copy = tmp_path_factory.mktemp("checkout")
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
@@ -61,7 +61,7 @@ def key(step: Step) -> str:
 
 
 def key_after_change(path: Path, step: Step) -> str:
-    """The key while the file contains one more line."""
+    """Compute the key while the file contains one more line."""
     content = path.read_bytes()
     path.write_bytes(content + b"# changed\n")
     try:

@@ -1,4 +1,4 @@
-"""Shell completion in bash, fish and zsh."""
+"""Tests of shell completion in bash, fish and zsh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolchain.errors import UserError
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """A replacement for ./inv that runs Invoke on the real tasks."""
+    """Make a replacement for ./inv that runs Invoke on the real tasks."""
     path = tmp_path / "inv"
     path.write_text(f'#!/bin/sh\ncd {shlex.quote(str(ROOT))} && exec {shlex.quote(sys.executable)} -m invoke "$@"\n')
     path.chmod(0o755)
@@ -25,7 +25,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def complete_in_bash(program: Path, *words: str) -> list[str]:
-    """The completions that bash offers for the last word."""
+    """Return the completions that bash offers for the last word."""
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     line = " ".join(shlex.quote(word) for word in (str(program), *words))

@@ -1,4 +1,4 @@
-"""The configuration: invalid values and their messages, and the hierarchy of Invoke's configuration."""
+"""Tests of the configuration: invalid values and their messages, and the hierarchy of Invoke's configuration."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ namespace.configure(defaults(os.environ))
 def invoke(
     folder: Path, *options: str, yaml: str = "", environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Real Invoke in a separate folder, with a tasks.py that prints the configuration as JSON."""
+    """Run the real Invoke in a separate folder, with a tasks.py that prints the configuration as JSON."""
     (folder / "tasks.py").write_text(TASKS)
     if yaml:
         (folder / "invoke.yaml").write_text(yaml)
@@ -64,14 +64,14 @@ def shown(folder: Path, *options: str, yaml: str = "", **environment: str) -> di
 
 
 def fault_of(tree: dict[str, Any]) -> str:
-    """The error of a tree with exactly one error."""
+    """Return the error of a configuration with exactly one error."""
     with pytest.raises(ConfigError) as caught:
         load_config(tree)
     assert len(caught.value.faults) == 1
     return caught.value.faults[0]
 
 
-def test_nothing_given_is_all_defaults() -> None:
+def test_empty_configuration_has_all_defaults() -> None:
     assert load_config({}) == Config()
 
 
@@ -207,7 +207,7 @@ def test_all_errors_are_reported_at_once() -> None:
         ("image", "strict", True),
     ],
 )
-def test_limits_belong_to_what_is_valid(section: str, key: str, value: object) -> None:
+def test_limits_are_valid_values(section: str, key: str, value: object) -> None:
     assert getattr(getattr(load_config({section: {key: value}}), section), key) == value
 
 
@@ -222,7 +222,7 @@ def test_limits_belong_to_what_is_valid(section: str, key: str, value: object) -
         ("[fd00::2]", ("fd00::2", 0)),
     ],
 )
-def test_a_registrys_address_has_a_host_and_maybe_a_port(address: str, parts: tuple[str, int]) -> None:
+def test_registry_address_has_a_host_and_optional_port(address: str, parts: tuple[str, int]) -> None:
     assert split_registry(load_config({"registry": {"address": address}}).registry.address) == parts
 
 
@@ -238,7 +238,7 @@ def test_invalid_addresses_and_ports_are_reported() -> None:
     ]
 
 
-def test_zero_and_false_are_values_not_absences() -> None:
+def test_zero_and_false_count_as_values() -> None:
     made = load_config({"build": {"native_compiler": False, "jobs": 0}})
     assert made.build.native_compiler is False
     assert made.build.jobs == 0
@@ -250,7 +250,7 @@ def test_the_result_is_frozen() -> None:
         made.image.suite = "sid"  # type: ignore[misc]
 
 
-def test_paths_and_names_that_others_derive() -> None:
+def test_derived_paths_and_names() -> None:
     made = load_config(
         {"image": {"flavour": "raspbian", "suite": "bookworm"}, "build": {"folder": "out"}, "registry": {"tag": "t1"}}
     )
@@ -265,7 +265,7 @@ def test_paths_and_names_that_others_derive() -> None:
     assert ImageConfig(architecture="arm64").target.oci_platform == "linux/arm64"
 
 
-def test_a_tilde_is_the_callers_home_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_in_any_path_is_the_callers_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SUDO_UID", raising=False)
     made = load_config(
@@ -287,7 +287,7 @@ def test_a_tilde_is_the_callers_home_in_every_path(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="under sudo one is root")
-def test_under_sudo_the_home_is_that_of_who_typed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_under_sudo_is_that_of_the_calling_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/root")
     monkeypatch.setenv("SUDO_UID", "65534")
     home = pwd.getpwuid(65534).pw_dir
@@ -321,8 +321,8 @@ def test_the_distribution_has_no_torch_for_armhf() -> None:
     assert load_config({"torch": torch, "image": {"architecture": "arm64"}}).torch.source == "distribution"
 
 
-def test_a_list_of_options_is_taken_as_it_is() -> None:
-    """Also with spaces and commas, although the value of an environment variable is split at commas."""
+def test_list_of_options_is_not_split() -> None:
+    """This applies also to spaces and commas, although the value of an environment variable is split at commas."""
     whole = ("A=-O1 -Wl,--as-needed", "B=", "C=x=y ")
     assert load_config({"torch": {"options": ["D=1"]}}, options={"torch.options": [*whole]}).torch.options == whole
     assert load_config({"torch": {"options": ["D=1"]}}, options={"torch.options": []}).torch.options == ("D=1",)
@@ -333,7 +333,7 @@ def test_a_list_of_options_is_taken_as_it_is() -> None:
             load_config({}, options={"torch.options": [*whole, wrong]})
 
 
-def test_options_win_and_empty_ones_do_not_count() -> None:
+def test_options_take_precedence_unless_empty() -> None:
     tree = {"qpu": {"library": "local", "upstream_mode": "qpu"}}
     assert load_config(tree, options={"qpu.library": "upstream"}).qpu.library == "upstream"
     assert load_config(tree, options={"qpu.library": "upstream"}).qpu.upstream_mode == "qpu"
@@ -352,7 +352,7 @@ def test_variables_that_name_no_setting_are_refused() -> None:
     )
 
 
-def test_variables_are_removed_except_invokes_own() -> None:
+def test_variables_except_those_of_invoke_are_removed() -> None:
     own = {"INVOKE_RUN_ECHO": "1", "INVOKE_RUNTIME_CONFIG": "x.yaml", "INVOKE_DEBUG": "1", "HOME": "/"}
     ours = {"INVOKE_IMAGE_SUITE": "bookworm", "INVOKE_NONSENSE": "1"}
     environment = own | ours
@@ -415,7 +415,7 @@ def test_the_time_stamp_of_other_build_tools_is_the_default(tmp_path: Path) -> N
     assert shown(tmp_path, yaml=yaml, **variable)["image"]["source_date_epoch"] == 1500000000
 
 
-def test_the_command_line_wins_over_variables(tmp_path: Path) -> None:
+def test_command_line_takes_precedence_over_variables(tmp_path: Path) -> None:
     assert shown(tmp_path, "--qpulib=upstream", INVOKE_QPU_LIBRARY="local")["qpu"]["library"] == "upstream"
 
 
@@ -452,7 +452,7 @@ FOLDERS = ["build.folder", "torch.wheelhouse", "qpu.upstream_source", "nfs.folde
 
 
 def path_fault_of(name: str, path: str) -> str:
-    """The message about a path as the value of a setting; empty if it is accepted."""
+    """Return the message about a path as the value of a setting; empty if it is accepted."""
     section, _, key = name.partition(".")
     try:
         load_config({section: {key: [path] if key == "wheelhouse" else path}})
@@ -478,7 +478,7 @@ def path_fault_of(name: str, path: str) -> str:
     ],
 )
 @pytest.mark.parametrize("name", PATHS)
-def test_what_can_be_no_path_is_refused(tmp_path: Path, name: str, path: str, said: str) -> None:
+def test_values_that_cannot_be_paths_are_refused(tmp_path: Path, name: str, path: str, said: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "loop").symlink_to("loop")
@@ -488,7 +488,7 @@ def test_what_can_be_no_path_is_refused(tmp_path: Path, name: str, path: str, sa
 
 @pytest.mark.parametrize("path", ["/dev/null", "FOLDER/file", "FOLDER/dangling"])
 @pytest.mark.parametrize("name", FOLDERS)
-def test_what_is_no_folder_is_refused_where_one_is_wanted(tmp_path: Path, name: str, path: str) -> None:
+def test_file_in_place_of_a_folder_is_refused(tmp_path: Path, name: str, path: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to("nothing")
     given = path.replace("FOLDER", str(tmp_path))
@@ -499,7 +499,7 @@ def test_what_is_no_folder_is_refused_where_one_is_wanted(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_paths_of_the_greatest_length_and_new_ones_are_taken(tmp_path: Path, name: str) -> None:
+def test_new_paths_and_paths_of_maximum_length_are_valid(tmp_path: Path, name: str) -> None:
     for path in ("n" * 255, str(tmp_path / "new" / "folder"), "", str(tmp_path), "../other"):
         assert path_fault_of(name, path) == "" or (name, path) == ("build.folder", "")
 

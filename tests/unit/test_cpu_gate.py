@@ -1,4 +1,4 @@
-"""The static part of the CPU gate on small arm64 files that are written here, and its result as a table and as JSON."""
+"""Tests of the CPU gate's static part on small arm64 files, and of its result as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CPU = cpu_gate.load_cpu("cortex-a53")
 
 
 def bl(source: int, target: int) -> int:
-    """``bl`` from one word of the code to another."""
+    """Encode ``bl`` from one word of the code to another."""
     return 0x94000000 | (target - source & 0x3FFFFFF)
 
 
@@ -51,7 +51,7 @@ def program(
     pointers: Sequence[int] = (),
     dynamic: bool = False,
 ) -> ELFFile:
-    """An arm64 file.
+    """Return an arm64 file.
 
     ``symbols`` maps a name to the number of a word, with the type and binding unless it is a local function.
     ``frames`` are the words with an entry in .eh_frame_hdr, ``pointers`` those with a relocation in a table.
@@ -85,7 +85,7 @@ def program(
 
 @pytest.fixture(autouse=True)
 def two_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two known instructions in place of LLVM's tables, which are tested with LLVM in the integration tests."""
+    """Use two known instructions in place of LLVM's tables, which the integration tests test with LLVM."""
 
     def unsupported(_: Disassembler, words: Words, *_args: object, **_options: object) -> Mapping[str, Words]:
         found = {name: np.intersect1d(words, np.array([word], np.uint32)) for name, word in BEYOND.items()}
@@ -95,7 +95,7 @@ def two_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found_in(file: ELFFile) -> list[tuple[str, str, str]]:
-    """Name, state and reason of each function that is found."""
+    """Return the name, state and reason of each function that is found."""
     read = cpu_gate._Program.read(file)
     found = cpu_gate._functions("a.so", read, CPU, Disassembler(Path("/nowhere")))
     return [(item.name, item.state, item.reason) for item in found]
@@ -142,7 +142,7 @@ def test_names_of_dispatched_functions_are_checks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["main", "_ZN3c1010intrusive_ptrE", "mi_free_block_delayed_mt", "save", "resume"])
-def test_other_names_are_no_check(name: str) -> None:
+def test_other_names_are_not_checks(name: str) -> None:
     ((_, state, _),) = found_in(program([LDADD, RET], {name: 0}))
     assert state == UNCHECKED
 
@@ -151,11 +151,11 @@ WITH_CHECK = [bl(0, 6), bl(1, 4), RET, NOP, SDOT, RET, RET]
 NAMES = {"caller": 0, "kernel": 4, "getauxval": 6}
 
 
-def test_a_function_that_only_a_checking_function_calls_is_checked() -> None:
+def test_function_called_only_by_checking_code_is_checked() -> None:
     assert found_in(program(WITH_CHECK, NAMES)) == [("kernel", CHECKED, "all callers are checked")]
 
 
-def test_a_second_caller_without_a_check_counts() -> None:
+def test_second_caller_without_a_check_is_found() -> None:
     words = [*WITH_CHECK, bl(7, 4), RET]
     assert found_in(program(words, {**NAMES, "other": 7})) == [("kernel", UNPROVEN, "")]
 
@@ -300,7 +300,7 @@ def test_both_parts_are_printed_in_80_columns() -> None:
         assert part in text
 
 
-def test_a_project_is_no_wheel(tmp_path: Path) -> None:
+def test_a_project_is_not_a_wheel(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "setup.py").touch()
     config = Config()

@@ -1,4 +1,4 @@
-"""The record of a run, the runner that writes it, and the classification of the machine."""
+"""Tests of a run's record, the runner that writes it, and the classification of the machine."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_file_with_a_missing_component_is_skipped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "device").glob("test_*.py")), ids=lambda path: path.name)
 def test_every_optional_import_of_the_suite_is_a_component(path: Path) -> None:
-    """An image may be built without a component: there is no extension for upstream's QPULib."""
+    """An image may be built without a component: with upstream's QPULib, there is no extension."""
     tree = ast.parse(path.read_text())
     names = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
@@ -189,7 +189,7 @@ VIRT = {"model": b"linux,dummy-virt\0", "compatible": b"linux,dummy-virt\0"}
 
 @pytest.fixture
 def timing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The board's timing script. Empty modules replace those of the image, which the machine label does not need."""
+    """Load the board's timing script. Empty modules replace the image's, which the machine label does not need."""
     for name in ("cpu_cpp", "matrix_cpp", "qpu_ops", "torch"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     spec = importlib.util.spec_from_file_location("timing_of_the_board", ROOT / "tests" / "device" / "timing.py")

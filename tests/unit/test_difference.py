@@ -1,4 +1,4 @@
-"""``diff`` on small trees, tars and bills of materials."""
+"""Tests of ``diff`` on small trees, tars and bills of materials."""
 
 from __future__ import annotations
 

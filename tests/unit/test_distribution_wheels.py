@@ -1,4 +1,4 @@
-"""Wheels of the distribution's Python packages: their contents, and installation by pip."""
+"""Tests of wheels made from the distribution's Python packages: their contents, and installation by pip."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARMHF, TRIXIE = ARCHITECTURES["armhf"], load_suite("trixie")
 
 
 def root(path: Path, files: dict[str, str], links: dict[str, str] | None = None) -> Path:
-    """A tar of a root with some files and symbolic links."""
+    """Make a root's tar with some files and symbolic links."""
     folders = {str(parent) for name in {**files, **(links or {})} for parent in Path(name).parents} - {"."}
     with tarfile.open(path, "w") as archive:
         for name in sorted(folders - {*(links or {})}):
@@ -59,7 +59,7 @@ LINKS = {
 
 
 def test_wheels_contain_the_packages_files(tmp_path: Path) -> None:
-    """Including headers, which Debian's numpy has in another folder, behind a symbolic link."""
+    """These include headers, which Debian's numpy has in another folder, behind a symbolic link."""
     distribution_wheels.make(root(tmp_path / "dev.tar", FILES, LINKS), tmp_path / "made", ARMHF, TRIXIE)
     tag = "cp313-cp313-linux_armv7l.whl"
     names = [f"numpy-2.2.4-{tag}", f"scipy-1.15.3-{tag}"]

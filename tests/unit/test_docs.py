@@ -38,7 +38,7 @@ print(json.dumps({
 
 
 class Tasks(typing.NamedTuple):
-    """Every task of tasks.py with its options, and the tasks that are missing on the command line."""
+    """All tasks in tasks.py with their options, and the tasks that are missing on the command line."""
 
     options: dict[str, list[str]]
     left_out: list[str]
@@ -52,7 +52,7 @@ def tasks() -> Tasks:
 
 
 def commands(page: Path) -> list[tuple[str, set[str]]]:
-    """Every ``./inv TASK`` of a page, with its options."""
+    """Return every ``./inv TASK`` on a page, with its options."""
     found = re.findall(r"\./inv\s+([a-z][a-z-]*)([^`\n#&]*)", page.read_text())
     return [(task, set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", rest))) for task, rest in found]
 
@@ -114,7 +114,7 @@ def test_task_page_lists_every_task(tasks: Tasks) -> None:
 
 
 def test_output_of_every_task_is_on_a_page(tasks: Tasks) -> None:
-    """After a prompt. Two tasks are described in words instead."""
+    """The output follows a prompt. Two tasks are described in words instead."""
     prompt = re.compile(r"^[$#] (?:sudo )?(?:\w+=\S+ )*\./inv ([a-z][a-z-]*)[^\n]*\n(?![$#] |```)", re.MULTILINE)
     printed = {task for page in PAGES for task in prompt.findall(page.read_text())}
     assert set(tasks.options) - printed == {"completion", "cuda-timing"}
@@ -124,7 +124,7 @@ def test_output_of_every_task_is_on_a_page(tasks: Tasks) -> None:
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a page outside code blocks and tables."""
+    """Return the numbered lines of a page outside code blocks and tables."""
     in_code = False
     for number, line in enumerate(page.read_text().splitlines(), start=1):
         fence = line.lstrip().startswith("```")
@@ -142,7 +142,7 @@ def test_prose_lines_are_under_100_characters(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The fragments of links to the headings of a page."""
+    """Return the fragments of links to the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -178,7 +178,7 @@ def test_architecture_page_has_every_step() -> None:
 
 
 def shown(command: str) -> str:
-    """The output of a command in the walk-through."""
+    """Return the output of a command in the walk-through."""
     page = (ROOT / "docs/walkthrough.md").read_text()
     blocks: list[str] = re.findall(r"^```\w*\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if re.match(rf"\$ (?:\w+=\S+ )*{re.escape(command)}\n", block)]
@@ -187,7 +187,7 @@ def shown(command: str) -> str:
 
 @pytest.fixture(scope="module")
 def steps() -> tuple[Step, ...]:
-    """The steps of the main job with default settings."""
+    """Return the main job's steps with default settings."""
     with Context(load_config(defaults())) as context:
         return pipelines.main_job(context).steps
 

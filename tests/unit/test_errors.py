@@ -1,4 +1,4 @@
-"""User errors: their texts and exit codes."""
+"""Tests of user errors: their texts and exit codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def classes() -> list[type[UserError]]:
     return [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, UserError)]
 
 
-def test_exit_codes_are_few_and_belong_to_no_other_program() -> None:
+def test_exit_codes_are_few_and_not_used_by_other_programs() -> None:
     codes = {item.exit_code for item in classes()}
     assert all(10 <= code < 126 for code in codes)
     assert len(codes) <= 20

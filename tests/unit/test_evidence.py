@@ -1,4 +1,4 @@
-"""The chain from the commit to the board: what breaks each link, and which deviations are legitimate."""
+"""Tests of the chain from the commit to the board: what breaks each link, and which deviations are legitimate."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CLEAN = {"commit": COMMIT, "dirty": False}
 IMAGE, NEWER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 LIBRARY = "opt/pitorch/lib/libqpu.so.1.0"
 SITE = "usr/local/lib/python3.13/dist-packages"
-BUILT_LAST = "the exported tree is from the last built image"
+BUILT_LAST = "the exported tree is from the image that was built last"
 LIBQPU_IN_TREE = "the tree contains the libqpu that was built last"
 EXTENSION_IN_TREE = "the tree contains the QPU extension that was built last"
 IMAGE_COMMIT = "the image was built from the same commit as the tests"
@@ -44,7 +44,7 @@ TREE_COMMIT = "the tree was exported from the same commit as the tests"
 
 
 def layer(path: Path, content: Mapping[str, str]) -> Artefact:
-    """The tar of a layer. A text that starts with ``->`` creates a link."""
+    """Make a layer's tar. A text that starts with ``->`` creates a link."""
     with tarfile.open(path, "w") as archive:
         for name, text in content.items():
             member = tarfile.TarInfo(name)
@@ -58,7 +58,7 @@ def layer(path: Path, content: Mapping[str, str]) -> Artefact:
 
 
 class Chain:
-    """The files of a build and an export that match. Tests change them."""
+    """The files of a build and a matching export, which tests change."""
 
     def __init__(self, folder: Path) -> None:
         self.config = load_config(
@@ -107,7 +107,7 @@ class Chain:
         Manifest(step="nfsroot", key="k", inputs={}, facts=recorded, source=source).write(self.layout.manifest)
 
     def links(self, source: Mapping[str, Any] = CLEAN) -> dict[str, dict[str, Any]]:
-        """The links by name."""
+        """Return the links by name."""
         record = Record(facts=self.facts, booted={}, tests=(), timing={}, seconds=1.0, error=None)
         found = check(
             self.config,
@@ -119,12 +119,12 @@ class Chain:
         return {item["name"]: item for item in found}
 
     def document(self) -> dict[str, Any]:
-        """The evidence of a run without tests."""
+        """Return the evidence of a run without tests."""
         record = Record(facts={}, booted={}, tests=(), timing={}, seconds=1.0, error=None)
         return evidence.collect(self.config, record, started_by_us=True, access="QEMU", through="boot")
 
     def broken(self, severity: str = "error", source: Mapping[str, Any] = CLEAN) -> list[str]:
-        """The names of the links that do not hold."""
+        """Return the names of the links that do not hold."""
         return [
             name for name, item in self.links(source).items() if item["holds"] is False and item["severity"] == severity
         ]
@@ -150,7 +150,7 @@ def test_all_links_of_a_matching_chain_hold(chain: Chain) -> None:
 
 
 def test_library_replaced_by_hand_breaks_the_chain(chain: Chain) -> None:
-    """The board loads the library in the tree, but it is not the built one."""
+    """The board loads the tree's library, but that is not the built one."""
     (chain.layout.tree / LIBRARY).write_text("another")
     chain.facts["libqpu"]["sha256"] = hashlib.sha256(b"another").hexdigest()
     assert chain.broken() == [LIBQPU_IN_TREE]
@@ -294,7 +294,7 @@ def built_wheel(chain: Chain, content: str) -> Artefact:
 
 
 def test_wheels_are_those_of_the_tested_image(chain: Chain) -> None:
-    """Newer files in the build folder do not count."""
+    """Newer files in the build folder are ignored."""
     chain.build_image(IMAGE, wheels=[EXTENSION, TORCH])
     chain.export()
     chain.build_image(NEWER, wheels=[])
@@ -316,7 +316,7 @@ def test_deployed_wheel_replaces_the_one_of_the_image(chain: Chain) -> None:
 
 
 def test_wheels_of_a_pulled_image_are_unknown(chain: Chain) -> None:
-    """Even if an image and a wheel were built here as well."""
+    """This applies even if an image and a wheel were built here as well."""
     chain.build_image(IMAGE, wheels=[EXTENSION, TORCH])
     built_wheel(chain, "local")
     chain.export(NEWER)

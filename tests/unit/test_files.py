@@ -1,4 +1,4 @@
-"""Atomic replacement, ownership of folders, fingerprints, reproducible tars, full disks, locks."""
+"""Tests of atomic replacement, folder ownership, fingerprints, reproducible tars, full disks and locks."""
 
 from __future__ import annotations
 

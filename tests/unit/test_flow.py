@@ -1,4 +1,4 @@
-"""The pipelines of the main job without an engine: their steps, plans and permissions."""
+"""Tests of the main job's pipelines without an engine: steps, plans and permissions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 
 def config_for(folder: Path, *, native_compiler: bool = True) -> Config:
-    """A configuration whose build folder is empty."""
+    """Make a configuration whose build folder is empty."""
     return load_config({"build": {"folder": str(folder), "native_compiler": native_compiler}})
 
 
@@ -124,7 +124,7 @@ def test_no_compiler_is_mounted_if_it_is_switched_off(tmp_path: Path) -> None:
 # Inputs.
 
 
-def test_another_mmdebstrap_makes_the_roots_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_mmdebstrap_rebuilds_the_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def inputs() -> dict[str, str]:
         steps = steps_of(config_for(tmp_path / "build"), with_workbench=True)
         return {name: step.inputs.get("mmdebstrap", "") for name, step in steps.items()}
@@ -145,7 +145,7 @@ def test_another_mmdebstrap_makes_the_roots_again(tmp_path: Path, monkeypatch: p
 
 
 def test_recorded_sources_omit_default_values(tmp_path: Path) -> None:
-    """The records are part of the mirror's product: other records would make every dependent step run again."""
+    """The records are part of the mirror's product, so other records would make every dependent step run again."""
     sources = apt.sources_for(load_config({"image": {"kernel": "raspberrypi"}}), tmp_path)
     records = [record_of(item) for item in sources]
     assert {frozenset(item) for item in records[:3]} == {
@@ -296,7 +296,7 @@ def test_from_source_torch_is_built_before_the_image_is_planned(
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A folder with write permission for all users."""
+    """Make a folder with write permission for all users."""
     with tempfile.TemporaryDirectory(prefix="pitorch-rights-") as name:
         Path(name).chmod(0o777)
         yield Path(name)
@@ -375,7 +375,7 @@ def test_building_a_root_requires_root(public: Path) -> None:
 
 @needs_root
 def test_leftovers_of_the_same_process_id_do_not_matter(tmp_path: Path) -> None:
-    """In a container process ids repeat."""
+    """In a container, process IDs repeat."""
     if shutil.which("mmdebstrap") is None:
         pytest.skip("mmdebstrap is not installed")
     (tmp_path / f".root.tar.{os.getpid()}.scratch").mkdir()

@@ -51,7 +51,7 @@ def modules(package: str) -> list[Path]:
 
 @functools.cache
 def imports(path: Path) -> tuple[tuple[str, int], ...]:
-    """The absolute names of all imports anywhere in a file, with their lines."""
+    """Return the absolute names of all imports anywhere in a file, with their lines."""
     return tuple(_imports(path))
 
 
@@ -82,7 +82,7 @@ def test_imports_go_one_way(package: str) -> None:
 
 
 def imported_modules(path: Path) -> set[Path]:
-    """The files of this project that a file imports, directly."""
+    """Return the project's files that a file imports directly."""
     found = set()
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text())):
@@ -184,7 +184,7 @@ def test_no_module_imports_torch_at_the_top() -> None:
 
 
 def test_no_package_hides_one_of_the_standard_library() -> None:
-    """Programs that run in the checkout would import ours instead."""
+    """Programs that run in the checkout would import the project's package instead."""
     assert set(ORDER) & sys.stdlib_module_names == set()
 
 

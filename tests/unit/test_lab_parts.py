@@ -1,4 +1,4 @@
-"""Rows of boards, the generated file of labgrid's exporter, and merged results."""
+"""Tests of board rows, the generated file for labgrid's exporter, and merged results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toolchain.lab_boards import BoardRow, Power
 SWITCH = "http://192.0.2.9/relay/{index}/{value}"
 
 
-def test_a_row_has_address_tags_and_power() -> None:
+def test_board_row_has_address_tags_and_power() -> None:
     row = lab_boards.parse(f"pi3=root@192.0.2.3:2222 model=pi3 bits=32 power=simplerest/0/{SWITCH}")
     power = Power("simplerest", "0", SWITCH)
     assert row == BoardRow("pi3", "root@192.0.2.3:2222", {"model": "pi3", "bits": "32"}, power)
@@ -121,7 +121,7 @@ def test_a_quarantine_that_cannot_be_set_is_a_warning(capsys: pytest.CaptureFixt
 
 
 def outcome(folder: Path, board: str, **tests: str) -> Outcome:
-    """The outcome of a board with these tests and their outcomes."""
+    """Return the outcome of a board with these tests and their outcomes."""
     found: list[dict[str, Any]] = [
         {"nodeid": f"test_a.py::test_{name}", "outcome": result, "seconds": 0.5, "text": f"<{result}>"}
         for name, result in tests.items()

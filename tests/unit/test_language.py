@@ -1,4 +1,4 @@
-"""The language check: codespell with this project's settings, and phrases that single words do not cover."""
+"""Tests of the language: codespell with this project's settings, and phrases that it cannot check."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def phrases_in(text: str) -> list[str]:
 
 
 def test_pages_contain_no_banned_phrase() -> None:
-    """Outside code blocks, which have the output of programs."""
+    """Code blocks are excluded, because they contain programs' output."""
     pages = [path for path in checks.files_of_the_project() if path.suffix == ".md"]
     found = {page.relative_to(ROOT): phrases_in(CODE.sub("", page.read_text())) for page in pages}
     assert {page: phrases for page, phrases in found.items() if phrases} == {}
 
 
 def test_strings_contain_no_banned_phrase() -> None:
-    """The messages, help texts and docstrings of the product's Python code."""
+    """The strings include the messages, help texts and docstrings in the product's Python code."""
     found: dict[Path, list[str]] = {}
     for path in checks.files_of_the_project():
         module = path.relative_to(ROOT)

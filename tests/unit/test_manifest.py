@@ -1,4 +1,4 @@
-"""Manifests: writing, reading, and the detection of changed files."""
+"""Tests of manifests: writing, reading, and the detection of changed files."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_missing_manifest_is_none(tmp_path: Path) -> None:
 
 
 def test_the_commit_is_recorded_but_not_in_the_product(tmp_path: Path) -> None:
-    """Another commit alone does not make a step run. Older manifests without the commit can be read."""
+    """A different commit alone does not make a step run. Older manifests, which lack the commit, can be read."""
     path = tmp_path / "m.json"
     made = made_in(tmp_path)
     made.write(path)

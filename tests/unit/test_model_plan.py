@@ -1,4 +1,4 @@
-"""The tables of a model's plan, and the names of models. TVM and PyTorch are not required."""
+"""Tests of the tables in a model's plan, and of model names. TVM and PyTorch are not required."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of run_pip: an index that does not respond, one without the package, and others."""
+"""Tests of run_pip's errors: an index that does not respond, one without the package, and others."""
 
 from __future__ import annotations
 

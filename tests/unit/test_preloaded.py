@@ -1,4 +1,4 @@
-"""pitorch.preloaded, the process that imports torch and forks, on this PC with small modules instead of torch."""
+"""Tests of pitorch.preloaded, whose server imports torch and forks, with small modules instead of torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Board:
         (self.modules / f"{name}.py").write_text(text)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """The environment of the user with additional variables."""
+        """Return the user's environment with additional variables."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         path = f"{PACKAGE}:{self.modules}"
         return {
@@ -47,11 +47,11 @@ class Board:
         }
 
     def command(self, *words: str) -> list[str]:
-        """The tested command line."""
+        """Return the tested command line."""
         return [sys.executable, "-m", "pitorch.preloaded", *words]
 
     def run(self, *words: str, stdin: str = "", folder: Path | None = None, **environment: str) -> Run:
-        """Run it and wait until it exits."""
+        """Run the command and wait until it exits."""
         return subprocess.run(
             self.command(*words),
             input=stdin,
@@ -71,7 +71,7 @@ class Board:
 
     @property
     def loaded(self) -> list[int]:
-        """The processes that imported it."""
+        """The processes that imported the module."""
         return [int(line) for line in self.imports.read_text().split()] if self.imports.exists() else []
 
 
@@ -89,7 +89,7 @@ def wait_for(seen: Callable[[], bool], limit_s: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def test_one_import_serves_runs_of_many_callers(board: Board) -> None:
+def test_one_import_is_shared_by_all_callers(board: Board) -> None:
     script = board.script(
         "import heavy, os, sys\n"
         "print(sys.argv, __name__, os.path.basename(__file__), os.getcwd(), os.environ['MINE'], sys.stdin.read())\n"
@@ -110,13 +110,13 @@ def test_one_import_serves_runs_of_many_callers(board: Board) -> None:
     assert len(board.loaded) == 1
 
 
-def test_what_a_run_changes_no_other_run_sees(board: Board) -> None:
+def test_changes_of_a_run_do_not_affect_other_runs(board: Board) -> None:
     assert board.run("--import=heavy", "-c", "import heavy, os; heavy.mark = 1; os.chdir('/')").returncode == 0
     seen = board.run("--import=heavy", "-c", "import heavy, os; print(hasattr(heavy, 'mark'), os.getcwd())")
     assert seen.stdout == f"False {board.folder}\n"
 
 
-def test_a_fault_is_shown_as_python_shows_it(board: Board) -> None:
+def test_exceptions_are_printed_as_by_python(board: Board) -> None:
     script = board.script("def fail():\n    raise ValueError('bad')\nfail()\n")
     done = board.run("--import=heavy", script)
     plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
@@ -126,7 +126,7 @@ def test_a_fault_is_shown_as_python_shows_it(board: Board) -> None:
 
 
 def test_modules_loaded_after_the_fork_are_current(board: Board) -> None:
-    """The files that ./inv deploy installs into a root."""
+    """./inv deploy installs such files into a root."""
     board.module("kernel", "print('old')\n")
     assert board.run("--import=heavy", "-c", "import kernel").stdout == "old\n"
     board.module("kernel", "print('changed')\n")
@@ -134,7 +134,7 @@ def test_modules_loaded_after_the_fork_are_current(board: Board) -> None:
     assert len(board.loaded) == 1
 
 
-def test_variables_that_are_read_while_loading_start_it_anew(board: Board) -> None:
+def test_variables_read_while_loading_restart_the_server(board: Board) -> None:
     code = ("-c", "import os; print(os.environ.get('OMP_NUM_THREADS'))")
     assert board.run("--import=heavy", *code).stdout == "None\n"
     other = board.run("--import=heavy", *code, OMP_NUM_THREADS="1")
@@ -144,7 +144,7 @@ def test_variables_that_are_read_while_loading_start_it_anew(board: Board) -> No
     assert board.run("--import=heavy", *code, OMP_NUM_THREADS="1", UNHEARD="of").stderr == ""
 
 
-def test_other_modules_start_it_anew(board: Board) -> None:
+def test_other_modules_restart_the_server(board: Board) -> None:
     board.module("other", "WHO = 'other'\n")
     assert board.run("--import=heavy", "-c", "1").returncode == 0
     done = board.run("--import=other", "--import=heavy", "-c", "import other; print(other.WHO)")
@@ -169,7 +169,7 @@ def test_a_changed_torch_restarts_the_server(board: Board) -> None:
     assert "torch.py has changed" in changed.stderr
 
 
-def test_numpys_global_generator_is_seeded_anew_for_each_run(board: Board) -> None:
+def test_each_run_seeds_numpys_global_generator(board: Board) -> None:
     code = ("--import=numpy.random", "-c", "import numpy; print(numpy.random.random())")
     assert board.run(*code).stdout != board.run(*code).stdout
 
@@ -191,7 +191,7 @@ def test_the_callers_signals_reach_the_script(board: Board, number: int, status:
         assert caller.wait(20) == status
 
 
-def test_a_script_whose_caller_is_gone_is_ended(board: Board) -> None:
+def test_script_ends_when_its_caller_has_exited(board: Board) -> None:
     noted = board.folder / "pid"
     script = board.script(
         f"import os, time\nopen({str(noted)!r}, 'w').write(str(os.getpid()))\n"
@@ -209,7 +209,7 @@ def test_a_script_whose_caller_is_gone_is_ended(board: Board) -> None:
     assert len(board.loaded) == 1
 
 
-def test_a_process_that_was_killed_runs_no_script_twice(board: Board) -> None:
+def test_killed_server_does_not_run_a_script_twice(board: Board) -> None:
     noted = board.folder / "runs"
     script = board.script(
         f"import time\nprint('x', file=open({str(noted)!r}, 'a'))\nprint('ready', flush=True)\ntime.sleep(60)\n"
@@ -231,7 +231,7 @@ def test_a_process_that_was_killed_runs_no_script_twice(board: Board) -> None:
     assert board.run("--import=heavy", "-c", "print('restarted')").stdout == "restarted\n"
 
 
-def test_two_callers_at_once_start_one(board: Board) -> None:
+def test_concurrent_callers_start_one_server(board: Board) -> None:
     board.module("slow", "import time, heavy\ntime.sleep(0.5)\n")
     callers = [
         subprocess.Popen(
@@ -247,9 +247,9 @@ def test_two_callers_at_once_start_one(board: Board) -> None:
     assert len(board.loaded) == 1
 
 
-def test_it_ends_by_itself_and_on_request(board: Board) -> None:
+def test_server_ends_when_idle_and_on_request(board: Board) -> None:
     def none_is_left() -> bool:
-        """A process that exited before its caller connected was started again."""
+        """Restart a server that exited before its caller connected."""
         return not any(Path(f"/proc/{process}").exists() for process in board.loaded)
 
     assert board.run("--import=heavy", "--idle=0.3", "-c", "1").returncode == 0
@@ -301,7 +301,7 @@ def test_a_folder_that_others_may_enter_is_not_trusted(board: Board) -> None:
     assert "no other user can access" in done.stderr
 
 
-def test_no_file_of_the_caller_stays_open_in_it(board: Board) -> None:
+def test_server_closes_all_files_of_the_caller(board: Board) -> None:
     """An SSH session is closed when its command exits, even if the command has started a process."""
     for _ in range(3):
         assert board.run("--import=heavy", "-c", "1").returncode == 0  # run() reads both pipes until they are closed

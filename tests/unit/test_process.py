@@ -1,4 +1,4 @@
-"""Subprocesses: results, errors, and that no process is left running."""
+"""Tests of subprocesses: results, errors, and the end of all processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from toolchain.process_identity import find
 
 
 def wait_for(path: Path, *, limit_s: float = 60.0) -> str:
-    """The text of a file that another process writes, once it ends with a newline."""
+    """Wait until a file that another process writes ends with a newline, and return its text."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if path.is_file() and (text := path.read_text()).endswith("\n"):

@@ -1,4 +1,4 @@
-"""Identifying a process by its number and creation time."""
+"""Tests of identifying a process by its number and creation time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_zombie_does_not_run() -> None:
 
 
 def test_a_process_runs_until_its_last_thread_has_ended() -> None:
-    number = {"x86_64": 60, "aarch64": 93}.get(platform.machine())  # exit(2) of the calling thread alone
+    number = {"x86_64": 60, "aarch64": 93}.get(platform.machine())  # exit(2), which ends only the calling thread
     if number is None:
         pytest.skip(f"the number of exit(2) on {platform.machine()} is not in this test")
     code = (

@@ -1,4 +1,4 @@
-"""Progress output: steps, bars and the final table, on a terminal and in a log."""
+"""Tests of progress output: steps, bars and the final table, on a terminal and in a log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolchain.manifest import Artefact
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """The output to a log."""
+    """Collect the output to a log."""
     stream = io.StringIO()
     monkeypatch.setattr(progress, "console", progress.make_console(file=stream, width=80))
     return stream
@@ -25,7 +25,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """The output to a terminal."""
+    """Collect the output to a terminal."""
     stream = io.StringIO()
     monkeypatch.setattr(progress, "console", progress.make_console(file=stream, force_terminal=True, width=100))
     yield stream

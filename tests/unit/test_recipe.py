@@ -1,4 +1,4 @@
-"""The data files of recipes, and their fingerprints."""
+"""Tests of the recipes' data files and fingerprints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ prefix = "/opt/thing"
 
 @pytest.fixture
 def thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a recipe for the tests."""
+    """Make the folder of a recipe for the tests."""
     folder = tmp_path / "thing"
     (folder / "src" / "deep").mkdir(parents=True)
     (folder / "recipe.toml").write_text(DATA)

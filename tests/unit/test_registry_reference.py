@@ -1,4 +1,4 @@
-"""References of images, and error messages of engines and requests. No registry is needed."""
+"""Tests of image references, and of error messages from engines and requests. No registry is needed."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_failed_requests_are_explained_by_their_cause() -> None:
     ],
 )
 def test_letters_in_an_address_do_not_affect_the_error(text: str, kind: type[Exception]) -> None:
-    """The state in an upload address is random: it can contain EOF."""
+    """The state in an upload address is random and can contain EOF."""
     pool = urllib3.HTTPConnectionPool("h")
     address = "/v2/a/blobs/uploads/1?_state=EOF"
     fault = urllib3.exceptions.MaxRetryError(pool, address, urllib3.exceptions.SSLError(ssl.SSLError(1, text)))

@@ -1,4 +1,4 @@
-"""The parts of profile-remote that need no board: addresses, targets, comparison, errors in a kernel's file."""
+"""Tests of profile-remote without a board: addresses, targets, comparison, and errors in a kernel's file."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_phone_is_chosen_from_the_list() -> None:
 
 
 def test_tvm_installation_without_network_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs pip with an index that is not reachable."""
+    """Runs pip with an unreachable index."""
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

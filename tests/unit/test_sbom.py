@@ -1,4 +1,4 @@
-"""The bill of materials of a small root, made and validated by the real libraries."""
+"""Tests of a small root's bill of materials, which the real libraries create and validate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Card images: block maps, the blocks in use, and the settings of the first boot."""
+"""Tests of card images: block maps, the blocks in use, and the settings for the first boot."""
 
 from __future__ import annotations
 

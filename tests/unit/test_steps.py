@@ -1,4 +1,4 @@
-"""Steps: when they run, the reasons, and failures."""
+"""Tests of steps: when they run, why, and how they fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def writer(
     missing: Callable[[Manifest], str] = lambda _: "",
     **inputs: str,
 ) -> Step:
-    """A step that writes NAME.txt: the result of ``text``, or its inputs and the files that it needs."""
+    """Make a step that writes NAME.txt: the result of ``text``, or its inputs and the files that it needs."""
 
     def action(made: Mapping[str, Manifest]) -> Made:
         runs.append(name)
@@ -105,7 +105,7 @@ def test_long_values_are_shortened_in_the_reason(tmp_path: Path) -> None:
     assert decision.reason == (f"changed: packages {'p' * 57}… → {'q' * 57}…; sources {'a' * 12} → {'b' * 12}")
 
 
-def test_a_missing_or_incomplete_product_is_made_again(tmp_path: Path) -> None:
+def test_missing_or_incomplete_product_is_rebuilt(tmp_path: Path) -> None:
     runs: Runs = []
     step = writer(tmp_path, runs, "root", version="1")
     execute(tmp_path, step)
@@ -459,7 +459,7 @@ def test_ctrl_c_ends_running_steps_without_a_manifest(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"begun", "pids"}
     begun = (tmp_path / "begun").read_text().split()
     assert sorted(begun) == ["0"] * 5 + ["1"] * 5, "two steps with five programs each; the third step did not start"
-    for pid in pids.read_text().split():  # some exited before they could write their number
+    for pid in pids.read_text().split():  # Some exited before they could write their number.
         state = Path(f"/proc/{pid}/stat")
         assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
 

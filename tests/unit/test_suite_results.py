@@ -1,4 +1,4 @@
-"""The results of the device suite: only one run writes them, and they are replaced together or not at all."""
+"""Only one run of the device suite writes the results, which are replaced together or not at all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def settings(folder: Path) -> dict[str, dict[str, str]]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """The parts of an export that a run on a board needs."""
+    """Make the parts of an export that a run on a board needs."""
     made = load_config(settings(tmp_path))
     layout = Layout.of(made)
     layout.tree.mkdir(parents=True)
@@ -53,7 +53,7 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def paths(config: Config) -> Paths:
-    """A report folder with the results of an earlier run."""
+    """Make a report folder with the results of an earlier run."""
     made = Paths(folder=config.target_root / "report")
     made.folder.mkdir(parents=True)
     for path in made.results:
@@ -63,7 +63,7 @@ def paths(config: Config) -> Paths:
 
 @pytest.fixture
 def running(config: Config, paths: Paths, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A run that is waiting for its board."""
+    """Start a run that is waiting for its board."""
     argv = [sys.executable, "-c", RUN, json.dumps(settings(tmp_path)), NOBODY]
     started = subprocess.Popen(argv, cwd=ROOT, start_new_session=True)
     try:

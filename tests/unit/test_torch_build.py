@@ -1,4 +1,4 @@
-"""torch's builder without containers: trees, disk space, messages of programs, and the comparison of builds."""
+"""Tests of torch's builder without containers: trees, disk space, program messages, and comparisons of builds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from toolchain.manifest import Artefact, Manifest
 
 
 def a_builder(folder: Path, kind: type[building.Builder] = building.Builder, **torch: object) -> building.Builder:
-    """A builder of the recipe's plan with an existing build folder."""
+    """Make a builder of the recipe's plan with an existing build folder."""
     data, suite = recipe.load("torch"), load_suite("trixie")
     config = load_config({"build": {"folder": str(folder), "jobs": 2}, "torch": torch})
     found = source.Source(kind="archive", folder=folder, identity="archive pytorch 1", files={})
@@ -50,7 +50,7 @@ def a_builder(folder: Path, kind: type[building.Builder] = building.Builder, **t
 
 @pytest.fixture
 def without_container(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
-    """The environments of all commands, with the callbacks and errors of containers.run_in."""
+    """Record the environments of all commands, with the callbacks and errors of containers.run_in."""
     seen: list[Mapping[str, str]] = []
 
     def run_in(
@@ -97,7 +97,7 @@ FULL = {
 @pytest.mark.usefixtures("without_container")
 @pytest.mark.parametrize("who", FULL)
 def test_a_full_disk_in_any_program_raises_diskfull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
-    """The real programs on a full disk."""
+    """The test runs the real programs on a full disk."""
     monkeypatch.chdir(tmp_path)
     Path("large.c").write_text(f'const char large[] = "{"x" * 300000}";\n')
     subprocess.run(["gcc", "-c", "large.c", "-o", "large.o"], check=True)
@@ -258,7 +258,7 @@ def test_a_tree_records_the_seconds_of_every_run(quick: Quick, tmp_path: Path) -
 
 
 def older_tree(quick: Quick, name: str, made_for: str | None) -> Path:
-    """A tree with a file of 64 KiB."""
+    """Return a tree with a file of 64 KiB."""
     made = quick.home.with_name(name)
     (made / "pytorch" / "build").mkdir(parents=True)
     (made / "pytorch" / "build" / "x.o").write_bytes(b"x" * 65536)
@@ -271,7 +271,7 @@ class FoundHere(Quick):
     """Runs ``find`` on this PC."""
 
     def run(self, argv: Sequence[str], **_: Any) -> str:
-        """The command that would run in a container."""
+        """Return the command that would run in a container."""
         words = [str(self.home) if word == "/usr/src/torch" else word for word in argv]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
@@ -357,7 +357,7 @@ class Recorder(building.Builder):
     fails = False
 
     def run(self, argv: Sequence[str], *, on_line: Callable[[str], None] | None = None, **_: Any) -> str:
-        """The lines of ``said``."""
+        """Return the lines of ``said``."""
         self.ran.append(argv)
         for line in self.said:
             if on_line is not None:
@@ -444,7 +444,7 @@ class Configures(building.Builder):
     """Runs CMake on this PC with the recipe's whole command line."""
 
     def run(self, argv: Sequence[str], **_: Any) -> str:
-        """The output."""
+        """Return the output."""
         here = {"/usr/src/torch": str(self.home), "/usr/src/recipe": str(self._plan.recipe.folder)}
         words = [functools.reduce(lambda text, item: text.replace(*item), here.items(), word) for word in argv]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
@@ -531,7 +531,7 @@ def test_ninja_lines_update_the_progress_bar(tmp_path: Path, monkeypatch: pytest
 
 
 def bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float | None, str]]:
-    """All updates of progress bars."""
+    """Return all updates of progress bars."""
     shown: list[tuple[float, float | None, str]] = []
 
     class Bar:
@@ -627,7 +627,7 @@ OTHERS = ("apt", "base-files", "cmake", "libc6", "libcpuinfo0", "ninja-build")
 
 
 def test_ccache_identifies_compilers_by_their_packages() -> None:
-    """The program is not enough: ``clang`` is a few KiB and loads the compiler from libraries."""
+    """The program is insufficient: ``clang`` is a few KiB, and loads the compiler from libraries."""
     check = building.compiler_check(BUILDER)
     kind, _, printed_line = check.partition(":")
     assert kind == "string", "ccache uses the text as it is"
@@ -755,7 +755,7 @@ def test_the_benchmark_ignores_builds_answered_by_ccache(
 
 
 def test_gcc_accepts_the_command_line_of_the_benchmark(tmp_path: Path) -> None:
-    """Options of Clang and its warnings are removed with their arguments; all others are kept."""
+    """Clang's options and warnings are removed with their arguments; all others are kept."""
     (tmp_path / "one.cpp").write_text("int one() { return X; }\n")
     stays = ["-DX=1", "-O2", "-fno-trapping-math", "-o", "one.o", "-c", "one.cpp"]
     goes = ["--target=arm-linux-gnueabihf", "-Wnewline-eof", "-Werror=braced-scalar-init", "-Qunused-arguments"]
@@ -777,7 +777,7 @@ class Compiles:
     log: Path
 
     def run(self, argv: Sequence[str], **_: object) -> str:
-        """The output."""
+        """Return the output."""
         here = {"/tmp/again.o": str(self.home / "again.o"), "/usr/src/torch/": f"{self.home}/"}
         words = [functools.reduce(lambda text, item: text.replace(*item), here.items(), word) for word in argv]
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -788,7 +788,7 @@ class Compiles:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Compiles:
-    """A build tree with three objects and their commands."""
+    """Make a build tree with three objects and their commands."""
     build = tmp_path / "pytorch" / "build"
     build.mkdir(parents=True)
     commands = []
@@ -858,7 +858,7 @@ def test_a_failed_compilation_is_not_a_difference(
 
 
 def test_unity_sources_are_chosen_and_precompiled_headers_not(tree: Compiles) -> None:
-    """The names that CMake uses."""
+    """The test uses the names that CMake generates."""
     build = tree.home / "pytorch" / "build"
     commands = json.loads((build / "compile_commands.json").read_text())
     for name in ("t.dir/Unity/unity_torch_cpu_jit_0_cxx.cxx", "t.dir/cmake_pch.hxx.cxx"):
@@ -893,7 +893,7 @@ class Again(StandIn):
         self.home = home
 
     def elsewhere(self, name: str) -> Again:
-        """A builder in a folder with the files of an earlier attempt."""
+        """Return a builder in a folder with the files of an earlier attempt."""
         assert name == "again"
         self.home.mkdir()
         (self.home / "half").write_text("of an earlier attempt")

@@ -1,4 +1,4 @@
-"""recipes/torch/inside/package on a small wheel with real ARM libraries."""
+"""Tests of recipes/torch/inside/package on a small wheel with real ARM libraries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BINDING = "int core(void);\nint binding(void) { return core() + 1; }\n"
 
 
 def compiled(folder: Path) -> dict[str, bytes]:
-    """torch/lib/libcore.so uses OpenMP. torch/_C.so calls it and names a library that it does not use."""
+    """Compile torch/lib/libcore.so, which uses OpenMP, and torch/_C.so, which calls it and names an unused library."""
     compiler = shutil.which(f"{GNU}-gcc")
     assert compiler, "./inv installs the ARM cross compiler"
     (folder / "core.c").write_text(CORE)
@@ -66,7 +66,7 @@ def packaged(wheel: Path, out: Path, *, system: list[str] | None = None) -> subp
 
 
 def dynamic(content: bytes) -> dict[str, list[str]]:
-    """The required libraries, soname and search path of an ELF file."""
+    """Return the required libraries, soname and search path of an ELF file."""
     dynamic_tags: dict[str, list[str]] = {"needed": [], "soname": [], "runpath": [], "rpath": []}
     section = ELFFile(io.BytesIO(content)).get_section_by_name(".dynamic")
     assert isinstance(section, DynamicSection)
@@ -84,7 +84,7 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def made(contents: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the products."""
+    """Make the products; return their folder."""
     folder = tmp_path_factory.mktemp("package")
     wheel = make_wheel(folder, contents, name="torch", version="2.6.0")
     done = packaged(wheel, folder / "out")
@@ -151,7 +151,7 @@ def test_the_record_lists_every_file_with_its_hash(made: Path) -> None:
 
 
 def test_pack_ignores_order_times_and_location(made: Path, contents: dict[str, bytes], tmp_path: Path) -> None:
-    """The differences between two builds, apart from the compilers' output."""
+    """These are the differences between two builds, apart from the compilers' output."""
     wheel = make_wheel(tmp_path / "elsewhere", contents, name="torch", version="2.6.0")
     turned = tmp_path / wheel.name
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(turned, "w") as target:

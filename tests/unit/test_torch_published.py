@@ -1,4 +1,4 @@
-"""The pinned wheels of the package index: fetched from a real index, checked, and chosen for the image."""
+"""Tests of the package index's pinned wheels: fetched from a real index, checked, and chosen for the image."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def pin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *wheels: Path, sha256: 
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of an index that pip uses. It has torch and torchvision, and both are pinned."""
+    """Make the folder of an index that pip uses, with torch and torchvision, both of which are pinned."""
     monkeypatch.setattr(progress, "say", lambda _: None)
     offered = tmp_path / "offered"
     pin(monkeypatch, tmp_path, *(a_wheel(offered, name) for name in ("torch", "torchvision")))
@@ -90,7 +90,7 @@ def test_the_wheel_is_fetched_once_and_chosen(index: Path, tmp_path: Path) -> No
     assert resolve.resolve(config, fetch=True) == found
 
 
-def test_a_wheel_in_a_wheelhouse_comes_first(index: Path, tmp_path: Path) -> None:
+def test_wheelhouse_takes_precedence(index: Path, tmp_path: Path) -> None:
     wheel = a_wheel(tmp_path / "house", "torch", tag=OWN)
     assert resolve.resolve(configured(tmp_path), fetch=True).wheel == wheel
     assert not (tmp_path / "build").exists(), "nothing is fetched"
@@ -208,7 +208,7 @@ def test_an_armhf_wheel_in_the_wheelhouse_is_not_used(index: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("source", ["pypi", "distribution", "wheelhouse"])
-def test_nothing_is_built_for_another_place(source: str) -> None:
+def test_wheel_from_another_place_requires_no_build(source: str) -> None:
     with pytest.raises(SourceUnavailable, match="not built from source") as caught:
         identity(load("torch"), load_suite("trixie"), source)
     assert caught.value.fix == "./inv build-torch --source=archive"

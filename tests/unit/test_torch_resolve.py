@@ -1,4 +1,4 @@
-"""The choice of the torch wheel."""
+"""Tests of the choice of the torch wheel."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FITS = "cp313-cp313-linux_armv7l"
 
 @pytest.fixture(autouse=True)
 def nothing_is_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """test_torch_wheel.py tests the wheel in the repository."""
+    """Hide the wheel in the repository, which test_torch_wheel.py tests."""
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path_factory.mktemp("prebuilt"))
 
 
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The printed warnings."""
+    """Collect the printed warnings."""
     shown: list[str] = []
     monkeypatch.setattr(progress, "warn", shown.append)
     return shown
@@ -40,7 +40,7 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def configured(*folders: Path, image: dict[str, Any] | None = None, **torch: Any) -> Config:
     wheelhouse = [str(folder) for folder in folders]
-    # A build folder that does not exist: products of this checkout must not be used.
+    # The build folder does not exist, because products of this checkout must not be used.
     build = {"folder": "build/never"}
     return load_config({"torch": {"wheelhouse": wheelhouse, **torch}, "image": image or {}, "build": build})
 
@@ -62,7 +62,7 @@ def test_local_version_labels_are_kept(tmp_path: Path) -> None:
     assert resolve.resolve(configured(tmp_path)).version == "1.4.0a0+7f73f1d"
 
 
-def test_the_first_wheelhouse_then_the_newest_wheel_wins(tmp_path: Path) -> None:
+def test_first_wheelhouse_then_newest_wheel_is_chosen(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     torch_wheel(second, "2.9.0")
@@ -189,7 +189,7 @@ def test_damaged_own_wheels_are_skipped_in_every_place(tmp_path: Path, warned: l
     wheels = [next(path for path in place if path.suffix == ".whl") for place in (newest, older)] + [built, kept]
     for number, wheel in enumerate(wheels):
         found = resolve.resolve(config)
-        # The cache moves a damaged wheel away, so it is reported only once.
+        # The cache moves a damaged wheel out of the way, so it is reported only once.
         assert (found.wheel, len(found.warnings)) == (wheel, min(1, number))
         spoil(wheel)
     assert len(warned) == 3
@@ -244,7 +244,7 @@ def test_from_source_is_an_input_of_the_step(tmp_path: Path) -> None:
 
 
 def test_from_source_uses_the_wheel_of_build_torch(tmp_path: Path) -> None:
-    """A wheel of the same recipe that was pulled later is newer in the cache, but is not used."""
+    """A wheel of the same recipe that was pulled later is newer in the cache but not used."""
     build, torch = {"folder": str(tmp_path / "build")}, {"wheelhouse": [str(tmp_path / "house")]}
     config = load_config({"torch": torch, "build": build})
     key = resolve.key(config)

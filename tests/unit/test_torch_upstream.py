@@ -1,4 +1,4 @@
-"""``upstream-tests``: the files that it fetches and unpacks, and the results that it counts as explained."""
+"""Tests of ``upstream-tests``: the files that it fetches and unpacks, and the results that count as explained."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from toolchain.errors import ArtefactMissing, DiskFull, NetworkUnreachable, Sour
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Only the wheels in this folder are used, regardless of pip's configuration."""
+    """Make pip use only the wheels in this folder, regardless of its configuration."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -80,7 +80,7 @@ def test_only_the_compiling_content_store_tests_are_explained() -> None:
 
 
 def run_with_the_plugin(folder: Path, file: str, *options: str) -> upstream.Collected:
-    """Run a file on this PC like ``upstream-tests``; returns the names of tests that the plug-in recorded."""
+    """Run a file on this PC as ``upstream-tests`` does; return the names of tests that the plug-in recorded."""
     shutil.copy(recipe.HERE / "torch" / "upstream_plugin.py", folder)
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
     argv += ["-p", "upstream_plugin", f"--tell-collected={folder / 'collected.json'}", *options, file]
@@ -170,7 +170,7 @@ def test_all_parts_of_each_listed_file_are_listed() -> None:
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """A source with tests and other files."""
+    """Make a source archive with tests and other files."""
     root = tmp_path / "small-1.0"
     (root / "test" / "data").mkdir(parents=True)
     (root / "test" / "test_a.py").write_text("def test_a(): pass\n")

@@ -1,4 +1,4 @@
-// Version of the library, and the backend that runs kernels. qpu.h provides the same for C.
+// The library's version, and the backend that runs kernels. qpu.h provides the same for C.
 #ifndef QPU_BACKEND_H
 #define QPU_BACKEND_H
 
@@ -10,13 +10,13 @@ namespace qpu {
 QPU_API const char* version() noexcept;
 
 struct Backend {
-  const char* name;    // as in QPU_BACKEND
-  const char* reason;  // one sentence: why it was selected; valid until this thread's next call of backend()
+  const char* name;    // the name used in QPU_BACKEND
+  const char* reason;  // one sentence: why it was selected; valid until this thread's next call to backend()
 };
 
-// Selected by the environment variable QPU_BACKEND, else the best backend that works.
-// Throws BackendError if QPU_BACKEND names an unknown backend, or one that does not work
-// on this machine.
+// Returns the backend that the environment variable QPU_BACKEND selects; if it is not set, the
+// best backend that works. Throws BackendError if QPU_BACKEND names an unknown backend, or one
+// that does not work on this machine.
 QPU_API Backend backend();
 
 }  // namespace qpu

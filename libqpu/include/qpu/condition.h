@@ -60,9 +60,9 @@ inline BoolExpr operator>=(const IntExpr& a, const IntExpr& b) {
   return detail::compare(detail::Op::Ge, a, b);
 }
 
-// Floats are compared by the sign and magnitude of their bits. -0 equals +0 and denormals
-// are not flushed. A NaN is beyond the infinity of its sign, and equals only a NaN with the same
-// bits.
+// Floats are compared by the sign and magnitude of their bits. -0 equals +0 and denormals are not
+// flushed. A NaN is ordered beyond the infinity with the same sign, and equals only a NaN with
+// the same bits.
 inline BoolExpr operator==(const FloatExpr& a, const FloatExpr& b) {
   return detail::compare(detail::Op::FEq, a, b);
 }

@@ -6,8 +6,8 @@
 
 namespace qpu {
 
-// Counters are sums over the QPUs. Clocks are those of V3D; one instruction takes four.
-// All values are zero for a kernel that has not run on the emulator.
+// Counters are sums over the QPUs. Clocks are V3D clocks; one instruction takes four. All values
+// are zero for a kernel that has not run on the emulator.
 struct Cycles {
   const char* board;  // "" if there was no run
   double clockHz;
@@ -15,7 +15,7 @@ struct Cycles {
   std::uint64_t clocks;  // from the start of the launch until the last QPU has finished
   std::uint64_t stalledOnTmu;
   std::uint64_t stalledOnVpm;
-  std::uint64_t stalledOnOther;  // uniforms, semaphores, mutex, instruction fetch
+  std::uint64_t stalledOnOther;  // stalls for uniforms, semaphores, the mutex and instruction fetch
   std::uint64_t tmuBytes;
   std::uint64_t memoryReadBytes;
   std::uint64_t memoryWriteBytes;

@@ -18,7 +18,7 @@ namespace detail {
 struct ErrorFacts;
 }
 
-// Base class of all errors that the user of the library can fix.
+// Base class of all errors that the library's user can fix.
 class QPU_API Error : public std::runtime_error {
  public:
   explicit Error(const char* text);
@@ -29,7 +29,7 @@ class QPU_API Error : public std::runtime_error {
 
   // Name of the kernel, or "" if the error does not concern a kernel.
   const char* kernel() const noexcept;
-  // Construct of the language, such as "While" or "store", or "".
+  // Language construct, such as "While" or "store", or "".
   const char* construct() const noexcept;
 
  protected:
@@ -48,8 +48,8 @@ class QPU_API CompileError : public Error {
   ~CompileError() noexcept override;
 };
 
-// A running kernel did something that would cause wrong results or a hang on hardware.
-// Buffers keep what was stored before the error.
+// A running kernel did something that would cause wrong results or a hang on hardware. Buffers
+// keep the data that was stored before the error.
 class QPU_API ExecutionError : public Error {
  public:
   using Error::Error;
@@ -57,7 +57,8 @@ class QPU_API ExecutionError : public Error {
   ExecutionError& operator=(const ExecutionError&) = default;
   ~ExecutionError() noexcept override;
 
-  // Logical number 0..11 of the QPU that failed, -1 if the failure concerns no single QPU.
+  // Logical number (0..11) of the QPU that failed, or -1 if the failure does not concern a single
+  // QPU.
   int qpu() const noexcept;
 };
 
@@ -69,7 +70,7 @@ class QPU_API BoundsError : public ExecutionError {
   BoundsError& operator=(const BoundsError&) = default;
   ~BoundsError() noexcept override;
 
-  // First bus address of the access that is not in a buffer.
+  // The access's first bus address that is not in a buffer.
   std::uint32_t address() const noexcept;
 };
 
@@ -91,7 +92,7 @@ class QPU_API ArgumentError : public Error {
   ~ArgumentError() noexcept override;
 };
 
-// A SharedArray cannot be allocated: length 0, or no memory or bus addresses left.
+// A SharedArray cannot be allocated: its length is 0, or no memory or bus addresses are left.
 class QPU_API AllocationError : public Error {
  public:
   using Error::Error;
@@ -100,8 +101,8 @@ class QPU_API AllocationError : public Error {
   ~AllocationError() noexcept override;
 };
 
-// QPU_BACKEND names an unknown backend, or one that does not work on this machine, or a
-// setting of the library is out of range.
+// QPU_BACKEND names an unknown backend or one that does not work on this machine, or a library
+// setting is out of range.
 class QPU_API BackendError : public Error {
  public:
   using Error::Error;

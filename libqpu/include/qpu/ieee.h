@@ -1,7 +1,6 @@
-// The functions of math.h with the NaN and Inf of IEEE 754. QPUs support neither: an
-// addition turns NaN into Inf, and min and max treat NaN as a number. These functions
-// therefore test the bits of the operands, which takes a few more instructions.
-// Denormals count as 0.
+// The functions of math.h with NaN and Inf as in IEEE 754. QPUs support neither: an addition
+// turns NaN into Inf, and min and max treat NaN as a number. These functions therefore test the
+// bits of the operands, which takes a few more instructions. Denormals count as 0.
 #ifndef QPU_IEEE_H
 #define QPU_IEEE_H
 
@@ -19,7 +18,7 @@ inline IntExpr magnitude(const FloatExpr& x) { return asInt(x) & 0x7fffffff; }
 inline FloatExpr nan() { return asFloat(IntExpr(kNan)); }
 inline BoolExpr isNan(const FloatExpr& x) { return IntExpr(kInf) - magnitude(x) < 0; }
 
-// x where x is NaN, else `result`.
+// x where x is NaN, `result` elsewhere.
 inline Float keepNan(const FloatExpr& x, const FloatExpr& result) {
   return select(isNan(x), x, result);
 }
@@ -37,7 +36,7 @@ inline FloatExpr min(const FloatExpr& a, const FloatExpr& b) {
 }
 inline FloatExpr negative(const FloatExpr& x) { return asFloat(asInt(x) ^ kSign); }
 
-// `ofNumber` where x is zero or a positive number, `ofInf` where x is Inf, else NaN.
+// `ofNumber` where x is zero or a positive number, `ofInf` where x is Inf, NaN elsewhere.
 inline Float ofPositive(const FloatExpr& x, const FloatExpr& ofNumber, const FloatExpr& ofInf) {
   Float r = ofNumber;
   Where_(asInt(x) >= kInf);

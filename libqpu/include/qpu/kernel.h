@@ -20,7 +20,7 @@ namespace qpu {
 
 namespace detail {
 
-// Type of the argument that the caller passes for a parameter, and its uniform.
+// The type of the argument that the caller passes for a parameter, and the uniform for it.
 template <typename T>
 struct Argument;
 template <>
@@ -86,9 +86,9 @@ struct MakeIndices<0, I...> {
   typedef Indices<I...> type;
 };
 
-// How a parameter variable is passed to the kernel function. By value it is passed
-// without a copy, because a copy would be recorded as a statement of the kernel. By
-// reference the variable is a member of this object while the function runs.
+// How a parameter variable is passed to the kernel function. A variable passed by value is not
+// copied, because the copy would be recorded as a statement of the kernel. For a variable passed
+// by reference, this object holds it as a member while the function runs.
 template <typename T>
 struct Parameter {
   Node node;
@@ -113,9 +113,9 @@ struct Call {
 
 }  // namespace detail
 
-// A compiled kernel. Copies share the program, but each copy has its own QPU count.
-// Several threads can call kernels at once, including the same Kernel object, as long as
-// no thread changes its QPU count at the same time.
+// A compiled kernel. Copies share the program, but each copy has its own QPU count. Several
+// threads can call kernels at once, and even the same Kernel object, as long as no thread changes
+// its QPU count at the same time.
 template <typename... Ts>
 class Kernel {
  public:
@@ -130,19 +130,19 @@ class Kernel {
   int numQPUs() const { return qpus_; }
   const char* name() const { return detail::programName(*program_); }
 
-  // The machine code as text, annotated with the constructs of the source. After a call
-  // on the emulator with profiling enabled, it also contains execution counts and stall
-  // times per instruction, from the model. Throws CompileError if the kernel cannot be
-  // compiled for QPUs.
+  // The machine code as text, annotated with the constructs of the source. After a call on the
+  // emulator with profiling enabled, the text also contains each instruction's execution count
+  // and stall time in the model. Throws CompileError if the kernel cannot be compiled for QPUs.
   std::string listing() const {
     const std::unique_ptr<char, void (*)(char*)> text(detail::programListing(*program_),
                                                       detail::freeText);
     return text.get();
   }
   void dump(std::FILE* file = stdout) const { (void)std::fputs(listing().c_str(), file); }
-  // Enables counters per instruction for later calls on the emulator, which slows them down.
+  // Enables per-instruction counters for later calls on the emulator. The counters slow the calls
+  // down.
   void setProfiling(bool on) { profiling_ = on; }
-  // Statistics of the last call on the emulator, of any copy of this kernel.
+  // Statistics of the last call on the emulator, through any copy of this kernel.
   Cycles cycles() const { return detail::programCycles(*program_); }
   // Writes the machine code to a file for qpu-objdump, qpu.h and Python. Throws
   // CompileError, and ArgumentError if the file cannot be written.
@@ -189,8 +189,8 @@ struct Callable<void (C::*)(Ts...)> : Callable<void (C::*)(Ts...) const> {};
 }  // namespace detail
 
 // Runs f once to record its program, and makes a kernel from the record. Error messages contain
-// `name`. If `name` is null, they contain the symbol of the function if the loader finds one.
-// Throws CompileError. Throws BackendError if QPU_BACKEND names an unusable backend.
+// `name` or, if it is null, the function's symbol if the loader finds one. Throws CompileError.
+// Throws BackendError if QPU_BACKEND names an unusable backend.
 template <typename... Ts>
 Kernel<typename detail::Plain<Ts>::type...> compile(void (*f)(Ts...), const char* name = nullptr) {
   return detail::compileFunction<void (*)(Ts...), Ts...>(f, name,

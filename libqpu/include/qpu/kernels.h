@@ -1,6 +1,6 @@
-// A library of kernels over float arrays in shared memory. Each kernel is written in the
-// language and compiled at its first use. Kernels access only the given ranges. Sizes
-// can be any number from 0, without padding; addresses must be multiples of 4.
+// A library of kernels over float arrays in shared memory. Each kernel is written in the language
+// and compiled at its first use. Kernels access only the given ranges. Sizes can be any number
+// from 0, and arrays need no padding; addresses must be multiples of 4.
 //
 // Pointers refer to SharedArrays: an array, a.pointer(i), or the CPU's address of an
 // element. `qpus` is 1..12, or 0 to let the library choose. Results do not depend on it.
@@ -8,8 +8,8 @@
 // runs. An output can be the same range as an input if the function is documented as
 // "in place". Other ranges must not overlap.
 //
-// Arithmetic is that of the language: docs/libqpu.md, "Arithmetic". Error bounds
-// are in units of the last place (ulp) with the interpreter's rounding.
+// The arithmetic is the language's (docs/libqpu.md, "Arithmetic"). Error bounds are in units in
+// the last place (ulp) with the interpreter's rounding.
 #ifndef QPU_KERNELS_H
 #define QPU_KERNELS_H
 
@@ -21,9 +21,9 @@ namespace kernels {
 
 typedef BusPointer<float> Floats;
 
-// Elementwise functions, in place. Results are exact with the rounding of the language,
-// unless a bound is given. NaN stays NaN in relu, clamp, exp, sqrt, sigmoid and tanh;
-// sums and products turn NaN into Inf.
+// Elementwise functions, in place. Results are exact with the language's rounding, unless a bound
+// is given. NaN stays NaN in relu, clamp, exp, sqrt, sigmoid and tanh; sums and products turn NaN
+// into Inf.
 QPU_API void add(Floats out, Floats a, Floats b, int n, int qpus = 0);
 QPU_API void sub(Floats out, Floats a, Floats b, int n, int qpus = 0);
 QPU_API void mul(Floats out, Floats a, Floats b, int n, int qpus = 0);
@@ -43,10 +43,10 @@ QPU_API void sigmoid(Floats out, Floats a, int n, int qpus = 0);
 QPU_API void tanh(Floats out, Floats a, int n, int qpus = 0);
 
 // Reductions over n elements. Sums are compensated: |error| <= 4 ulp of the sum of the
-// magnitudes. For dot and norm, the rounding errors of the products are added to this bound.
+// magnitudes. For dot and norm, the products' rounding errors are added to this bound.
 QPU_API float sum(Floats a, int n, int qpus = 0);
 QPU_API float dot(Floats a, Floats b, int n, int qpus = 0);
-// Square root of the sum of squares. Squares above 3.4e38 overflow.
+// The square root of the sum of the squares. Squares above 3.4e38 overflow.
 QPU_API float norm(Floats a, int n, int qpus = 0);
 // For n >= 1. Elements are ordered as in IEEE's totalOrder: -0 is less than 0 and a
 // positive NaN is greater than Inf. argmax returns the first of equal elements.
@@ -69,11 +69,11 @@ QPU_API void matvec(Floats y, Matrix a, Floats x, int m, int k, int qpus = 0);
 QPU_API void matmul(Matrix c, Matrix a, Matrix b, int m, int n, int k, float alpha = 1,
                     float beta = 0, int qpus = 0);
 
-// Softmax of each row, in place. A row that contains NaN or +Inf, or only -Inf, becomes
-// NaN. rowStride is the distance between rows in both arrays.
+// Softmax of each row, in place. A row that contains NaN or +Inf, or only -Inf, becomes NaN.
+// rowStride is the distance between rows in both the input and the output.
 QPU_API void softmax(Floats out, Floats a, int rows, int columns, int rowStride, int qpus = 0);
 
-// Geometry of a convolution or pooling over images [batch][channels][height][width].
+// The geometry of a convolution or pooling over images [batch][channels][height][width].
 struct Window {
   int batch = 1;
   int channels = 1;
@@ -87,8 +87,8 @@ struct Window {
   int paddingX = 0;
   int dilationY = 1;
   int dilationX = 1;
-  // For a convolution: the channels and output channels are divided into this number of
-  // groups. The outputs of a group depend only on the inputs of that group.
+  // The number of groups into which a convolution's input and output channels are divided. A
+  // group's outputs depend only on its own inputs.
   int groups = 1;
 
   int outHeight() const {
@@ -103,7 +103,7 @@ struct Window {
 // [kernelHeight][kernelWidth]; bias[outChannels] or null.
 QPU_API void conv2d(Floats out, Floats a, Floats weights, Floats bias, const Window& window,
                     int outChannels, int qpus = 0);
-// Maximum under the window. Padding counts as -Inf; groups have no effect.
+// The maximum under the window. Padding counts as -Inf; groups have no effect.
 QPU_API void maxPool2d(Floats out, Floats a, const Window& window, int qpus = 0);
 
 // (a - mean) / sqrt(variance + epsilon) * weight + bias per channel of

@@ -1,10 +1,10 @@
-// Position of a construct in the source of the kernel, for error messages.
+// The position of a construct in the kernel's source, for error messages.
 #ifndef QPU_LOCATION_H
 #define QPU_LOCATION_H
 
 namespace qpu {
 
-// File and line of a construct. Operators cannot carry a location; errors about them
+// File and line of a construct. Operators cannot carry a location; error messages about them
 // contain the previous location.
 struct Location {
   const char* file;

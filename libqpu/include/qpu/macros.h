@@ -5,8 +5,8 @@
 
 #include "qpu/statement.h"
 
-// Each keyword opens a C++ scope, so that variables declared inside are destroyed at its
-// end. From the keyword to End it is one C++ statement.
+// Each keyword opens a C++ scope, so that variables declared inside are destroyed at its end. The
+// code from the keyword to End is one C++ statement.
 #define If(...)            \
   {                        \
     ::qpu::If_(__VA_ARGS__); \

@@ -1,7 +1,7 @@
-// Functions composed of the operations of the language. Each call is expanded inline,
-// like a macro. Errors are in units of the last place (ulp) with the interpreter's
-// rounding. They hold for a special function unit with an error of up to 1e-3, ten times
-// the tolerance of published hardware tests.
+// Functions composed of the operations of the language. Each call is expanded inline, like a
+// macro. Errors are in units in the last place (ulp) with the interpreter's rounding. The bounds
+// hold for a special function unit with an error of up to 1e-3, ten times the tolerance of
+// published hardware tests.
 #ifndef QPU_MATH_H
 #define QPU_MATH_H
 
@@ -36,7 +36,7 @@ inline FloatExpr reciprocal(const FloatExpr& x) {
   return r * (FloatExpr(2) - x * r);
 }
 
-// a/b; error up to 4 ulp where reciprocal(b) is accurate.
+// a/b; error up to 4 ulp if reciprocal(b) is accurate.
 inline FloatExpr div(const FloatExpr& a, const FloatExpr& b) { return a * reciprocal(b); }
 
 // 1/sqrt(x) for normal x > 0; error up to 4 ulp.
@@ -104,7 +104,7 @@ inline FloatExpr tanh(const FloatExpr& x) {
   return asFloat(asInt(r) | (asInt(x) & static_cast<int>(0x80000000U)));
 }
 
-// `yes` where the mask holds, `no` elsewhere. Both are computed.
+// Selects `yes` where the mask holds and `no` elsewhere. Both are computed.
 inline Float select(const BoolExpr& mask, const FloatExpr& yes, const FloatExpr& no) {
   Float r = no;
   Where_(mask);
@@ -120,8 +120,8 @@ inline Int select(const BoolExpr& mask, const IntExpr& yes, const IntExpr& no) {
   return r;
 }
 
-// Reductions over the 16 elements of x, with the result in all elements. Sums add
-// elements at a distance of 8, then 4, 2 and 1.
+// Reductions over the 16 elements of x, with the result in all elements. Sums add elements that
+// are 8, then 4, 2 and 1 apart.
 inline FloatExpr sumOf(const FloatExpr& x) {
   FloatExpr s = x;
   for (int n = 8; n > 0; n /= 2) s = s + rotate(s, n);

@@ -1,5 +1,5 @@
-// Arrays that the CPU and the QPUs share. QPUs access them at 32-bit bus addresses on
-// every host, including 64-bit hosts.
+// Arrays that the CPU and the QPUs share. On every host, including 64-bit ones, QPUs access them
+// at 32-bit bus addresses.
 #ifndef QPU_SHARED_ARRAY_H
 #define QPU_SHARED_ARRAY_H
 
@@ -51,18 +51,18 @@ class QPU_API SharedWords {
   std::uint32_t address_;
 };
 
-// Bus address of a word of a live array. `host` is its host address, or its bus address
-// cast to a pointer. Returns 0 for null. Throws ArgumentError for any other pointer.
+// The bus address of a word in a live array. `host` is the word's host address, or its bus
+// address cast to a pointer. Returns 0 for null. Throws ArgumentError for any other pointer.
 QPU_API std::uint32_t busAddress(const void* host);
-// Host address of a word of a live array, or null for 0. Throws ArgumentError for any
-// other address.
+// The host address of a word in a live array, or null for 0. Throws ArgumentError for any other
+// address.
 QPU_API void* hostAddress(std::uint32_t bus);
 
 QPU_API void copyWords(void* to, const void* from, std::size_t count) noexcept;
 
 }  // namespace detail
 
-// Element of a SharedArray<T*>: a 32-bit bus address that can be used like a T*.
+// An element of a SharedArray<T*>: a 32-bit bus address that can be used like a T*.
 template <typename T>
 class BusPointer {
  public:
@@ -87,7 +87,7 @@ class BusPointer {
 
 namespace detail {
 
-// Representation of an element in shared memory.
+// The representation of an element in shared memory.
 template <typename T>
 struct Stored {
   typedef T type;
@@ -100,8 +100,8 @@ struct Stored<T*> {
 }  // namespace detail
 
 // T is int, float, or a pointer to the element type of another SharedArray. Elements are
-// initialised to zero. An array is movable, not copyable. A kernel must not run on an
-// array that is being destroyed or moved.
+// initialised to zero. An array is movable but not copyable. An array must not be destroyed or
+// moved while a kernel uses it.
 template <typename T>
 class SharedArray {
  public:
@@ -114,7 +114,7 @@ class SharedArray {
   // Allocates n elements. Throws AllocationError, also for n = 0.
   explicit SharedArray(std::size_t n) : words_(n) {}
 
-  // Allocates n elements. The previous contents are released first.
+  // Allocates n elements, after releasing the previous contents.
   void alloc(std::size_t n) {
     dealloc();
     words_ = detail::SharedWords(n);
@@ -122,9 +122,9 @@ class SharedArray {
   void dealloc() { words_ = detail::SharedWords(); }
 
   std::size_t size() const { return words_.count(); }
-  // Address for the QPUs, a multiple of 64.
+  // The QPUs' address, a multiple of 64.
   std::uint32_t getAddress() const { return words_.address(); }
-  // Address for the CPU.
+  // The CPU's address.
   value_type* getPointer() { return reinterpret_cast<value_type*>(words_.words()); }
   const value_type* getPointer() const {
     return reinterpret_cast<const value_type*>(words_.words());
@@ -136,7 +136,7 @@ class SharedArray {
   const value_type* begin() const { return getPointer(); }
   const value_type* end() const { return getPointer() + size(); }
 
-  // Pointer to element i, for a SharedArray<T*>.
+  // A pointer to element i, for a SharedArray<T*>.
   BusPointer<T> pointer(std::size_t i) const {
     words_.requireRange(i, 1, "pointer");
     return BusPointer<T>::fromAddress(words_.address() + static_cast<std::uint32_t>(4 * i));

@@ -1,4 +1,4 @@
-// Statements of the language: control flow and memory access.
+// The language's statements: control flow and memory access.
 #ifndef QPU_STATEMENT_H
 #define QPU_STATEMENT_H
 
@@ -13,29 +13,28 @@ inline void If_(const Cond& c, Location where = QPU_HERE) { detail::beginIf(c.no
 inline void While_(const Cond& c, Location where = QPU_HERE) {
   detail::beginWhile(c.node(), where);
 }
-// Statements between For_ and ForBody_ are the step. They run after the body.
+// Statements between For_ and ForBody_ are the loop's step, which runs after the body.
 inline void For_(const Cond& c, Location where = QPU_HERE) { detail::beginFor(c.node(), where); }
 inline void ForBody_() { detail::beginForBody(); }
-// Assignments inside change only the elements where `mask` holds. Where blocks can be
-// nested. Loads read all 16 words. Stores and loops inside are errors.
+// Assignments inside a Where block change only the elements where `mask` holds. Where blocks can
+// be nested. Loads read all 16 words. Stores and loops inside the block are errors.
 inline void Where_(const BoolExpr& mask, Location where = QPU_HERE) {
   detail::beginWhere(mask.node(), where);
 }
 inline void Else_(Location where = QPU_HERE) { detail::beginElse(where); }
 inline void End_(Location where = QPU_HERE) { detail::end(where); }
 
-// Requests the word at each of the 16 addresses of p, without waiting. The low two bits
-// of an address are ignored. Up to 8 requests can be outstanding if gathers and receives
-// alternate between the two TMUs independently of branches and loops: all paths to a
-// point have the same number of outstanding requests, and each loop iteration makes an
-// even number of requests. Otherwise, or if *p is read while requests are outstanding,
-// the limit is 4.
+// Requests the word at each of the 16 addresses of p, without waiting. The low two bits of an
+// address are ignored. Up to 8 requests can be outstanding if gathers and receives alternate
+// between the two TMUs independently of branches and loops. This requires that all paths to a
+// point have the same number of outstanding requests, and that each loop iteration makes an even
+// number of requests. Otherwise, or if *p is read while requests are outstanding, the limit is 4.
 template <typename T>
 void gather(const PtrExpr<T>& p, Location where = QPU_HERE) {
   detail::gather(p.node(), detail::Element<T>::type(), where);
 }
 
-// Receives the vector of the oldest outstanding gather.
+// Receives the vector that the oldest outstanding gather requested.
 inline void receive(Int& x, Location where = QPU_HERE) { detail::receive(x.node(), where); }
 inline void receive(Float& x, Location where = QPU_HERE) { detail::receive(x.node(), where); }
 template <typename T>
@@ -56,8 +55,8 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, Location where = QPU_
   detail::store(x.node(), p.node(), false, where);
 }
 
-// Stores only the first n words of x, 1..16. The words after them in memory keep their
-// values. Only element 0 of n is used.
+// Stores only the first n (1..16) words of x. The words in memory after these keep their values.
+// Only element 0 of n is used.
 inline void store(const IntExpr& x, const PtrExpr<Int>& p, const IntExpr& n,
                   Location where = QPU_HERE) {
   detail::storeFirst(x.node(), p.node(), n.node(), where);
@@ -72,18 +71,17 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, const IntExpr& n,
   detail::storeFirst(x.node(), p.node(), n.node(), where);
 }
 
-// Sets the stride of the loads *p and p[i], or of the stores *p = x, p[i] = x and
-// store(x, p), that follow in the source of the kernel: the number of elements (0..2047,
-// initially 0) in memory to skip between two elements of the vector. With 1, *p reads
-// every other word. The stride is a C++ number and is set outside of If, While, For and
-// Where. It does not apply to gather() and explicit DMA; store(x, p, n) is an error while
-// a stride is set. Strides are slow: a load becomes up to 16 loads and 16 rotations, a
-// store becomes 16 stores of one word. To iterate over an array, gather(p + index() * 2) is
-// faster.
+// Sets the stride of the loads *p and p[i], or of the stores *p = x, p[i] = x and store(x, p),
+// that follow in the kernel's source. The stride is the number of elements in memory (0..2047,
+// initially 0) to skip between two elements of the vector. With a stride of 1, *p reads every
+// other word. The stride is a C++ number and must be set outside If, While, For and Where. It
+// does not apply to gather() and explicit DMA; store(x, p, n) is an error while a stride is set.
+// Strides are slow: a load becomes up to 16 loads and 16 rotations, and a store becomes 16
+// one-word stores. To iterate over an array, gather(p + index() * 2) is faster.
 //
-// Programs for QPULib use these functions, but its documentation does not define them.
-// Like the argument of dmaSetWriteStride(), the stride is the distance from the end of
-// one part to the start of the next, but in elements.
+// Programs for QPULib use these functions, but QPULib's documentation does not define them. The
+// stride is the distance from the end of one part to the start of the next, as in
+// dmaSetWriteStride(), but in elements.
 inline void setReadStride(int elements, Location where = QPU_HERE) {
   detail::readStride(elements, where);
 }
@@ -91,7 +89,7 @@ inline void setWriteStride(int elements, Location where = QPU_HERE) {
   detail::writeStride(elements, where);
 }
 
-// Prints from a kernel: text unchanged, a vector as <e0,e1,..,e15> and a newline. The
+// Prints from a kernel: text is printed unchanged, a vector as <e0,e1,..,e15> and a newline. The
 // output goes to standard output. Backends that cannot print ignore the statement.
 inline void Print(const char* text, Location where = QPU_HERE) { detail::printText(text, where); }
 inline void Print(const IntExpr& x, Location where = QPU_HERE) {
@@ -113,8 +111,9 @@ void Print(const PtrExpr<T>& x, Location where = QPU_HERE) {
   detail::printVector(x.node(), detail::Type::Address, where);
 }
 
-// The 16 semaphores 0..15 are shared by all QPUs. They count from 0 to 15 and are 0 when a
-// kernel starts; a kernel must leave them at 0. semaInc waits at 15, semaDec waits at 0.
+// The 16 semaphores 0..15 are shared by all QPUs. They count from 0 to 15 and are 0 when a kernel
+// starts; a kernel must leave them at 0. semaInc waits while the value is 15, and semaDec waits
+// while it is 0.
 inline void semaInc(int semaphore, Location where = QPU_HERE) {
   detail::semaphoreRelease(semaphore, where);
 }

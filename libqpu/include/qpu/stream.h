@@ -1,10 +1,10 @@
-// Iteration over arrays in kernels: blocks of vectors are distributed among workers,
-// data is requested ahead of its use, and the vectors after the last whole block are
-// handled separately.
+// Iteration over arrays in kernels: blocks of vectors are distributed among workers, data is
+// requested before it is needed, and the vectors after the last whole block are handled
+// separately.
 //
-// The kernels of qpu/kernels.h use this header, and other kernels can use it, too.
-// Unlike the other headers it requires C++17. Include it after the headers of other
-// libraries, because it defines macros with common names.
+// The kernels of qpu/kernels.h use this header, and other kernels can use it too. Unlike the
+// other headers, it requires C++17. Include it after the headers of other libraries, because it
+// defines macros with common names.
 #ifndef QPU_STREAM_H
 #define QPU_STREAM_H
 
@@ -17,27 +17,27 @@
 
 namespace qpu::kernels {
 
-// Number of outstanding requests of a QPU. Every basic block of a kernel makes an even
-// number of requests, so that they alternate between the TMUs in a fixed order.
+// Number of outstanding requests per QPU. Every basic block of a kernel makes an even number of
+// requests, so that they alternate between the TMUs in a fixed order.
 constexpr int kInFlight = 8;
 
-// VPM rows that kernels use directly, divided among the QPUs. The compiler uses the rows
-// from 52.
+// VPM rows that kernels use directly, divided among the QPUs. The compiler uses row 52 and the
+// rows after it.
 constexpr int kVpmRows = 48;
-// Number of vectors in a block that is stored by one DMA transfer. Starting a transfer
-// costs as much as storing many rows, so that a few QPUs with long blocks store more than
-// all QPUs with short ones. This is according to the model, and not measured on hardware.
+// Number of vectors in a block that is stored by one DMA transfer. Starting a transfer costs as
+// much as storing many rows, so a few QPUs with long blocks store more than all QPUs with short
+// ones. This result is from the model; it was not measured on hardware.
 constexpr int kLong = 8;
 constexpr int kShort = 4;
 constexpr int kQpusWithLong = kVpmRows / kLong;
 static_assert(kVpmRows / kShort == 12, "all QPUs have rows for a short block");
 
-// Whether this number of QPUs has enough rows for long blocks. It does for 0, with which the
-// library chooses the number.
+// Whether this number of QPUs has enough rows for long blocks. True for 0, which lets the library
+// choose the number.
 inline bool mayBeLong(int qpus) { return qpus <= kQpusWithLong; }
 inline int orLong(int qpus) { return qpus == 0 ? kQpusWithLong : qpus; }
-// Whether long blocks make storing n elements faster, including the rest, which is stored
-// vector by vector. The unit of cost is one additional row.
+// Whether long blocks make storing n elements faster, including the remaining elements, which are
+// stored vector by vector. The unit of cost is one additional row.
 inline bool longPays(int n) {
   constexpr int start = 11;
   const auto cost = [n](int length) {
@@ -65,11 +65,10 @@ void evenReceive() {
   }
 }
 
-// Iterates over the n elements in blocks of `Length` vectors. For each block of this
-// worker, calls vector(j, x) for each vector j of the block and then block(first), where
-// `first` is the first element of the block. For the elements after the last whole block,
-// calls tail(x, first, count) with up to 16 elements; the elements of x from `count` are
-// copies of the last element.
+// Iterates over the n elements in blocks of `Length` vectors. For each of this worker's blocks,
+// calls vector(j, x) for each vector j in the block and then block(first), where `first` is the
+// block's first element. For the elements after the last whole block, calls tail(x, first, count)
+// with up to 16 elements; the elements of x from index `count` on are copies of the last element.
 template <std::size_t N, int Length, typename OnVector, typename OnBlock, typename OnTail>
 void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntExpr& workers,
           OnVector vector, OnBlock block, OnTail tail) {
@@ -86,7 +85,7 @@ void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntE
     int place = 0;
     const auto request = [&] {
       if (place == Length) {
-        // After the last block, the same block is requested again and dropped.
+        // After the last block, the same block is requested again and discarded.
         place = 0;
         fetched = fetched + step;
         Int move = (step << shift) & ((fetched - blocks) >> 31);
@@ -124,8 +123,8 @@ void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntE
   End
 }
 
-// A compensated sum. The accumulated rounding error stays finite, so that a sum that has
-// become Inf stays Inf.
+// A compensated sum. The accumulated rounding error stays finite, so a sum that has become Inf
+// stays Inf.
 struct Sum {
   Float total = 0;
   Float lost = 0;
@@ -139,13 +138,13 @@ struct Sum {
   }
 };
 
-// First VPM row of this QPU.
+// This QPU's first VPM row.
 template <int Length>
 IntExpr firstVpmRow() {
   return me() * Length;
 }
 
-// Stores vectors at `to` in one DMA transfer that overlaps with the code after it. Call
+// Stores vectors at `to` in one DMA transfer that overlaps with the code after the call. Call
 // finishBursts() before the kernel stores in another way or ends.
 template <std::size_t Length>
 void burst(const std::array<Float, Length>& x, const PtrExpr<Float>& to, const IntExpr& vpmRow) {
@@ -158,10 +157,10 @@ void burst(const std::array<Float, Length>& x, const PtrExpr<Float>& to, const I
 }
 inline void finishBursts() { dmaWaitWrite(); }
 
-// Iterates over planes of `size` outputs. Blocks of vectors are distributed round-robin
-// among the QPUs. compute(plane, first) returns the vector that starts at output `first`
-// of the plane; it is also called for elements beyond the end. whole(vectors, to) stores a
-// block, rest(vectors, to, left) stores the `left` outputs of the last, partial block.
+// Iterates over planes of `size` outputs. Blocks of vectors are distributed round-robin among the
+// QPUs. compute(plane, first) returns the vector that starts at the plane's output `first`; it is
+// also called for elements beyond the end. whole(vectors, to) stores a block, and rest(vectors,
+// to, left) stores the `left` outputs of the last, partial block.
 template <int Length, typename F, typename Whole, typename Rest>
 void overBlocks(const Int& planes, const Int& size, const Ptr<Float>& out, F compute, Whole whole,
                 Rest rest) {
@@ -192,7 +191,7 @@ void overBlocks(const Int& planes, const Int& size, const Ptr<Float>& out, F com
   finishBursts();
 }
 
-// The same as above, with a burst for each whole block and single stores for the rest.
+// The same, with a burst for each whole block and single stores for the rest.
 template <int Length, typename F>
 void overPlanes(const Int& planes, const Int& size, const Ptr<Float>& out, F compute) {
   Int vpmRow = firstVpmRow<Length>();

@@ -1,5 +1,5 @@
-// The vector types of the language: Int, Float and Ptr<T>. Each holds 16 elements
-// of 32 bits. C++ code that uses them inside a kernel function records a program.
+// The language's vector types: Int, Float and Ptr<T>. Each holds 16 elements of 32 bits. C++ code
+// that uses these types inside a kernel function records a program.
 #ifndef QPU_VECTOR_H
 #define QPU_VECTOR_H
 
@@ -18,7 +18,7 @@ class Ptr;
 
 namespace detail {
 
-// Only the library and the classes below make expressions from nodes.
+// Only the library and the classes below create expressions from nodes.
 struct FromNode {
   Node node;
   explicit FromNode(Node n) : node(n) {}
@@ -35,8 +35,8 @@ struct IfReal : std::enable_if<std::is_floating_point<A>::value, int> {};
 
 namespace detail {
 
-// A double holds every 32-bit integer exactly. Wider integers that do not fit into
-// 32 bits stay out of range as a double.
+// A double holds every 32-bit integer exactly. Integers that do not fit into 32 bits are still
+// out of range after conversion to double.
 template <typename A>
 typename std::enable_if<std::is_integral<A>::value && sizeof(A) <= 4, Node>::type number(A value) {
   return constantInt(static_cast<std::int32_t>(value));
@@ -49,9 +49,9 @@ typename std::enable_if<!std::is_integral<A>::value || (sizeof(A) > 4), Node>::t
 
 }  // namespace detail
 
-// An integer vector value. A C++ number is copied to all elements and truncated toward
-// zero. The range is -2^31..2^32 - 1; a number from 2^31 becomes the negative number with
-// the same 32 bits.
+// An integer vector value. A C++ number is copied to all elements and truncated toward zero. The
+// range is -2^31..2^32 - 1; a number of at least 2^31 becomes the negative number with the same
+// 32 bits.
 class IntExpr {
  public:
   explicit IntExpr(detail::FromNode n) : node_(n.node) {}
@@ -103,9 +103,9 @@ struct Element<Ptr<T> > {
 
 }  // namespace detail
 
-// *p and p[i]. As a value: the 16 consecutive words from the first address of p. As the
-// target of an assignment: a store of 16 words to that address, which waits until they
-// are written.
+// *p and p[i]. As a value: the 16 consecutive words starting at the first address of p. As the
+// target of an assignment: a store of 16 words to that address, which waits until they are
+// written.
 template <typename T>
 class Deref : public detail::Element<T>::Expr {
   typedef typename detail::Element<T>::Expr Expr;
@@ -165,10 +165,9 @@ PtrExpr<T> offset(Op op, const PtrExpr<T>& p, const IntExpr& i) {
 
 }  // namespace detail
 
-// Int arithmetic. Sums and differences wrap at 32 bits. The product uses the
-// low 24 bits of each operand, unsigned, and keeps the low 32 bits (mul24).
-// Shift amounts use bits 4:0; >> keeps the sign. Manual: section 3, ALU
-// instructions.
+// Int arithmetic. Sums and differences wrap at 32 bits. The product uses the low 24 bits of each
+// operand, unsigned, and keeps the low 32 bits (mul24). Shift amounts use bits 4:0, and >> keeps
+// the sign. See the manual, section 3, ALU instructions.
 inline IntExpr operator+(const IntExpr& a, const IntExpr& b) {
   return detail::intOp(detail::Op::Add, a, b);
 }
@@ -204,7 +203,7 @@ inline IntExpr min(const IntExpr& a, const IntExpr& b) {
 inline IntExpr max(const IntExpr& a, const IntExpr& b) {
   return detail::intOp(detail::Op::Max, a, b);
 }
-// Logical shift right and rotation of the 32 bits of each element.
+// Logical right shift, and rotation of the 32 bits of each element.
 inline IntExpr shr(const IntExpr& a, const IntExpr& b) {
   return detail::intOp(detail::Op::Shr, a, b);
 }
@@ -235,11 +234,11 @@ inline FloatExpr max(const FloatExpr& a, const FloatExpr& b) {
 // Clears the sign. Denormals are unchanged.
 inline FloatExpr abs(const FloatExpr& a) { return detail::floatOp(detail::Op::FMaxAbs, a, a); }
 
-// Functions of the special function unit: 1/x, 1/sqrt(|x|), 2^x, log2(|x|). 0 gives Inf,
-// Inf, about 1 and -Inf. The relative error is about 3e-5 and at most 1e-4 (for log2, the
-// absolute error where the result is below 1). Powers of two are not exact. Interpreter
-// and emulator give the same bits; a board gives others. qpu/math.h has functions that
-// are accurate to the last bits. Source: samples and hardware tests published by VC4C and
+// Functions of the special function unit: 1/x, 1/sqrt(|x|), 2^x, log2(|x|). For 0 the results are
+// Inf, Inf, about 1 and -Inf. The relative error is about 3e-5 and at most 1e-4 (for log2, the
+// absolute error where the result is below 1). Powers of two are not exact. The interpreter and
+// the emulator produce the same bits; a board produces others. qpu/math.h has functions that are
+// accurate to the last bits. Source: samples and hardware tests published by VC4C and
 // py-videocore.
 inline FloatExpr recip(const FloatExpr& a) { return detail::floatOp(detail::Op::Recip, a); }
 inline FloatExpr rsqrt(const FloatExpr& a) { return detail::floatOp(detail::Op::RecipSqrt, a); }
@@ -250,7 +249,7 @@ inline FloatExpr log2(const FloatExpr& a) { return detail::floatOp(detail::Op::L
 inline IntExpr asInt(const FloatExpr& a) { return IntExpr(detail::FromNode(a.node())); }
 inline FloatExpr asFloat(const IntExpr& a) { return FloatExpr(detail::FromNode(a.node())); }
 
-// Conversions round toward zero. A float outside the range of 32-bit integers becomes 0.
+// Conversions round toward zero. A float outside the 32-bit integer range becomes 0.
 inline FloatExpr toFloat(const IntExpr& a) {
   return FloatExpr(
       detail::FromNode(detail::unary(detail::Op::ItoF, detail::Type::Float, a.node())));
@@ -259,8 +258,8 @@ inline IntExpr toInt(const FloatExpr& a) {
   return IntExpr(detail::FromNode(detail::unary(detail::Op::FtoI, detail::Type::Int, a.node())));
 }
 
-// Element i moves to element (i + n) mod 16: 1 rotates right by one, 15 rotates left by
-// one. Only the low four bits of element 0 of n are used.
+// Element i moves to element (i + n) mod 16: 1 rotates right by one, 15 rotates left by one. Only
+// the low four bits of n's element 0 are used.
 inline IntExpr rotate(const IntExpr& a, const IntExpr& n) {
   return detail::intOp(detail::Op::Rotate, a, n);
 }
@@ -291,7 +290,7 @@ Deref<T> PtrExpr<T>::operator[](const IntExpr& i) const {
   return *(*this + i);
 }
 
-// A variable of 16 integers. Without an initialiser its value is 0 on the interpreter and
+// A variable of 16 integers. Without an initialiser, its value is 0 on the interpreter and
 // undefined on hardware.
 class Int : public IntExpr {
  public:
@@ -326,7 +325,7 @@ class Int : public IntExpr {
   Int& operator|=(const IntExpr& b) { return *this = *this | b; }
   Int& operator^=(const IntExpr& b) { return *this = *this ^ b; }
   Int& operator++() { return *this = *this + 1; }
-  // A statement without a value: the old value is not kept.
+  // A statement without a value; the old value is not kept.
   void operator++(int) { ++*this; }
 
  private:
@@ -401,11 +400,11 @@ class Ptr : public PtrExpr<T> {
 inline IntExpr index() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::ElementNumber, detail::Type::Int)));
 }
-// Number of this QPU, 0 .. numQPUs() - 1, in all elements.
+// The number of this QPU, 0 .. numQPUs() - 1, in all elements.
 inline IntExpr me() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::QpuNumber, detail::Type::Int)));
 }
-// Number of QPUs that run this kernel.
+// The number of QPUs that run this kernel.
 inline IntExpr numQPUs() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::QpuCount, detail::Type::Int)));
 }

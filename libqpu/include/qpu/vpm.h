@@ -2,12 +2,12 @@
 // 16 columns of 32-bit words that all QPUs share: use separate rows for each QPU, or
 // order their accesses with semaphores. Manual: section 7, VPM and VCD/VDW.
 //
-// A DMA address in the VPM counts words: 16 * row + column. A vector address
-// counts rows if HORIZ (0..63); if VERT it is 16 * (row / 16) + column.
+// A DMA address in the VPM counts words: 16 * row + column. A HORIZ vector address counts rows
+// (0..63); a VERT one is 16 * (row / 16) + column.
 //
-// In a kernel that uses any of these functions, store() and *p = x place their vectors in
-// row 63 - me(). So does reading *p if a store can precede it. The compiler never uses
-// rows 0 to 51. Windows and setups are unchanged.
+// In a kernel that uses any of these functions, store() and *p = x place their vectors in row 63
+// - me(), as does a read of *p that a store can precede. The compiler never uses rows 0 to 51,
+// and leaves windows and setups unchanged.
 #ifndef QPU_VPM_H
 #define QPU_VPM_H
 
@@ -15,7 +15,7 @@
 
 namespace qpu {
 
-// HORIZ: a memory row, or a vector, is along a VPM row; VERT: along a column.
+// HORIZ: a memory row or a vector lies along a VPM row; VERT: along a column.
 enum VPMDirection { HORIZ, VERT };
 
 namespace detail {
@@ -29,10 +29,10 @@ inline Direction direction(VPMDirection d) {
 inline void dmaSetReadPitch(const IntExpr& bytes, Location where = QPU_HERE) {
   detail::dmaReadPitch(bytes.node(), where);
 }
-// Reads numRows (1..16) memory rows of rowLength (1..16) words. Each row starts vpmPitch
-// (1..16) VPM rows after the previous one, for both HORIZ and VERT. VERT with rowLength 1
-// therefore fills one column with words from memory rows, and VERT with vpmPitch 16
-// places columns below each other. Source: Broadcom's guide, VPITCH of the DMA load setup.
+// Reads numRows (1..16) memory rows of rowLength (1..16) words. Each row starts vpmPitch (1..16)
+// VPM rows after the previous one, for both HORIZ and VERT. VERT with rowLength 1 therefore fills
+// one column with words from the memory rows, and VERT with vpmPitch 16 places columns below each
+// other. Source: Broadcom's guide, VPITCH of the DMA load setup.
 inline void dmaSetupRead(VPMDirection d, int numRows, const IntExpr& vpmAddress,
                          int rowLength = 16, int vpmPitch = 1, Location where = QPU_HERE) {
   detail::dmaReadSetup(detail::direction(d), numRows, vpmAddress.node(), rowLength, vpmPitch,
@@ -49,8 +49,9 @@ inline void dmaWaitRead(Location where = QPU_HERE) { detail::dmaReadWait(where);
 inline void dmaSetWriteStride(const IntExpr& bytes, Location where = QPU_HERE) {
   detail::dmaWriteStride(bytes.node(), where);
 }
-// Writes numRows (1..64 HORIZ, 1..16 VERT) memory rows of rowLength words (1..16 HORIZ,
-// 1..64 VERT). Each comes from the VPM row (HORIZ) or column (VERT) after the previous one.
+// Writes numRows (1..64 HORIZ, 1..16 VERT) memory rows of rowLength words (1..16 HORIZ, 1..64
+// VERT). Each memory row comes from the VPM row (HORIZ) or column (VERT) after that of the
+// previous one.
 inline void dmaSetupWrite(VPMDirection d, int numRows, const IntExpr& vpmAddress,
                           int rowLength = 16, Location where = QPU_HERE) {
   detail::dmaWriteSetup(detail::direction(d), numRows, vpmAddress.node(), rowLength, where);
@@ -67,8 +68,8 @@ inline void vpmSetupRead(VPMDirection d, int vectors, const IntExpr& address, in
                          Location where = QPU_HERE) {
   detail::vpmReadSetup(detail::direction(d), vectors, address.node(), stride, where);
 }
-// Reads the next vector each time the expression is evaluated. Operands are evaluated
-// from left to right.
+// Reads the next vector whenever the expression is evaluated. Operands are evaluated from left to
+// right.
 inline IntExpr vpmGetInt() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::VpmRead, detail::Type::Int)));
 }

@@ -1,19 +1,20 @@
-"""Run Python scripts without waiting for the import of torch: seconds on a Pi, half a minute on an emulated one.
+"""Run Python scripts without waiting for the import of torch.
 
     python3 -m pitorch.preloaded SCRIPT [ARGUMENT...]       like python3 SCRIPT
     python3 -m pitorch.preloaded -c CODE [ARGUMENT...]      like python3 -c CODE
     python3 -m pitorch.preloaded --stop                     stop the server process
 
-The first call starts a server process that imports torch. The server forks a process for every run. A run has the
-arguments, folder, environment, files, umask and signals of its caller, and exits with the status of the script. Each
-user has one server per Python version; it exits after half an hour without a run (``--idle=SECONDS``).
+The first call starts a server process that imports torch, which takes seconds on a Pi and half a minute on an emulated
+one. The server forks a process for every run. A run has its caller's arguments, folder, environment, files, umask and
+signals, and exits with the script's status. Each user has one server per Python version; it exits after half an hour
+without a run (``--idle=SECONDS``).
 
 The server does not import anything that ``./inv deploy`` installs, so the next run uses a changed extension, libqpu or
-script. If torch itself has changed, or a variable that affects the import (``OMP_NUM_THREADS``, ``PYTHONPATH`` …), the
-server is restarted, and a message reports this.
+script. If torch itself or a variable that affects the import (``OMP_NUM_THREADS``, ``PYTHONPATH`` …) has changed, the
+server is restarted, and a message reports the restart.
 
-``--import=MODULE`` (may be repeated) sets the modules to import instead of torch. Linux only. The exit code is that of
-the script, or 125 with the cause if the server could not be started.
+``--import=MODULE`` (may be repeated) sets the modules to import instead of torch. The module runs on Linux only. The
+exit code is the script's, or 125 with a message if the server could not be started.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ NOT_STARTED = 125
 
 _IDLE_S = 1800.0
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""With 0, ``import torch`` does not load external backends such as the device qpu, which is loaded after the fork."""
+"""With 0, ``import torch`` does not load external backends. The backend of the device qpu is loaded after the fork."""
 
 _IMPORT_VARIABLES = (
     *("ATEN_", "GOMP_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_"),
@@ -94,7 +95,7 @@ def _usage(error: str) -> int:
 def run(words: Sequence[str], *, modules: Sequence[str], idle_s: float = _IDLE_S) -> int:
     """Run ``SCRIPT ARGUMENT...`` or ``-c CODE ARGUMENT...`` with ``modules`` imported, and return its exit status.
 
-    If a signal killed the script, the status is 128 plus the number of the signal. Raises NotStarted.
+    If a signal killed the script, the status is 128 plus the signal number. Raises NotStarted.
     """
     request = {
         "words": list(words),
@@ -134,7 +135,7 @@ def _new_socket() -> socket.socket:
 
 
 def _folder() -> Path:
-    """The folder of the socket for this user and Python version. Raises NotStarted if others can access it."""
+    """Return the socket's folder for this user and Python version. Raises NotStarted if other users can access it."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     parent = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path("/tmp")  # noqa: S108
     folder = parent / f"pitorch-preloaded-{os.getuid()}-{sys.implementation.cache_tag}"
@@ -147,14 +148,14 @@ def _folder() -> Path:
 
 
 def _connect(modules: Sequence[str], idle_s: float, reason: str) -> socket.socket:
-    """Connect to the server, and start one if necessary; ``reason`` is the reason for the start, if known."""
+    """Connect to the server, and start one if necessary. ``reason`` is the reason for the start, if known."""
     folder = _folder()
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(contextlib.closing(_new_socket()))
         if not _try_connect(connection, folder):
             with (folder / "lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _try_connect(connection, folder):  # another caller may have started it
+                if not _try_connect(connection, folder):  # Another caller may have started the server.
                     _start(folder, modules, idle_s, reason)
                     if not _try_connect(connection, folder):
                         raise NotStarted(f"the server does not accept connections at {folder}/socket")
@@ -173,7 +174,7 @@ def _try_connect(connection: socket.socket, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _short_path(folder: Path) -> Iterator[str]:
-    """A path to the socket that fits into the 107 bytes of an address (unix(7)), however long the folder's path is."""
+    """Provide a socket path that fits into an address's 107 bytes (unix(7)), however long the folder's path is."""
     number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{number}/socket"
@@ -216,7 +217,7 @@ def _start(folder: Path, modules: Sequence[str], idle_s: float, reason: str) -> 
 
 
 def _request(connection: socket.socket, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Send a request with our standard files, and forward signals until the response is complete."""
+    """Send a request with this process's standard files, and forward signals until the response is complete."""
     body = json.dumps(request).encode()
     with contextlib.ExitStack() as stack:
         files = [_open_or_null(number, stack) for number in range(3)]
@@ -255,7 +256,7 @@ def _open_or_null(number: int, stack: contextlib.ExitStack) -> int:
 
 
 def _umask() -> int:
-    """The umask, which can only be read by setting it."""
+    """Read the umask, which is possible only by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -335,7 +336,7 @@ class _Server:
                 for other in (connection, *self._connections.values()):
                     other.close()
                 os.setsid()
-                # If the server is killed, the caller reports a failure, so the script must be stopped as well.
+                # If the server is killed, the caller reports a failure, so the script must stop as well.
                 self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
                 for place, number in enumerate(files):
                     os.dup2(number, place)
@@ -350,7 +351,7 @@ class _Server:
                     os.close(number)
 
     def _stale(self, request: Mapping[str, Any]) -> str:
-        """The reason why this server cannot run a request; empty if it can."""
+        """Return the reason why this server cannot run a request; empty if it can."""
         if request["modules"] != self._modules:
             return f"the previous server had imported {', '.join(self._modules)}"
         requested = _import_variables(request["environment"])
@@ -363,7 +364,7 @@ class _Server:
         return ""
 
     def _forward(self, child: int, ready: selectors.BaseSelector) -> None:
-        """Forward the signals that a caller sends. If the caller has exited, send SIGHUP, as when a terminal closes."""
+        """Forward a caller's signals. If the caller has exited, send SIGHUP, as when a terminal closes."""
         connection = self._connections[child]
         try:
             numbers = connection.recv(64)
@@ -435,7 +436,7 @@ def _import_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _mapped_files() -> dict[str, tuple[int, ...]]:
-    """Files that the server executes: shared libraries, extension modules, this file and torch's ``__init__``."""
+    """Find the files that the server executes: libraries, extension modules, this file and torch's ``__init__``."""
     with Path("/proc/self/maps").open() as lines:
         mapped = {line.split(maxsplit=5)[5].rstrip("\n") for line in lines if line.count("/")}
     own = {name for name in (__file__, getattr(sys.modules.get("torch"), "__file__", None)) if name}
@@ -454,7 +455,7 @@ def _state_of(path: str) -> tuple[int, ...]:
 
 
 def _set_up(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Set up this process like the one that the caller would have started; return the namespace of its ``__main__``."""
+    """Set up this process like one that the caller would have started; return the namespace of its ``__main__``."""
     os.environ.clear()
     os.environ.update(request["environment"])
     os.umask(int(request["umask"]))
@@ -480,7 +481,7 @@ def _set_up(request: Mapping[str, Any]) -> dict[str, Any]:
         sys.path[0] = str(Path(first).resolve().parent)
         main_module.__file__ = first
     sys.modules["__main__"] = main_module
-    if "numpy.random" in sys.modules:  # it was seeded before the fork, so all runs would get the same numbers
+    if "numpy.random" in sys.modules:  # seeded before the fork, so all runs would get the same numbers
         sys.modules["numpy.random"].seed()
     torch = sys.modules.get("torch")
     if torch is not None and request["environment"].get(_AUTOLOAD, "1") == "1":
@@ -510,7 +511,7 @@ def _execute(request: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _report_ready(number: int) -> Iterator[None]:
-    """Write "ready" to the pipe after the block. If the process exits earlier, the reader gets end of file."""
+    """Write "ready" to the pipe after the block. If the process exits before that, the reader gets end of file."""
     with os.fdopen(number, "w") as pipe:
         yield
         pipe.write("ready")

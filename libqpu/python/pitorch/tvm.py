@@ -8,9 +8,9 @@
     gemm = tvm.Library("gemm.so")["gemm"]
     gemm(a, b, c)          # numpy arrays or torch tensors in the CPU's memory; results are written in place
 
-Kernels check the types, shapes and strides of their arguments; KernelError contains their message. TVM's code requires
-arrays that are aligned to 64 bytes, and crashes otherwise. Other arrays are copied for the call, and copied back
-afterwards. torch aligns its tensors; views and numpy arrays may be unaligned.
+Kernels check the types, shapes and strides of their arguments; KernelError contains the kernel's message. TVM's code
+crashes unless arrays are aligned to 64 bytes, so unaligned arrays are copied for the call, and copied back afterwards.
+torch aligns its tensors; views and numpy arrays may be unaligned.
 
 Other functions of TVM's runtime, such as threads for parallel loops, are not available, and calling one would crash the
 process. Therefore a library that uses them is rejected.
@@ -33,7 +33,7 @@ _CPU = 1
 _TENSOR_POINTER = 7
 _CAPSULE = b"dltensor"
 _RUNTIME_FUNCTIONS = ("ParallelLaunch", "ParallelBarrier", "AllocWorkspace", "FreeWorkspace", "GetFuncFromEnv")
-"""Suffixes of functions in TVM's runtime. A kernel that uses one has a null pointer of that name."""
+"""Suffixes of function names in TVM's runtime. A kernel that uses one has a null pointer of that name."""
 
 
 class KernelError(RuntimeError):
@@ -41,7 +41,7 @@ class KernelError(RuntimeError):
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor of dlpack.h."""
+    """DLTensor in dlpack.h."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -62,13 +62,13 @@ class _Value(ctypes.Union):
 
 
 class _Any(ctypes.Structure):
-    """TVMFFIAny of tvm/ffi/c_api.h."""
+    """TVMFFIAny in tvm/ffi/c_api.h."""
 
     _fields_ = (("type_index", ctypes.c_int32), ("padding", ctypes.c_uint32), ("value", _Value))
 
 
 class _Bytes(ctypes.Structure):
-    """TVMFFIByteArray of tvm/ffi/c_api.h."""
+    """TVMFFIByteArray in tvm/ffi/c_api.h."""
 
     _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
@@ -77,7 +77,7 @@ class _Bytes(ctypes.Structure):
 
 
 class _Error(ctypes.Structure):
-    """TVMFFIObject of tvm/ffi/c_api.h, and the beginning of the TVMFFIErrorCell that follows it."""
+    """TVMFFIObject in tvm/ffi/c_api.h, and the beginning of the TVMFFIErrorCell that follows it."""
 
     _fields_ = (
         ("references", ctypes.c_uint64),
@@ -98,7 +98,7 @@ class Library:
     """The kernels in a file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        # The loader would search for a name without a folder in the system's libraries.
+        # The loader would search the system's libraries for a name without a folder.
         self.path = str(Path(path).resolve())
         self._library = _loaded(self.path)
         standalone = hasattr(self._library, "pitorch_raised")
@@ -120,7 +120,7 @@ class Library:
         self._sources = tuple(source for source in (ffi, own) if source is not None)
 
     def __getitem__(self, name: str) -> Kernel:
-        """The kernel of that name. Raises KernelError."""
+        """Return the kernel of that name. Raises KernelError."""
         try:
             entry = getattr(self._library, f"__tvm_ffi_{name}")
         except AttributeError as fault:
@@ -130,7 +130,7 @@ class Library:
         return Kernel(name, entry, self._last_error)
 
     def _last_error(self) -> str:
-        """The message of the last error: from TVM's FFI if it was loaded first, else from the library."""
+        """Return the message of the last error: from TVM's FFI if it was loaded first, else from the library."""
         return next((text for source in self._sources if (text := source())), "the kernel failed without a message")
 
 
@@ -143,7 +143,7 @@ class Kernel:
         self._last_error = raised
 
     def __call__(self, *arrays: Any) -> None:
-        """Run the kernel. Pass its inputs, followed by its outputs. If it raises KernelError, nothing was computed."""
+        """Run the kernel on its inputs, followed by its outputs. If KernelError is raised, nothing was computed."""
         capsules = [_to_capsule(number, item) for number, item in enumerate(arrays)]
         tensors = [_Tensor.from_address(_pointer_of(item, _CAPSULE)) for item in capsules]
         given = (_Any * len(tensors))()
@@ -171,7 +171,8 @@ def _loaded(path: str) -> ctypes.CDLL:
     except OSError as fault:
         if "TVMFFI" not in str(fault):
             raise KernelError(f"cannot load {path}: {fault}") from fault
-    # A library exported by TVM: tvm_ffi provides the missing symbols. Keep it from compiling an extension for torch.
+    # A library exported by TVM: tvm_ffi provides the missing symbols. Prevent tvm_ffi from compiling an extension for
+    # torch.
     os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
     try:
         importlib.import_module("tvm_ffi")
@@ -186,14 +187,14 @@ def _loaded(path: str) -> ctypes.CDLL:
 
 
 def _library_error(library: ctypes.CDLL) -> Callable[[], str]:
-    """A function that returns the last error message of a library built with ``--keep``."""
+    """Return a function that returns the last error message of a library built with ``--keep``."""
     words = library.pitorch_raised
     words.restype = ctypes.c_char_p
     return lambda: words().decode(errors="replace")
 
 
 def _ffi_error() -> Callable[[], str] | None:
-    """A function that returns the last error message of TVM's FFI; None if this process has not loaded it."""
+    """Return a function that returns the last error message of TVM's FFI; None if this process has not loaded it."""
     process = ctypes.CDLL(None)
     try:
         move, release = process.TVMFFIErrorMoveFromRaised, process.TVMFFIObjectDecRef
@@ -227,7 +228,7 @@ def _to_capsule(number: int, item: Any) -> Any:
 
 
 def _size(tensor: _Tensor) -> int:
-    """The size of a dense tensor in bytes."""
+    """Return the size of a dense tensor in bytes."""
     count = 1
     for axis in range(tensor.dimensions):
         count *= tensor.shape[axis]
@@ -235,7 +236,7 @@ def _size(tensor: _Tensor) -> int:
 
 
 def _aligned(number: int, tensor: _Tensor, begin: int) -> tuple[_Tensor, Any]:
-    """An aligned copy of a dense tensor, and the memory that contains it."""
+    """Return an aligned copy of a dense tensor, and the memory that contains it."""
     step = 1
     for axis in reversed(range(tensor.dimensions)):
         if tensor.strides and tensor.shape[axis] > 1 and tensor.strides[axis] != step:

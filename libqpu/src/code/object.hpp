@@ -1,5 +1,6 @@
-// A compiled kernel: instruction words for the QPUs, and the data that the runtime needs to start them. It does not
-// depend on the machine that compiled it, and it is stored in the cache on disk.
+// A compiled kernel: instruction words for the QPUs, and the data that the runtime needs to start
+// them. The object does not depend on the machine that compiled it, and is stored in the cache on
+// disk.
 #ifndef QPU_SRC_CODE_OBJECT_HPP
 #define QPU_SRC_CODE_OBJECT_HPP
 
@@ -17,14 +18,14 @@ struct Uniform {
     QpuNumber,   // logical, 0 .. count - 1
     QpuCount,
     Argument,    // argument number `value` of the kernel
-    SpillBase,   // bus address of this QPU's spill area
+    SpillBase,   // the bus address of this QPU's spill area
     Constant     // `value` itself
   };
   Kind kind = Kind::Constant;
   std::uint32_t value = 0;
 };
 
-// The construct of the source that an instruction belongs to, for errors and listings.
+// The source construct that an instruction belongs to, for errors and listings.
 struct Site {
   std::string construct;    // "store"
   std::string description;  // "store at rot3d.cpp:12"
@@ -38,8 +39,8 @@ struct Object {
   std::vector<isa::Word> words;
   std::vector<Uniform> uniforms;     // read in this order by every QPU
   std::vector<Site> sites;
-  std::vector<std::uint32_t> siteOf; // one per word; kNoSite for instructions of the compiler
-  std::uint32_t spillBytes = 0;      // spill area of one QPU; a multiple of 64
+  std::vector<std::uint32_t> siteOf; // one per word; kNoSite for instructions that the compiler adds
+  std::uint32_t spillBytes = 0;      // size of one QPU's spill area; a multiple of 64
   bool usesSfu = false;              // results on hardware are not bit-exact
 };
 

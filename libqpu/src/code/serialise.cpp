@@ -6,7 +6,8 @@
 namespace qpu::code {
 namespace {
 
-// Contains a carriage return, which text conversions change, and a zero byte, which text files do not have.
+// Contains a carriage return, which text conversions change, and a zero byte, which does not
+// occur in text files.
 constexpr std::string_view kMagic("QPUobj\r\0", 8);
 constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kHashAt = 16;
@@ -48,7 +49,7 @@ bool isUtf8(std::string_view s) {
   return true;
 }
 
-// Replaces invalid bytes with U+FFFD. The name of a kernel and paths can be in any encoding.
+// Replaces invalid bytes with U+FFFD. Kernel names and paths can be in any encoding.
 std::string asUtf8(std::string_view s) {
   std::string text;
   while (!s.empty()) {
@@ -82,7 +83,7 @@ class Writer {
   std::string out_;
 };
 
-// Reads beyond the end return zeros and make the reader invalid.
+// Reads beyond the end return zeros and invalidate the reader.
 class Reader {
  public:
   explicit Reader(std::string_view data) : data_(data) {}
@@ -106,7 +107,7 @@ class Reader {
     return std::string(s);
   }
 
-  // Length of a list whose entries have at least `bytes` bytes each.
+  // Length of a list, each of whose entries has at least `bytes` bytes.
   std::size_t length(std::size_t bytes) {
     const std::size_t n = number<std::uint32_t>();
     require(n <= data_.size() / bytes);

@@ -1,4 +1,4 @@
-// File format of objects. It is the same on every machine.
+// The file format of objects, which is the same on every machine.
 //
 //   0   8  magic
 //   8   4  version of the format
@@ -18,12 +18,13 @@
 
 namespace qpu::code {
 
-// Bytes of a text that are not valid UTF-8 become U+FFFD. Throws std::length_error if the object is larger than 4 GB.
+// Bytes that are not valid UTF-8 become U+FFFD in texts. Throws std::length_error if the object
+// is larger than 4 GB.
 std::string save(const Object& object);
 
-// Returns nothing if the data is incomplete, damaged, of another format or version, or not a valid object. In a valid
-// object every word has a site number or kNoSite, all sites and arguments exist, and the spill area consists of whole
-// lines.
+// Returns nothing if the data is incomplete, damaged, in another format or version, or not a
+// valid object. In a valid object every word has a site number or kNoSite, all sites and
+// arguments exist, and the spill area consists of whole lines.
 std::optional<Object> load(std::string_view data);
 
 // Whether `data` starts like a file of this format, valid or not.

@@ -5,7 +5,7 @@
 namespace qpu::compiler {
 namespace {
 
-// Two vectors that one operation reads. They should be in different files.
+// Two vectors that one operation reads, which should be in different files.
 struct OperandPair {
   std::uint32_t one, other;
   std::uint32_t weight;
@@ -57,10 +57,11 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
 
   std::vector<Place> homes(n, kNowhere);
   std::vector<Bits> taken(kR0, Bits(blocks));
-  // Reads by the ADD and MUL pipes from files A and B. To pair two operations, one pipe must read from one file and the
-  // other pipe from the other file.
+  // Reads by the ADD and MUL pipes from files A and B. Two operations can be paired only if one
+  // pipe reads from one file and the other pipe from the other file.
   std::array<std::array<std::uint64_t, 2>, 2> load{};
-  // The vectors with the most reads come first. The others are distributed evenly over both files.
+  // Vectors with the most reads come first. The others are distributed evenly between the two
+  // files.
   std::vector<std::uint32_t> order(n);
   for (std::uint32_t g = 0; g < n; ++g) order[g] = g;
   const auto readsOf = [&](std::uint32_t g) { return reads[g][0] + reads[g][1] + withImmediate[g]; };
@@ -77,7 +78,7 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
       const Place other = homes[pair->other];
       if (other != kNowhere) conflicts[isFileB(other) ? 1 : 0] += pair->weight;
     }
-    // Registers of the files that are taken in the innermost loops in which g is live.
+    // Registers of each file that are occupied in the innermost loops in which g is live.
     Bits innermost(blocks);
     std::uint32_t depth = 0;
     for (std::size_t b = 0; b < blocks; ++b) {
@@ -92,8 +93,8 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
     for (std::size_t file = 0; file < 2; ++file)
       for (std::size_t pipe = 0; pipe < 2; ++pipe)
         if (reads[g][pipe] != 0) portLoad[file] += load[pipe][file] + load[1 - pipe][file];
-    // Vectors with few reads go to the file with more free registers. For others the operands they are read with
-    // decide, then the reads of each file by the pipes.
+    // Vectors with few reads go to the file with more free registers. For other vectors, the
+    // operands that are read together with them decide, then each pipe's reads from each file.
     const auto difference = [](std::uint64_t x, std::uint64_t y) { return x > y ? x - y : y - x; };
     std::array<std::uint64_t, 2> worse{count[0], count[1]};
     const bool isCold = readsOf(g) * 8 < readsOf(order[0]);

@@ -1,4 +1,5 @@
-// Register allocation for vectors that are live across blocks. The scheduler assigns the registers of all others.
+// Register allocation for vectors that are live across blocks. The scheduler assigns registers to
+// all others.
 //
 // Greedy graph colouring in order of priority: Fred C. Chow and John L. Hennessy, "The Priority-Based Coloring Approach
 // to Register Allocation", 1990. Live ranges are sets of whole blocks.

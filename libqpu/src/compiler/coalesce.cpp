@@ -14,8 +14,9 @@ bool isCopy(const Operation& o) {
          o.target != Operation::kNone;
 }
 
-// Part of a live range, from one write to the next. Operation n reads at position 2 n and writes at 2 n + 1. A copy has
-// the same value as its source, so both may be live at once in one register.
+// Part of a live range, from one write to the next. Operation n reads at position 2 n and writes
+// at position 2 n + 1. A copy has the same value as its source, so one register may hold both
+// while both are live.
 struct Segment {
   std::uint32_t from;
   std::uint32_t to;  // exclusive
@@ -243,7 +244,8 @@ class CopyCoalescer {
     f_.qpuNumber = classOf(f_.qpuNumber);
   }
 
-  // Jumps to empty blocks go to the target of the block. Unreachable blocks are removed.
+  // A jump to an empty block is redirected to that block's target. Unreachable blocks are
+  // removed.
   void threadJumps() {
     const auto end = [this](std::uint32_t b) {
       for (std::size_t steps = 0; steps < f_.blocks.size(); ++steps) {

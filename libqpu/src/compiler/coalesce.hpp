@@ -8,14 +8,15 @@
 
 namespace qpu::compiler {
 
-// Assigns source and target of a move to one register if their live ranges do not interfere. Then removes moves, blocks and
-// register numbers that are no longer used.
+// Assigns one register to the source and the target of a move if their live ranges do not
+// interfere. Then removes unused moves, blocks and register numbers.
 //
 // A register that is written in several blocks must be the result of phi elimination: it is live only into blocks that
 // start with a move from it. All other registers must be in SSA form.
 void coalesceCopies(Function& function);
 
-// Calls f(Operand&) for each register operand of o. A target of which o keeps elements is not included.
+// Calls f(Operand&) for each register operand of o. Targets that o updates only in some elements
+// are not included.
 template <typename O, typename F>
 void forRegisters(O& o, F f) {
   if (o.a.isRegister()) f(o.a);

@@ -29,7 +29,7 @@ class RecurrenceCoalescer {
   }
 
  private:
-  // Position of the next accesses to a register that is live across blocks.
+  // Positions of the next accesses to a register that is live across blocks.
   struct NextAccess {
     std::uint32_t read = kNever;  // before the next write
     std::uint32_t write = kNever;
@@ -58,7 +58,7 @@ class RecurrenceCoalescer {
       std::size_t side = 0;
       for (Operand* operand : {&o.a, &o.b}) {
         if (operand->isRegister() && replaced_[operand->value].by != kNever) {
-          // The next write is that of the register that replaces the operand.
+          // The next write is the one to the register that replaces the operand.
           next[side] = {lastRead_[operand->value] > i ? lastRead_[operand->value] : kNever,
                         replaced_[operand->value].write};
           operand->value = replaced_[operand->value].by;

@@ -1,4 +1,5 @@
-// Coalescing of recurrences, such as sum = sum + x. In SSA form each sum has a register of its own.
+// Coalescing of recurrences, such as sum = sum + x. In SSA form, each sum has a separate
+// register.
 #ifndef QPU_SRC_COMPILER_COALESCE_RECURRENCES_HPP
 #define QPU_SRC_COMPILER_COALESCE_RECURRENCES_HPP
 
@@ -6,9 +7,10 @@
 
 namespace qpu::compiler {
 
-// Puts a result into the register of an operand that is used here for the last time, if that register is live across blocks and is not
-// written before the last use of the result. Otherwise a recurrence that a loop carries needs two registers: one for
-// the current value and one that is reserved for the value at the end of the iteration.
+// Puts a result into the register of an operand whose last use this is, if that register is live
+// across blocks and is not written before the result's last use. Otherwise a loop-carried
+// recurrence needs two registers: one for the current value, and one that is reserved for the
+// value at the end of the iteration.
 void coalesceRecurrences(Function& function);
 
 }  // namespace qpu::compiler

@@ -14,7 +14,7 @@
 namespace qpu::compiler {
 namespace {
 
-constexpr std::uint32_t kLeastRegisters = 7;  // minimum with which spilling makes sense
+constexpr std::uint32_t kLeastRegisters = 7;  // minimum limit at which spilling makes sense
 constexpr double kSignificant = 0.95;             // smaller differences between costs are noise
 
 // Thrown if there are not enough registers even with spilling.
@@ -43,8 +43,8 @@ Emitted emitWithCost(Function function, const Options& options) {
     std::optional<Emitted> emitted = emitWithoutSpilling(function, options);
     if (emitted) return std::move(*emitted);
   }
-  // Rematerialisation costs less than memory and is possible in every kernel. Lower limits leave more registers to the
-  // scheduler and cost more spill code.
+  // Rematerialisation costs less than memory and is possible in every kernel. Lower limits leave
+  // more registers to the scheduler but cost more spill code.
   for (const bool memory : {false, true}) {
     if (memory && function.usesVpmByHand) break;
     if (memory && (function.keepsWriteWindow || function.mergesStores)) throw SpillsNeeded();
@@ -89,7 +89,8 @@ code::Object emit(Function function, const Options& options) {
 code::Object compile(const detail::Source& source, const Options& options) {
   std::optional<Emitted> best;
   std::optional<OutOfRegisters> failure;
-  // Optimisations of the front end take registers. If they cause spills, a lower level may be faster.
+  // The front end's optimisations increase register pressure. If they cause spills, a lower level
+  // may be faster.
   for (int front = options.level; front >= 0 && (!best || best->hasSpilled); --front) {
     try {
       Emitted other = compileAt(source, options, front);

@@ -12,12 +12,13 @@ struct Options {
   // 0: no optimisation, one operation per instruction, in source order;
   // 1: no loop or address optimisation; 2: everything.
   int level = 2;
-  // Number of usable registers of each file, 4..32. For tests of spilling.
+  // Number of usable registers in each file, 4..32. Used to test spilling.
   int fileRegisters = 32;
-  // Sets up the VPM write window once for all stores, if nothing else needs it. compile() disables it for kernels that
-  // spill.
+  // Sets up the VPM write window once for all stores, if nothing else needs the window. compile()
+  // disables it for kernels that spill.
   bool keepWriteWindow = true;
-  // Merges consecutive stores to adjacent addresses into one DMA. compile() disables it for kernels that spill.
+  // Merges consecutive stores to adjacent addresses into one DMA transfer. compile() disables it
+  // for kernels that spill.
   bool mergeStores = true;
 };
 

@@ -1,5 +1,6 @@
-// Blocks become machine code one after the other. Branches are moved up so that instructions of the block fill their
-// delay slots: Thomas R. Gross and John L. Hennessy, "Optimizing Delayed Branches", 1982.
+// Emits machine code block by block. Branches are moved up so that instructions from the block
+// fill their delay slots: Thomas R. Gross and John L. Hennessy, "Optimizing Delayed Branches",
+// 1982.
 #include "compiler/emit.hpp"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Machine code of a function that fits into the registers.
+// Machine code for a function whose vectors fit into the registers.
 #ifndef QPU_SRC_COMPILER_EMIT_HPP
 #define QPU_SRC_COMPILER_EMIT_HPP
 

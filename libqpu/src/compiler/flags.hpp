@@ -1,4 +1,5 @@
-// The flags that a comparison sets where it holds and where it does not, and those of combined comparisons.
+// The flags that a comparison sets where it holds and where it does not, and the flags of
+// combined comparisons.
 #ifndef QPU_SRC_COMPILER_FLAGS_HPP
 #define QPU_SRC_COMPILER_FLAGS_HPP
 
@@ -55,8 +56,8 @@ constexpr std::optional<isa::Cond> condition(FlagSets f) {
   return std::nullopt;
 }
 
-// Flags after two comparisons. The second one sets flags only where the first one holds (both) or does not hold
-// (either). Other elements keep the flags of the first.
+// The flags after two comparisons. The second one sets flags only where the first one holds
+// (both) or does not hold (either). Other elements keep the first comparison's flags.
 constexpr FlagSets both(FlagSets first, FlagSets second) {
   return {second.yes, static_cast<std::uint8_t>(first.no | second.no)};
 }

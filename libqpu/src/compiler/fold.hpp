@@ -1,4 +1,4 @@
-// Constant folding with the arithmetic of the interpreter.
+// Constant folding with the interpreter's arithmetic.
 #ifndef QPU_SRC_COMPILER_FOLD_HPP
 #define QPU_SRC_COMPILER_FOLD_HPP
 

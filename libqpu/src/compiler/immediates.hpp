@@ -1,4 +1,4 @@
-// Which constants can be immediates of an operation, and which need a register.
+// Determines which constants an operation can encode as immediates, and which need a register.
 #ifndef QPU_SRC_COMPILER_IMMEDIATES_HPP
 #define QPU_SRC_COMPILER_IMMEDIATES_HPP
 
@@ -16,7 +16,7 @@ inline bool isShift(isa::AddOp op) {
          op == isa::AddOp::Ror;
 }
 
-// An equivalent operation for a constant operand b, if possible with an immediate.
+// An equivalent operation for a constant operand b, with an immediate if possible.
 struct WithConstant {
   isa::AddOp op;
   std::uint32_t bits;

@@ -37,7 +37,8 @@ enum class Kind : std::uint8_t {
   Effect      // `op` of a, with `bits` and `unit`; effects stay in order
 };
 
-// Other comparisons exchange the operands or use MaskNot. Floats are equal if neither is less than the other.
+// Other comparisons are expressed by exchanging the operands or with MaskNot. Floats are equal if
+// neither is less than the other.
 enum class Test : std::uint8_t { Equal, Less, FloatLess };
 
 struct Instruction {
@@ -71,8 +72,8 @@ struct Block {
   std::uint32_t site = code::Object::kNoSite;
 };
 
-// The blocks from header to last. The loop is entered from the preheader only, and the preheader leads to the header
-// only.
+// The blocks from header to last. The loop is entered only from the preheader, which leads only
+// to the header.
 struct Loop {
   std::uint32_t parent = kNone;
   std::uint32_t depth = 1;
@@ -115,12 +116,13 @@ inline bool isMask(Kind k) {
 inline bool hasResult(const Instruction& i) {
   return i.kind != Kind::Effect || i.op == Op::TmuReceive || i.op == Op::VpmRead;
 }
-// Whether the result depends only on the operands and there are no side effects.
+// Whether the instruction is pure: its result depends only on its operands, and it has no side
+// effects.
 inline bool isPure(const Instruction& i) {
   return i.kind != Kind::Effect && i.kind != Kind::Load && i.kind != Kind::Phi;
 }
 
-// Calls f(Value&) for each operand. Arguments of phis are not included.
+// Calls f(Value&) for each operand. Phi arguments are not included.
 template <typename I, typename F>
 void forOperands(I& i, F f) {
   if (i.a != kNone) f(i.a);

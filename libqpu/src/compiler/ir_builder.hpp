@@ -1,8 +1,8 @@
-// Builds values of the intermediate representation. Constant folding, algebraic simplification and common subexpression
-// elimination happen as the values are built.
+// Builds values of the intermediate representation. Folds constants, simplifies algebraically and
+// eliminates common subexpressions as the values are built.
 //
-// The latter is scoped hash-based value numbering: Preston Briggs, Keith D. Cooper and L. Taylor Simpson, "Value
-// Numbering", 1997.
+// Common subexpressions are found by scoped hash-based value numbering: Preston Briggs, Keith D.
+// Cooper and L. Taylor Simpson, "Value Numbering", 1997.
 #ifndef QPU_SRC_COMPILER_IR_BUILDER_HPP
 #define QPU_SRC_COMPILER_IR_BUILDER_HPP
 
@@ -17,7 +17,7 @@ namespace qpu::compiler {
 
 class IrBuilder {
  public:
-  // Without `simplify` every value is built as requested.
+  // Without `simplify`, every value is built as requested.
   IrBuilder(ir::Graph& graph, bool simplify) : graph_(graph), simplify_(simplify) {}
 
   // Appends new values to the body of the block.
@@ -69,7 +69,8 @@ class IrBuilder {
   const ir::Instruction& of(ir::Value v) const { return graph_.values[v]; }
   ir::Value append(ir::Instruction i);
   ir::Value findOrAppend(const ir::Instruction& i);
-  // A constant or an existing value that replaces the operation, or kNone. May exchange the operands.
+  // Returns a constant or an existing value that replaces the operation, or kNone. May exchange
+  // the operands.
   ir::Value folded(isa::AddOp op, ir::Value& a, ir::Value& b);
   ir::Value folded(isa::MulOp op, ir::Value& a, ir::Value& b);
 

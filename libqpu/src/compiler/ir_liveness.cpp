@@ -54,7 +54,7 @@ void IrLiveness::findGlobals() {
     if (block.condition != kNone)
       forUsed(graph_, block.condition, [&](Value o) { use(b, o); });
     for (const Value phi : block.phis) {
-      // Live out of the predecessor, even if that defines the value.
+      // Phi arguments are live out of the predecessor, even if it defines the value.
       for (const Value o : graph_.arguments(phi))
         if (!graph_.isConstant(o)) use(kNone - 1, o);
     }

@@ -14,7 +14,7 @@ Liveness findLiveness(const Function& function) {
   const std::size_t blocks = function.blocks.size();
   Liveness live;
   live.indexOf.assign(function.registers, Liveness::kLocal);
-  // Only a register that some block reads before it writes it can be live across blocks.
+  // Only a register that some block reads before writing can be live across blocks.
   std::vector<std::uint32_t> writtenIn(function.registers, UINT32_MAX);
   std::vector<std::vector<Vreg>> exposed(blocks);
   for (std::uint32_t b = 0; b < blocks; ++b) {

@@ -1,5 +1,6 @@
-// Live-variable analysis of virtual registers: which are live at the start and at the end of each block. Alfred V. Aho,
-// Monica S. Lam, Ravi Sethi and Jeffrey D. Ullman, "Compilers: Principles, Techniques, and Tools", 2006, section 9.2.
+// Live-variable analysis: which virtual registers are live at the start and at the end of each
+// block. Alfred V. Aho, Monica S. Lam, Ravi Sethi and Jeffrey D. Ullman, "Compilers: Principles,
+// Techniques, and Tools", 2006, section 9.2.
 #ifndef QPU_SRC_COMPILER_LIVENESS_HPP
 #define QPU_SRC_COMPILER_LIVENESS_HPP
 
@@ -47,7 +48,8 @@ class Bits {
   std::vector<std::uint64_t> words_;
 };
 
-// Whether the operation keeps elements of its target, so that it reads the old vector too.
+// Whether the operation keeps some of its target's elements, and therefore also reads the old
+// vector.
 inline bool isUpdate(const Operation& o) {
   return o.target != Operation::kNone && o.cond != isa::Cond::Always;
 }

@@ -14,7 +14,7 @@ inline bool isInside(const ir::Loop& l, std::uint32_t block) {
   return block != ir::kNone && block >= l.header && block <= l.last;
 }
 
-// The register pressure of each loop. Updates are estimates.
+// The register pressure of each loop. Updates to it are estimates.
 class LoopBudget {
  public:
   LoopBudget(const ir::Graph& graph, std::uint32_t limit) : graph_(graph), limit_(limit) {
@@ -23,7 +23,7 @@ class LoopBudget {
   }
   bool hasRoom(std::uint32_t loop) const { return pressure_[loop] < limit_; }
   std::uint32_t room(std::uint32_t loop) const { return hasRoom(loop) ? limit_ - pressure_[loop] : 0; }
-  // One more value is live in the loop.
+  // Records that one more value is live in the loop.
   void take(std::uint32_t loop) {
     const std::uint32_t now = ++pressure_[loop];
     for (std::uint32_t l = graph_.loops[loop].parent; l != ir::kNone; l = graph_.loops[l].parent)

@@ -1,4 +1,4 @@
-// Basic blocks of the lowered kernel, and the values of variables where control flow meets.
+// The lowered kernel's basic blocks, and the values of variables where control flow joins.
 #ifndef QPU_SRC_COMPILER_LOWER_BLOCKS_HPP
 #define QPU_SRC_COMPILER_LOWER_BLOCKS_HPP
 
@@ -26,12 +26,12 @@ class BlockBuilder {
   void branch(ir::Value mask, bool all, std::uint32_t yes, std::uint32_t no);
 
   std::uint32_t loop() const { return loop_; }
-  // Blocks that are placed from here on are in the loop. Returns the enclosing loop.
+  // Starts a loop, which contains the blocks placed from here on. Returns the enclosing loop.
   std::uint32_t beginLoop(const ir::Loop& loop);
   void endLoop(std::uint32_t outer) { loop_ = outer; }
 
-  // Sets the variables at the start of the current block: to first[i] if it was entered from one of its first `count`
-  // predecessors, else to second[i].
+  // Sets the variables at the start of the current block: to first[i] if control came from one of
+  // its first `count` predecessors, otherwise to second[i].
   void merge(const std::vector<std::uint32_t>& variables, std::size_t count, const std::vector<ir::Value>& first,
              const std::vector<ir::Value>& second);
   std::vector<ir::Value> valuesOf(const std::vector<std::uint32_t>& variables) const;

@@ -1,5 +1,6 @@
-// Branches on scalar conditions. `And` and `Or` become branches of their own (short-circuit evaluation): Alfred V. Aho,
-// Monica S. Lam, Ravi Sethi and Jeffrey D. Ullman, "Compilers: Principles, Techniques, and Tools", 2006, section 6.6.
+// Branches on scalar conditions. `And` and `Or` become separate branches (short-circuit
+// evaluation): Alfred V. Aho, Monica S. Lam, Ravi Sethi and Jeffrey D. Ullman, "Compilers:
+// Principles, Techniques, and Tools", 2006, section 6.6.
 #ifndef QPU_SRC_COMPILER_LOWER_CONDITIONS_HPP
 #define QPU_SRC_COMPILER_LOWER_CONDITIONS_HPP
 
@@ -16,7 +17,8 @@ class ConditionLowering {
   ConditionLowering(LowerContext& context, BlockBuilder& blocks, ExpressionLowering& expressions)
       : c_(context), blocks_(blocks), expressions_(expressions) {}
 
-  // Ends the current block. `isLatch`: the branch closes a loop, so it stays even if the condition is constant.
+  // Ends the current block. `isLatch`: the branch closes a loop, so it is kept even if the
+  // condition is constant.
   void branch(std::uint32_t condition, std::uint32_t yes, std::uint32_t no, bool isLatch = false);
 
  private:
@@ -24,7 +26,7 @@ class ConditionLowering {
 
   void evaluateMasks(std::uint32_t id, std::vector<ir::Value>& masks);
   void branchOn(std::uint32_t id, Masks& mask, std::uint32_t yes, std::uint32_t no);
-  // Skips the masks of a condition that is not evaluated.
+  // Skips the masks in a condition that is not evaluated.
   void skip(std::uint32_t id, Masks& mask) const;
 
   LowerContext& c_;

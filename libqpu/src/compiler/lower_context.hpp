@@ -24,7 +24,7 @@ struct LowerContext {
 
   const detail::Source& source;
   const bool optimise;
-  const bool mergesStores;  // stores to adjacent addresses become one DMA
+  const bool mergesStores;  // stores to adjacent addresses become one DMA transfer
   const detail::GatherPlan gathers;
   const KernelFacts facts;
   ir::Graph graph;

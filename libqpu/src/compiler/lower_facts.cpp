@@ -8,7 +8,7 @@ using detail::Source;
 using detail::Statement;
 using detail::StatementKind;
 
-// Collects the facts, and marks the expressions that statements use.
+// Collects the facts and marks the expressions that statements use.
 void collect(const std::vector<Statement>& statements, KernelFacts& facts, std::vector<char>& used) {
   const auto use = [&used](std::uint32_t expression) {
     if (expression != detail::kNoExpression) used[expression] = 1;
@@ -50,7 +50,7 @@ bool hasLoad(const Source& source, std::vector<char>& used) {
     if (used[i] == 0) continue;
     const Expression& e = source.expressions[i];
     if (e.op == detail::Op::Load) return true;
-    used[e.a] = used[e.b] = 1;  // 0, which is a leaf, for leaves
+    used[e.a] = used[e.b] = 1;  // for leaves: 0, which is itself a leaf
   }
   return false;
 }

@@ -23,12 +23,12 @@ struct KernelFacts {
 
 KernelFacts findFacts(const detail::Source& source);
 
-// Variables of the compiler. They are numbered after those of the source.
+// The compiler's own variables, which are numbered after those of the source.
 enum class Hidden : std::uint8_t {
   StoreSetup,       // of the next store
-  WriteWindow,      // of the next store, unless one window serves all stores
+  WriteWindow,      // for the next store, unless one window serves all stores
   Outstanding,      // gathers, if their number is not known at compile time
-  HandWriteWindow,  // current setups of the source
+  HandWriteWindow,  // the source's current setups
   HandStoreSetup,
   HandLoadSetup,
   Count
@@ -55,7 +55,7 @@ class Summariser {
 
   std::uint32_t variables_;
   bool countsGathers_;
-  std::vector<std::uint32_t> assignedIn_;  // last summary that lists each variable
+  std::vector<std::uint32_t> assignedIn_;  // the last summary that lists each variable
   std::uint32_t summaries_ = 0;
 };
 

@@ -91,7 +91,7 @@ void MemoryLowering::setUp(Op op, Hidden which, Value word) {
   c_.hidden(which) = word;
 }
 
-// The hardware moves a window of 64 rows by its stride.
+// The hardware advances through the window of 64 rows by its stride.
 void MemoryLowering::advanceWindow() {
   const Value old = c_.hidden(Hidden::HandWriteWindow);
   const Value mask = c_.builder.constant(63);
@@ -159,7 +159,7 @@ void MemoryLowering::store(const Statement& s, Value value, Value address, Value
   Value& setup = c_.hidden(Hidden::StoreSetup);
   Value word = setup;
   if (limit != kNone) {
-    // 16 words minus the missing ones.
+    // The size of 16 words, minus the missing ones.
     const Value missing =
         c_.builder.alu(AddOp::Sub, c_.builder.constant(16), limit);
     word = c_.builder.alu(
@@ -195,8 +195,9 @@ void MemoryLowering::store(const Statement& s, Value value, Value address, Value
   }
 }
 
-// The caches of the TMUs do not reflect stores of the same run. A load after a store of this QPU, or of another QPU
-// that a semaphore orders before it, therefore goes through the VPM.
+// The TMU caches do not reflect stores from the same run. A load therefore goes through the VPM
+// if it follows a store by this QPU, or a store by another QPU that a semaphore orders before the
+// load.
 Value MemoryLowering::load(const Statement& s, Value address) {
   flushStores();
   const bool stale = state.stored || (c_.facts.stores && state.acquired);

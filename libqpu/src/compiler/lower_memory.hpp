@@ -1,7 +1,8 @@
 // Loads and stores: through the TMUs, or through the VPM and its DMA.
 //
-// Stores to adjacent addresses can be merged into one DMA. This is superword-level parallelism for memory only: Samuel
-// Larsen and Saman Amarasinghe, "Exploiting Superword Level Parallelism with Multimedia Instruction Sets", 2000.
+// Stores to adjacent addresses can be merged into one DMA transfer. This is superword-level
+// parallelism, applied only to memory: Samuel Larsen and Saman Amarasinghe, "Exploiting Superword
+// Level Parallelism with Multimedia Instruction Sets", 2000.
 #ifndef QPU_SRC_COMPILER_LOWER_MEMORY_HPP
 #define QPU_SRC_COMPILER_LOWER_MEMORY_HPP
 
@@ -16,21 +17,21 @@
 
 namespace qpu::compiler {
 
-// Sum of multiples of values and a constant, all modulo 2^32.
+// A sum of multiples of values plus a constant, all modulo 2^32.
 struct LinearSum {
   std::map<ir::Value, std::uint32_t> times;
   std::uint32_t constant = 0;
 
-  // Adds `factor` times v, with the additions and shifts that compute v expanded.
+  // Adds `factor` times v, after expanding the additions and shifts that compute v.
   void add(const ir::Graph& graph, ir::Value v, std::uint32_t factor, int depth = 0);
   bool operator==(const LinearSum& o) const { return constant == o.constant && times == o.times; }
 };
 
-// Facts that hold at a point of the kernel on every path to it.
+// Facts that hold at a point in the kernel on every path to that point.
 struct MemoryState {
   enum class Pending : std::uint8_t { None, Store, StoreToWaitFor };
   Pending pending = Pending::None;  // at most
-  bool stored = false;              // a store may have been made
+  bool stored = false;              // a store may have been executed
   bool acquired = false;            // a semaphore may have been acquired
 
   void join(const MemoryState& o) {
@@ -49,7 +50,7 @@ class MemoryLowering {
  public:
   explicit MemoryLowering(LowerContext& context);
 
-  // Whether consecutive stores are to adjacent addresses.
+  // Whether consecutive stores write to adjacent addresses.
   bool foundAdjacent() const { return foundAdjacent_; }
 
   MemoryState state;
@@ -58,22 +59,22 @@ class MemoryLowering {
   void prepare();
   ir::Value load(const detail::Statement& s, ir::Value address);
   void store(const detail::Statement& s, ir::Value value, ir::Value address, ir::Value limit);
-  // Performs the stores that are waiting to be merged.
+  // Emits the stores that are waiting to be merged.
   void flushStores();
   void waitForStore();
 
   // --- kernels that set up the VPM themselves ---
 
-  // A known word and a field that may be computed.
+  // A known word, with a field that may be computed at run time.
   ir::Value with(std::uint32_t word, ir::Value field);
   void setUp(Op op, Hidden which, ir::Value word);
   void advanceWindow();
 
  private:
-  // Vectors that are stored one after the other to adjacent addresses.
+  // Vectors that are stored consecutively to adjacent addresses.
   struct Stores {
     std::uint32_t count = 0;
-    LinearSum end;  // address after the last
+    LinearSum end;  // the address after the last vector
     ir::Value address = ir::kNone;
     std::vector<ir::Value> vectors;
     std::vector<std::uint32_t> sites;

@@ -1,4 +1,5 @@
-// Setup words of statements that set up the VPM or its DMA, without the address. Manual: section 7.
+// The setup words, without the address, of statements that set up the VPM or its DMA. Manual:
+// section 7.
 #ifndef QPU_SRC_COMPILER_LOWER_SETUP_HPP
 #define QPU_SRC_COMPILER_LOWER_SETUP_HPP
 

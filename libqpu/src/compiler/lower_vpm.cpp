@@ -14,7 +14,7 @@ using detail::StatementKind;
 class VpmAnalysis {
  public:
   explicit VpmAnalysis(const Source& source) : source_(source) {
-    // Each evaluation of an expression with VPM reads repeats the reads.
+    // Each evaluation of an expression that contains VPM reads repeats those reads.
     reads_.resize(source.expressions.size(), 0);
     for (std::size_t i = 0; i < reads_.size(); ++i) {
       const Expression& e = source.expressions[i];
@@ -98,7 +98,7 @@ class VpmAnalysis {
         break;
       default: break;
     }
-    // A load within the statement comes before the uses of the statement.
+    // A load within the statement precedes the statement's uses.
     here.add(needs);
     return needs;
   }

@@ -1,6 +1,6 @@
-// Analyses kernels that set up the VPM themselves ("by hand"): which of their setups the compiler must restore after it
-// has used the VPM for a load or store. Backward and forward data-flow analyses: Gary A. Kildall, "A Unified Approach
-// to Global Program Optimization", 1973.
+// Analyses kernels that set up the VPM themselves ("by hand") to determine which of their setups
+// the compiler must restore after using the VPM for a load or store. Backward and forward
+// data-flow analyses: Gary A. Kildall, "A Unified Approach to Global Program Optimization", 1973.
 #ifndef QPU_SRC_COMPILER_LOWER_VPM_HPP
 #define QPU_SRC_COMPILER_LOWER_VPM_HPP
 
@@ -11,7 +11,7 @@
 
 namespace qpu::compiler {
 
-// Setups that are live after a statement: some path uses them before it sets them up again.
+// Setups that are live after a statement: some path uses them before setting them up again.
 struct VpmNeeds {
   bool writeWindow = false;  // of vpmPut
   bool storeSetup = false;   // of dmaStartWrite
@@ -31,7 +31,7 @@ struct VpmNeeds {
 struct VpmByHand {
   // Indexed by Site::number: the setups that are live after the statement or within it.
   std::vector<VpmNeeds> needs;
-  // Whether vectors that vpmSetupRead has announced may be unread when the statement starts.
+  // Whether vectors announced by vpmSetupRead may still be unread when the statement starts.
   std::vector<bool> unread;
 };
 

@@ -1,6 +1,7 @@
-// Machine operations on virtual registers: the interface between the front end and the back end of the compiler. One
-// operation becomes one half of an instruction, or a short fixed sequence (Sfu, spills). The order within a basic block
-// is a valid order of execution. The back end may change it within the dependences.
+// Machine operations on virtual registers: the interface between the compiler's front end and
+// back end. One operation becomes one half of an instruction, or a short fixed sequence (Sfu,
+// spills). The order within a basic block is a valid execution order, which the back end may
+// change as far as the dependences allow.
 #ifndef QPU_SRC_COMPILER_MIR_HPP
 #define QPU_SRC_COMPILER_MIR_HPP
 
@@ -42,7 +43,7 @@ enum class Op : std::uint8_t {
   Broadcast,       // element `constant` (0..15) of a in all elements
   Sfu,             // function `constant` = address::kSfuRecip.. of a
   TmuRequest,      // addresses a to TMU `unit`
-  TmuReceive,      // oldest result of TMU `unit`
+  TmuReceive,      // the oldest result of TMU `unit`
   VpmReadSetup,    // word a; also DMA load setups. `constant` unused
   VpmWriteSetup,   // word a; also DMA store setups
   VpmRead, VpmWrite,
@@ -87,7 +88,8 @@ struct Block {
   enum class Exit : std::uint8_t { Jump, Branch, End };
   std::vector<Operation> operations;
   Exit exit = Exit::End;
-  // Branch: to `taken` if `cond` holds for the flags at the end of the block, else to `next`. Jump: to `next`.
+  // Branch: to `taken` if `cond` holds for the flags at the end of the block, otherwise to
+  // `next`. Jump: to `next`.
   isa::BranchCond cond = isa::BranchCond::Always;
   std::uint32_t taken = 0;
   std::uint32_t next = 0;
@@ -103,13 +105,14 @@ struct Function {
   std::vector<Block> blocks;            // block 0 is the entry
   std::vector<code::Site> sites;
   bool usesTwoTmus = false;             // sets TMU_NOSWAP at the start
-  // The source sets up VPM windows and DMA itself, so vectors cannot be spilled to memory. Running out of
-  // registers is a CompileError.
+  // The source sets up VPM windows and DMA itself, so vectors cannot be spilled to memory, and
+  // running out of registers is a CompileError.
   bool usesVpmByHand = false;
-  // One VpmWriteSetup at the start serves the VpmWrites of all blocks, so vectors cannot be spilled to memory either.
+  // One VpmWriteSetup at the start serves the VpmWrites in all blocks; this, too, rules out
+  // spilling to memory.
   bool keepsWriteWindow = false;
-  // Stores to adjacent addresses are merged, so their vectors are live longer. If that causes spills, merging does not
-  // pay off.
+  // Stores to adjacent addresses are merged, so their vectors are live longer. Merging is not
+  // worthwhile if this causes spills.
   bool mergesStores = false;
   // VPM row for spills: spillRow + QPU number * spillRowStride.
   std::uint32_t spillRow = 0;

@@ -1,4 +1,4 @@
-// Text form of machine operations, and a verifier of their rules.
+// The text form of machine operations, and a verifier for their rules.
 #ifndef QPU_SRC_COMPILER_MIR_TEXT_HPP
 #define QPU_SRC_COMPILER_MIR_TEXT_HPP
 
@@ -11,7 +11,8 @@ namespace qpu::compiler {
 std::string text(const Operation& operation);
 std::string text(const Function& function);
 
-// The first violation of the rules in mir.hpp, with its operation. Empty if the function is valid.
+// Returns the first violation of the rules in mir.hpp, with its operation; empty if the function
+// is valid.
 std::string check(const Function& function);
 
 }  // namespace qpu::compiler

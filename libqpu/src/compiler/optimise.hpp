@@ -1,4 +1,5 @@
-// Passes on the intermediate representation. The sources of the techniques are named in the files that implement them.
+// Passes on the intermediate representation. The files that implement the techniques name their
+// sources.
 #ifndef QPU_SRC_COMPILER_OPTIMISE_HPP
 #define QPU_SRC_COMPILER_OPTIMISE_HPP
 
@@ -9,13 +10,13 @@
 
 namespace qpu::compiler {
 
-// Replaces phis whose arguments are all the same value.
+// Replaces each phi whose arguments are all the same value.
 void simplifyPhis(ir::Graph& graph);
 
-// Removes values on which no effect depends.
+// Removes values that no effect depends on.
 void eliminateDeadCode(ir::Graph& graph);
 
-// If known, element i is element 0 + i * step.
+// The step, if known: element i equals element 0 plus i * step.
 struct Stride {
   bool known = false;
   std::uint32_t step = 0;  // 0: all elements are equal
@@ -23,7 +24,8 @@ struct Stride {
 // Indexed by value.
 std::vector<Stride> strides(const ir::Graph& graph);
 
-// Lowers loads to requests and receives. If `known` is empty, nothing is assumed about their addresses.
+// Lowers loads to requests and receives. If `known` is empty, nothing is assumed about the loads'
+// addresses.
 void lowerLoads(ir::Graph& graph, const std::vector<Stride>& known);
 
 // Rematerialises cheap values where more than `limit` values are live at once.
@@ -32,7 +34,8 @@ void rematerialiseValues(ir::Graph& graph, std::uint32_t limit);
 // Loop-invariant code motion, as long as at most `limit` values are live in the loop.
 void hoistInvariants(ir::Graph& graph, std::uint32_t limit);
 
-// Strength reduction: linear functions of an induction variable, such as addresses, become induction variables.
+// Strength reduction: turns linear functions of an induction variable, such as addresses, into
+// induction variables.
 void reduceStrength(ir::Graph& graph, std::uint32_t limit);
 
 // Constant hoisting: loads constants that need a register before the loops that use them, as long as at most `limit`

@@ -14,7 +14,7 @@ using ir::Value;
 
 namespace {
 
-// The value that finally replaces v, with path compression.
+// The value that ultimately replaces v, with path compression.
 Value resolve(std::vector<Value>& replaced, Value v) {
   Value last = v;
   while (replaced[last] != kNone) last = replaced[last];

@@ -54,7 +54,7 @@ void hoistInvariants(Graph& graph, std::uint32_t limit) {
         hoisted.push_back(v);
         hoistedFrom[v] = n;
         budget.take(n);
-        // An operand that was hoisted only for this value is not live in the loop.
+        // An operand that was hoisted only for this value is no longer live in the loop.
         forOperands(i, [&](Value o) {
           if (uses[o] == 1 && hoistedFrom[o] == n) budget.giveBack(n);
         });

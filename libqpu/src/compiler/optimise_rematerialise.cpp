@@ -1,6 +1,6 @@
-// Rematerialisation on the intermediate representation: cheap values are computed again where they are used, if
-// there are not enough registers to keep them. Preston Briggs, Keith D. Cooper and Linda Torczon, "Rematerialization",
-// 1992.
+// Rematerialisation on the intermediate representation: cheap values are recomputed where they
+// are used if there are not enough registers to keep them. Preston Briggs, Keith D. Cooper and
+// Linda Torczon, "Rematerialization", 1992.
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
@@ -21,7 +21,7 @@ namespace {
 constexpr int kRounds = 12;
 constexpr unsigned kMostDepth = 3;      // of rematerialised operands of operands
 constexpr double kLoopFactor = 8;       // assumed number of iterations
-constexpr std::uint32_t kMostCost = 12;  // in operations, of one value
+constexpr std::uint32_t kMostCost = 12;  // in operations, for one value
 
 class Rematerialiser {
  public:
@@ -48,8 +48,8 @@ class Rematerialiser {
     return f;
   }
 
-  // Number of operations that compute v from constants and from values that are live at the peak anyway. More than
-  // kMostCost if that is not possible.
+  // The number of operations that compute v from constants and from values that are live at the
+  // pressure peak anyway; more than kMostCost if that is impossible.
   std::uint32_t costOf(Value v, unsigned depth) const {
     const Instruction& i = graph_.values[v];
     switch (i.kind) {
@@ -73,7 +73,8 @@ class Rematerialiser {
     return graph_.isConstant(v) || (isLive_[v] != 0 && chosen_[v] == 0);
   }
 
-  // Chooses values that are live where the pressure is highest. Returns false if no value helps.
+  // Chooses values to rematerialise among those that are live at the pressure peak. Returns false
+  // if no choice helps.
   bool choose(const IrLiveness& live) {
     std::uint32_t peak = 0;
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b)
@@ -102,7 +103,7 @@ class Rematerialiser {
     bool any = false;
     for (const Choice& c : choices) {
       if (needed == 0) break;
-      // The operands may have been chosen in the meantime.
+      // The operands may have been chosen meanwhile.
       if (isOperandOfChosen(c.value)) continue;
       const std::uint32_t cost = costOf(c.value, 0);
       if (cost > kMostCost) continue;
@@ -117,7 +118,8 @@ class Rematerialiser {
     return true;
   }
 
-  // Keeps a value live if many of the others can be computed from it. Returns the number of such values.
+  // Keeps a value live if many others can be computed from it. Returns the number of these other
+  // values.
   std::uint32_t keepOperands(const std::vector<Value>& atPeak) {
     constexpr std::uint32_t kMany = 3;
     std::unordered_map<Value, std::uint32_t> dependents;
@@ -191,8 +193,8 @@ class Rematerialiser {
     return false;
   }
 
-  // Each block that uses a chosen value computes it again. In the block of the peak, uses after the peak have a
-  // computation of their own.
+  // Each block that uses a chosen value recomputes it. In the block that contains the peak, uses
+  // after the peak have a separate computation.
   void rewrite() {
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b) {
       std::vector<Value> body;
@@ -240,7 +242,7 @@ class Rematerialiser {
     ++serial_;
   }
 
-  // Computes v again, and its operands that are not available.
+  // Recomputes v and those of its operands that are not available.
   Value rematerialise(Value v, std::uint32_t block, std::uint32_t site, std::vector<Value>& body,
               std::unordered_map<Value, Value>& here, unsigned depth) {
     Instruction copy = graph_.values[v];

@@ -35,7 +35,7 @@ struct Linear {
   std::uint32_t coefficient = 0;
   std::uint32_t constant = 0;
   std::vector<Term> terms;     // in order of values
-  std::uint32_t operations = 0;  // in the loop, to compute it
+  std::uint32_t operations = 0;  // in the loop, for computing it
 };
 
 constexpr std::size_t kMostTerms = 4;
@@ -157,7 +157,7 @@ class Reduction {
     convert(l, number, order);
   }
 
-  // Values that the pass builds later are used only in their loop.
+  // Values that the pass builds later are used only in the loop they belong to.
   void findLastUses() {
     lastUse_.assign(graph_.values.size(), 0);
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b) {
@@ -173,7 +173,7 @@ class Reduction {
     return v < lastUse_.size() && lastUse_[v] > l.last;
   }
 
-  // Finds linear values that other instructions use.
+  // Finds linear values that are used by other instructions.
   void findRoots(const Loop& l, const std::vector<Value>& linear) {
     roots_.clear();
     const auto use = [&](Value o) { roots_[o] = true; };
@@ -231,7 +231,7 @@ class Reduction {
     if (!replaced.empty()) replaceAll(replaced, after ? 0 : l.header, after ? blocks : l.last + 1);
   }
 
-  // Whether v is the next value of an induction variable that the pass has built.
+  // Whether v is the stepped value of an induction variable that the pass has built.
   bool isStep(Value v) const { return steps_.count(v) != 0; }
 
   Value append(std::uint32_t block, Instruction i) {
@@ -276,7 +276,7 @@ class Reduction {
     next.add = c.down ? AddOp::Sub : AddOp::Add;
     next.a = phi;
     next.b = step;
-    // Add it at the end of the block that steps the old induction variable.
+    // Step the new induction variable at the end of the block that steps the old one.
     const Value stepped = append(graph_.values[c.next].block, next);
     steps_[stepped] = true;
     std::vector<Value>& arguments = graph_.arguments(phi);

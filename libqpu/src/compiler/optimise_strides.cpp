@@ -1,6 +1,7 @@
-// Element strides: whether the elements of a value are equal or an arithmetic sequence. A data-flow analysis like the
-// divergence analysis of SIMT programs: Bruno Coutinho, Diogo Sampaio, Fernando Magno Quintao Pereira and Wagner Meira
-// Jr., "Divergence Analysis and Optimizations", 2011.
+// Element strides: whether a value's elements are equal or form an arithmetic sequence. A
+// data-flow analysis like the divergence analysis of SIMT programs: Bruno Coutinho, Diogo
+// Sampaio, Fernando Magno Quintao Pereira and Wagner Meira Jr., "Divergence Analysis and
+// Optimizations", 2011.
 #include "compiler/optimise.hpp"
 
 namespace qpu::compiler {
@@ -14,7 +15,7 @@ using isa::AddOp;
 
 namespace {
 
-// Stride of a pure value from those of its operands.
+// Derives a pure value's stride from its operands' strides.
 class StrideRules {
  public:
   StrideRules(const Graph& graph, const std::vector<Stride>& known)
@@ -82,8 +83,8 @@ std::vector<Stride> strides(const Graph& graph) {
   for (Value v = 0; v < graph.values.size(); ++v)
     if (graph.values[v].kind == Kind::Constant || graph.values[v].kind == Kind::Uniform)
       known[v] = {true, 0};
-  // A phi starts with the stride of its first argument, which comes from before a loop. It becomes unknown if the other
-  // arguments differ.
+  // A phi starts with the stride of its first argument, which is defined before the loop. The
+  // stride becomes unknown if the other arguments' strides differ.
   std::vector<bool> visited(graph.values.size(), false);
   const auto differ = [](const Stride& a, const Stride& b) {
     return a.known != b.known || (a.known && a.step != b.step);

@@ -1,4 +1,4 @@
-// Register pressure of machine operations: the most vectors that are live at once.
+// Register pressure of machine operations: the maximum number of vectors that are live at once.
 #ifndef QPU_SRC_COMPILER_REGISTER_PRESSURE_HPP
 #define QPU_SRC_COMPILER_REGISTER_PRESSURE_HPP
 
@@ -10,7 +10,8 @@
 
 namespace qpu::compiler {
 
-// In the order of the operations. Vectors that are live out of the block count throughout.
+// The pressure in the order of the operations. Vectors that are live out of the block count
+// throughout.
 std::uint32_t pressure(const Function& function, const Liveness& live, std::size_t block);
 
 // The highest pressure of all blocks.

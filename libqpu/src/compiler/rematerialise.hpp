@@ -1,5 +1,6 @@
-// Rematerialisation: which vectors can be computed again where they are used, instead of staying in a register or in
-// memory. Preston Briggs, Keith D. Cooper and Linda Torczon, "Rematerialization", 1992.
+// Rematerialisation: which vectors can be recomputed where they are used, instead of staying in a
+// register or in memory. Preston Briggs, Keith D. Cooper and Linda Torczon, "Rematerialization",
+// 1992.
 #ifndef QPU_SRC_COMPILER_REMATERIALISE_HPP
 #define QPU_SRC_COMPILER_REMATERIALISE_HPP
 
@@ -12,9 +13,9 @@
 namespace qpu::compiler {
 
 struct Rematerialisation {
-  std::uint32_t operations = 0;  // needed, including those for operands that are rematerialised; 0 if impossible
+  std::uint32_t operations = 0;  // operations needed, including those for rematerialised operands; 0 if impossible
   Operation definition;
-  std::vector<Vreg> sources;  // vectors that it starts from; each keeps its content as long as the vector is live
+  std::vector<Vreg> sources;  // source vectors of the computation; each keeps its content as long as the vector is live
 };
 
 // Indexed by register.

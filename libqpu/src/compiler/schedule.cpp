@@ -14,9 +14,9 @@ namespace address = isa::address;
 constexpr std::size_t kMostScanned = 40;     // ready operations that are examined for one instruction
 constexpr std::size_t kMostCandidates = 16;  // of those that can issue
 constexpr int kMostFixed = 4;                // of those that write r4 or r5
-constexpr int kMaxIdle = 16;                 // empty instructions in a row; with more, the block does not fit
+constexpr int kMaxIdle = 16;                 // empty instructions in a row; if more are needed, the block does not fit
 constexpr int kIdleBeforeEviction = 3;
-constexpr int kIdleBeforeReceive = 2;  // the latency of a register in the files may delay requests this long
+constexpr int kIdleBeforeReceive = 2;  // a register file's latency may delay requests by this much
 
 class ListScheduler {
  public:
@@ -78,7 +78,7 @@ class ListScheduler {
     Candidate candidate;
     if (!planner_.planNode(n, candidate)) return;
     if (n != state_.oldest && !fitsOutOfOrder(candidate)) return;
-    // Operations that free r4 or r5 are as urgent as those that wait for the register.
+    // Operations that free r4 or r5 are as urgent as those waiting for the register.
     for (const std::uint32_t v : candidate.reads) {
       if (v == kNone) continue;
       if (state_.values[v].main == kR4) candidate.priority = std::max(candidate.priority, heightForR4);
@@ -86,13 +86,13 @@ class ListScheduler {
     }
     candidates_.add(candidate);
     if (graph_.nodes[n].a.kind != Source::Kind::ReadEither || candidate.portB != address::kNop) return;
-    // Also through the other port. The bundler takes the variant that fits.
+    // Also try the other port; the bundler takes the variant that fits.
     std::swap(candidate.portA, candidate.portB);
     candidate.a = candidate.b = isa::Mux::B;
     candidates_.add(candidate);
   }
 
-  // Considers the first few of the operations that write r4 or r5.
+  // Considers the first few operations that write r4 or r5.
   void considerFixed(const std::vector<std::uint32_t>& ready) {
     int tried = 0;
     for (const std::uint32_t n : ready) {
@@ -104,7 +104,7 @@ class ListScheduler {
     }
   }
 
-  // Whether some operation waits only for this result.
+  // Whether some operation is waiting only for this result.
   bool isAwaited(std::uint32_t n) const {
     const std::uint32_t v = graph_.nodes[n].target;
     if (v == kNone || graph_.nodes[n].form == Node::Form::Receive) return true;
@@ -114,7 +114,8 @@ class ListScheduler {
                        [this](std::uint32_t u) { return state_.nodes[u].pendingEdges <= 1; });
   }
 
-  // Whether the remaining operations still fit into the registers in source order if this one issues now.
+  // Whether the remaining operations, in source order, still fit into the registers if this one
+  // issues now.
   bool fitsOutOfOrder(const Candidate& candidate) const {
     const Node& node = graph_.nodes[candidate.node];
     const std::uint32_t v = node.target;
@@ -130,8 +131,8 @@ class ListScheduler {
     return state_.pressure.hasRoom(state_.oldest, candidate.node);
   }
 
-  // Called if nothing can issue without a stall: chooses an operation that stalls the QPU, or a copy that frees a
-  // register.
+  // Chooses an operation that stalls the QPU, or a copy that frees a register. Called if nothing
+  // can issue without a stall.
   Bundle chooseWithStall() {
     candidates_.clear();
     for (const auto* ready : {&state_.ready.forR4(), &state_.ready.others()})
@@ -147,7 +148,7 @@ class ListScheduler {
     copies_.evictR4AndR5();
     bundle = bundler_.chooseFirst();
     if (bundle.count != 0) return bundle;
-    // Live-out copies move values to their home registers, which no other value can use.
+    // Live-out copies move values to their home registers, which other values cannot use.
     candidates_.clear();
     for (const std::uint32_t n : state_.ready.others()) {
       Candidate candidate;

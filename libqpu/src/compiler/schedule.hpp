@@ -1,8 +1,9 @@
 // List scheduling of one basic block, with the critical path as priority: Philip B. Gibbons and Steven S. Muchnick,
 // "Efficient Instruction Scheduling for a Pipelined Architecture", 1986.
 //
-// Order, pairing and registers are chosen in one pass, instruction by instruction: two operations can issue together
-// only if their registers and ports fit. Register pressure limits the order (see schedule_pressure.hpp).
+// Order, pairing and registers are chosen in one pass, instruction by instruction, because two
+// operations can issue together only if their registers and ports are compatible. Register
+// pressure limits the order (see schedule_pressure.hpp).
 #ifndef QPU_SRC_COMPILER_SCHEDULE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_HPP
 
@@ -29,17 +30,18 @@ struct ScheduledBlock {
 struct ScheduleOptions {
   int fileRegisters = 32;
   bool pair = true;
-  // Only this many operations from the first one that has not issued are considered. With 1 the order is the source
-  // order.
+  // Only this many operations are considered, starting with the first one that has not issued.
+  // With 1, the order is the source order.
   std::uint32_t window = 1;
-  // AfterRequests: a result of a TMU is received after the requests that precede it in source order, so that the number
-  // of requests in flight does not fall. Spread: the last receive of the block issues after all operations that depend
-  // on no receive, with a gap to the receive before it. Both yield if no other operation can issue.
+  // AfterRequests: a TMU result is received after the requests that precede it in source order,
+  // so that the number of requests in flight does not fall. Spread: the block's last receive
+  // issues after all operations that do not depend on a receive, with a gap after the previous
+  // receive. Both rules are dropped if no other operation can issue.
   enum class Receives : std::uint8_t { Early, AfterRequests, Spread };
   Receives receives = Receives::Early;
-  // The QPU waits for a DMA only if no other operation can issue.
+  // A wait for a DMA transfer issues only if no other operation can.
   bool lateWaits = false;
-  // Vectors that are read from the VPM go to files A and B alternately.
+  // Vectors read from the VPM go alternately to files A and B.
   bool alternateFiles = false;
   // Registers as bits by Place.
   std::uint64_t occupied = 0;    // registers that hold live-in vectors

@@ -7,7 +7,7 @@ namespace {
 
 namespace address = isa::address;
 
-constexpr std::size_t kStarts = 5;  // candidates that are tried as the first of a bundle
+constexpr std::size_t kStarts = 5;  // candidates that are tried as the first in a bundle
 constexpr int kBestScore = 3;
 
 bool pipesFit(const Candidate& p, const Candidate& q) {
@@ -62,7 +62,7 @@ bool Bundler::resourcesFit(const Bundle& bundle, const Candidate& candidate) con
   if ((receives && bundle.small >= 0) || (bundle.receives && candidate.small >= 0)) return false;
   if (candidate.portA != address::kNop && bundle.portA != address::kNop && candidate.portA != bundle.portA)
     return false;
-  // The small-immediate code of 128.0 equals the address that stands for no register.
+  // The small-immediate code of 128.0 equals the address that means "no register".
   const bool usesB = candidate.small >= 0 || candidate.portB != address::kNop;
   const bool isUsedB = bundle.small >= 0 || bundle.portB != address::kNop;
   if (usesB && isUsedB && (candidate.portB != bundle.portB || candidate.small != bundle.small)) return false;
@@ -79,7 +79,8 @@ bool Bundler::moveSameValue(const Candidate& copy, const Candidate& other) const
          (other.node != kNone && state_.graph.nodes[other.node].target == copy.value);
 }
 
-// Whether the register that the candidate must write is free, or its value is read for the last time.
+// Whether the register that the candidate must write is free, or holds a value that is read here
+// for the last time.
 bool Bundler::isTargetFree(const Bundle& bundle, const Candidate& candidate) const {
   if (candidate.fixed == kNowhere || candidate.node == kNone) return true;
   const std::uint32_t occupant = state_.occupant[candidate.fixed];
@@ -149,7 +150,7 @@ void Bundler::addFollower(Bundle& bundle) {
   }
 }
 
-// The MUL pipe is idle anyway, so it can move the value out of r5.
+// The otherwise idle MUL pipe can move the value out of r5.
 void Bundler::vacateR5(Bundle& bundle) {
   if (followerCount_ == kMostFollowers || bundle.count == bundle.candidates.size()) return;
   for (const Candidate* c : bundle)
@@ -161,7 +162,8 @@ void Bundler::vacateR5(Bundle& bundle) {
   bundle.add(candidate);
 }
 
-// Two operations are better than one. The pipe that has more work left should do what the other cannot.
+// Two operations are better than one. The pipe with more work left should execute operations that
+// the other cannot.
 int Bundler::scoreOf(const Bundle& bundle) const {
   const std::uint8_t scarce = state_.work.mul > state_.work.add ? kMulPipe : kAddPipe;
   const bool usesScarce =

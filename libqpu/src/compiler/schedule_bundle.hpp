@@ -16,9 +16,10 @@ class Bundler {
           const CandidateList& candidates)
       : state_(state), planner_(planner), files_(files), copies_(copies), candidates_(candidates) {}
 
-  // The best bundle of the candidates; empty if none can issue. Valid until the list of candidates changes.
+  // Returns the best bundle of candidates, or an empty one if none can issue. It is valid until
+  // the list of candidates changes.
   Bundle choose();
-  // The first candidate that can issue, alone.
+  // Returns a bundle of only the first candidate that can issue.
   Bundle chooseFirst() const;
 
  private:
@@ -38,7 +39,7 @@ class Bundler {
   const CopyPlanner& copies_;
   const CandidateList& candidates_;
   static constexpr std::size_t kMostFollowers = 8;
-  std::array<Candidate, kMostFollowers> followers_;  // candidates that join a bundle, but cannot issue alone
+  std::array<Candidate, kMostFollowers> followers_;  // candidates that can join a bundle but cannot issue alone
   std::size_t followerCount_ = 0;
   bool ignoresPreference_ = false;  // results that prefer an accumulator may go elsewhere
 };

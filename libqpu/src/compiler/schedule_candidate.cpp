@@ -212,7 +212,8 @@ void Planner::request(std::uint32_t v, std::uint32_t n, std::uint8_t allowed) {
   requests_.push_back({v, n, allowed, state_.graph.nodes[n].height});
 }
 
-// Both values are in one file, or one is in file B next to a small immediate.
+// Both values are in the same file, or one is in file B while the other operand is a small
+// immediate.
 void Planner::requestOperand(std::uint32_t n, const Node& node, bool hasSmallImmediate) {
   std::uint32_t v = node.a.isValue() ? node.a.number : node.b.number;
   if (hasSmallImmediate) {

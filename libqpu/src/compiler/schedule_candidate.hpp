@@ -1,5 +1,5 @@
-// Candidates for the next instruction: operations and copies together with the resources of the instruction that they
-// need.
+// Candidates for the next instruction: operations and copies, with the instruction resources that
+// they need.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_CANDIDATE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_CANDIDATE_HPP
 
@@ -12,7 +12,7 @@
 
 namespace qpu::compiler {
 
-// An operation, or a copy of a value to another register, as it would issue in the current cycle.
+// An operation or a copy of a value to another register, as it would issue in the current cycle.
 struct Candidate {
   std::uint32_t node = kNone;     // the operation, or kNone for a copy
   std::uint32_t value = kNone;    // the value that is copied or moved
@@ -28,7 +28,7 @@ struct Candidate {
   bool fillsInstruction = false;
   bool takesR4 = false, takesR5 = false;
   Place fixed = kNowhere;            // the register that is written, if there is no choice
-  std::uint8_t files = kToNeither;   // where the result can go
+  std::uint8_t files = kToNeither;   // possible places for the result
   bool choosesPlace = false;
   bool prefersAccumulator = false;
   std::array<std::uint32_t, 2> reads{kNone, kNone};  // values
@@ -44,7 +44,7 @@ inline bool inAddAndMul(const Candidate& x, const Candidate& y) {
 
 inline std::uint8_t fileOf(Place p) { return isFileA(p) ? kToA : isFileB(p) ? kToB : kToNeither; }
 
-// Candidates in order of falling priority.
+// Candidates in order of decreasing priority.
 class CandidateList {
  public:
   void clear() { list_.clear(); }
@@ -58,7 +58,7 @@ class CandidateList {
   std::vector<Candidate> list_;
 };
 
-// A value that an operation needs in a register it can read.
+// A value that an operation needs in a register that it can read.
 struct CopyRequest {
   std::uint32_t value = kNone;
   std::uint32_t node = kNone;
@@ -71,10 +71,11 @@ class Planner {
  public:
   explicit Planner(const BlockState& state) : state_(state) {}
 
-  // Fills in what the operation needs. Returns false if it cannot issue now. If a value is in the wrong register,
-  // requests a copy of it.
+  // Determines the resources that the operation needs. Returns false if the operation cannot
+  // issue now. If a value is in the wrong register, requests a copy of the value.
   bool planNode(std::uint32_t n, Candidate& candidate);
-  // A copy of `v` to one of the `allowed` files for operation `node`. Returns false if `v` cannot be read now.
+  // Plans a copy of `v` to one of the `allowed` files for operation `node`. Returns false if `v`
+  // cannot be read now.
   bool planCopy(std::uint32_t v, bool relocates, std::uint8_t allowed, std::uint32_t node, std::int32_t priority,
                 Candidate& candidate) const;
 
@@ -83,7 +84,7 @@ class Planner {
   void keepRequests(std::size_t count) { requests_.resize(std::min(count, requests_.size())); }
 
  private:
-  // Whether operands are in registers that one instruction can read together.
+  // Whether one instruction can read all operands from their registers.
   enum class Operands : std::uint8_t { Readable, NotYet, NeedCopy };
 
   bool planSources(std::uint32_t n, const Node& node, Candidate& candidate);

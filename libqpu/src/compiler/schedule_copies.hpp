@@ -16,13 +16,13 @@ class CopyPlanner {
 
   // Adds candidates for the copies that operations requested.
   void addRequested();
-  // Called if another result of this priority waits for r4. Adds a candidate that moves the current value out of r4,
-  // unless its last use is near.
+  // Adds a candidate that moves the current value out of r4, unless its last use is near. Called
+  // if another result with this priority is waiting for r4.
   void evictR4(std::int32_t priority);
   // Adds candidates that move the values in r4 and r5 away.
   void evictR4AndR5();
-  // Plans a move of the value out of r5 if it blocks the next broadcast, has many reads left, and only the ADD pipe
-  // reads it. Returns false otherwise.
+  // Plans to move the value out of r5 if it blocks the next broadcast, has many reads left and is
+  // read only by the ADD pipe. Otherwise returns false.
   bool planVacateR5(Candidate& candidate) const;
 
  private:

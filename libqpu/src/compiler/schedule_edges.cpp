@@ -59,7 +59,7 @@ class EdgeBuilder {
       edge(t.writer, i, resultLatency(t.writer));
       t.readers.push_back(i);
     };
-    // The amount of a rotation occupies r5, so it is computed after the vector.
+    // The rotation amount occupies r5, so it is computed after the vector.
     if (n.rotate == kRotateByR5 && n.a.isValue())
       edge(accesses_[n.a.number].writer, definitions_[n.b.number].node, 1);
     read(n.a);
@@ -77,7 +77,8 @@ class EdgeBuilder {
     t.writer = i;
   }
 
-  // A live-out value can be written to its home register only after all reads of the live-in value of that register.
+  // A live-out value can be written to its home register only after all reads of that register's
+  // live-in value.
   void afterLiveInReads(std::uint32_t i, std::uint32_t value) {
     const std::uint32_t old = liveInValue(graph_.values[value].vreg);
     if (old == kNone) return;
@@ -168,7 +169,8 @@ class EdgeBuilder {
                                                                          : 1);
         edge(barrier_, i, 1);
         if (o.op == Op::DmaLoadStart) edge(store_, i, 1);
-        // A kernel that uses the VPM by hand may read what it has written, and overwrite what it has read.
+        // A kernel that accesses the VPM directly may read data that it has written, and
+        // overwrite data that it has read.
         if (o.unit != kSpillUnit && context_.function->usesVpmByHand) {
           edge(writeOfKernel_, i, 1);
           readOfKernel_ = i;

@@ -9,7 +9,8 @@
 namespace qpu::compiler {
 namespace {
 
-// The four QPUs of a slice share its TMUs. A request is expected to wait for a request of another QPU.
+// The four QPUs of a slice share its TMUs. A request is expected to wait for one from another
+// QPU.
 constexpr int kRequestTime = kTmuLatency + kTmuRequest;
 constexpr int kSlowRequestTime = kSlowTmuLatency + kSlowTmuRequest;
 constexpr int kIterations = 12;  // iterations of a loop; the first half is not counted
@@ -21,7 +22,7 @@ struct Event {
   int at;
 };
 
-// `branch`: the slot before which the branch is inserted.
+// `branch` is the slot before which the branch is inserted.
 std::vector<Event> eventsOf(const ScheduledBlock& block, std::size_t branch) {
   std::vector<Event> events;
   for (std::size_t i = 0; i < block.slots.size(); ++i) {
@@ -42,7 +43,8 @@ std::vector<Event> eventsOf(const ScheduledBlock& block, std::size_t branch) {
   return events;
 }
 
-// Rows per transfer. The vectors that the block writes to, or reads from, the VPM are assumed to be divided equally.
+// Rows per transfer. The vectors that the block writes to or reads from the VPM are assumed to be
+// divided equally among the transfers.
 int rowsOf(const ScheduledBlock& block, isa::VpmSide vector, isa::VpmSide start) {
   int vectors = 0;
   int transfers = 0;
@@ -58,7 +60,7 @@ struct Costs {
   int request, store, load;
 };
 
-// Stalls of one run of the block, in instructions.
+// The stalls in one execution of the block, in instructions.
 double stallsOf(const std::vector<Event>& events, int size, const std::array<std::uint32_t, 2>& inFlight, bool repeats,
                 const Costs& costs) {
   if (events.empty()) return 0;

@@ -1,5 +1,5 @@
-// Estimates how long a scheduled block takes, including stalls for results of the TMUs and for the DMA. Estimates are
-// only compared with each other, so only their order matters.
+// Estimates how long a scheduled block takes, including stalls for TMU results and the DMA.
+// Estimates are only compared with each other, so only their order matters.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_ESTIMATE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_ESTIMATE_HPP
 
@@ -21,11 +21,11 @@ struct Surroundings {
   bool branches = false;                    // the block ends with a conditional branch to itself
 };
 
-// For one run of the block, in instructions.
+// For one execution of the block, in instructions.
 struct Estimate {
   double total = 0;        // with stalls
   double stalls = 0;
-  double totalIfSlow = 0;  // as `total`, with TMUs and memory at the slow end of their ranges
+  double totalIfSlow = 0;  // like `total`, with the TMUs and memory at the slow end of their ranges
 };
 
 Estimate estimate(const ScheduledBlock& block, const Surroundings& around);

@@ -1,4 +1,5 @@
-// Register assignment: the file, and the register in it, for the result of each operation of an instruction.
+// Register assignment: chooses the file and the register for the result of each operation in an
+// instruction.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_FILES_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_FILES_HPP
 
@@ -9,7 +10,7 @@
 
 namespace qpu::compiler {
 
-// Candidates that issue in one instruction, and the resources that they use together.
+// Candidates that issue in one instruction, and their combined resources.
 struct Bundle {
   std::array<const Candidate*, 4> candidates{};
   unsigned count = 0;
@@ -38,21 +39,21 @@ class FileChooser {
   // Free registers after an instruction with the bundle and `extra` has read its operands.
   FreeRegisters freeAfter(const Bundle& bundle, const Candidate& extra) const;
 
-  // Files that the result of the candidate can go to.
+  // The files to which the candidate's result can go.
   std::uint8_t choices(const Candidate& candidate, const FreeRegisters& free) const;
   // Whether the results of two candidates can go to `x` and `y` in one instruction.
   static bool canPair(const Candidate& p, std::uint8_t x, const Candidate& q, std::uint8_t y,
                       const FreeRegisters& free);
 
-  // Cost of the result in file A, in file B and in an accumulator.
+  // The cost of placing the result in file A, file B or an accumulator.
   std::array<int, 3> costs(const Candidate& candidate) const;
-  // Files of lowest cost for the results of one or two candidates.
+  // The files with the lowest cost for the results of one or two candidates.
   std::array<std::uint8_t, 2> choose(const std::array<const Candidate*, 2>& alus, const FreeRegisters& free) const;
 
   // The home register of the candidate's value if it is free after the candidate has issued.
   Place openHome(const Candidate& candidate) const;
 
-  // A free register in the file. May drop a copy to free an accumulator.
+  // Returns a free register in the file. May drop a copy to free an accumulator.
   Place take(std::uint8_t file, const Candidate& candidate);
 
  private:

@@ -10,7 +10,8 @@ namespace {
 
 namespace address = isa::address;
 
-// Computes the length of the critical path from each node. `ofRequest`: lower bound for requests of the TMUs.
+// Computes the length of the critical path from each node. `ofRequest` is a lower bound for TMU
+// requests.
 void findHeights(Graph& graph, std::int32_t ofRequest) {
   // Every edge leads to a later node, so the nodes are in topological order.
   for (std::size_t i = graph.nodes.size(); i-- > 0;) {
@@ -24,7 +25,8 @@ void findHeights(Graph& graph, std::int32_t ofRequest) {
   }
 }
 
-// Fuses an operation with the write of its result to an I/O address, if that is the only use of the result.
+// Fuses an operation with the write of its result to an I/O address, if the write is the result's
+// only use.
 class Fusion {
  public:
   explicit Fusion(BlockNodes& nodes)

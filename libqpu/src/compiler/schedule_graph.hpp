@@ -13,10 +13,12 @@ namespace qpu::compiler {
 
 constexpr std::uint32_t kNone = UINT32_MAX;
 
-// Requests that can safely be in flight in one TMU. More were seen to fail.
+// The number of requests that can safely be in flight in one TMU. Failures have been observed
+// with more.
 constexpr std::uint32_t kTmuDepth = 4;
-// Latencies that the scheduler assumes, in instructions of 4 clocks: the defaults of the emulator's model for a Pi 3
-// (docs/model.md). Wrong values only make code slower. The test `levels` compares them with the model.
+// Latencies that the scheduler assumes, in instructions of 4 clocks: the defaults of the
+// emulator's model for a Pi 3 (docs/model.md). Wrong values only make code slower. The test
+// `levels` compares the values with the model.
 constexpr int kTmuLatency = 20;          // tmu_memory_clocks
 constexpr int kTmuRequest = 4;           // tmu_request_clocks
 constexpr int kSlowTmuLatency = 26;      // the same two at the slow end of their ranges
@@ -26,7 +28,7 @@ constexpr int kDmaStoreRow = 5;          // store_burst_ns and store_word_ns of 
 constexpr int kDmaLoadSetup = 22;        // load_ns
 constexpr int kDmaLoadRow = 7;           // load_burst_ns and load_word_ns of 16 words
 
-// Hazards of the manual, in instructions.
+// The hazards in the manual, in instructions.
 constexpr int kVpmReadLatency = 4;
 constexpr int kNoSwapLatency = 3;
 constexpr int kSfuLatency = 3;
@@ -78,7 +80,7 @@ struct Node {
   bool canStall() const { return form == Form::Receive || form == Form::Wait; }
 };
 
-// The vector that a register holds from one full write to the next.
+// The vector that a register holds between two full writes.
 struct Value {
   Vreg vreg = 0;
   Place home = kNowhere;   // home register, if the vector is live in or live out
@@ -122,7 +124,8 @@ struct BlockContext {
   const Liveness* live = nullptr;
   const std::vector<Place>* homes = nullptr;  // indexed like live->globals
   std::size_t block = 0;
-  // Requests of each TMU that are in flight before the block: the fewest and the most on any path.
+  // The minimum and maximum number of requests per TMU that are in flight before the block, over
+  // all paths.
   std::array<std::uint32_t, 2> fewestInFlight{};
   std::array<std::uint32_t, 2> mostInFlight{};
   bool fuse = false;       // operations may write their results directly to I/O addresses
@@ -131,15 +134,15 @@ struct BlockContext {
 
 bool isRequest(const Node& node);  // of a TMU
 
-// Whether the node keeps elements of the value that was in its target before.
+// Whether the node keeps some elements of its target's previous value.
 inline bool isConditionalWrite(const Node& node) {
   return node.cond != isa::Cond::Always && node.address == isa::address::kNop;
 }
 
 Graph buildGraph(const BlockContext& context);
 
-// Raises the priority of requests of the TMUs, and of their predecessors, as if their results were needed at the end of
-// the block.
+// Raises the priority of TMU requests and their predecessors, as if the results were needed at
+// the end of the block.
 void prioritiseRequests(Graph& graph);
 
 }  // namespace qpu::compiler

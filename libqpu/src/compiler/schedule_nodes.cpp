@@ -141,7 +141,8 @@ class NodeBuilder {
         std::min(definitions_[value].end, static_cast<std::uint32_t>(position_));
   }
 
-  // The result appears in r4 or r5. If it is updated later, it is moved to another register at once, as a new value.
+  // The result appears in r4 or r5. If it is updated later, it is moved immediately to another
+  // register, as a new value.
   void pushResult(Node n, const Operation& o, Place result) {
     n.result = result;
     n.cond = isa::Cond::Always;
@@ -272,7 +273,7 @@ class NodeBuilder {
       case Op::SemaphoreAcquire: addSemaphore(n, (o.constant & 15U) | 16U); break;
       case Op::SemaphoreRelease: addSemaphore(n, o.constant & 15U); break;
       case Op::MutexAcquire:
-        // Needs an ALU operation. A read without one was seen not to acquire the mutex.
+        // Requires an ALU operation: a read without one was observed not to acquire the mutex.
         makeMove(n);
         n.a = {Source::Kind::ReadEither, address::kMutex};
         n.exclusive = kUnitAccess | kVpmAccess;

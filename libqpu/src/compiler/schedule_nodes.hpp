@@ -1,4 +1,5 @@
-// The two halves of buildGraph(): nodes of the operations of a block, then the dependences between them.
+// The two halves of buildGraph(): first the nodes for a block's operations, then the dependences
+// between the nodes.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_NODES_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_NODES_HPP
 

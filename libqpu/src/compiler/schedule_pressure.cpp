@@ -5,7 +5,7 @@
 namespace qpu::compiler {
 namespace {
 
-// A value that is used this soon after its definition goes through an accumulator.
+// A value that is used this soon after its definition is kept in an accumulator.
 constexpr std::uint32_t kAccumulatorDistance = 2;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Register pressure of one block while it is scheduled.
+// Register pressure of one block during scheduling.
 //
 // The scheduler keeps a schedule that is known to fit as a fallback: the remaining operations in source order. An
 // operation may issue out of order only if the fallback still fits into the registers afterwards. This follows James R.
@@ -21,7 +21,8 @@ class PressureTracker {
   // Whether the value occupies a register of the pools.
   bool isCounted(std::uint32_t value) const { return isCounted_[value] != 0; }
 
-  // Called when a value whose home register is not in the pools is put into a register of the pools after all.
+  // Called when a value whose home register is not in the pools is nevertheless put into a
+  // register that is.
   void count(std::uint32_t value, std::uint32_t oldest) {
     isCounted_[value] = 1;
     add(oldest, lastUse_[value], 1);
@@ -33,7 +34,8 @@ class PressureTracker {
   // Called when the operation that defines a counted value has issued: the value is live earlier than in source order.
   void define(std::uint32_t node, std::uint32_t oldest) { add(oldest, node, 1); }
 
-  // Whether one more value can be live across the operations from `oldest` to before `node`.
+  // Whether one more value can be live across the operations from `oldest` up to, but not
+  // including, `node`.
   bool hasRoom(std::uint32_t oldest, std::uint32_t node) const;
 
  private:

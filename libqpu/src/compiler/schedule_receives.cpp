@@ -3,10 +3,10 @@
 namespace qpu::compiler {
 namespace {
 
-// Instructions from one receive to the last one of the block. QPUs of a slice that wait for the same line of memory
-// continue at the same time, and their next requests queue at the TMU. If this gap is as long as a request, the QPUs
-// that the other TMU served last continue later, and the requests are spread over time. The branch of the block often
-// falls into the gap.
+// The instructions between the block's last two receives. QPUs in a slice that wait for the same
+// cache line continue at the same time, and their next requests queue at the TMU. If this gap is
+// as long as a request, the QPUs that the other TMU served last continue later, and the requests
+// are spread over time. The block's branch often falls into the gap.
 constexpr std::int32_t kReceiveGap = kTmuRequest;
 
 }  // namespace

@@ -1,4 +1,5 @@
-// When results of the TMUs are received. A receive stalls the QPU until the result is there.
+// Determines when TMU results are received. A receive stalls the QPU until the result is
+// available.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_RECEIVES_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_RECEIVES_HPP
 
@@ -13,9 +14,10 @@ class ReceiveTiming {
  public:
   explicit ReceiveTiming(const BlockState& state);
 
-  // Whether the operation, which may stall the QPU, is delayed until no other operation can issue.
+  // Whether the operation, which may stall the QPU, is delayed until other operations can no
+  // longer issue.
   bool isDelayed(std::uint32_t n);
-  // Whether the gap before the last receive of the block has not ended yet.
+  // Whether the gap before the block's last receive is still in progress.
   bool isInGap() const;
   // Called when the operation issues in the current cycle.
   void issue(std::uint32_t n);

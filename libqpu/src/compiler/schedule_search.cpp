@@ -8,8 +8,8 @@ namespace qpu::compiler {
 namespace {
 
 constexpr double kSignificant = 0.95;  // smaller differences between estimates are noise
-// Spread receives are used even if the estimate is this much higher. The estimate is for one QPU, but QPUs that share a
-// TMU gain more.
+// Spread receives are used even if the estimate is this much higher. The estimate is for one QPU,
+// but QPUs that share a TMU benefit more.
 constexpr double kSpreadAllowance = 1.1;
 constexpr double kQpusPerSlice = 4;  // these share two TMUs
 
@@ -39,7 +39,7 @@ std::optional<ScheduledBlock> ScheduleSearch::run(std::uint32_t b, std::uint64_t
     std::optional<ScheduledBlock> result = schedule(graph, options);
     if (!result) continue;
     if (window == kWindows.front() && readsVpmOften(b)) {
-      // Neither setting is always better.
+      // Try both, because neither setting is always better.
       options.alternateFiles = true;
       std::optional<ScheduledBlock> other = schedule(graph, options);
       if (other && other->slots.size() < result->slots.size()) return other;
@@ -53,7 +53,7 @@ std::optional<ScheduledBlock> ScheduleSearch::run(std::uint32_t b, std::uint64_t
   return schedule(buildGraph(context), options);
 }
 
-// If the QPU stalls for memory in the block, tries other orders.
+// Tries other orders if the QPU stalls for memory in the block.
 void ScheduleSearch::reduceStalls(const Graph& graph, ScheduleOptions options, ScheduledBlock& best,
                                   std::uint32_t b) const {
   using Receives = ScheduleOptions::Receives;
@@ -83,11 +83,11 @@ void ScheduleSearch::reduceStalls(const Graph& graph, ScheduleOptions options, S
   tryOrder(graph, Receives::Early, true, window);
   tryOrder(graph, Receives::Early, false, 1);  // source order
   if (inFlight_.fewest[b][0] + inFlight_.fewest[b][1] == 0) return;
-  // In a software pipeline the next iteration receives the results that this one requests.
+  // In a software pipeline, the next iteration receives the results that this one requests.
   Graph early = graph;
   prioritiseRequests(early);
   tryOrder(early, Receives::AfterRequests, false, window);
-  // Without stalls the QPUs of a slice would send more requests than its TMU can serve.
+  // Without stalls, the QPUs in a slice would send more requests than its TMU can serve.
   if (least.total - least.stalls < kQpusPerSlice * kTmuRequest * static_cast<double>(requestsOf(b)))
     tryOrder(early, Receives::Spread, false, window);
 }
@@ -106,7 +106,7 @@ bool ScheduleSearch::isLoop(std::uint32_t b) const {
   return std::find(next.begin(), next.end(), b) != next.end();
 }
 
-// Requests of the TMU that has more of them.
+// The number of requests at the TMU that has more of them.
 std::ptrdiff_t ScheduleSearch::requestsOf(std::uint32_t b) const {
   const std::vector<Operation>& all = function_.blocks[b].operations;
   const auto of = [&](unsigned unit) {

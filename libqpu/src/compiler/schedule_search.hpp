@@ -18,8 +18,8 @@ class ScheduleSearch {
       : function_(function), options_(options), live_(live), homes_(homes),
         inFlight_(findRequestsInFlight(function)) {}
 
-  // The best schedule found. `unreadable`: registers that the instruction before the block may write. Returns nothing
-  // if there are not enough registers.
+  // Returns the best schedule found, or nothing if there are not enough registers. `unreadable`:
+  // registers that the instruction before the block may write.
   std::optional<ScheduledBlock> run(std::uint32_t b, std::uint64_t unreadable) const;
 
   Surroundings surroundings(std::uint32_t b) const {

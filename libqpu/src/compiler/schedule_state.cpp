@@ -5,7 +5,7 @@
 namespace qpu::compiler {
 namespace {
 
-constexpr std::uint32_t kNearby = 8;  // distance of operations that are close to each other
+constexpr std::uint32_t kNearby = 8;  // maximum distance between operations that count as close
 constexpr unsigned kFewUsers = 3;
 
 std::uint32_t poolOf(const ScheduleOptions& options, unsigned file) {

@@ -1,5 +1,5 @@
-// Progress of the list scheduler through one block: which operations have issued, which are ready, and where the
-// values are.
+// The list scheduler's progress through one block: which operations have issued, which are ready,
+// and where the values are.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_STATE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_STATE_HPP
 
@@ -24,7 +24,7 @@ struct ValueState {
   Place copy = kNowhere;
   std::uint32_t reads = 0, updates = 0, rotations = 0;  // remaining
   std::uint32_t copyFor = kNone;  // the operation that the value was copied or moved for
-  std::array<int, 2> byPipe{};    // remaining reads that only the ADD pipe and only the MUL pipe can do
+  std::array<int, 2> byPipe{};    // remaining reads that only the ADD pipe, or only the MUL pipe, can perform
 };
 
 // Operations that read one value.
@@ -35,8 +35,8 @@ struct Users {
   const std::uint32_t* end() const { return last; }
 };
 
-// Operations whose predecessors have issued, longest critical path first. Operations that write r4 or r5 compete for
-// one register, so they have lists of their own.
+// Operations whose predecessors have issued, longest critical path first. Operations that write
+// r4 or r5 compete for one register, so they are kept in separate lists.
 class ReadyLists {
  public:
   explicit ReadyLists(const Graph& graph) : graph_(graph) {}
@@ -60,12 +60,12 @@ class ReadyLists {
   std::vector<std::uint32_t> others_, forR4_, forR5_;
 };
 
-// Remaining operations by the pipe that they need.
+// The remaining operations, by the pipe that they need.
 struct PipeWork {
   std::int32_t add = 0, mul = 0, either = 0;
 
   void count(const Node& node, int by);
-  // Lower bound of the instructions for the remaining operations.
+  // A lower bound for the number of instructions that the remaining operations take.
   std::int32_t instructions() const;
 };
 
@@ -85,9 +85,9 @@ struct BlockState {
   bool isHeld(std::uint32_t v) const {
     return values[v].copyFor != kNone && !nodes[values[v].copyFor].done;
   }
-  // Whether few operations read the value and all of them are close.
+  // Whether only a few operations read the value, all of them nearby.
   bool isShortLived(std::uint32_t v) const;
-  // Whether the value is the amount of a rotation, which must stay in r5.
+  // Whether the value is a rotation amount, which must stay in r5.
   bool isPinned(std::uint32_t v) const;
   // Frees the registers of a value that is no longer needed.
   void release(std::uint32_t v);
@@ -107,9 +107,10 @@ struct BlockState {
   std::uint32_t availableAccumulators() const;
   int freeRegisters() const { return __builtin_popcount(freeA) + __builtin_popcount(freeB); }
 
-  // Adds `by` times the remaining reads of the value to the reads of the file of `p`.
+  // Adds `by` times the value's remaining reads to the reads counted for the file of `p`.
   void countReads(std::uint32_t v, Place p, int by);
-  // The register in which the reads of the value are counted: its home register until the value is in another one.
+  // The register for which the value's reads are counted: its home register until the value is in
+  // another one.
   Place countedAt(std::uint32_t v) const {
     return values[v].main != kNowhere ? values[v].main : graph.values[v].home;
   }

@@ -120,7 +120,7 @@ void InstructionWriter::putCopy(std::uint32_t v, Place p, const Candidate& candi
 }
 
 void InstructionWriter::putMain(std::uint32_t v, Place p, const Candidate& candidate) {
-  // A copy from before an update is out of date.
+  // A copy made before an update is stale.
   state_.dropCopy(v);
   state_.occupy(p, v);
   state_.countReads(v, state_.countedAt(v), -1);

@@ -1,4 +1,5 @@
-// Writes a bundle as one machine instruction and updates the places of the values that it reads and writes.
+// Writes a bundle as one machine instruction, and updates the places of the values that it reads
+// and writes.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_WRITE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_WRITE_HPP
 

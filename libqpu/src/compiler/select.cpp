@@ -1,5 +1,5 @@
-// Instruction selection: intermediate representation to machine operations. Masks are not computed: flags are set where
-// a mask is needed, unless they already represent it.
+// Instruction selection: intermediate representation to machine operations. Masks are not
+// computed: flags are set where a mask is needed, unless the flags already represent it.
 //
 // Phis are eliminated with copies at the end of the predecessors and the start of the block: Vugranam C. Sreedhar, Roy
 // Dz-Ching Ju, David M. Gillies and Vatsa Santhanam, "Translating Out of Static Single Assignment Form", 1999. The
@@ -78,7 +78,8 @@ class Selection {
         for (const Value o : graph_.arguments(phi)) ++uses_[o];
       if (b.condition != kNone) ++uses_[b.condition];
     }
-    // If a Select is the only use of a result, the result is computed there under the condition of the Select.
+    // If a Select is a result's only use, the result is computed there, under the Select's
+    // condition.
     fused_.assign(graph_.values.size(), false);
     for (const ir::Block& b : graph_.blocks)
       for (const Value v : b.body) {
@@ -107,8 +108,9 @@ class Selection {
     }
   }
 
-  // Each phi gets a register that all predecessors write and the start of the block reads. Critical edges are split,
-  // except the back edges of loops: there it would cost a jump per iteration.
+  // Each phi gets a register that all predecessors write and the start of the block reads.
+  // Critical edges are split, except for loop back edges, where splitting would cost a jump per
+  // iteration.
   void preparePhis() {
     phiRegister_.assign(graph_.values.size(), kNone);
     for (const ir::Block& b : graph_.blocks)
@@ -218,7 +220,7 @@ class Selection {
     o.b = by;
   }
 
-  // Copies the arguments of the phis of `b` for its predecessor number `pred`.
+  // Copies the arguments of b's phis for its predecessor number `pred`.
   void addPhiCopies(const ir::Block& b, std::size_t pred) {
     for (const Value phi : b.phis) ops_.move(phiRegister_[phi], graph_.arguments(phi)[pred]);
   }

@@ -1,4 +1,5 @@
-// Masks as flags. Flags are set where a mask is needed, unless they already represent it.
+// Represents masks as flags. Flags are set where a mask is needed, unless they already represent
+// it.
 #ifndef QPU_SRC_COMPILER_SELECT_MASKS_HPP
 #define QPU_SRC_COMPILER_SELECT_MASKS_HPP
 
@@ -31,12 +32,13 @@ class MaskSelector {
 
   bool isLeaf(ir::Value mask) const;
   std::optional<FlagSets> sets(ir::Value mask) const;
-  // Flags after comparing `first`, then `second`, if one condition then represents the result.
+  // The flags after comparing `first` and then `second`, if one condition represents the combined
+  // result.
   std::optional<FlagSets> combined(const ir::Instruction& i, ir::Value first, ir::Value second) const;
   // Sets the flags of the elements for which `cond` holds.
   void setFlags(ir::Value mask, isa::Cond cond);
   static void test(Operation& o, isa::Cond cond);
-  // Computes the mask into a register: all bits are set where it holds.
+  // Computes the mask into a register, in which all bits are set where the mask holds.
   void materialise(ir::Value mask);
 
   const ir::Graph& graph_;

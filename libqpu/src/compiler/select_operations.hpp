@@ -34,7 +34,7 @@ class OperationWriter {
   // Constants that are not immediates are loaded once per block.
   Operand inRegister(ir::Value v);
   Operand operand(ir::Value v);
-  // The two operands of one operation, which can have only one immediate.
+  // Prepares the two operands of one operation, which can have only one immediate.
   std::pair<Operand, Operand> operands(ir::Value a, ir::Value b);
 
  private:

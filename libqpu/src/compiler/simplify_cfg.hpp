@@ -1,4 +1,4 @@
-// Simplification of the control-flow graph. LLVM's pass of the same name does more.
+// Simplification of the control-flow graph, a subset of LLVM's pass of the same name.
 #ifndef QPU_SRC_COMPILER_SIMPLIFY_CFG_HPP
 #define QPU_SRC_COMPILER_SIMPLIFY_CFG_HPP
 

@@ -97,7 +97,7 @@ class Spiller {
                         : SpillBarriers{std::vector<char>(n + 1, 0), std::vector<char>(n + 1, 0)};
     for (std::uint32_t i = 0; i < n; ++i)
       if (!rewrite(i, operations)) return false;
-    // The next blocks expect spilled vectors in memory.
+    // Successor blocks expect spilled vectors in memory.
     for (std::size_t g = 0; g < live_.globals.size(); ++g) {
       const Vreg v = live_.globals[g];
       if (isSpilled(g) && live_.out[b].has(g) && !state_[v].stored && !canRematerialise(v)) {
@@ -208,8 +208,8 @@ class Spiller {
         if (runEnd_ > i && needsMemory(v) && nextUse(block_, v, i) < runEnd_) continue;
         const bool isFree = state_[v].stored || canRematerialise(v);
         if (!isFree && (barriers_.noStore[i] != 0 || !memory_)) continue;
-        // Evict the vector whose next use is farthest away. The distance counts one and a half times if no store is
-        // needed.
+        // Evict the vector whose next use is farthest away. If no store is needed, the distance
+        // is multiplied by one and a half.
         std::uint64_t score = std::min<std::uint64_t>(nextUse(block_, v, i), 1U << 24U) * 2;
         if (isFree) score += score / 2 + 1;
         if (score >= best) {
@@ -260,8 +260,9 @@ class Spiller {
     }
   }
 
-  // Nothing can be reloaded within a run of VPM reads. Vectors that the run needs from memory, or rematerialises from
-  // there, are in registers before it and stay there until they are read.
+  // Nothing can be reloaded within a run of VPM reads. Vectors in memory that the run reads, or
+  // uses for rematerialisation, are loaded into registers before the run and stay there until
+  // they are read.
   bool reloadAhead(std::uint32_t i, const std::vector<Operation>& operations) {
     busy_.clear();
     std::vector<Vreg> defined;
@@ -276,7 +277,7 @@ class Spiller {
     const std::vector<Vreg> needed = busy_;
     return std::all_of(needed.begin(), needed.end(), [&](Vreg v) { return bringIn(v, i); });
   }
-  // Whether a vector that is in no register can only be restored with a reload.
+  // Whether a vector that is not in a register can be restored only by a reload.
   bool needsMemory(Vreg v) const {
     if (!canRematerialise(v)) return true;
     const std::vector<Vreg>& sources = rematerialisations_[v].sources;
@@ -290,7 +291,7 @@ class Spiller {
   std::vector<Rematerialisation> rematerialisations_;  // indexed by register
   std::vector<char> spilled_;                          // between blocks, by register
   SpillCode code_;
-  std::size_t ready_ = 0;    // operations at the start of the entry block, before which nothing can be spilled
+  std::size_t ready_ = 0;    // operations at the start of the entry block; spilling is possible only after them
   std::size_t block_ = 0;
   std::uint32_t room_ = 0;   // registers for vectors that are not pinned
   std::vector<Operation> out_;

@@ -13,8 +13,8 @@ bool isWriteSide(Op op) {
   return op == Op::VpmWriteSetup || op == Op::VpmWrite || op == Op::DmaStoreStart;
 }
 
-// Nothing can be stored from a write setup to the DMA that stores the vectors, or to the last operation of the write
-// side.
+// Nothing can be stored between a write setup and the DMA that stores the vectors, or the last
+// operation of the write side.
 void findWriteBarriers(const std::vector<Operation>& operations, std::vector<char>& noStore) {
   std::size_t lastWrite = 0;
   for (std::size_t i = 0; i < operations.size(); ++i)
@@ -27,7 +27,8 @@ void findWriteBarriers(const std::vector<Operation>& operations, std::vector<cha
   }
 }
 
-// Nothing can be reloaded from an operation of the read side to the next one that depends on its setup.
+// Nothing can be reloaded between an operation of the read side and the next one that depends on
+// its setup.
 void findReadBarriers(const std::vector<Operation>& operations, std::vector<char>& noReload) {
   std::size_t next = operations.size();  // the next operation of the read side
   for (std::size_t i = operations.size(); i-- > 0;) {

@@ -1,4 +1,4 @@
-// Where spill code cannot be inserted because it would disturb setups of the VPM.
+// Finds the points where spill code cannot be inserted because it would disturb VPM setups.
 #ifndef QPU_SRC_COMPILER_SPILL_BARRIERS_HPP
 #define QPU_SRC_COMPILER_SPILL_BARRIERS_HPP
 
@@ -9,7 +9,7 @@
 
 namespace qpu::compiler {
 
-// Entry i: whether nothing can be stored, or reloaded, before operation i.
+// Entry i states whether storing, or reloading, before operation i is forbidden.
 struct SpillBarriers {
   std::vector<char> noStore;
   std::vector<char> noReload;

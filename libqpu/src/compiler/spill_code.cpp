@@ -38,7 +38,7 @@ Operation effect(Op op, Vreg a = Operation::kNone) {
 
 }  // namespace
 
-// The address is the first uniform. The row depends on the number of the QPU.
+// The address is the first uniform. The row depends on the QPU number.
 std::size_t SpillCode::addPrologue() {
   base_ = f_.registers++;
   row_ = f_.registers++;

@@ -1,4 +1,4 @@
-// Code that stores a vector to memory and loads it again, through one row of the VPM and its DMA.
+// Code that stores a vector to memory and reloads it, through one row of the VPM and its DMA.
 #ifndef QPU_SRC_COMPILER_SPILL_CODE_HPP
 #define QPU_SRC_COMPILER_SPILL_CODE_HPP
 
@@ -13,17 +13,19 @@ class SpillCode {
  public:
   explicit SpillCode(Function& function) : f_(function) {}
 
-  // Adds code to the entry block that finds the address of the spill area and the VPM row. Returns the number of
-  // operations at the start of the entry block that must run before anything can be spilled.
+  // Adds code to the entry block that computes the spill area's address and the VPM row. Returns
+  // the number of operations at the start of the entry block that must run before anything can be
+  // spilled.
   std::size_t addPrologue();
-  // Whether the register belongs to the spill code.
+  // Whether the spill code uses the register.
   bool isReserved(Vreg v) const { return v == base_ || v == row_; }
 
-  // Append to the code of a block.
+  // Append to a block's code.
   void store(std::vector<Operation>& code, std::size_t block, Vreg v);
   void reload(std::vector<Operation>& code, std::size_t block, Vreg v);
 
-  // Assigns the spill slots and fills in their offsets. Returns the bytes of the spill area.
+  // Assigns the spill slots and fills in their offsets. Returns the size of the spill area in
+  // bytes.
   std::uint32_t assignSlots();
 
  private:

@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint32_t kLeastLocals = 4;
 constexpr std::uint32_t kWantedLocals = 8;
 constexpr std::uint64_t kMemoryCost = 10;       // of an access, relative to one operation
-constexpr std::uint64_t kMostPassingCost = 40;  // of a vector that passes through a block, in accesses per run
+constexpr std::uint64_t kMostPassingCost = 40;  // of a vector that passes through a block, in accesses per execution
 
 std::uint64_t frequencyOf(const Block& block) {
   std::uint64_t frequency = 1;
@@ -86,8 +86,8 @@ class GlobalSpilling {
       if (most <= room_) break;
       if (isLive(g) && passes(g) && canSpill(g) && cost_[g] <= frequencyOf(f_.blocks[b]) * kMostPassingCost) spill(g);
     }
-    // A global vector occupies its register for the whole block. Those that are live in and those that are live out may
-    // therefore be too many together, even if the pressure is not too high.
+    // A global vector occupies its register for the whole block. Live-in and live-out vectors
+    // together may therefore be too many even if the register pressure is not too high.
     if (most <= room_ && resident + kLeastLocals <= room_) return true;
     const std::uint32_t locals = most > room_ && room_ >= kWantedLocals + 4 ? kWantedLocals : kLeastLocals;
     for (const std::uint32_t g : byCost_) {

@@ -79,7 +79,7 @@ class SlotColouring {
 
   std::vector<std::uint32_t> colour(std::uint32_t& slots) const {
     std::vector<std::uint32_t> slotOf(vectors_, kNoSlot);
-    std::vector<std::uint32_t> takenBy;  // indexed by slot: the last vector that cannot use it
+    std::vector<std::uint32_t> takenBy;  // indexed by slot: the last vector that cannot use the slot
     slots = 0;
     for (std::uint32_t v = 0; v < vectors_; ++v) {
       for (std::uint32_t u = 0; u < v; ++u)

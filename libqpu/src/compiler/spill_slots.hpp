@@ -10,8 +10,8 @@
 
 namespace qpu::compiler {
 
-// An access to the memory of a spilled vector. Spill code stays in order, so a slot is not overwritten before its last
-// reload.
+// An access to the memory of a spilled vector. Spill code is not reordered, so a slot is not
+// overwritten before its last reload.
 struct SlotAccess {
   Vreg vector = 0;
   std::uint32_t block = 0;

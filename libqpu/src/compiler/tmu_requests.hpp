@@ -1,4 +1,4 @@
-// Requests of the TMUs that are in flight between blocks.
+// TMU requests that are in flight between blocks.
 #ifndef QPU_SRC_COMPILER_TMU_REQUESTS_HPP
 #define QPU_SRC_COMPILER_TMU_REQUESTS_HPP
 
@@ -10,7 +10,8 @@
 
 namespace qpu::compiler {
 
-// The fewest and the most requests in flight on any path to each block, by TMU.
+// The minimum and maximum number of requests in flight at the start of each block over all paths,
+// by TMU.
 struct RequestsInFlight {
   std::vector<std::array<std::uint32_t, 2>> fewest, most;
 };

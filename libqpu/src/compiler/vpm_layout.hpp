@@ -6,21 +6,22 @@
 
 namespace qpu::compiler::vpm {
 
-// Kernels that do not set up the VPM themselves: the row is one of these plus the QPU number. Stores alternate between
-// two rows, so a vector can be written while the previous one is being stored. The write address wraps at 64, so a
-// stride of 32 alternates between the rows.
+// In kernels that do not set up the VPM themselves, the row is one of these plus the QPU number.
+// Stores alternate between two rows, so a vector can be written while the previous one is being
+// stored. The write address wraps at 64, so a stride of 32 alternates between the rows.
 constexpr std::uint32_t kStoreRow = 0;
 constexpr std::uint32_t kStoreRowDistance = 32;
 constexpr std::uint32_t kLoadRow = 12;
 constexpr std::uint32_t kSpillRow = 44;
 
-// Kernels that merge stores: the number of consecutive rows of each QPU, which one DMA stores. There are 64 rows, so
-// there are fewer for each QPU if loads also go through the VPM.
+// In kernels that merge stores, the number of consecutive rows per QPU that one DMA transfer
+// stores. There are 64 rows in total, so each QPU has fewer if loads also go through the VPM.
 constexpr std::uint32_t kMostMerged = 4;
 constexpr std::uint32_t kMostMergedWithLoads = 2;
 constexpr std::uint32_t kMergingLoadRow = 24;
 
-// Kernels that set up the VPM themselves: the row for loads and stores is this minus the QPU number.
+// In kernels that set up the VPM themselves, the row for loads and stores is this minus the QPU
+// number.
 constexpr std::uint32_t kHandRow = 63;
 
 // Horizontal vectors. Consecutive vectors are `stride` rows apart.

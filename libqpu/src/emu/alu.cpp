@@ -10,8 +10,8 @@ using interp::map;
 using isa::AddOp;
 using isa::MulOp;
 
-// The slow path of the float operations. It is not inlined, so that the compiler moves no
-// operation across the change of the rounding mode.
+// The slow path of the float operations. It is not inlined, so that the compiler cannot move an
+// operation across the change of rounding mode.
 using Exact = void (*)(Vector&, const Vector&, const Vector&);
 [[gnu::noinline]] void exactly(Exact f, Vector& r, const Vector& a, const Vector& b) {
   [[maybe_unused]] const HostRounding host;
@@ -38,9 +38,9 @@ void storeWords(Vector& v, std::size_t at, __m128i x) {
   _mm_store_si128(reinterpret_cast<__m128i*>(v.e.data() + at), x);
 }
 
-// With rounding toward zero, an overflow gives the greatest finite float, and operands that
-// are Inf or NaN give Inf or NaN. These cases take the exact path, together with the few
-// sums that are exactly the greatest float. Adding +0 turns -0 into +0.
+// With rounding toward zero, an overflow produces the greatest finite float, and Inf or NaN
+// operands produce Inf or NaN. These cases take the exact path, as do the few sums that equal the
+// greatest float exactly. Adding +0 turns -0 into +0.
 template <typename F>
 inline void hostFloats(Vector& r, const Vector& a, const Vector& b, Exact rare, F f) {
   const __m128 magnitude = _mm_castsi128_ps(_mm_set1_epi32(0x7fffffff));
@@ -82,7 +82,7 @@ void ftoi(Vector& r, const Vector& a) {
   if (_mm_movemask_epi8(odd) != 0) exactly(exactFtoi, r, a, a);
 }
 
-// Bit i is the sign of element i. `f` returns four elements from the given index.
+// Bit i is the sign of element i. `f` returns four elements starting at the given index.
 template <typename F>
 inline Mask signs(F f) {
   const __m128i low = _mm_packs_epi32(f(0), f(kQuad));
@@ -90,7 +90,7 @@ inline Mask signs(F f) {
   return static_cast<Mask>(_mm_movemask_epi8(_mm_packs_epi16(low, high)));
 }
 
-// Unsigned a < b; the result is in the signs.
+// Computes unsigned a < b, with the result in the sign bits.
 inline __m128i below(__m128i a, __m128i b) {
   const __m128i bias = _mm_set1_epi32(INT32_MIN);
   return _mm_cmplt_epi32(_mm_xor_si128(a, bias), _mm_xor_si128(b, bias));
@@ -131,7 +131,7 @@ inline Mask where(F f) {
   return m;
 }
 
-// For shifts where all 16 amounts are the same constant.
+// For shifts whose 16 amounts are the same constant.
 template <typename F>
 inline void shift(Vector& r, const Vector& a, const Vector& b, F f) {
   const std::uint32_t n = b.e[0] & 31U;

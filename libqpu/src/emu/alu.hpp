@@ -1,5 +1,5 @@
-// The two ALUs on whole vectors: results, flags, pack and unpack. Results are bit-identical
-// to interp/arith.hpp. On x86 the common case of float operations uses the host's float
+// The two ALUs on whole vectors: results, flags, pack and unpack. Results are bit-identical to
+// interp/arith.hpp. On x86, the common case of float operations uses the host's float
 // instructions with rounding toward zero; other cases take the exact path.
 #ifndef QPU_SRC_EMU_ALU_HPP
 #define QPU_SRC_EMU_ALU_HPP
@@ -22,9 +22,9 @@ using interp::Vector;
 using Mask = std::uint32_t;  // bit i is for element i
 constexpr Mask kAllElements = 0xffffU;
 
-// During its lifetime, the host's float operations round toward zero and flush denormals.
-// add() and multiply() require this. It also affects double arithmetic: code that depends
-// on rounding to nearest must use HostRounding.
+// During an object's lifetime, the host's float operations round toward zero and flush denormals,
+// as add() and multiply() require. The mode also affects double arithmetic: code that depends on
+// rounding to nearest must use HostRounding.
 class QpuRounding {
  public:
 #ifdef QPU_EMU_SSE2
@@ -71,7 +71,7 @@ enum : std::uint8_t { kShrBy = 32, kAsrBy, kShlBy };
 void add(std::uint8_t op, const Vector& a, const Vector& b, Vector& r);
 void multiply(isa::MulOp op, const Vector& a, const Vector& b, Vector& r);
 
-// The special function unit. `address` is the address of the register that is written.
+// The special function unit. `address` is the address of the written register.
 void special(std::uint8_t address, const Vector& a, Vector& r);
 
 // Rotates the whole vector, or each quad.
@@ -86,8 +86,7 @@ Mask carry(isa::MulOp op, const Vector& a, const Vector& b);
 // Writes the elements of `value` that are in `where` to `target`.
 void write(Vector& target, const Vector& value, Mask where);
 
-// Packing for register file A (pm = 0): writes `value`, the result of an operation, to parts
-// of `old`.
+// Packing for register file A (pm = 0): writes `value`, an operation's result, to parts of `old`.
 struct PackSource {
   bool isFloat = false;
   isa::AddOp op = isa::AddOp::Nop;  // Add and Sub can overflow

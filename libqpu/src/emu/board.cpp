@@ -29,10 +29,10 @@ constexpr Amount atMemory(double n) { return {n, Follows::MemoryClock}; }
 constexpr Amount pins(double n) { return {n, Follows::MemoryPins}; }
 constexpr Amount plain(double n) { return {n, Follows::Nothing}; }
 
-// The table of the cycle model: value, fast end, slow end. This project has measured none of
-// the values on hardware; "guess" marks values that are not published either. If the value
-// is in nanoseconds at a 250 MHz V3D and the fast end is in clocks, the fast end assumes
-// that the engine depends only on the clock of the V3D.
+// The cycle model's parameters: value, fast end, slow end. This project has not measured any of
+// the values on hardware; "guess" marks values that are not published either. If the value is in
+// nanoseconds at a 250 MHz V3D and the fast end is in clocks, the fast end assumes that the
+// engine's speed depends only on the V3D clock.
 constexpr std::array<Parameter, kParameters> kTable = {{
     {"clock_hz", &Board::clockHz, Unit::Hertz, {plain(0), plain(0), plain(0)}, "clock",
      "Raspberry Pi documentation: default v3d_freq of the board"},

@@ -1,12 +1,12 @@
-// Parameters of a board in the cycle model. All times derived from them are values of the
-// model, not of hardware. docs/model.md explains the parameters.
+// A board's parameters in the cycle model. All times derived from them are the model's, not the
+// hardware's. docs/model.md explains the parameters.
 #ifndef QPU_SRC_EMU_BOARD_HPP
 #define QPU_SRC_EMU_BOARD_HPP
 
 namespace qpu::emu {
 
-// Clocks are those of the V3D; one instruction takes 4. A row of DMA is transferred in
-// bursts of up to 16 words. The time of a burst has a fixed part and a part per word.
+// Clocks are V3D clocks; one instruction takes 4. A DMA row is transferred in bursts of up to 16
+// words. A burst's time has a fixed part and a part per word.
 struct Board {
   const char* name = "";
   double clockHz = 0;
@@ -29,7 +29,7 @@ struct Board {
   double vpmSetupClocks = 0;    // from a read setup to its first vector
   double semaphoreClocks = 0;   // from a release until the waiting QPU continues
   double sfuClocks = 0;         // in addition to the instructions that write and read it
-  double l1Bytes = 0;           // of one TMU, direct mapped
+  double l1Bytes = 0;           // of one TMU, direct-mapped
   double l2Bytes = 0;
   double icacheBytes = 0;       // of one slice
   double uniformCacheBytes = 0;

@@ -1,4 +1,5 @@
-// Rules that depend on values: these checks examine the data that an instruction reads and writes.
+// Checks of rules that depend on values: they examine the data that an instruction reads and
+// writes.
 #include "emu/failure.hpp"
 
 namespace qpu::emu {
@@ -9,7 +10,7 @@ using isa::Form;
 using isa::Instruction;
 using isa::MulOp;
 
-// Published programs end with both ALUs writing the same value to one peripheral.
+// Some published programs end with both ALUs writing the same value to one peripheral.
 void Machine::requireEqual(const Qpu& q, std::uint32_t at, const Vector& x, const Vector& y,
                            Mask where) const {
   for (std::size_t e = 0; e < kElements; ++e)
@@ -20,9 +21,9 @@ void Machine::requireEqual(const Qpu& q, std::uint32_t at, const Vector& x, cons
                                detail::hex(y.e[e]));
 }
 
-// It is not defined whether a rotation reads the value of an accumulator from before or
-// after the previous instruction. This is harmless if the two values are equal. Returns the
-// rule that instruction `at` breaks, or null.
+// It is undefined whether a rotation reads an accumulator's value from before or from after the
+// previous instruction; this is harmless if the two values are equal. Returns the rule that
+// instruction `at` breaks, or null.
 const char* Machine::rotatesChanged(const Qpu& q, std::uint32_t at, std::uint32_t before) const {
   const Traits& t = program_->traits[at];
   const std::uint32_t affected = rotatedTooSoon(program_->traits[before], t);
@@ -35,14 +36,14 @@ const char* Machine::rotatesChanged(const Qpu& q, std::uint32_t at, std::uint32_
   return nullptr;
 }
 
-// A load poisons the value of a register. Moves copy the poison; any other use is an error.
+// A load can poison a register's value. Moves copy the poison; any other use is an error.
 void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
   const Instruction& i = program_->instructions[at];
   const auto of = [&](std::uint16_t s) {
     return s < slot::kRegisters ? q.poison[s] : PoisonNumber{0};
   };
-  // Whether each pipe copies its operand without changing or testing it. The flags are set
-  // by the ADD pipe unless it does nothing. Only the MUL pipe rotates. Either pipe can pack.
+  // Whether each pipe copies its operand without changing or testing it. The ADD pipe sets the
+  // flags unless it does nothing. Only the MUL pipe rotates. Either pipe can pack.
   const bool alu = i.form == Form::Alu;
   const bool flags = (op.after & need::kFlags) != 0;
   const bool packs = (op.after & need::kPack) != 0;

@@ -1,6 +1,6 @@
-// Runs machine code on an emulated VideoCore IV. The emulation is bit-exact where the
-// arithmetic is known, checks programs (breaking a rule of the hardware is an error), and
-// computes times from a model. It uses one host thread; a run depends only on its inputs.
+// Runs machine code on an emulated VideoCore IV. The emulation is bit-exact where the arithmetic
+// is known, checks programs (breaking a hardware rule is an error), and computes times from a
+// model. It uses one host thread, and a run depends only on its inputs.
 #ifndef QPU_SRC_EMU_EMULATOR_HPP
 #define QPU_SRC_EMU_EMULATOR_HPP
 
@@ -30,9 +30,9 @@ struct Launch {
   const isa::Word* words = nullptr;
   std::size_t count = 0;
   std::uint32_t codeAddress = 0;  // bus address of the first word, for absolute branches
-  // The result of prepare() for the same words, or null.
+  // the result of prepare() for the same words, or null
   const Program* program = nullptr;
-  // Uniform stream of each QPU. The number of streams, 1..12, is the number of QPUs.
+  // The uniform stream of each QPU. The number of streams (1..12) is the number of QPUs.
   std::vector<std::vector<std::uint32_t>> uniforms;
   // Sorted by start, without overlaps.
   std::vector<Region> memory;
@@ -40,16 +40,16 @@ struct Launch {
   const code::Object* object = nullptr;
   const Board* board = nullptr;  // null: kDefaultBoard
   bool profile = false;          // fill Report::perInstruction
-  // Maximum number of instructions per QPU; more is an error. 0: no limit.
+  // Maximum number of instructions per QPU; exceeding it is an error. 0: no limit.
   std::uint64_t limit = 0;
-  // Maximum number of clocks of the model; more is an error. 0: no limit.
+  // Maximum number of clocks in the model; exceeding it is an error. 0: no limit.
   std::uint64_t clockLimit = 0;
-  // Report constructs that published programs use and hardware probably supports, but that
-  // no document guarantees, as warnings instead of errors.
+  // Report undocumented constructs that published programs use and hardware probably supports as
+  // warnings, not errors.
   bool lenient = false;
 };
 
-// Counters are sums over all QPUs. Clocks are those of the model.
+// Counters are sums over all QPUs. Clocks are the model's.
 struct InstructionProfile {
   std::uint64_t executed = 0;
   std::uint64_t stalled = 0;  // clocks

@@ -1,6 +1,6 @@
-// Records which thread wrote each word in this launch, ordered by vector clocks that
-// semaphores, the mutex and waits for DMA synchronise. Threads are the QPUs, and the DMA
-// load and store engines of each QPU, because a DMA store is complete only after a wait.
+// Records which thread wrote each word in this launch. Writes are ordered by vector clocks, which
+// semaphores, the mutex and waits for DMA synchronise. The threads are the QPUs and each QPU's
+// DMA load and store engines, because a DMA store is complete only after a wait.
 #ifndef QPU_SRC_EMU_HISTORY_HPP
 #define QPU_SRC_EMU_HISTORY_HPP
 
@@ -22,7 +22,7 @@ void empty(std::vector<T>& v) {
   if (v.capacity() > few) v.shrink_to_fit();
 }
 
-// A write: the thread and its time at the write. 0 means no write.
+// A write: the thread, and its time when it wrote. 0 means no write.
 using Tag = std::uint32_t;
 
 class History {
@@ -31,7 +31,7 @@ class History {
   static constexpr std::uint32_t kThreads = 3 * kQpus;
   using Times = std::array<std::uint32_t, kThreads>;
 
-  // Starts a launch: nothing has been written.
+  // Starts a launch, in which nothing has been written yet.
   void reset(const std::vector<Region>& regions, std::size_t qpus);
   // Clears everything and releases the memory of a large launch.
   void clear();
@@ -56,7 +56,7 @@ class History {
     return isOver(t, qpu) || qpuOf(t) == qpu;
   }
   static std::uint32_t qpuOf(Tag t) { return thread(t) % kQpus; }
-  // Instruction that started the DMA of the write; kUnknown for a write by a QPU itself.
+  // The instruction that started the write's DMA; kUnknown for a write by a QPU itself.
   static constexpr std::uint32_t kUnknown = UINT32_MAX;
   std::uint32_t instructionOf(Tag t) const;
 
@@ -69,13 +69,12 @@ class History {
   // Whether all of these words are up to date in the caches.
   bool isClean(std::uint32_t region, std::uint32_t address, std::uint32_t words,
                std::uint32_t qpu) const;
-  // Records a write by a QPU's DMA and returns 0. If the QPU must not overwrite a word,
-  // returns the tag of that word and sets `conflict` to its address; the words after it are
-  // not recorded.
+  // Records a write by a QPU's DMA and returns 0. If the QPU must not overwrite a word, returns
+  // that word's tag and sets `conflict` to its address; the words after it are not recorded.
   Tag write(std::uint32_t region, std::uint32_t address, std::uint32_t words, std::uint32_t qpu,
             std::uint32_t& conflict);
 
-  // Tag of a word of the VPM.
+  // The tag of a VPM word.
   Tag& vpm(std::uint32_t word) { return vpm_[word]; }
   // Records that a QPU writes a whole row. Returns false if it must not overwrite a word.
   bool writeVpmRow(std::uint32_t row, std::uint32_t qpu);

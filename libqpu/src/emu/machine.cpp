@@ -94,7 +94,7 @@ void Machine::reset(const Launch& launch, const Program& program) {
 Report Machine::run() {
   std::size_t running = qpus_.size();
   while (running != 0) {
-    // Keys of the next actor and of the one after it.
+    // The keys of the next actor and the one after it.
     std::uint64_t first = key(loads_.next() == kNever ? kNever >> 4U : loads_.next(), kLoadEngine);
     std::uint64_t second =
         key(stores_.next() == kNever ? kNever >> 4U : stores_.next(), kStoreEngine);
@@ -191,7 +191,7 @@ void Machine::execute(Qpu& q) {
   }
 }
 
-// Everything before the ALU operations. Returns false, without side effects, if q cannot
+// Performs everything before the ALU operations. Returns false, without side effects, if q cannot
 // execute the instruction yet.
 bool Machine::before(Qpu& q, const Op& op, std::uint32_t at) {
   const std::uint16_t needs = op.before;
@@ -227,7 +227,7 @@ bool Machine::before(Qpu& q, const Op& op, std::uint32_t at) {
   return true;
 }
 
-// Returns whether nothing blocks the instruction.
+// Returns whether the instruction can execute without waiting.
 bool Machine::canProceed(Qpu& q, const Op& op, const Instruction& i) {
   if (launch_->lenient && !passEarlierDma(q, op, i)) return false;
   if ((op.before & need::kSemaphore) != 0) return passSemaphore(q, i);
@@ -276,7 +276,7 @@ void Machine::unpackInput(Qpu& q, const Instruction& i) {
   q.v[slot::kPortA] = unpack(i.unpack, q.v[slot::kFileA + i.raddrA], byAdd || byMul);
 }
 
-// Everything after the ALU operations, except plain writes to registers.
+// Performs everything after the ALU operations, except plain register writes.
 void Machine::after(Qpu& q, const Op& op, std::uint32_t at, Vector& x, Vector& y) {
   const Instruction& i = program_->instructions[at];
   const std::uint16_t needs = op.after;
@@ -345,7 +345,7 @@ void Machine::writeResults(Qpu& q, const Op& op, std::uint32_t at, const Vector&
       writeIo(q, at, fileA, address, value, where);
   };
   if (adds) put(addWritesA(i), i.waddrAdd, op.addTarget, *toX, whereX);
-  // If both ALUs write the same peripheral, write it once.
+  // If both ALUs write the same peripheral, it is written once.
   const bool written = (op.after & need::kBothWrite) != 0 && op.mulTarget == slot::kNowhere &&
                        i.waddrMul != isa::address::kHostInterrupt;
   if (multiplies && !written) put(mulWritesA(i), i.waddrMul, op.mulTarget, *toY, whereY);

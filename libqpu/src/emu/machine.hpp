@@ -1,9 +1,9 @@
-// QPUs that run one program: registers, peripherals, and the order of their actions.
+// The QPUs that run one program: their registers, peripherals, and the order of their actions.
 //
 // Actors are the QPUs, then the load engine, then the store engine. They act in the order of
-// their clocks, and in the order of their numbers if the clocks are equal. A QPU runs ahead
-// of the others until it accesses shared state. DMA moves its data when it is started; the
-// time of the transfer passes after that. TMU requests read the words at the time of the request.
+// their clocks, and in the order of their numbers if the clocks are equal. A QPU runs ahead of
+// the others until it accesses shared state. DMA moves its data when it is started, although the
+// transfer takes time afterwards. TMU requests read memory at the time of the request.
 #ifndef QPU_SRC_EMU_MACHINE_HPP
 #define QPU_SRC_EMU_MACHINE_HPP
 
@@ -30,8 +30,8 @@ constexpr std::uint32_t kSemaphoreMost = 15;
 constexpr std::uint32_t kLoadEngine = 12;  // actors; QPUs are 0..11
 constexpr std::uint32_t kStoreEngine = 13;
 
-// Why the words of a gather must not be used. This is harmless if the vector is not used,
-// because software pipelines fetch one vector too many.
+// Why a gather's words must not be used. It is not an error if the vector remains unused, because
+// software pipelines fetch one vector too many.
 struct Poison {
   enum class Kind : std::uint8_t {
     Outside,
@@ -63,7 +63,7 @@ enum class State : std::uint8_t {
   Ready, AtSemaphore, AtMutex, AtLoadWait, AtStoreWait, Ended
 };
 
-// State of the DMA loads, or of the DMA stores, of one QPU.
+// The state of one QPU's DMA loads, or of its DMA stores.
 struct Dma {
   DmaSetup setup;
   bool running = false;   // in the engine
@@ -116,8 +116,8 @@ struct Qpu {
 
 class Machine {
  public:
-  // Resets to the state after power-up. The arguments must outlive the run. Launches can reuse
-  // a machine one after the other.
+  // Resets to the state after power-up. The arguments must outlive the run. Consecutive launches
+  // can reuse a machine.
   void reset(const Launch& launch, const Program& program);
   Report run();
 
@@ -197,8 +197,8 @@ class Machine {
   template <typename E>  // failure.hpp
   [[noreturn]] void fail(const Qpu& q, std::uint32_t at, const std::string& what,
                          std::uint32_t address = 0) const;
-  // Reports a construct that hardware probably supports, but that is not documented: an error,
-  // or a warning in a lenient launch.
+  // Reports an undocumented construct that hardware probably supports: as an error or, in a
+  // lenient launch, as a warning.
   void reportUncertain(const Qpu& q, std::uint32_t at, const std::string& what,
                        const std::string& assumed);
   [[noreturn]] void failOutside(const Qpu& q, std::uint32_t at, std::uint32_t address,

@@ -15,8 +15,8 @@ class Memory {
   // The regions must outlive this object.
   void reset(const std::vector<Region>& regions) { regions_ = &regions; }
 
-  // Index of the region that contains all `bytes` bytes at `address`, or kNone. `last` caches
-  // the region that the caller found last.
+  // The index of the region that contains all `bytes` bytes at `address`, or kNone. `last` caches
+  // the region that was found last.
   static constexpr std::uint32_t kNone = UINT32_MAX;
   std::uint32_t find(std::uint32_t address, std::uint32_t bytes, std::uint32_t& last) const {
     if (last < regions_->size() && holds((*regions_)[last], address, bytes)) return last;
@@ -27,8 +27,8 @@ class Memory {
     return r.host + (address - r.start);
   }
 
-  // First address from `address` that is not in the same region, or `address` itself if it is
-  // not in a region.
+  // The first address at or after `address` that is not in the same region; `address` itself if
+  // it is not in any region.
   std::uint32_t firstOutside(std::uint32_t address) const;
   std::string nearest(std::uint32_t address) const;
 

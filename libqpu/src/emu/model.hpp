@@ -1,5 +1,4 @@
-// The parameters of the cycle model with value, range and source, and files that replace
-// them.
+// The cycle model's parameters with value, range and source, and the files that replace them.
 #ifndef QPU_SRC_EMU_MODEL_HPP
 #define QPU_SRC_EMU_MODEL_HPP
 
@@ -11,7 +10,7 @@
 
 namespace qpu::emu {
 
-// The value of a parameter, or the end of its range that makes kernels faster or slower.
+// A parameter's value, or the end of its range that makes kernels faster or slower.
 enum class Bound : std::uint8_t { Value, Fast, Slow };
 
 // How a published figure is converted to another board.
@@ -20,7 +19,7 @@ enum class Follows : std::uint8_t {
   V3d,          // the same number of clocks of the V3D
   Time,         // the same number of nanoseconds
   MemoryClock,  // nanoseconds at an SDRAM clock of 400 MHz, scaled with the SDRAM clock
-  MemoryPins,   // a fraction of the bandwidth of the SDRAM's pins
+  MemoryPins,   // a fraction of the SDRAM's pin bandwidth
 };
 struct Amount {
   double number;
@@ -45,14 +44,15 @@ const std::array<Parameter, kParameters>& parameters();
 // Null for an unknown name.
 const Board* findBoard(const char* name, Bound bound);
 
-// Replaces parameters of `board` with those in the text of a file. Lines have the form
-// "name = value"; '#' starts a comment. The line "board = ..." selects the board. If
-// `isChosen`, `board` is already selected and the line must agree with it. Returns the value
-// of the line "source = ...". Throws BackendError; its message contains `path`.
+// Replaces parameters of `board` with those in the text of a file. Lines have the form "name =
+// value"; '#' starts a comment. The line "board = ..." selects the board. If `isChosen`, `board`
+// is already selected, and this line must agree with it. Returns the value of the line "source =
+// ...". Throws BackendError; its message contains `path`.
 std::string applyFile(const std::string& text, const std::string& path, bool isChosen,
                       Board& board);
 
-// A board's parameters in the format that applyFile() reads, with ranges and sources as comments.
+// Returns a board's parameters in the format that applyFile() reads, with ranges and sources as
+// comments.
 std::string describe(const Board& board);
 
 }  // namespace qpu::emu

@@ -80,9 +80,8 @@ void Machine::writeIo(Qpu& q, std::uint32_t at, bool fileA, std::uint8_t to, con
   }
 }
 
-// Writes element 0 of each quad, or of the vector, to r5. Assumption: the condition of the
-// source element decides. Test on a board: write r5 under a condition that holds for odd
-// elements.
+// Writes element 0 of each quad, or of the vector, to r5. Assumption: the source element's
+// condition decides. Test on a board: write r5 under a condition that holds for odd elements.
 void Machine::writeR5(Qpu& q, bool fileA, const Vector& value, Mask where) {
   Vector& r5 = q.v[slot::kR5];
   for (std::uint32_t e = 0; e < kElements; ++e) {
@@ -91,7 +90,7 @@ void Machine::writeR5(Qpu& q, bool fileA, const Vector& value, Mask where) {
   }
 }
 
-// For QPUs 2 and 3 of a slice the TMUs are swapped unless TMU_NOSWAP is set.
+// For QPUs 2 and 3 of a slice, the TMUs are swapped unless TMU_NOSWAP is set.
 unsigned Machine::unitOf(const Qpu& q, unsigned tmu) {
   const bool swapped = !q.noSwap && (q.number & 2U) != 0;
   return 2 * slice(q) + (swapped ? 1 - tmu : tmu);
@@ -535,7 +534,7 @@ void Machine::releaseMutex(Qpu& q, std::uint32_t at) {
   wake(q, State::AtMutex, 0);
 }
 
-// Lets the QPU that has waited longest try again.
+// Lets the QPU that has waited the longest try again.
 void Machine::wake(Qpu& by, State waiting, std::uint32_t semaphore) {
   Qpu* first = nullptr;
   for (Qpu& q : qpus_) {

@@ -38,7 +38,7 @@ bool isTmu(unsigned a) { return a >= address::kTmu0S; }
 bool isSfu(unsigned a) { return a >= address::kSfuRecip && a <= address::kSfuLog; }
 bool isVpm(unsigned a) { return a >= address::kVpm && a <= address::kDmaAddress; }
 
-// Whether a user program can write this address; excludes registers and accumulators.
+// Whether a user program can write this address. Registers and accumulators are excluded.
 bool canWrite(unsigned a) {
   return (a >= address::kTmuNoSwap && a <= address::kUniformsAddress) || a >= address::kVpm;
 }
@@ -195,7 +195,8 @@ class Inspector {
     if (!alu || i_.opMul != MulOp::Nop)
       result(mulWritesA(i_), i_.waddrMul, i_.condMul,
              i_.pack != 0 && (i_.pm || mulWritesA(i_)));
-    // Writing equal values is harmless, but here the two values can differ even for equal operands.
+    // Writing equal values is harmless, but here the values can differ even if the operands are
+    // equal.
     if (bothWriteOne(i_) && (i_.waddrAdd == address::kR5 || i_.pack != 0))
       fault("both ALUs write the same accumulator or peripheral");
   }
@@ -243,7 +244,8 @@ class Inspector {
   int exclusive_ = 0, vpmReads_ = 0, vpmWrites_ = 0, vpmOthers_ = 0;
 };
 
-// The rule that instruction `later` breaks, `distance` instructions after `earlier`, or null.
+// The rule that instruction `later` breaks by following `earlier` after `distance` instructions,
+// or null.
 const char* broken(const Traits& earlier, const Traits& later, std::uint32_t distance) {
   if (distance == 1) {
     if ((earlier.writesA & later.readsA) != 0 || (earlier.writesB & later.readsB) != 0)
@@ -288,7 +290,7 @@ const char* brokenAlone(const Traits& t) {
   return broken(end, self, 2);
 }
 
-constexpr std::uint32_t kLongest = 3;  // distance between the instructions of a rule
+constexpr std::uint32_t kLongest = 3;  // distance between the two instructions that a rule concerns
 
 class Preparation {
  public:
@@ -335,7 +337,7 @@ class Preparation {
     if (at + distance < program_.count()) program_.ops[at + distance].after |= what;
   }
 
-  // Marks rotations that can directly follow a write of their operand, also across a jump.
+  // Marks rotations that can directly follow a write to their operand, even across a jump.
   void rotations(const Instruction& i, std::uint32_t at) {
     const std::vector<Traits>& traits = program_.traits;
     if (at > 0 && rotatedTooSoon(traits[at - 1], traits[at]) != 0) {

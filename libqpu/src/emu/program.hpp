@@ -11,8 +11,8 @@
 
 namespace qpu::emu {
 
-// Numbers of a QPU's vectors: the registers, values read from a port of a file or unpacked
-// from r4, and the constants of the program from kConstants.
+// The numbers of a QPU's vectors: registers, values read through a file's port or unpacked from
+// r4 and, from kConstants on, the program's constants.
 namespace slot {
 constexpr std::uint16_t kFileA = 0;
 constexpr std::uint16_t kFileB = 32;
@@ -29,8 +29,8 @@ constexpr std::uint16_t kQpuNumber = 75;
 constexpr std::uint16_t kConstants = 76;
 }  // namespace slot
 
-// What an instruction requires in addition to writing two results to registers. Bits of
-// Op::before are handled before the ALU operations, those of Op::after with the results.
+// What an instruction requires in addition to writing two results to registers. The bits in
+// Op::before are handled before the ALU operations, those in Op::after with the results.
 namespace need {
 constexpr std::uint16_t kOrder = 1U << 0U;      // all other QPUs must have reached this clock
 constexpr std::uint16_t kFault = 1U << 1U;      // can break a rule
@@ -41,9 +41,9 @@ constexpr std::uint16_t kUnpack = 1U << 5U;
 constexpr std::uint16_t kSemaphore = 1U << 6U;
 constexpr std::uint16_t kTmuLoad = 1U << 7U;
 constexpr std::uint16_t kOffEnd = 1U << 8U;
-constexpr std::uint16_t kRotatesNew = 1U << 9U;  // rotates what the previous instruction may have changed
+constexpr std::uint16_t kRotatesNew = 1U << 9U;  // rotates a value that the previous instruction may have changed
 
-constexpr std::uint16_t kCondition = 1U << 0U;  // a condition is not Always
+constexpr std::uint16_t kCondition = 1U << 0U;  // a condition is other than Always
 constexpr std::uint16_t kFlags = 1U << 1U;
 constexpr std::uint16_t kPack = 1U << 2U;
 constexpr std::uint16_t kRotate = 1U << 3U;
@@ -88,7 +88,7 @@ struct Traits {
 
 struct Fault {
   std::uint32_t instruction = 0;
-  std::uint32_t distance = 0;  // to the earlier instruction of the rule
+  std::uint32_t distance = 0;  // to the earlier of the two instructions
   const char* rule = "";
 };
 
@@ -99,7 +99,8 @@ struct Program {
   // The rule that a jump from branch `at` to `target` breaks, or null. `brokenBy` is the
   // instruction that breaks it.
   const char* faultOfJump(std::uint32_t at, std::uint32_t target, std::uint32_t& brokenBy) const;
-  // The fault of `at`, if the `sequence` instructions before it were executed just before it.
+  // The fault of `at` if the `sequence` instructions before it were executed immediately before
+  // it.
   const Fault* faultAt(std::uint32_t at, std::uint32_t sequence) const;
 
   std::vector<Op> ops;  // plus one for continuing past the end
@@ -112,7 +113,7 @@ struct Program {
   std::vector<std::uint32_t> goodTargets;
 };
 
-// Accumulators, one bit each, that `earlier` writes and that `later`, the next instruction,
+// Accumulators, one bit each, that `earlier` writes and that the next instruction, `later`,
 // rotates or (r5) rotates by. Hardware might read their old values.
 std::uint32_t rotatedTooSoon(const Traits& earlier, const Traits& later);
 

@@ -1,5 +1,5 @@
-// The cycle model of the resources that QPUs share: caches, memory and the DMA engines. It
-// does not contain data. Calls must be in the order of their clocks.
+// The cycle model of the resources that QPUs share: caches, memory and the DMA engines. It models
+// times but holds no data. Calls must be in the order of their clocks.
 #ifndef QPU_SRC_EMU_TIMING_HPP
 #define QPU_SRC_EMU_TIMING_HPP
 
@@ -54,7 +54,7 @@ class Cache {
 // A resource that handles one request at a time.
 class Channel {
  public:
-  // Returns when a request that arrives at `now` and takes `ticks` begins.
+  // Returns the time at which a request that arrives at `now` and takes `ticks` begins.
   Clock take(Clock now, Ticks ticks) { return takeTicks(now << kTickBits, ticks) >> kTickBits; }
   Ticks takeTicks(Ticks now, Ticks ticks) {
     const Ticks begin = now > free_ ? now : free_;
@@ -76,20 +76,21 @@ class Timing {
   // Resets to the state after power-up.
   void reset(const Board& board);
 
-  // Cache lines of instructions of a slice. codeLine() returns when the line arrives, or kNever
-  // if it is not in the cache. In this case, call fetchCode().
+  // A slice's cache lines of instructions. codeLine() returns the time at which the line arrives,
+  // or kNever if it is not in the cache; in that case, call fetchCode().
   Clock codeLine(std::uint32_t slice, std::uint32_t line);
   Clock fetchCode(std::uint32_t slice, std::uint32_t line, Clock now);
   Clock uniformLine(std::uint32_t slice, std::uint32_t line, Clock now);
 
-  // Returns when the words at the 16 addresses arrive. `unit` numbers the TMUs of all slices.
+  // Returns the time at which the words at the 16 addresses arrive. `unit` numbers the TMUs of
+  // all slices.
   Clock tmu(std::uint32_t unit, Clock now, const Vector& addresses);
 
-  // Transfers one row at `now`. Returns when the engine is free again.
+  // Transfers one row at `now`. Returns the time at which the engine is free again.
   Ticks dmaRow(bool load, std::uint32_t address, std::uint32_t bytes, Ticks now);
   Ticks dmaSetup(bool load) const { return costs(load).setup; }
 
-  // Returns when the VPM reads or writes a vector.
+  // Returns the time at which the VPM reads or writes a vector.
   Clock vpm(Clock now) { return vpmPort_.take(now, vpmTicks_); }
   Clock vpmSetup() const { return vpmSetup_; }
   Clock semaphore() const { return semaphore_; }
@@ -108,7 +109,7 @@ class Timing {
   static constexpr std::uint32_t kSlices = 3;
   static constexpr std::uint32_t kTmus = 6;
 
-  // Open page of each SDRAM bank. There are 8 interleaved banks with pages of 4 KB.
+  // The open page of each SDRAM bank. There are 8 interleaved banks with pages of 4 KB.
   static constexpr std::uint32_t kBanks = 8;
   static constexpr std::uint32_t kPageBytes = 4096;
 

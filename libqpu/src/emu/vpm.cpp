@@ -37,7 +37,7 @@ Window::Place Window::place(std::uint32_t e) const {
   const std::uint32_t part = address & ((1U << partBits) - 1U);
   const std::uint32_t at = address >> partBits;
   const std::uint32_t bits = 8U << size;
-  // Along the vector: the index of the word, and the part of the word.
+  // The index of the word along the vector, and the part of the word.
   std::uint32_t along = e;
   std::uint32_t within = part;
   if (!laned && size != 2) {

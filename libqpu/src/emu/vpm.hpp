@@ -14,7 +14,7 @@ constexpr std::uint32_t kVpmRows = 64;
 constexpr std::uint32_t kVpmColumns = 16;
 constexpr std::uint32_t kVpmWords = kVpmRows * kVpmColumns;
 
-// Assumptions, each with the test on a board that would decide it:
+// Assumptions, each with a board test that would decide it:
 // 16- and 8-bit reads are zero-extended: write 0xffffffff, read laned bytes.
 // 16- and 8-bit DMA fills consecutive halves or bytes of the words from X, starting with the
 // half or byte of MODEW: load 64 counting bytes with MODEW 5.
@@ -24,8 +24,7 @@ constexpr std::uint32_t kVpmWords = kVpmRows * kVpmColumns;
 // BLOCKMODE with columns continues at the top of the next column: store 2 rows of 48 words.
 // With DEPTH 1, each row is one unit further down the column: store 16 rows of 1 halfword.
 
-// Vector accesses of one QPU. The setup word is described in the manual's table "VPM generic
-// block".
+// One QPU's vector accesses. The manual's table "VPM generic block" describes the setup word.
 struct Window {
   bool ready = false;
   bool horizontal = true;
@@ -42,7 +41,7 @@ struct Window {
     std::uint32_t word;  // 16 * row + column
     std::uint32_t shift;
   };
-  // Place of element e of the vector at the address. An element has 8 << size bits.
+  // The place of element e of the vector at the address. An element has 8 << size bits.
   Place place(std::uint32_t e) const;
   // Whether a vector is a row of words.
   bool isRow() const { return size == 2 && horizontal; }
@@ -68,7 +67,8 @@ struct Transfer {
   std::uint32_t memoryPitch = 0;  // from start to start
 
   static constexpr std::uint32_t kOutside = UINT32_MAX;
-  // Word (16 * row + column) of unit j of memory row i, or kOutside if it is not in the VPM.
+  // The word (16 * row + column) that contains unit j of memory row i, or kOutside if the unit is
+  // not in the VPM.
   std::uint32_t word(std::uint32_t i, std::uint32_t j) const;
   // Whether memory row i consists of adjacent words in one row of the VPM.
   bool isRowOfWords(std::uint32_t i) const {
@@ -84,7 +84,7 @@ struct Transfer {
   std::uint32_t within(std::uint32_t i, std::uint32_t j) const;
 };
 
-// Setup of a QPU for DMA loads, or for DMA stores.
+// A QPU's setup for DMA loads, or for DMA stores.
 struct DmaSetup {
   bool ready = false;
   bool hasPitch = false;

@@ -1,5 +1,5 @@
-// Arithmetic of one element, written without branches so that loops over 16
-// elements vectorise. Rules and evidence: docs/libqpu.md, "Arithmetic".
+// Arithmetic on one element, written without branches so that loops over 16 elements vectorise.
+// Rules and evidence: docs/libqpu.md, "Arithmetic".
 #ifndef QPU_SRC_INTERP_ARITH_HPP
 #define QPU_SRC_INTERP_ARITH_HPP
 
@@ -13,7 +13,7 @@ constexpr std::uint32_t kExponent = 0x7f800000U;
 constexpr std::uint32_t kSign = 0x80000000U;
 constexpr std::uint32_t kMagnitude = 0x7fffffffU;
 
-// Assumptions, each with the test on a board that would decide it.
+// Assumptions, each with a board test that would decide it.
 // fmul of an inexact product: square 0x3f800001 and compare with 0x3f800002.
 constexpr bool kFmulTruncates = true;
 // fadd overflow: 0x7f7fffff plus itself; expected Inf.
@@ -43,8 +43,8 @@ inline double widen(std::uint32_t x) {
 // 1 unless x is 0. Computed without a comparison, because SSE2 has no 64-bit comparison.
 inline std::uint64_t isNotZero(std::uint64_t x) { return (x | (0 - x)) >> 63U; }
 
-// Dropping the low 29 bits of a double gives a float. It overflows to Inf, or becomes +0
-// if it is below the normal floats.
+// Dropping a double's low 29 bits produces a float, which overflows to Inf, or becomes +0 if it
+// is below the normal floats.
 inline std::uint32_t truncateToFloat(std::uint64_t bits) {
   const auto d = bitCast<double>(bits & ~std::uint64_t{0x1fffffff});
   const auto f = bitCast<std::uint32_t>(static_cast<float>(d));
@@ -53,7 +53,7 @@ inline std::uint32_t truncateToFloat(std::uint64_t bits) {
   return f & ~mask(upper < upperOfLeastNormal);
 }
 
-// Sum rounded toward zero. The error of the double sum is `rest` (two-sum). If the rest
+// The sum, rounded toward zero. `rest` is the rounding error of the double sum (two-sum). If it
 // points toward zero, the exact sum is closer to zero than the double sum.
 inline std::uint32_t fadd(std::uint32_t a, std::uint32_t b) {
   const double x = widen(a);
@@ -86,7 +86,7 @@ inline std::uint32_t fmulTop(std::uint32_t a, std::uint32_t b) {
   return isFlushed(a) || isFlushed(b) ? 0U : kExponent | ((a ^ b) & kSign);
 }
 
-// Sign and magnitude as an ordered integer. +0 and -0 are equal.
+// Converts sign and magnitude to an ordered integer. +0 and -0 are equal.
 inline std::int32_t order(std::uint32_t x) {
   const auto m = static_cast<std::int32_t>(x & kMagnitude);
   return (x & kSign) != 0 ? -m : m;
@@ -105,13 +105,12 @@ inline std::uint32_t fmaxabs(std::uint32_t a, std::uint32_t b) {
   return x > y ? x : y;
 }
 
-// The special function unit. No table of its results is published. Samples from hardware
-// differ from exact results by about 3e-5 (exp2(0) = 1.000031, exp2(2) = 4.000122), and
-// published hardware tests allow 1e-4. Assumption: the significand is the middle of the
-// interval of 2^-14 that contains the exact result, so that powers of two are not exact
-// either. The error of log2 is absolute (log2(2) = 1, log2(100) = 6.643829 are published):
-// its results are multiples of 2^-15. To decide both, take 2^16 samples per function on a
-// board.
+// The special function unit. No table of its results is published. Samples from hardware differ
+// from exact results by about 3e-5 (exp2(0) = 1.000031, exp2(2) = 4.000122), and published
+// hardware tests allow 1e-4. Assumption: the significand is the middle of the interval of 2^-14
+// that contains the exact result, so that powers of two are not exact either. The error of log2
+// is absolute (log2(2) = 1, log2(100) = 6.643829 are published): its results are multiples of
+// 2^-15. Taking 2^16 samples per function on a board would decide both.
 constexpr unsigned kSfuDroppedBits = 9;
 constexpr double kSfuLogSteps = 0x1p15;
 inline std::uint32_t sfuResult(double exact) {

@@ -92,7 +92,7 @@ struct Code {
 
 Code lower(const detail::Source& source);
 
-// Which slots an instruction reads and writes, for checks outside the hot loop.
+// The slots that an instruction reads and writes, for checks outside the hot loop.
 struct Uses {
   bool a = false;
   bool b = false;

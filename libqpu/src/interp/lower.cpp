@@ -1,6 +1,6 @@
-// Lowers a kernel to instructions in one pass. A value is computed directly into the
-// variable of its assignment if no mask is active. Within a statement, an expression that
-// occurs twice is computed once.
+// Lowers a kernel to instructions in one pass. If no mask is active, a value is computed directly
+// into the variable that it is assigned to. Within a statement, an expression that occurs twice
+// is computed once.
 #include <map>
 #include <utility>
 
@@ -125,8 +125,8 @@ class Lowering {
     return entry->second;
   }
 
-  // Computes expression `id`, into slot `wanted` unless that is kNone. Returns the slot of
-  // the result. Leaves stay in their own slots.
+  // Computes expression `id`, into slot `wanted` unless it is kNone. Returns the result's slot.
+  // Leaves stay in their own slots.
   std::uint32_t evaluate(std::uint32_t id, std::uint32_t wanted = kNone) {
     const Expression& e = source_.expressions[id];
     switch (e.op) {
@@ -168,7 +168,8 @@ class Lowering {
     }
   }
 
-  // Emits a jump that is taken if the scalar condition does not hold. Set its target later.
+  // Emits a jump that is taken if the scalar condition does not hold. The caller sets its target
+  // later.
   std::uint32_t unless(std::uint32_t condition) {
     const Expression& e = source_.expressions[condition];
     if (e.op == Op::Any) return emit(Opcode::JumpIfNone, 0, evaluate(e.a));

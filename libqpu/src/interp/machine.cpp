@@ -23,8 +23,8 @@ constexpr int kSemaphoreMost = 15;
 constexpr std::uint32_t kMaxPitch = 8191;
 constexpr std::uint32_t kVectorBytes = 4 * kElements;
 
-// A gather outside of all arrays. Software pipelines fetch one vector too many and drop it,
-// so that this is an error only if the vector is used.
+// A gather outside all arrays. Software pipelines fetch one vector too many and discard it, so
+// this is an error only if the vector is used.
 struct Stray {
   std::uint32_t address;
   std::uint32_t element;
@@ -76,7 +76,7 @@ class Machine {
       bool progress = false;
       for (Qpu& q : qpus_) {
         if (q.state == State::Ended) continue;
-        // A QPU that waits at the same instruction as before may have executed a loop.
+        // A QPU that waits at the same instruction as before may have executed a loop in between.
         const std::uint64_t before = semaphoresPassed_;
         turn(q);
         progress = progress || q.state != State::Waiting || semaphoresPassed_ != before;
@@ -176,7 +176,7 @@ class Machine {
     if (r.stray) q.strays[in.target] = r.where;
   }
 
-  // Called before `in` is executed if some slot contains a stray vector.
+  // Called before `in` is executed, if some slot contains a stray vector.
   void followStrays(Qpu& q, const Instruction& in) {
     const Uses u = uses(in.code);
     const auto a = u.a ? q.strays.find(in.a) : q.strays.end();

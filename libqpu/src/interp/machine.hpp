@@ -1,9 +1,8 @@
-// Runs the compact form of a kernel.
+// Runs a kernel's compact form.
 //
-// QPUs are interleaved round-robin in the order of their numbers. The turn of a QPU ends
-// when it has to wait for a semaphore, has finished, or has completed its 1000th loop
-// iteration in this turn. There are no other switches, so that a run depends only on the
-// kernel and its data.
+// QPUs are interleaved round-robin in the order of their numbers. A QPU's turn ends when it has
+// to wait for a semaphore, has finished, or has completed its 1000th loop iteration in this turn.
+// There are no other switches, so a run depends only on the kernel and its data.
 #ifndef QPU_SRC_INTERP_MACHINE_HPP
 #define QPU_SRC_INTERP_MACHINE_HPP
 

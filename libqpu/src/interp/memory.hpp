@@ -11,7 +11,7 @@
 
 namespace qpu::interp {
 
-// The arrays that were live when the kernel was called. They stay valid until it returns,
+// The arrays that were live when the kernel was called. They stay valid until the kernel returns,
 // even if they are released earlier.
 class Memory {
  public:
@@ -19,7 +19,7 @@ class Memory {
   explicit Memory(std::size_t users)
       : table_(detail::Heap::instance().table()), last_(users) {}
 
-  // Host address of `bytes` bytes at `address`, or null if they are not all in one array.
+  // The host address of the `bytes` bytes at `address`, or null if they are not all in one array.
   unsigned char* find(std::size_t user, std::uint32_t address, std::uint32_t bytes) {
     const detail::Block* block = last_[user];
     if (block != nullptr) {
@@ -32,8 +32,8 @@ class Memory {
     return block->host + (address - block->start);
   }
 
-  // First address from `address` that is not in the same array, or `address` itself if it is
-  // not in an array.
+  // The first address at or after `address` that is not in the same array; `address` itself if it
+  // is not in any array.
   std::uint32_t firstOutside(std::uint32_t address) const {
     const detail::Block* block = table_->find(address);
     return block == nullptr ? address : block->start + block->bytes;

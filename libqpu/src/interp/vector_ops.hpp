@@ -1,4 +1,4 @@
-// Arithmetic of whole vectors.
+// Arithmetic on whole vectors.
 #ifndef QPU_SRC_INTERP_VECTOR_OPS_HPP
 #define QPU_SRC_INTERP_VECTOR_OPS_HPP
 
@@ -43,8 +43,8 @@ inline bool anyTopExponent(const Vector& a, const Vector& b) {
   return found != 0;
 }
 
-// Applies `f` to ordinary operands. Applies `top` to elements where an operand has exponent
-// 255; these are rare enough for a second pass.
+// Applies `f` to ordinary operands, and `top` to elements where an operand has exponent 255. The
+// latter are rare enough for a second pass.
 template <typename F, typename Top>
 inline void mapFloat(Vector& target, const Vector& a, const Vector& b, F f, Top top) {
   Vector r;
@@ -66,7 +66,7 @@ inline void vectorFmul(Vector& target, const Vector& a, const Vector& b) {
   mapFloat(target, a, b, fmul, fmulTop);
 }
 
-// Floats are compared in the order of min and max.
+// Floats are compared in the order that min and max use.
 template <typename F>
 inline void compareFloat(Vector& target, const Vector& a, const Vector& b, F f) {
   map(target, a, b, [f](std::uint32_t x, std::uint32_t y) { return mask(f(order(x), order(y))); });

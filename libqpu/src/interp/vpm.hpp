@@ -35,7 +35,7 @@ class Vpm {
   std::array<Vector, kVpmRows> rows_{};
 };
 
-// Vector accesses of one QPU. The address advances by the stride after each access.
+// One QPU's vector accesses. The address advances by the stride after each access.
 struct VpmWindow {
   bool ready = false;
   Direction direction = Direction::Horizontal;
@@ -44,7 +44,7 @@ struct VpmWindow {
   int left = 0;  // reads only
 };
 
-// State of the DMA loads, or of the DMA stores, of one QPU.
+// The state of one QPU's DMA loads, or of its DMA stores.
 struct Dma {
   bool ready = false;
   bool running = false;  // started and not waited for

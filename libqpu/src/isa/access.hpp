@@ -36,7 +36,7 @@ struct Access {
   std::array<Write, 2> write;
   std::size_t writes = 0;
 
-  // Addresses on the read ports, even if no ALU uses the value.
+  // Addresses on the read ports, even if the ALUs do not use the value.
   std::optional<std::uint8_t> portA, portB;
   bool takesA = false;  // an ALU or the branch uses the value
   bool takesB = false;

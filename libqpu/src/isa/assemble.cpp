@@ -38,7 +38,7 @@ class Cursor {
     while (peek() == ' ' || peek() == '\t') ++at_;
   }
 
-  // Letters, digits and underscores. Can be empty.
+  // Reads letters, digits and underscores. The result can be empty.
   std::string_view word() {
     const std::size_t from = at_;
     while (isWordChar(peek())) ++at_;
@@ -209,7 +209,7 @@ class Parser {
     const std::size_t at = in_.at();
     constexpr Word kMost = 0xffffffffU;
     const Word value = in_.integer(kMost);
-    // Higher signals would be other forms.
+    // Higher signal numbers would select other forms.
     constexpr Word kLastSignal = static_cast<Word>(Signal::SmallImmediate);
     const Word most = f->name == "sig" ? kLastSignal : f->mask() >> f->low;
     if (value > most) in_.fail("expected 0.." + std::to_string(most), at);
@@ -385,7 +385,7 @@ class Parser {
     if (i_.pack != 0) in_.fail("expected only one pack", at);
     i_.pack = pack ? *pack : *colour;
     setPm(colour.has_value(), at);
-    // Only packs to colours exist without file A.
+    // Without file A, only packs to colours exist.
     if (pack) setSwap(!add, at);
   }
 

@@ -104,7 +104,7 @@ class Writer {
       return names::readName(File::A, i_.raddrA) + (i_.pm ? std::string() : unpack());
     }
     if (mux == Mux::B && i_.signal == Signal::SmallImmediate) {
-      // A rotation without a MUL operation is just a value, and several codes have that value.
+      // A rotation without a MUL operation is just a value, which several codes have.
       shown_.raddrB =
           rotates() ? i_.raddrB : *smallImmediateCode(smallImmediate(i_.raddrB));
       shown_.signal = i_.signal;
@@ -165,7 +165,7 @@ class Writer {
     else
       part("nop" + flags(!mul));
     if (mul) mulPart(!add);
-    // Reads of I/O addresses have effects even if no ALU uses the value.
+    // Reads of I/O addresses have effects even if the ALUs do not use the value.
     constexpr std::uint8_t firstIo = 32;
     if (i_.raddrA != shown_.raddrA && i_.raddrA >= firstIo) {
       shown_.raddrA = i_.raddrA;

@@ -46,7 +46,7 @@ class Step {
     if (report_) report_(rule, detail);
   }
 
-  // Whether the result is 0 for all values, because the operation combines a register with itself.
+  // Whether the result is always 0, because the operation combines a register with itself.
   static bool clears(AddOp op, Mux a, Mux b) {
     return a == b && (op == AddOp::Xor || op == AddOp::Sub || op == AddOp::V8SubS);
   }
@@ -280,7 +280,7 @@ bool State::join(const State& other) {
   changed = widen(tmu[1], other.tmu[1]) || changed;
   changed = widen(mayMissNoSwap, other.mayMissNoSwap) || changed;
   if (vpmReads != 0) {
-    // If it is unknown on one path, it is unknown.
+    // A value that is unknown on one path is unknown.
     const Counts joined = other.vpmReads == 0 ? 0 : vpmReads | other.vpmReads;
     changed = changed || joined != vpmReads;
     vpmReads = joined;

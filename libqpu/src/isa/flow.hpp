@@ -40,7 +40,7 @@ class Cell {
   std::uint32_t bits_ = 0;
 };
 
-// The possible values of a count. Bit n is set if n is possible.
+// The possible values of a counter. Bit n is set if n is possible.
 using Counts = std::uint32_t;
 
 struct State {
@@ -55,7 +55,7 @@ struct State {
   Cell loadSetup;                     // the last DMA load setup
   bool mayLoad = false, mayStore = false;  // a DMA transfer may be in progress
   bool mayHoldMutex = false;
-  // The last instruction may have set up VPM reads.
+  // Whether the last instruction may have set up VPM reads.
   bool wroteReadSetup = false;
 
   bool join(const State& other);

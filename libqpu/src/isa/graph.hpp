@@ -1,5 +1,6 @@
-// Control-flow graph of a program, with delay slots. A node is an instruction together with its place relative to a
-// branch or program end. A branch is followed by the nodes of its delay slots, the last of which leads to the target.
+// Control-flow graph of a program, with delay slots. A node is an instruction together with its
+// position relative to a branch or program end. A branch is followed by the nodes of its delay
+// slots, the last of which leads to the target.
 #ifndef QPU_SRC_ISA_GRAPH_HPP
 #define QPU_SRC_ISA_GRAPH_HPP
 

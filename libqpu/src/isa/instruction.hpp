@@ -1,5 +1,5 @@
-// Instructions of the VideoCore IV QPU as fields, and conversion from and to 64-bit words. Manual: section 3, QPU
-// instruction encoding.
+// The VideoCore IV QPU's instructions as fields, and their conversion from and to 64-bit words.
+// Manual: section 3, QPU instruction encoding.
 #ifndef QPU_SRC_ISA_INSTRUCTION_HPP
 #define QPU_SRC_ISA_INSTRUCTION_HPP
 
@@ -38,7 +38,8 @@ enum class BranchCond : std::uint8_t {
 
 enum class Mux : std::uint8_t { R0, R1, R2, R3, R4, R5, A, B };
 
-// Addresses from 32 on. Lower addresses are registers. The comments tell for which accesses and files a name is valid.
+// Addresses from 32 on; lower addresses are registers. The comments state for which accesses and
+// files a name is valid.
 namespace address {
 constexpr std::uint8_t kUniform = 32;        // read A, B
 constexpr std::uint8_t kElementNumber = 38;  // read A

@@ -6,7 +6,7 @@ namespace {
 constexpr std::size_t kFirst = 32;  // lower addresses are registers
 using Table = std::array<std::string_view, 32>;
 
-// Read addresses 32..63. A name that is in both tables gets a suffix for file B.
+// Read addresses 32..63. A name that is in both tables has a suffix for file B.
 constexpr Table kReadA{
     "uniform",        "",            "",            "varying", "", "", "element_number", "nop",
     "",               "x_coord",     "ms_flags",    "",        "", "", "",               "",

@@ -20,7 +20,7 @@ constexpr std::array<std::string_view, 32> kAddOps{
 constexpr std::array<std::string_view, 8> kMulOps{"nop",   "fmul",  "mul24",  "v8muld",
                                                   "v8min", "v8max", "v8adds", "v8subs"};
 
-// Stands for or x, x in the ADD pipe and v8min x, x in the MUL pipe.
+// Represents or x, x in the ADD pipe and v8min x, x in the MUL pipe.
 constexpr std::string_view kMove = "mov";
 
 constexpr std::array<std::string_view, 8> kConds{"never", "", "zs", "zc", "ns", "nc", "cs", "cc"};
@@ -29,7 +29,7 @@ constexpr std::array<std::string_view, 16> kBranchConds{
     "allzs", "allzc", "anyzs", "anyzc", "allns", "allnc", "anyns", "anync",
     "allcs", "allcc", "anycs", "anycc", "",      "",      "",      ""};
 
-// Signals that are a form of instruction have no name.
+// Signals that select an instruction form have no name.
 constexpr std::array<std::string_view, 16> kSignals{
     "bkpt",  "",       "thrsw",  "thrend", "sbwait", "sbdone", "lthrsw", "loadcv",
     "loadc", "ldcend", "ldtmu0", "ldtmu1", "loadam", "",       "",       ""};
@@ -66,14 +66,15 @@ struct Address {
   std::optional<File> file;  // nothing if the name is the same in both
 };
 
-// The mnemonic of a load of this form, and the form of a mnemonic.
+// The mnemonic for a load of this form, and the form for a mnemonic.
 std::string_view load(Form form);
 std::optional<Form> loadForm(std::string_view name);
 
 // For example "ra1", "uniform", "uniform.b" or "vpm_st_wait", or "a33" for an address without a name.
 std::string readName(File file, std::uint8_t number);
 
-// The inverse. Takes names without ".b". If both files have the name, the result has no file.
+// The inverse. Accepts names without ".b". If both files have the name, the result does not
+// specify a file.
 std::optional<Address> readAddress(std::string_view name);
 
 // For example "rb1", "r5_all", "tmu0_s" or "-".

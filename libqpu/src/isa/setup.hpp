@@ -1,4 +1,4 @@
-// Checks of single setup words of the VPM and its DMA engines.
+// Checks of single setup words for the VPM and its DMA engines.
 #ifndef QPU_SRC_ISA_SETUP_HPP
 #define QPU_SRC_ISA_SETUP_HPP
 
@@ -21,7 +21,7 @@ const char* setupFault(std::uint32_t word, bool readSide);
 // Vectors that a VpmRead setup announces, 1..16.
 unsigned setupVectors(std::uint32_t word);
 
-// Store strides of this size or more are reported not to work.
+// Store strides of at least this size are reported not to work.
 constexpr std::uint32_t kStrideLimit = 8192;
 
 // The words of the VPM, numbered row * 16 + column, that a 32-bit setup certainly accesses. Empty for other sizes.

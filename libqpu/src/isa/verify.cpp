@@ -14,7 +14,7 @@
 namespace qpu::isa {
 namespace {
 
-// The longest distance of two instructions in a rule.
+// The longest distance between two instructions in a rule.
 constexpr std::size_t kMostDistance = 3;
 
 bool isReservedPmPack(std::uint8_t pack) { return pack != 0 && (pack < 3 || pack > 7); }
@@ -28,7 +28,7 @@ bool isSided(std::uint8_t a) {
   return a == address::kVpmSetup || a == address::kDmaAddress || a == 41 || a == kMsFlags;
 }
 
-// Whether both pipes always have the same result: an immediate, or two moves of one source.
+// Whether both pipes always produce the same result: an immediate, or two moves of one source.
 bool haveSameResult(const Instruction& i) {
   if (i.form != Form::Alu) return i.form != Form::Branch;
   const bool rotates = i.signal == Signal::SmallImmediate && i.raddrB >= 48;
@@ -288,7 +288,8 @@ class Verifier {
     return before.size() != 1 || graph.successors(before.front()).size() != 1;
   }
 
-  // Computes the states from a stored one to the next stored ones, and passes these to `arrive`.
+  // Computes the states from a stored state to the next stored ones, and passes the latter to
+  // `arrive`.
   template <class Arrive>
   void walk(const Graph& graph, Graph::Node node, State state, bool reports, Arrive arrive) {
     for (;;) {

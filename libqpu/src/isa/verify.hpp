@@ -1,9 +1,11 @@
-// Static verifier: checks all paths through a program against the rules of the hardware, which are those of the
-// manual's section on hazards and further known ones. It does not depend on the compiler.
+// Static verifier: checks all paths through a program against the hardware's rules, which are
+// those in the manual's section on hazards and further known ones. The verifier does not depend
+// on the compiler.
 //
-// Rules for timing, registers and DMA must hold on every path. For counts (TMU requests, VPM reads) the verifier tracks
-// the set of possible values, and reports an error only if no value of the set is allowed. Errors that depend on data
-// are found by the emulator when they occur. The same applies to setup words and addresses that are not constants.
+// Rules for timing, registers and DMA must hold on every path. For counts (TMU requests, VPM
+// reads) the verifier tracks the set of possible values, and reports an error only if no value of
+// the set is allowed. The emulator finds errors that depend on data when they occur, as well as
+// errors in setup words and addresses that are not constants.
 #ifndef QPU_SRC_ISA_VERIFY_HPP
 #define QPU_SRC_ISA_VERIFY_HPP
 
@@ -22,8 +24,8 @@ struct Fault {
   std::string text;             // both instructions and the text of the rule
 };
 
-// The faults, in order of instructions. Empty if the program is valid. Branches must be relative and lead to
-// instructions of the program.
+// Returns the faults in instruction order; empty if the program is valid. Branches must be
+// relative and lead to instructions of the program.
 std::vector<Fault> verify(const std::vector<Word>& program);
 
 struct Rule {

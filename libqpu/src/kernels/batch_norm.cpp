@@ -30,7 +30,7 @@ void normalise(Int planes, Int channels, Int size, Int split, Ptr<Float> out, Pt
     receive(factor);
     receive(w);
     receive(b);
-    // Without weights or biases, these values are arbitrary and are multiplied by 0.
+    // Without weights or biases, these values are arbitrary, and are multiplied by 0.
     w = w * hasWeight + (FloatExpr(1) - hasWeight);
     b = b * hasBias;
     factor = reciprocalSqrt(factor + epsilon) * w;
@@ -54,7 +54,7 @@ void normalise(Int planes, Int channels, Int size, Int split, Ptr<Float> out, Pt
   End
 }
 
-constexpr int kSmall = 256;  // size of planes that are too small to be shared
+constexpr int kSmall = 256;  // size below which planes are not shared
 
 }  // namespace
 

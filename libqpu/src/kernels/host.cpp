@@ -12,7 +12,7 @@
 namespace qpu::kernels {
 namespace {
 
-// Arrays that are currently not used by a call, ordered by size.
+// Arrays that no call is currently using, ordered by size.
 struct Pool {
   std::mutex mutex;
   std::vector<std::unique_ptr<SharedArray<float>>> free;

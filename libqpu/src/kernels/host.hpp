@@ -35,7 +35,7 @@ void run(K kernel, int qpus, A... arguments) {
   kernel(arguments...);
 }
 
-// Words of shared memory for the duration of a call. A pool reuses them for later calls.
+// Words of shared memory for the duration of a call; a pool reuses the memory for later calls.
 class Scratch {
  public:
   explicit Scratch(std::size_t words);
@@ -45,7 +45,7 @@ class Scratch {
 
   Floats floats(std::size_t first = 0) const;
   BusPointer<int> ints(std::size_t first = 0) const;
-  // Addresses for the CPU.
+  // The CPU's addresses.
   const float* readFloats() const;
   int* hostInts() const;
 

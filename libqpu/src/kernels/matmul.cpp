@@ -1,16 +1,16 @@
 // Matrix product. A QPU computes tiles of 8 rows by 64 columns, whose 32 vectors stay in
-// registers during the loop over k. Each iteration handles four values of k. It uses two vectors of
-// `a`, each with 4 rows by 4 values of k, whose elements are broadcast one after the other, and 16
-// vectors of `b`, which are used for all 8 rows. The QPUs compute tiles of the same column of tiles
-// at the same time, so that they share the cache lines of `b`.
+// registers during the loop over k. Each iteration handles four values of k. It uses two vectors
+// of `a`, each with 4 rows by 4 values of k, whose elements are broadcast one by one, and 16
+// vectors of `b`, each of which is used for all 8 rows. At any time, the QPUs compute tiles in
+// the same column of tiles, so that they share the cache lines of `b`.
 //
-// If `a` is read often, it is copied first, so that those two vectors are adjacent.
+// If `a` is read often, it is copied first, so that its two vectors are adjacent.
 //
 // A finished tile is written to memory as a whole, through one half of the VPM, because
 // starting a DMA transfer costs as much as storing many rows. Two semaphores control access
 // to the halves.
 //
-// Every sum is computed in the order of k, so that results do not depend on the QPU count.
+// Every sum is computed in the order of k, so results do not depend on the QPU count.
 //
 // With all QPUs, the kernel in matmul_shared.cpp computes most of a large product.
 #include "kernels/matmul.hpp"
@@ -27,8 +27,8 @@ constexpr int kDepth = 4;  // values of k per iteration
 constexpr int kEarly = kAcross * (kDepth - 1);  // vectors of `b` before the next `a`
 static_assert(kRows == 8 && kDepth == 4, "two vectors of a contain the values of an iteration");
 
-// Values that a QPU saves during the loop over k, in the elements of one vector. As variables,
-// each would occupy a register.
+// Values that a QPU saves during the loop over k, in the elements of one vector. As separate
+// variables, each would occupy a register.
 enum Saved { kRow, kColumn, kFrom, kVpmColumn, kRoundsLeft };
 
 // Semaphores: access to the halves of the VPM; arrival at the barrier and permission to
@@ -41,7 +41,7 @@ class Tile : public Sums {
   // `params` is overwritten with the saved values.
   Tile(Variant variant, Numbers& params, const Int& row, const Int& column)
       : Sums(variant) {
-    // Rows and columns beyond the end are replaced by the last one.
+    // Rows and columns beyond the end are replaced by the last row or column.
     Int packed = params.get(kPacked);
     Int laneK = index() & 3 & ~packed;
     for (int half = 0; half < 2; ++half) {
@@ -138,7 +138,7 @@ class Tile : public Sums {
     return min(column + (index() + 16 * s), params.get(kN) - 1);
   }
 
-  // Make two requests each. The table is requested twice, to make their number even.
+  // Each makes two requests. The table is requested twice to make their number even.
   void requestTable(int which) {
     gather(pointer<Int>(next_));
     if (which == 1) next_ = min(next_ + 4 * kDepth, lastB_);
@@ -158,7 +158,7 @@ class Tile : public Sums {
     Int there = beyond_ >> 31;
     for (std::size_t half = 0; half < 2; ++half) a_[half] = asFloat(asInt(a[half]) & there);
   }
-  // Requests vector `position` of the rows of `b`, for the iteration being requested.
+  // Requests vector `position` in the rows of `b`, for the iteration being requested.
   void requestRow(int position) {
     gather(pointer<Float>(broadcast(offset_, position / kAcross) + columns_[at(position % kAcross)]));
   }
@@ -227,8 +227,8 @@ class Tile : public Sums {
   Int offsetAfter_, next_;            // with tables: offset_ of the next iteration; address in the table
 };
 
-// Number of vectors in a block of the copy. Each QPU that copies has four columns of the VPM.
-// A column contains four vectors and is written to memory as one row.
+// Number of vectors per block of the copy. Each QPU that copies has four columns of the VPM. A
+// column contains four vectors and is written to memory as one row.
 constexpr int kPackBlock = 16, kPackColumns = 4;
 constexpr int kPackQpus = 16 / kPackColumns;
 
@@ -275,9 +275,9 @@ void packTiles(Int tiles, Int m, Int k, Int size, Ptr<Float> out, Ptr<Float> a, 
       });
 }
 
-// A barrier for all QPUs. After it, they read the same rows of `b` at the same time, so that the
-// rows cross the bus once. Consecutive barriers use different semaphores, so that a fast QPU cannot
-// take the permission of a slow one.
+// A barrier for all QPUs. After it, the QPUs read the same rows of `b` at the same time, so that
+// the rows cross the bus only once. Consecutive barriers use different semaphores, so that a fast
+// QPU cannot take a slow one's permission.
 void barrier(int arrived, int go) {
   If (me() == 0)
     For (Int others = numQPUs() - 1, others > 0, others = others - 1)
@@ -352,8 +352,8 @@ auto compileProduct(Variant variant, const char* name) {
       name);
 }
 
-// Whether copying `a` is worthwhile. Rows whose distance is a multiple of 1 KB, and columns if they
-// are contiguous, evict each other from the caches.
+// Whether copying `a` is worthwhile. Rows that are a multiple of 1 KB apart, and contiguous
+// columns, evict each other from the caches.
 bool shouldPack(const Product& p) {
   const bool collides = p.aRow % 256 == 0 || p.aColumn != 1;
   return p.n >= (collides ? 128 : 256) && p.m >= kRows && p.k >= 16 * kDepth;
@@ -392,7 +392,7 @@ void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, 
   static const auto pack = compile(packTiles, "pack");
   const int tiles = (p.m + kRows - 1) / kRows;
   const int rowInTile = (p.k + kDepth - 1) / kDepth * kDepth;
-  // The values for one iteration after the last one are requested, too.
+  // The values for one iteration after the last are requested too.
   const Scratch packed(static_cast<std::size_t>(tiles * kRows) *
                            static_cast<std::size_t>(rowInTile) +
                        std::size_t{kRows} * kDepth);
@@ -425,7 +425,7 @@ Floats moved(const Floats& p, std::int64_t elements) {
   return Floats::fromAddress(p.address() + static_cast<std::uint32_t>(4 * elements));
 }
 
-// The part of p that starts at a row and a column of c.
+// The part of p that starts at a given row and column of c.
 Product partOf(const Product& p, int row, int column, int rows, int columns) {
   Product part = p;
   part.c = moved(p.c, std::int64_t{row} * p.cStride + column);

@@ -14,8 +14,8 @@ struct Product {
   int aRow = 0;
   int aColumn = 1;
   Floats b;
-  // Distances from `b` to row k and to column j, in elements: k * bRow and j * bColumn. For
-  // productByTables, the distances are in tables.
+  // Row k and column j start k * bRow and j * bColumn elements after `b`. For productByTables,
+  // tables contain these distances.
   int bRow = 0;
   int bColumn = 0;
   BusPointer<int> rowTable;

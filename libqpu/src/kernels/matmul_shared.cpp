@@ -1,19 +1,20 @@
-// Large products where the rows of `b` are contiguous. All QPUs except the first compute tiles of 8
-// rows by 64 columns, one below the other. The first QPU loads `b` for them by DMA into the VPM, in
-// blocks of 8 rows. `b` therefore crosses the bus once, and the computing QPUs need no requests and
-// addresses for it. Each half of the VPM contains a block: one is read while the other is loaded.
+// Large products where the rows of `b` are contiguous. All QPUs except the first compute tiles of
+// 8 rows by 64 columns, one below the other. The first QPU loads `b` for them by DMA into the
+// VPM, in blocks of 8 rows. `b` therefore crosses the bus only once, and the computing QPUs need
+// neither requests nor addresses for it. Each half of the VPM contains a block: one block is read
+// while the other is loaded.
 //
-// `a` is loaded by requests for 16 values of k of a row, which is one cache line that is not
-// requested again. No copy of `a` is required, whatever the distance of its rows. Eight such rows
-// are transposed in registers, so that two vectors contain the values of all rows for four values
-// of k. Both stay in accumulators during an iteration, where a broadcast takes one operation. After
-// the last values of k the first values of the next tile are requested, so that no QPU waits for
-// them while the bus is busy with stores.
+// `a` is loaded by requests for 16 values of k of one row, which form a cache line that is not
+// requested again. `a` need not be copied, whatever the distance between its rows. Eight such
+// rows are transposed in registers, so that two vectors contain the values of all rows for four
+// values of k. During an iteration both vectors stay in accumulators, where a broadcast takes one
+// operation. After the last values of k, the first values of the next tile are requested, so that
+// QPUs do not wait for them while the bus is busy with stores.
 //
 // Between two tiles, the finished tiles are written to memory through the VPM, as in
 // matmul.cpp.
 //
-// As in matmul.cpp, every sum is computed in the order of k; the results are bit-identical.
+// As in matmul.cpp, every sum is computed in the order of k, so the results are bit-identical.
 #include "kernels/matmul_shared.hpp"
 
 #include <algorithm>
@@ -34,10 +35,10 @@ static_assert(kRows == 2 * kPeriod / kDepth, "an iteration uses two vectors of a
 // finished reading the previous one, or has stored its tile; a half is free for tiles.
 enum Semaphore { kReady, kReadyToo, kRead, kHalf, kOtherHalf };
 
-// The order in which the rows of a tile use each value of k of an iteration, and which rows are
-// computed from left to right (one bit each). An instruction reads one register of each file,
-// so that the order determines how well the pipes are used. This is the fastest of some
-// thousand random orders.
+// The order in which a tile's rows use each of an iteration's values of k, and which rows are
+// computed from left to right (one bit each). An instruction reads one register of each file, so
+// the order determines how well the pipes are used. This order is the fastest of several thousand
+// random ones.
 constexpr std::array<std::array<int, kRows>, kDepth> kOrder{{
     {6, 5, 2, 4, 1, 0, 7, 3},
     {3, 5, 4, 0, 2, 6, 7, 1},
@@ -78,8 +79,8 @@ void load(const Ptr<Float>& from, const Int& left, const Int& vpm, const Int& ro
   End
 }
 
-// The program of the first QPU. It announces a block only after all QPUs have started the
-// previous one, so that a fast QPU cannot take the permission of a slow one.
+// The first QPU's program. It announces a block only after all QPUs have started the previous
+// one, so that a fast QPU cannot take a slow one's permission.
 void serve(const Numbers& params, int workers) {
   Int rowBytes = params.get(kBRow) << 2;
   For (Int column = 0, column < params.get(kN), column = column + kColumns)
@@ -131,7 +132,7 @@ class SharedTile : public Sums {
 
   void compute(Numbers& params) {
     clear();
-    // The DMA is done by now, but without this wait the compiler adds one for each semaphore
+    // The DMA is complete by now, but without this wait the compiler adds one for each semaphore
     // in the loop.
     dmaWaitWrite();
     row_ = 0;
@@ -153,14 +154,14 @@ class SharedTile : public Sums {
       semaInc(kRead);
       block(iteration);
     End
-    // Waits for one block more than there are. The first QPU announces it when all QPUs have read
+    // Waits for one block beyond the last, which the first QPU announces when all QPUs have read
     // the last block.
     semaDec(kReady);
     semaInc(kRead);
   }
 
-  // A QPU without a tile also waits for a half, because until then some QPUs might not have
-  // taken their last permission.
+  // A QPU without a tile also waits for a half, because some QPUs might not have taken their last
+  // permission before that.
   void write(const Numbers& params, const Int& row, const Int& column) {
     Int rows = params.get(kM) - row;
     Int half = (me() & 1) * kRows;
@@ -171,7 +172,7 @@ class SharedTile : public Sums {
     Else
       semaDec(kOtherHalf);
     End
-    // Accumulation also uses requests, which are received in order.
+    // Accumulation makes requests too, which are received in order.
     if (variant_ == Variant::Accumulate) receiveRest();
     If (rows > 0)
       storeWhole(params, start, column, rows, half, none);
@@ -215,8 +216,8 @@ class SharedTile : public Sums {
     from_ = min(index(), params.get(kLastK)) << 2;
   }
 
-  // Transposes rows of 16 values of k to vectors with four values of k of every other row.
-  // Vector 2 t + r % 2 contains value 4 t + i of row r in element 4 (r / 2) + i. Values of k
+  // Transposes rows of 16 values of k to vectors that contain four values of k from every other
+  // row. Vector 2 t + r % 2 contains value 4 t + i of row r in element 4 (r / 2) + i. Values of k
   // beyond the end count as 0.
   void transpose(const Int& there) {
     for (Float& a : a_) a = asFloat(asInt(a) & there);
@@ -232,9 +233,9 @@ class SharedTile : public Sums {
       }
   }
 
-  // Computes a block, half of it per iteration, because the instructions for a whole block
-  // would fill the cache that four QPUs share. An iteration uses two vectors of `a`, and requests
-  // and receives two vectors of the next 16 values of k.
+  // Computes half a block per iteration, because the instructions for a whole block would fill
+  // the cache that four QPUs share. An iteration uses two vectors of `a`, and requests and
+  // receives two vectors of the next 16 values of k.
   void block(Int& iteration) {
     While (iteration < 2)
       iteration = iteration + 1;
@@ -302,7 +303,7 @@ Shared shareable(const Product& p, int qpus) {
   if ((qpus != 0 && qpus != kMostQpus) || p.bColumn != 1 || p.aColumn != 1 || p.k < kPeriod)
     return s;
   s.columns = p.n / kColumns * kColumns;
-  // The other kernel computes a last group in which many QPUs would have no tile.
+  // The other kernel computes the last group if many QPUs would have no tile in it.
   const int group = kSharedWorkers * kRows;
   const int rest = p.m % group;
   s.rows = 4 * rest < 3 * group ? p.m - rest : p.m;

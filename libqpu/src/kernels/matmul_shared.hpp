@@ -8,15 +8,15 @@ namespace qpu::kernels {
 
 constexpr int kSharedWorkers = kMostQpus - 1;
 
-// How many of the first rows, and of the first columns, of `c` this kernel can compute. Both are 0
-// if the kernel is not suitable. The kernel uses all QPUs.
+// The number of first rows and first columns of `c` that this kernel can compute. Both are 0 if
+// the kernel is not suitable. The kernel uses all QPUs.
 struct Shared {
   int rows = 0;
   int columns = 0;
 };
 Shared shareable(const Product& p, int qpus);
 
-// Computes such a part p. Not for productByTables.
+// Computes such a part p. Does not support productByTables.
 void sharedProduct(const Product& p);
 
 }  // namespace qpu::kernels

@@ -1,5 +1,5 @@
-// Code that the two kernels for matrix products share: their parameters, and how the sums of a
-// tile become results and are written to memory.
+// Code that the two matrix-product kernels share: their parameters, and the conversion of a
+// tile's sums to results in memory.
 #ifndef QPU_SRC_KERNELS_MATMUL_TILE_HPP
 #define QPU_SRC_KERNELS_MATMUL_TILE_HPP
 
@@ -86,8 +86,8 @@ class Sums {
       for (Float& s : r) s = 0;
   }
 
-  // Rows of the tile become columns of the half, then rows of memory. Each row is finished just
-  // before it is written to the VPM, so that it occupies no registers in between.
+  // The tile's rows become columns of the VPM half, and then rows in memory. Each row is finished
+  // just before it is written to the VPM, so that it occupies no registers in between.
   void storeWhole(const Numbers& params, const Ptr<Float>& start, const Int& column,
                   const Int& rows, const Int& half, const Float& bias) {
     for (int r = 0; r < kRows; ++r) {
@@ -143,7 +143,7 @@ class Sums {
     for (Float& s : sums) s = s * params.getFloat(kAlpha);
     if (variant_ == Variant::Plain) return;
     Ptr<Float> from = start + min(rows - 1, r) * params.get(kCStride);
-    // This is not computed as in columnsOf(), because the terms would then stay in registers.
+    // Not computed as in columnsOf(), because the terms would then stay in registers.
     for (int s = 0; s < kAcross; ++s)
       gather(from + (column + (min(index(), width - (16 * s + 1)) + 16 * s)));
     for (Float& s : sums) {

@@ -1,7 +1,7 @@
-// Matrix-vector multiplication. A task is a group of eight rows by one segment of the columns. For each
-// chunk of 128 columns, the part of x stays in registers while all rows are multiplied by it. A
-// second kernel adds the segments. The tasks, and the order of every sum, depend only on the
-// shape.
+// Matrix-vector multiplication. A task is a group of eight rows by one segment of the columns.
+// For each chunk of 128 columns, the corresponding part of x stays in registers while all rows
+// are multiplied by it. A second kernel adds the segments' sums. The tasks and the order of every
+// sum depend only on the shape.
 #include <algorithm>
 
 #include "kernels/host.hpp"
@@ -131,7 +131,7 @@ void joinSegments(Int m, Int segments, Ptr<Float> out, Ptr<Float> parts) {
     Ptr<Float> p = parts + (i + min(index(), count - 1));
     Float sum = 0;
     For (Int s = 0, s < segments, s = s + 2)
-      // If the number is odd, the last one is requested twice and counted once.
+      // If the number of parts is odd, the last one is requested twice but counted once.
       Int more = ifBelow(s + 1, segments);
       gather(p);
       p = p + (m & more);
@@ -147,8 +147,7 @@ void joinSegments(Int m, Int segments, Ptr<Float> out, Ptr<Float> parts) {
   End
 }
 
-// Number of segments of the columns: few, but enough to give all QPUs about the same number of
-// tasks.
+// The number of column segments: few, but enough to give all QPUs about the same number of tasks.
 int segmentsFor(int groups, int chunks) {
   int best = 1;
   double bestShare = 0;
@@ -176,7 +175,7 @@ void matvec(Floats y, Matrix a, Floats x, int m, int k, int qpus) {
   requireFactor("matvec", "a's row stride", a.rowStride);
   if (m == 0) return;
   if (a.columnStride != 1) {
-    // The row vector x times the transposed matrix.
+    // Multiply the row vector x by the transposed matrix.
     matmul(Matrix(y, m), Matrix(x, k), Matrix(a.data, a.columnStride, a.rowStride), 1, m, k, 1, 0,
            qpus);
     return;

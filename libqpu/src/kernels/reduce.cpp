@@ -1,6 +1,6 @@
-// Reductions to one number. The array is divided among twelve workers, independently of the
-// number of QPUs that execute them, and the CPU combines their results. The result is therefore
-// the same for any number of QPUs.
+// Reductions to one number. The array is divided among twelve workers, regardless of how many
+// QPUs execute them, and the CPU combines their results. The result is therefore the same for any
+// number of QPUs.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
-// Softmax of rows, one QPU per row. Rows of up to four vectors stay in registers. Longer rows
-// are read twice: for the maximum together with the sum of the powers, and for the results.
+// Softmax of rows, one QPU per row. Rows of up to four vectors stay in registers. Longer rows are
+// read twice: once for the maximum together with the sum of the powers, and once for the results.
 #include <limits>
 
 #include "kernels/host.hpp"
@@ -10,7 +10,7 @@ namespace qpu::kernels {
 namespace {
 
 // Returns 1 / the sum of the powers of a row in all elements; NaN if an element is NaN or +Inf,
-// or if all are -Inf. `size` is the greatest magnitude of the elements, as bits.
+// or if all are -Inf. `size` is the greatest magnitude among the elements, as bits.
 Float factorOf(const FloatExpr& total, const Int& size) {
   Float sum = sumOf(total);
   return select(maxOf(size) > ieee::kInf || sum == 0 || asInt(sum) == ieee::kInf, ieee::nan(),
@@ -67,7 +67,7 @@ void longRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride
         most = raised;
       End
     };
-    // Use short blocks for any Length, because the block size determines the order of the sum.
+    // Use short blocks for any Length, because the block size determines the order of summation.
     std::array<Float, kShort> x;
     walk<1, kShort>(
         columns, from, 0, 1,

@@ -1,6 +1,6 @@
 // Convolution and pooling. If there is padding, images are copied to padded images first. The
 // element for kernel position k and output `pixel` is then at rows[k] + columns[pixel], where k
-// numbers (channel, y, x) in the kernel. A convolution is therefore a product by tables.
+// numbers (channel, y, x) in the kernel. A convolution is therefore a product that uses tables.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -85,7 +85,7 @@ struct Plan {
   BusPointer<int> padding() const { return tables.ints(pixels + window); }
 };
 
-// Cache of the tables for recently used geometries.
+// A cache of tables for recently used geometries.
 class Plans {
  public:
   static Plans& instance() {
@@ -199,7 +199,7 @@ std::int64_t inputSize(const Window& w) {
   return std::int64_t{w.batch} * w.channels * w.height * w.width;
 }
 
-// The images at `a` with padding, whose value is `fill`.
+// The images at `a`, padded with the value `fill`.
 class Padded {
  public:
   Padded(const Window& w, const Plan& plan, Floats a, float fill, int qpus) : data_(a) {

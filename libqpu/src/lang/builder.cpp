@@ -1,4 +1,4 @@
-// Records the operators and statements of a kernel.
+// Records a kernel's operators and statements.
 #include "qpu/detail/builder.h"
 
 #include <array>
@@ -23,8 +23,8 @@ Node constant(Type type, std::uint32_t bits) {
 constexpr int kVpmRows = 64, kVpmColumns = 16;
 constexpr int kMaxPitch = 8191;
 
-// Checks an address or distance that is a C++ number, even if the statement is never
-// executed: the hardware does not define such a setup word.
+// Checks an address or distance that is a C++ number, even if the statement is never executed,
+// because the hardware does not define a setup word for an invalid one.
 void requireConstant(const Statement& s, const char* what, std::uint32_t expression, int high) {
   Recorder& r = Recorder::current();
   const Expression& e = r.expression(expression);

@@ -1,7 +1,7 @@
-// Tracks the queue of outstanding gathers along every path of a kernel. The state is the
-// set of queues that some path can produce. A statement that is invalid for every queue of
-// the set is an error. Queues differ by the types of their entries. There are at most
-// 3^0 + .. + 3^8 of them, so that the analysis of loops terminates.
+// Tracks the queue of outstanding gathers along every path of a kernel. The state is the set of
+// queues that some path can produce. A statement that is invalid for every queue of the set is an
+// error. Queues differ by the types of their entries. There are at most 3^0 + .. + 3^8 queues, so
+// the analysis of loops terminates.
 #include "lang/gathers.hpp"
 
 #include <set>
@@ -104,8 +104,8 @@ class QueueChecker {
   const std::size_t most_;
 };
 
-// Tracks the number of outstanding gathers and the position of the next one in the
-// pattern. The pattern restarts when none is outstanding.
+// Tracks the number of outstanding gathers and the position of the next one in the pattern. The
+// pattern restarts when no gather is outstanding.
 class Pattern {
  public:
   // Request k of the pattern goes to TMU k mod 2, k = 0 .. period - 1.
@@ -238,9 +238,9 @@ std::vector<bool> findLoads(const Source& source) {
 
 }  // namespace
 
-// With alternating TMUs, a loop with an odd number of gathers would reach the same gather
-// with a different TMU in each iteration. Longer patterns handle such loops, but allow no
-// more outstanding gathers than one TMU.
+// With alternating TMUs, a loop with an odd number of gathers would execute the same gather on a
+// different TMU in each iteration. Longer patterns handle such loops, but allow no more
+// outstanding gathers than a single TMU.
 GatherPlan planGathers(const Source& source) {
   const std::vector<bool> loads = findLoads(source);
   for (const int period : {2, 3, 5, 7}) {

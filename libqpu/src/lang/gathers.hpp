@@ -1,4 +1,5 @@
-// How many gathers of a kernel can be outstanding, and which TMU handles each of them.
+// Determines how many of a kernel's gathers can be outstanding, and which TMU handles each
+// gather.
 #ifndef QPU_SRC_LANG_GATHERS_HPP
 #define QPU_SRC_LANG_GATHERS_HPP
 
@@ -18,9 +19,9 @@ struct GatherPlan {
   // position of every gather and receive in the pattern is the same on all paths.
   bool usesBothTmus = false;
   std::size_t most = kTmuDepth;  // outstanding; twice as many if the TMUs alternate
-  // TMU of each gather and receive, by Site::number. If empty, all use TMU 0.
+  // The TMU of each gather and receive, by Site::number. If empty, all use TMU 0.
   std::vector<std::uint8_t> units;
-  // TMUs of the gathers that are outstanding at the end, oldest first, if they are the same
+  // The TMUs of the gathers that are outstanding at the end, oldest first, if they are the same
   // for every run.
   bool endIsKnown = false;
   std::vector<std::uint8_t> left;

@@ -63,7 +63,7 @@ Node Recorder::variable(Type type) {
   return make(e);
 }
 
-// The constructor created the expressions of the parameters first, so the numbers agree.
+// The constructor created the parameters' expressions first, so the numbers agree.
 Node Recorder::parameter(std::size_t position) const {
   return {serial_, static_cast<std::uint32_t>(position)};
 }

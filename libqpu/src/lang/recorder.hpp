@@ -24,14 +24,15 @@ class Recorder {
   // first error again if the kernel function caught it, because the record is incomplete.
   Source finish();
 
-  // Number of the expression. Throws CompileError if it belongs to another trace.
+  // Returns the expression's number. Throws CompileError if the expression belongs to another
+  // trace.
   std::uint32_t use(Node n);
   Node make(Expression e);
   Node variable(Type type);
   Node parameter(std::size_t position) const;
   const Expression& expression(std::uint32_t id) const { return source_.expressions[id]; }
 
-  // Creates the site of a construct that is not a statement, for errors.
+  // Creates a site for a construct that is not a statement, for errors.
   Site site(const char* construct, Location where);
   // Appends a statement to the innermost open block.
   Statement& add(StatementKind kind, const char* construct, Location where);
@@ -47,7 +48,7 @@ class Recorder {
   void requireOutermost(const Site& site, const char* why);
   void requireRange(const Site& site, const char* what, int value, int low, int high);
 
-  // Number of elements to skip between two elements of a vector, for later statements.
+  // Sets the number of elements that later statements skip between two elements of a vector.
   int readStride = 0;
   int writeStride = 0;
 

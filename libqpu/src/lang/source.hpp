@@ -30,7 +30,7 @@ enum class StatementKind : std::uint8_t {
   VpmReadSetup, VpmWriteSetup, VpmWrite
 };
 
-// Position of a statement, for error messages.
+// A statement's position, for error messages.
 struct Site {
   const char* construct = "";  // a string literal
   std::uint32_t number = 0;    // number of the statement in the kernel, from 1
@@ -47,7 +47,8 @@ struct Statement {
   std::uint32_t target = 0;  // variable
   std::uint32_t value = 0;   // expression: value, condition or mask
   std::uint32_t address = 0; // expression
-  // Store: expression for the number of words, 1..16, from element 0. By default all 16.
+  // Store: the expression for the number of words to store (1..16) from element 0 on. By default
+  // all 16.
   std::uint32_t limit = kNoExpression;
   Type element = Type::Int;
   bool wait = false;

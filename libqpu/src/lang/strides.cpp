@@ -20,7 +20,7 @@ Node rotated(Node value, Type type, int by) {
   return by % kElements == 0 ? value : binary(Op::Rotate, type, value, constantInt(by % kElements));
 }
 
-// All bits set in element i, none in the others.
+// A mask with all bits set in element i and none in the others.
 Node onlyElement(int i) {
   const Node difference =
       binary(Op::Xor, Type::Int, leaf(Op::ElementNumber, Type::Int), constantInt(i));
@@ -46,8 +46,8 @@ void writeStride(int elements, Location where) {
   Recorder::current().writeStride = requireStride("setWriteStride", elements, where);
 }
 
-// Loads vectors of consecutive words, none of which extends beyond the last element.
-// Rotates the required words of each vector to their elements.
+// Loads vectors of consecutive words, none of which extends beyond the last element, and rotates
+// the required words of each vector to their elements.
 Node loadWithStride(Node address, Type type, int stride) {
   const int step = stride + 1;
   const int lastStart = (kElements - 1) * stride;

@@ -1,4 +1,4 @@
-// compile(): determines the name of the kernel, records its function and compiles the record.
+// compile(): determines the kernel's name, records its function and compiles the record.
 #include <atomic>
 #include <cstdlib>
 #include <cxxabi.h>
@@ -37,7 +37,7 @@ std::string kernelName(const char* given, const void* function) {
 }  // namespace
 
 Trace::Trace(const char* name, const void* function, const Type* parameters, std::size_t count) {
-  (void)backend();  // report an unusable QPU_BACKEND first
+  (void)backend();  // report an unusable QPU_BACKEND before anything else
   recorder_ = new Recorder(kernelName(name, function), {parameters, parameters + count});
 }
 

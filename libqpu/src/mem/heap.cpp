@@ -13,9 +13,9 @@
 namespace qpu::detail {
 namespace {
 
-// The uncached alias of the VideoCore's 1 GB of memory, which contains the GPU memory of
-// a Pi 2 or 3. The first and last 64 KB stay free, so that small offsets from null or from
-// the top do not reach an array.
+// The uncached alias of the VideoCore's 1 GB of memory, which contains the GPU memory of a Pi 2
+// or 3. The first and last 64 KB stay free, so that small offsets from null or from the end do
+// not reach an array.
 constexpr std::uint32_t kFirst = 0xC0010000U;
 constexpr std::uint32_t kLimit = 0xFFFF0000U;
 constexpr std::uint32_t kAlignment = 64;
@@ -68,8 +68,8 @@ Heap& Heap::instance() {
 
 Heap::Heap() : table_(std::make_shared<const Table>()), next_(kFirst) {}
 
-// Next fit: an address is reused as late as possible, so that a stale pointer does not
-// refer to another array.
+// Next fit: an address is reused as late as possible, so that a stale pointer rarely refers to
+// another array.
 std::uint32_t Heap::place(const Table& table, std::uint32_t bytes) const {
   const std::uint32_t need = alignUp(bytes);
   for (const std::uint32_t from : {next_, kFirst}) {

@@ -20,13 +20,13 @@ struct Block {
   std::shared_ptr<void> memory;            // owns `host`
 };
 
-// Live blocks, ordered by bus address. A table is immutable: a running kernel holds the
-// table from its start, and therefore the memory of every block in it.
+// Live blocks, ordered by bus address. A table is immutable. A running kernel keeps the table
+// that was current when it started, and with it the memory of every block in that table.
 class Table {
  public:
   // The block that contains `address`, or null.
   const Block* find(std::uint32_t address) const;
-  // Text that describes the position of `address` relative to the nearest block.
+  // Describes the position of `address` relative to the nearest block.
   std::string nearest(std::uint32_t address) const;
 
   std::vector<std::shared_ptr<const Block>> blocks;
@@ -50,7 +50,8 @@ class Heap {
   // Allocate the memory of a block. Throw AllocationError; its message starts with `what`.
   static void takeHostMemory(Block& block, const std::string& what);
   void takeDeviceMemory(Block& block, const std::string& what);
-  // Start of a free range of `bytes`, or 0 if there is none. The caller holds the mutex.
+  // Returns the start of a free range of `bytes`, or 0 if there is none. The caller must hold the
+  // mutex.
   std::uint32_t place(const Table& table, std::uint32_t bytes) const;
 
   mutable std::mutex mutex_;

@@ -1,4 +1,5 @@
-// Selects the backend that runs kernels: QPU_BACKEND, else the best backend that works.
+// Selects the backend that runs kernels: the one in QPU_BACKEND or, by default, the best that
+// works.
 #ifndef QPU_SRC_RUNTIME_BACKENDS_HPP
 #define QPU_SRC_RUNTIME_BACKENDS_HPP
 
@@ -27,7 +28,7 @@ struct BackendFinding {
   std::string reason;
 };
 
-// All backends in order of preference. Accesses the hardware.
+// Returns all backends in order of preference. Accesses the hardware.
 std::vector<BackendFinding> backendFindings();
 
 }  // namespace qpu::runtime

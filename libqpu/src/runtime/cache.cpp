@@ -76,8 +76,8 @@ class Writer {
   std::string bytes_;
 };
 
-// The build ID of the binary that contains this function. A library that was built from
-// other sources generates other objects.
+// The build ID of the binary that contains this function. A library built from other sources
+// generates other objects.
 std::string buildIdentity() {
   struct Search {
     std::uintptr_t here;
@@ -254,7 +254,7 @@ void pruneCache(const std::string& folder, std::uint64_t limit) noexcept {
     std::sort(files.begin(), files.end(),
               [](const File& a, const File& b) { return a.used < b.used; });
     for (const File& f : files) {
-      // Free more than necessary, so that the next kernels do not each have to prune.
+      // Free more than necessary, so that not every subsequent kernel has to prune the cache.
       if (sum <= limit / 4 * 3) break;
       std::error_code gone;
       fs::remove(f.path, gone);

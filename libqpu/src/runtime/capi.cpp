@@ -46,7 +46,7 @@ void remember(const char* kind, const char* text) noexcept {
   lastFailure.kind = kind;
 }
 
-// Returns a copy that the caller has to free.
+// Returns a copy, which the caller must free.
 char* copied(const std::string& text) {
   char* const copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr) throw std::bad_alloc();
@@ -73,7 +73,7 @@ qpu_cycles forC(const Cycles& c) {
           c.mailboxLaunchSeconds};
 }
 
-// Address of the words [offset, offset + bytes) of a buffer.
+// The address of the words [offset, offset + bytes) in a buffer.
 std::uint32_t* wordsAt(const qpu_buffer& buffer, std::size_t offset, std::size_t bytes,
                        const void* data) {
   if (offset % 4 != 0 || bytes % 4 != 0 || reinterpret_cast<std::uintptr_t>(data) % 4 != 0)

@@ -17,8 +17,8 @@ namespace {
 constexpr const char* kDevMem = "/dev/mem";
 constexpr std::uint32_t kPage = 4096;
 
-// GPU memory is not cached by the VideoCore on boards whose CPU bypasses the VideoCore's L2 cache, and is cached in L2
-// on the others. Unconfirmed: the round-trip test decides it.
+// The VideoCore does not cache GPU memory on boards whose CPU bypasses the VideoCore's L2 cache;
+// on the others, GPU memory is cached in L2. Unconfirmed: the round-trip test decides this.
 constexpr std::uint32_t kDirect = 0x4;
 constexpr std::uint32_t kL1NonAllocating = 0xc;
 
@@ -98,8 +98,8 @@ void Device::recover() {
     if (e.record.process.alive()) {
       held = held || e.record.kind == Record::Kind::Holder;
     } else if (e.record.kind == Record::Kind::Memory) {
-      // Clear the record first. If a handle were released twice, it could belong to another
-      // program by then. A handle that is not released only costs memory.
+      // Clear the record first: a handle that is released twice could belong to another program
+      // the second time, whereas one that is never released only costs memory.
       state_->clear(e.index);
       (void)mailbox_->unlock(e.record.handle);
       (void)mailbox_->release(e.record.handle);
@@ -246,7 +246,7 @@ void Device::releaseSlot(std::size_t slot) noexcept {
 void Device::close() noexcept {
   if (static_cast<std::uint32_t>(getpid()) != self_.pid || !state_ || closed_.exchange(true))
     return;
-  // Without the lock the file stays unchanged, and the next process cleans up.
+  // Without the lock, the file stays unchanged, and the next process cleans up.
   const bool locked = state_->tryLock();
   const bool others = !locked || state_->othersHold(self_);
   bool stopped = !launching_;
@@ -257,14 +257,14 @@ void Device::close() noexcept {
     waitForQueue();
     stopped = !launching_;
   }
-  // The memory of programs that are still running must not get a new owner.
+  // Memory that running programs use must not get a new owner.
   if (stopped)
     for (std::size_t i = 0; i < slots_.size(); ++i) releaseSlot(i);
   if (holder_ && locked) state_->clear(*holder_);
   if (locked) state_->unlock();
 }
 
-// Waits for programs that were running at a signal or exit().
+// Waits for programs that were running at the time of a signal or exit().
 void Device::waitForQueue() noexcept {
   const auto end = os_.now() + kLastWait;
   while (launching_ && os_.now() < end) {
@@ -364,7 +364,7 @@ void Device::launchByMailbox(const std::vector<Start>& starts, const GpuMemory& 
 }
 
 // Assumption: disabling and enabling the QPUs stops a program. A launch after a time-out on a
-// board decides it.
+// board would confirm this.
 std::string Device::afterTimeOut() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const State::Lock locked(*state_);

@@ -24,7 +24,7 @@
 
 namespace qpu::runtime {
 
-// Mask of the physical address in a bus address. The two highest bits are the alias.
+// The mask of the physical address in a bus address. The two highest bits are the alias.
 constexpr std::uint32_t kPhysicalMask = 0x3fffffff;
 
 // The machine, or a test double of it.
@@ -60,19 +60,19 @@ class GpuMemory {
   unsigned char* host_;
 };
 
-// Bus addresses of one QPU's program and of its uniforms.
+// The bus addresses of one QPU's program and uniforms.
 struct Start {
   std::uint32_t uniforms = 0;
   std::uint32_t code = 0;
 };
 
-// Time limit of a launch: QPU_TIMEOUT_MS, else 10 s.
+// The time limit for a launch: QPU_TIMEOUT_MS, by default 10 s.
 std::chrono::milliseconds launchLimit();
 
 class Device : public std::enable_shared_from_this<Device> {
  public:
-  // Releases the resources of ended processes and enables the QPUs. Throws BackendError; its
-  // message contains the fix.
+  // Releases ended processes' resources and enables the QPUs. Throws BackendError; its message
+  // contains the fix.
   static std::shared_ptr<Device> open(const Host& host);
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -81,13 +81,13 @@ class Device : public std::enable_shared_from_this<Device> {
   const Board& board() const { return board_; }
   const System& system() const { return system_; }
   const std::string& openingNote() const { return note_; }  // what recover() released, or ""
-  // Why launches by this method are not possible, or "" if they are. The first call performs
-  // a test launch.
+  // Returns why this launch method does not work, or "" if it does. The first call performs a
+  // test launch.
   const std::string& fault(Method method);
   std::uint32_t clockHz();  // of V3D
   std::pair<std::uint32_t, std::uint32_t> identity();  // IDENT0, IDENT1; requires the registers
 
-  // Allocates whole pages, not zero-filled. Throws AllocationError.
+  // Allocates whole pages, which are not zero-filled. Throws AllocationError.
   std::unique_ptr<GpuMemory> allocate(std::uint32_t bytes, const std::string& purpose);
 
   // Runs one program per QPU, 1..12, until all have finished. With the mailbox, the programs
@@ -97,8 +97,8 @@ class Device : public std::enable_shared_from_this<Device> {
               std::uint32_t controlOffset, const std::string& kernel,
               std::chrono::milliseconds limit = launchLimit());
 
-  // Releases everything. No launch or allocation is possible after it. Async-signal-safe,
-  // idempotent, and without effect in processes other than the one that opened the device.
+  // Releases everything; launches and allocations are impossible afterwards. Async-signal-safe
+  // and idempotent; has no effect in processes other than the one that opened the device.
   void close() noexcept;
 
  private:
@@ -119,7 +119,7 @@ class Device : public std::enable_shared_from_this<Device> {
                        std::chrono::milliseconds limit);
   std::string afterTimeOut();
 
-  // A live allocation: the handle, and in the upper half the index of its record plus one.
+  // A live allocation: the handle and, in the upper half, the index of its record plus one.
   using Slot = std::atomic<std::uint64_t>;
   static constexpr std::size_t kMostAllocations = 4096;
 
@@ -131,7 +131,7 @@ class Device : public std::enable_shared_from_this<Device> {
   std::unique_ptr<State> state_;
   int memory_ = -1;  // /dev/mem
   std::unique_ptr<V3d> v3d_;
-  // Indexed by launch method. No value means not tested yet.
+  // Indexed by launch method. No value means that the method has not been tested yet.
   std::array<std::optional<std::string>, 2> faults_;
   std::mutex faultMutex_;  // locked before the other mutexes
   std::string note_;

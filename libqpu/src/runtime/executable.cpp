@@ -168,7 +168,7 @@ void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsign
   launch.board = &emulatedBoard();
   launch.profile = profile;
   launch.lenient = emulatesLeniently();
-  // The same time limit as on hardware, in clocks of the model.
+  // The same time limit as on hardware, in the model's clocks.
   launch.clockLimit = static_cast<std::uint64_t>(
       std::chrono::duration<double>(launchLimit()).count() * launch.board->clockHz);
   auto run = std::make_shared<const Run>(Run{launch.board, emu::run(launch)});
@@ -185,7 +185,7 @@ void Executable::warn(const std::vector<std::string>& warnings) {
     if (warned_.insert(w).second) (void)std::fprintf(stderr, "libqpu: warning: %s\n", w.c_str());
 }
 
-// Ensures space for `words` uniforms per QPU. The caller holds the mutex.
+// Ensures space for `words` uniforms per QPU. The caller must hold the mutex.
 void Executable::requireImage(std::size_t words) {
   const Opened& opened = openDevice();
   if (!opened.device) detail::raise<BackendError>(opened.fault);

@@ -1,4 +1,4 @@
-// Machine code, ready to run on the emulator or the QPUs.
+// Machine code that is ready to run on the emulator or the QPUs.
 #ifndef QPU_SRC_RUNTIME_EXECUTABLE_HPP
 #define QPU_SRC_RUNTIME_EXECUTABLE_HPP
 
@@ -21,14 +21,14 @@ namespace qpu::runtime {
 constexpr std::uint32_t kEmulatedCode = 0x00100000;
 constexpr std::uint32_t kEmulatedSpill = 0x10000000;
 
-// The emulated board: QPU_BOARD, or a Pi 3 by default. QPU_MODEL selects its parameters:
-// "fast" or "slow" for an end of their ranges, or a file. Throws BackendError.
+// The emulated board: QPU_BOARD, by default a Pi 3. QPU_MODEL selects its parameters: "fast" or
+// "slow" for one end of their ranges, or a file. Throws BackendError.
 const emu::Board& emulatedBoard();
 
 // Whether QPU_EMULATOR is "lenient". The default is "strict". Throws BackendError.
 bool emulatesLeniently();
 
-// Statistics of all runs on the emulator in this process.
+// Statistics of this process's runs on the emulator.
 struct EmulatedWork {
   std::uint64_t runs = 0;
   std::uint64_t clocks = 0;     // model

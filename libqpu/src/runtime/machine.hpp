@@ -1,5 +1,5 @@
-// The machine that this process runs on, and its VideoCore, which is opened on first use and
-// released when the process ends in any way.
+// The machine that this process runs on, and its VideoCore. The VideoCore is opened on first use
+// and released when the process ends, however it ends.
 #ifndef QPU_SRC_RUNTIME_MACHINE_HPP
 #define QPU_SRC_RUNTIME_MACHINE_HPP
 
@@ -15,9 +15,10 @@ struct Opened {
   std::string fault;
 };
 
-// Opens the device. Tried only once per process.
+// Opens the device. This is attempted only once per process.
 const Opened& openDevice();
-// The result of openDevice() without opening the device; null if it was not called.
+// Returns the result of openDevice() without opening the device; null if openDevice() was not
+// called.
 const Opened* openedDevice();
 
 Host host();

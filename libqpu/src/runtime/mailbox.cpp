@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint32_t kReplied = 0x80000000;
 
-// Index of the last word of a reply among the values, plus one.
+// The index of a reply's last word among the values, plus one.
 std::size_t replyWords(std::uint32_t tag) {
   switch (tag) {
     case tag::kArmMemory:
@@ -53,7 +53,7 @@ Mailbox::~Mailbox() { (void)os_.close(fd_); }
 
 namespace {
 
-// Returns 0, or -ETIMEDOUT if the ioctl returned it. Raises all other errors.
+// Returns 0, or -ETIMEDOUT if the ioctl returned it. Throws for all other errors.
 int send(Os& os, int fd, Message& message, std::size_t reply) {
   const std::uint32_t tag = message.words[2];
   const int result = exchange(os, fd, message);

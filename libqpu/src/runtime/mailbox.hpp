@@ -33,11 +33,11 @@ constexpr std::uint32_t kEnableQpu = 0x00030012;
 }  // namespace tag
 
 constexpr std::uint32_t kV3dClock = 5;
-// Response of kExecuteQpu and kEnableQpu on failure.
+// The response to kExecuteQpu and kEnableQpu on failure.
 constexpr std::uint32_t kQpuRefused = 0x80000000;
 
-// Number of the property ioctl for programs with pointers of this size. 32-bit programs use
-// their own number on a 64-bit kernel, too.
+// The number of the property ioctl for programs with pointers of this size. 32-bit programs use
+// their own number even on a 64-bit kernel.
 constexpr unsigned long propertyRequest(std::size_t pointerBytes) {
   return 3UL << 30U | static_cast<unsigned long>(pointerBytes) << 16U | 100UL << 8U;
 }

@@ -15,8 +15,8 @@ namespace qpu::runtime {
 // Throws ArgumentError if the file cannot be written.
 void saveObject(const code::Object& object, const std::string& path);
 
-// Reads the output of saveObject(), or 8-byte words in little-endian order. Throws
-// ArgumentError. `name` is for its message and for programs without a name.
+// Reads the output of saveObject(), or 8-byte words in little-endian order. Throws ArgumentError.
+// `name` is used in its message, and for programs without a name.
 code::Object readObject(std::string_view data, const std::string& name);
 code::Object openObject(const std::string& path);
 

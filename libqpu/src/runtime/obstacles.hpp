@@ -1,5 +1,5 @@
 // Obstacles that prevent kernels from running on the QPUs, each with its fix. They are found by
-// inspecting the system, or when an operation fails.
+// inspecting the system or when an operation fails.
 #ifndef QPU_SRC_RUNTIME_OBSTACLES_HPP
 #define QPU_SRC_RUNTIME_OBSTACLES_HPP
 

@@ -1,5 +1,5 @@
-// Operating system functions that access the hardware. Tests replace this interface with a double;
-// no other code of the runtime depends on whether the VideoCore is real.
+// Operating system functions that access the hardware. Tests replace this interface with a
+// double; the rest of the runtime does not depend on whether the VideoCore is real.
 #ifndef QPU_SRC_RUNTIME_OS_HPP
 #define QPU_SRC_RUNTIME_OS_HPP
 
@@ -16,7 +16,7 @@ class Os {
   Os& operator=(const Os&) = delete;
   virtual ~Os() = default;
 
-  // The system calls of the same names. On failure they return the negative errno. close() and
+  // The system calls with the same names. On failure they return the negative errno. close() and
   // ioctl() are async-signal-safe.
   virtual int open(const char* path, int flags) noexcept = 0;
   virtual int close(int fd) noexcept = 0;

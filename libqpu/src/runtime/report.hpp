@@ -25,7 +25,7 @@ struct V3dFacts {
   std::optional<std::uint32_t> ident0;
   std::optional<std::uint32_t> ident1;
   std::optional<std::uint32_t> clockHz;
-  std::string source;  // of these values, or why there are none
+  std::string source;  // source of these values, or why there are none
 };
 
 // A process in the state file.
@@ -55,7 +55,7 @@ std::vector<User> usersOf(const std::string& stateFolder);
 std::string asText(const Findings& findings);
 std::string asJson(const Findings& findings);
 
-// What has not been verified on a board.
+// States what has not been verified on a board.
 constexpr const char* kUnmeasured =
     "not measured on hardware: the mailbox, GPU memory, V3D's registers, and all statements about "
     "what the firmware allows";

@@ -1,4 +1,4 @@
-// Files of the system below a root directory: "/", or a copy for a test.
+// The system's files below a root directory: "/", or a copy for a test.
 #ifndef QPU_SRC_RUNTIME_ROOT_HPP
 #define QPU_SRC_RUNTIME_ROOT_HPP
 
@@ -21,14 +21,14 @@ class Root {
   bool exists(const std::string& path) const;
   // Returns no value if the file cannot be read.
   std::optional<std::string> read(const std::string& path) const;
-  // Sorted names in a directory; empty if it does not exist.
+  // The sorted names in a directory; empty if the directory does not exist.
   std::vector<std::string> list(const std::string& path) const;
 
  private:
   std::filesystem::path directory_;
 };
 
-// Splits a string list of a device tree, whose strings end with NUL.
+// Splits a device-tree string list, whose strings end with NUL.
 std::vector<std::string> splitNul(const std::string& text);
 
 }  // namespace qpu::runtime

@@ -19,7 +19,7 @@ constexpr std::uint32_t kTo = 2048;
 constexpr std::uint32_t kElements = 16;
 constexpr std::uint32_t kPattern = 0x9e3779b9;
 
-// Processes one line of 16 words: loads it by TMU, adds one to each word, stores it through
+// Processes one line of 16 words: loads it by TMU, adds one to each word and stores it through
 // the VPM.
 constexpr std::array<const char*, 13> kProgram = {
     "shl r0, element_number, 2",

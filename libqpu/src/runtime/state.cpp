@@ -77,8 +77,8 @@ bool writeSlot(int file, off_t at, const Slot& slot) noexcept {
   return pwrite(file, slot.data(), kSlot, at) == static_cast<ssize_t>(kSlot);
 }
 
-// The header contains the boot ID of the kernel. If the file survives a reboot, its handles are
-// no longer valid.
+// The header contains the kernel's boot ID, because the handles in a file that survives a reboot
+// are no longer valid.
 Slot header() noexcept {
   Slot slot{};
   std::memcpy(slot.data(), kMagic.data(), kMagic.size());
@@ -111,7 +111,7 @@ bool readStat(std::uint32_t pid, char& state, std::uint64_t& start) noexcept {
   std::array<char, 1024> text{};
   const ssize_t got = read(fd, text.data(), text.size() - 1);
   (void)close(fd);
-  // The name of the program, in parentheses, can contain any character.
+  // The program's name, in parentheses, can contain any character.
   const char* at = got > 0 ? std::strrchr(text.data(), ')') : nullptr;
   if (at == nullptr || at[1] == '\0') return false;
   at += 2;  // field 3
@@ -126,15 +126,15 @@ bool readStat(std::uint32_t pid, char& state, std::uint64_t& start) noexcept {
   return true;
 }
 
-// A user who can write to the file can cause GPU memory that is in use to be freed. In a folder
-// that every user can write to, such as /dev/shm, only the owner gets access to the file.
+// A user who can write to the file can cause GPU memory to be freed while it is in use. In a
+// folder that every user can write to, such as /dev/shm, only the owner gets access to the file.
 bool isOpenToAll(const std::string& folder) noexcept {
   struct stat s {};
   return stat(folder.c_str(), &s) == 0 && (s.st_mode & S_IWOTH) != 0;
 }
 
-// In a folder that is open to all users, another user can have created the file. In this case,
-// closes and rejects it.
+// In a folder that is open to all users, the file may have been created by another user; such a
+// file is closed and rejected.
 void requireOwn(int fd, const std::string& path) {
   struct stat s {};
   const uid_t self = geteuid();
@@ -158,7 +158,7 @@ int openShared(const std::string& folder, const char* name) {
   for (const int flags : {O_RDWR, O_RDWR | O_CREAT | O_EXCL, O_RDWR}) {
     const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, mode);
     if (fd >= 0) {
-      // Override the umask: root and the group of the folder share the file.
+      // Override the umask, because root and the folder's group share the file.
       if ((flags & O_CREAT) != 0) (void)fchmod(fd, mode);
       if (openToAll) requireOwn(fd, path);
       return fd;

@@ -1,6 +1,6 @@
-// Records which processes have enabled the QPUs and which GPU memory they own, in a file that
-// they share. The firmware releases nothing when a process dies, so that the next process that
-// starts has to do it.
+// Records, in a shared file, which processes have enabled the QPUs and which GPU memory they own.
+// The firmware releases nothing when a process dies, so the next process that starts must release
+// it.
 //
 // The file consists of a header and records of the same size, each with a checksum. Each record
 // is written in place by a single write, so that a crash between two writes leaves a valid file.
@@ -14,7 +14,7 @@
 
 namespace qpu::runtime {
 
-// Identifies a process, also if its PID is reused later.
+// Identifies a process, even if its PID is reused later.
 struct Process {
   std::uint32_t pid = 0;
   std::uint64_t start = 0;  // clock ticks since boot, field 22 of /proc/PID/stat
@@ -33,8 +33,8 @@ struct Record {
   std::uint32_t bytes = 0;   // Memory
 };
 
-// QPU_STATE_DIR, else /run/qpu if it exists, else /dev/shm. Like the firmware's table of
-// handles, both folders are empty after a reboot.
+// QPU_STATE_DIR; by default /run/qpu if it exists, otherwise /dev/shm. Both of these folders,
+// like the firmware's table of handles, are empty after a reboot.
 std::string stateFolder();
 
 class State {
@@ -78,12 +78,12 @@ class State {
 
   // All records except free ones. The caller holds the lock.
   std::vector<Entry> entries() const;
-  // Number of unreadable records found when the file was opened. They are free now.
+  // The number of unreadable records that were found when the file was opened. They are now free.
   std::size_t damaged() const { return damaged_; }
   // Throws BackendError if the file cannot be written.
   std::size_t add(const Record& record);
 
-  // Async-signal-safe. clear() does not require the lock for a process's own records.
+  // Async-signal-safe. clear() does not require the lock for the process's own records.
   void clear(std::size_t index) const noexcept;
   bool othersHold(const Process& self) const noexcept;
 

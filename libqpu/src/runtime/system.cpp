@@ -58,7 +58,7 @@ std::vector<Node> readNodes(const Root& root) {
   return nodes;
 }
 
-// Whether the status of a device-tree node is "okay". A node without a status is enabled.
+// Whether a device-tree node's status is "okay". A node without a status is enabled.
 bool isEnabled(const Root& root, const std::string& node) {
   const auto parts = splitNul(root.read(node + "/status").value_or(""));
   return parts.empty() || parts.front() == "okay" || parts.front() == "ok";
@@ -77,7 +77,7 @@ void readKms(const Root& root, System& s) {
     const bool fake = name.rfind("firmwarekms@", 0) == 0;
     const bool v3d = name.rfind("v3d@", 0) == 0;
     if ((!fake && !v3d) || !isEnabled(root, node)) continue;
-    // Fake KMS also enables the v3d node, so that only its own node distinguishes the two.
+    // Fake KMS also enables the v3d node, so only its own node distinguishes the two.
     if (s.kms == Kms::Fake) continue;
     s.kms = fake ? Kms::Fake : Kms::Full;
     s.kmsEvidence = node + " is enabled";

@@ -21,7 +21,7 @@ struct Node {
   bool writable = false;
 };
 
-// The kernel mode-setting driver owns the V3D block if it is enabled. Firmware since October
+// The kernel mode-setting driver, if enabled, owns the V3D block. Firmware released since October
 // 2016 then refuses to run QPU programs.
 enum class Kms : std::uint8_t { Off, Full, Fake, Unknown };
 const char* name(Kms kms);
@@ -38,7 +38,7 @@ struct System {
   std::string kmsEvidence;
   std::vector<Setting> kmsSettings;      // dtoverlay lines of config.txt that enable it
   std::optional<Setting> gpuMemSetting;  // gpu_mem line of config.txt
-  std::optional<int> gpuMemoryMib;       // size reported by the firmware
+  std::optional<int> gpuMemoryMib;       // size that the firmware reports
   std::string gpuMemorySource;           // source of the number, or why it is unknown
 
   const Node* node(const std::string& path) const;

@@ -37,7 +37,7 @@ constexpr std::uint32_t kClearQueue = 1U << 16U | 1U << 8U | 1U << 7U | 1U;
 constexpr std::uint32_t kQueueError = 1U << 7U;
 }  // namespace v3d
 
-// Address of the SoC's peripherals for the CPU.
+// The CPU's address for the SoC's peripherals.
 std::uint32_t peripheralBase(const Root& root);
 
 class V3d {
@@ -53,7 +53,7 @@ class V3d {
     os_.store(window_ + offset / 4, value);
   }
 
-  // Throw BackendError if there is no powered VideoCore IV, or if it executes a 3D job.
+  // Throw BackendError if there is no powered VideoCore IV, or if it is executing a 3D job.
   void requirePower();
   void requireIdle() const;
   // "SRQCS 0x..., PCS 0x..., ERRSTAT 0x..."

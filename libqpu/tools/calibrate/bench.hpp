@@ -1,4 +1,4 @@
-// Runs QPU assembly programs and times them: with this machine's clock on the QPUs, with the
+// Runs QPU assembly programs and times them: with this machine's clock on the QPUs, and with the
 // model's clock on the emulator.
 #ifndef QPU_TOOLS_CALIBRATE_BENCH_HPP
 #define QPU_TOOLS_CALIBRATE_BENCH_HPP
@@ -13,8 +13,8 @@
 
 namespace qpu::calibrate {
 
-// Builds an assembly program. The program reads its uniforms into the registers below, sets r3 to
-// the number of rounds, and ends as the vc4-mailbox backend requires.
+// Builds an assembly program that reads its uniforms into the registers below, sets r3 to the
+// number of rounds, and ends as the vc4-mailbox backend requires.
 constexpr const char* kRounds = "ra0";
 constexpr const char* kQpu = "ra1";
 constexpr const char* kBuffer = "ra2";  // bus address of kBufferBytes bytes
@@ -26,7 +26,7 @@ class Assembly {
   Assembly& operator<<(const std::string& line);
   Assembly& repeat(int times, const std::vector<std::string>& lines);
   Assembly& set(const std::string& to, std::uint32_t value);
-  // Adds a loop that runs the lines added by `body` r3 times.
+  // Adds a loop that runs r3 times; `body` adds the loop's lines.
   Assembly& loop(const std::function<void(Assembly&)>& body);
   int size() const { return static_cast<int>(lines_.size()); }
   // Adds a branch to the line `target`, with three delay slots.
@@ -40,10 +40,10 @@ class Assembly {
   std::vector<std::string> lines_;
 };
 
-// Time per round, without the launch.
+// Time per round, excluding the launch.
 struct Time {
   double seconds = 0;
-  double spread = 0;  // longest repeat minus shortest, relative to the time
+  double spread = 0;  // the longest repeat minus the shortest, relative to the time
 };
 
 class Bench {
@@ -57,11 +57,11 @@ class Bench {
   // Time of one round on `qpus` QPUs: the difference of runs of n and 2n rounds, divided by n.
   // The QPUs run 100 times as many rounds as the emulator.
   Time round(const std::string& assembly, int qpus, std::uint32_t rounds);
-  // Time to start and end an empty program with this backend.
+  // The time to start and end an empty program with this backend.
   Time launch(const std::string& backend);
-  // The largest spread since the last call.
+  // Returns the largest spread since the last call.
   double worstSpread();
-  // Time of one run with its launch: on the QPUs, the shortest of several runs.
+  // The time of one run including its launch; on the QPUs, the shortest of several runs.
   Time run(const std::string& assembly, int qpus, std::uint32_t rounds) const;
 
  private:

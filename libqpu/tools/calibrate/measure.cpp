@@ -1,6 +1,6 @@
-// A QPU instruction takes four clocks. A TMU load that the program waits for takes its latency,
-// counted from the request, and the next instruction runs four clocks later: a sequence of
-// "mov tmu0_s, r2" and "ldtmu0" takes the latency plus four clocks.
+// A QPU instruction takes four clocks. A TMU load that the program waits for takes the load's
+// latency, counted from the request. The next instruction runs four clocks later, so a sequence
+// of "mov tmu0_s, r2" and "ldtmu0" takes the latency plus four clocks.
 #include "tools/calibrate/measure.hpp"
 
 #include <algorithm>
@@ -71,8 +71,8 @@ class Measurer {
   }
   double ns(double clocks) const { return clocks / clockHz_ * 1e9; }
 
-  // Clocks to fetch one cache line of instructions in a loop of this many instructions, without the
-  // time to execute them.
+  // The clocks for fetching one cache line of instructions in a loop of this many instructions,
+  // excluding their execution.
   double fetching(int instructions, std::uint32_t rounds) {
     constexpr int kLoopOverhead = 5;
     Assembly a;
@@ -124,8 +124,8 @@ class Measurer {
     }
   }
 
-  // Latency of loads of which each waits for the one before. `next` computes the next address in r2
-  // while a load is in flight.
+  // The latency of loads, each of which waits for the previous one. `next` computes the next
+  // address in r2 while a load is in flight.
   double latency(const std::vector<std::string>& next, const std::vector<std::string>& before,
                  std::uint32_t rounds) {
     Assembly a;
@@ -138,7 +138,7 @@ class Measurer {
     return (clocks(a.end(), 1, rounds) - 5 * kInstruction) / loads - kInstruction;
   }
 
-  // The same for loads `stride` bytes apart within the first `bytes` of the buffer.
+  // The same for loads that are `stride` bytes apart within the buffer's first `bytes` bytes.
   double sweep(std::uint32_t stride, std::uint32_t bytes, std::uint32_t rounds) {
     constexpr int kLoads = 16;
     Assembly a;
@@ -166,7 +166,7 @@ class Measurer {
     put("tmu_l1_clocks", l1);
     put("tmu_l2_clocks", l2);
 
-    // Eight passes, so that the cache misses of the first pass have little weight.
+    // Eight passes, so that the first pass's cache misses have little weight.
     const auto fits = [&](std::uint32_t bytes, double limit) {
       return sweep(64, bytes, std::max(8 * bytes / 1024, 8U)) < limit;
     };
@@ -179,7 +179,7 @@ class Measurer {
     put("l2_bytes", largest((l2 + sequential_) / 2));
   }
 
-  // Every load opens a page, compared with one load in 64.
+  // Compares loads that all open a page with loads of which one in 64 does.
   void pages() {
     const double far = sweep(kSameBank, kBufferBytes, 64);
     page_ = std::max(far - sequential_, 0.0) / (1 - 1 / kPageLines);
@@ -249,7 +249,7 @@ class Measurer {
       put("memory_bytes_per_s", kLineBytes / (perLine - page_ / kPageLines) * clockHz_);
   }
 
-  // Clocks of one transfer that the program waits for. The wait and the next setup are two
+  // The clocks of one transfer that the program waits for. The wait and the next setup are two
   // instructions that do not overlap with the transfer.
   double transfer(bool load, std::uint32_t rows, std::uint32_t words) {
     constexpr int kTransfers = 16;
@@ -306,8 +306,8 @@ class Measurer {
         (clocks(one.end(), 1, 50) - 5 * kInstruction) / kVectors - kInstruction);
   }
 
-  // Two QPUs release each other. Loops of two lengths cancel the overhead of the loop, which is
-  // unknown.
+  // Two QPUs release each other. The difference of two loop lengths cancels the loop's unknown
+  // overhead.
   double exchanges(int times) {
     Assembly a;
     a << "nop" << "mov.sf r0, ra1";
@@ -322,7 +322,7 @@ class Measurer {
     const int second = a.size();
     half({"sacq 0", "srel 1"});
     a.patch(choice, "allzc", second);
-    // This branch is always taken: after the loop, the zero flag of its counter is set.
+    // This branch is always taken, because the loop counter's zero flag is set after the loop.
     a.patch(over, "allzs", a.size());
     return clocks(a.end(), 2, 50);
   }

@@ -13,9 +13,9 @@ namespace qpu::calibrate {
 struct Measured {
   std::string parameter;
   double value = 0;     // in the parameter's unit
-  std::string missing;  // why there is no value; empty if there is one
+  std::string missing;  // why the value is missing; empty if it is not
   int measurement = 0;  // 1..10
-  double spread = 0;    // largest spread of the measurement's repeats
+  double spread = 0;    // largest spread among the measurement's repeats
 };
 
 constexpr int kMeasurements = 10;

@@ -14,9 +14,9 @@ struct Provenance {
   std::string text;   // the value of "source" in a model file
 };
 
-// `tree` is a device tree such as /proc/device-tree. A measurement with `backend` counts as measured on
-// hardware only if the tree is that of a Raspberry Pi, with the revision code and the serial number
-// that its firmware writes.
+// `tree` is a device tree such as /proc/device-tree. A measurement with `backend` counts as
+// measured on hardware only if the tree is a Raspberry Pi's and contains the revision code and
+// the serial number that the firmware writes.
 Provenance provenance(const std::string& backend, const std::string& tree);
 
 }  // namespace qpu::calibrate

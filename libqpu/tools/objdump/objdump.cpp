@@ -157,7 +157,7 @@ int verify(const code::Object& object, const std::string& name, std::ostream& ou
   return faults.empty() ? 0 : 1;
 }
 
-// Throws one Failure that lists the errors of all lines.
+// Throws one Failure that lists the errors in all lines.
 std::string assemble(const std::string& text, const std::string& name) {
   std::string words;
   std::string errors;

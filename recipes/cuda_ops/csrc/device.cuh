@@ -15,7 +15,8 @@ namespace cuda_ops::cuda {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffU;
 
-// The elements of one memory access: 16 bytes if everything is aligned to that, otherwise a single element.
+// The elements of one memory access: 16 bytes if everything is 16-byte aligned, otherwise a
+// single element.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount) Pack {
   T values[kCount];
@@ -72,7 +73,8 @@ struct Maximum {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// Combines kWidth adjacent lanes, a power of two. All lanes of the warp must call it.
+// Combines the values of kWidth adjacent lanes, where kWidth is a power of two. All lanes of the
+// warp must call this.
 template <int kWidth = kWarp, typename Combine>
 __device__ inline float across_warp(float value, Combine combine) {
 #pragma unroll
@@ -96,8 +98,8 @@ __device__ inline float across_block(float value, Combine combine, float* room) 
   return value;
 }
 
-// Calls `body` with the smallest number in the list that is at least `wanted`, as a constant. Returns false if there is
-// none.
+// Calls `body` with the smallest listed number that is at least `wanted`, as a constant. Returns
+// false if there is none.
 template <int kFirst, int... kMore, typename Body>
 bool by_count(int64_t wanted, Body body) {
   if (wanted <= kFirst) {

@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(kBlock<T, kInputs>)
   }
 }
 
-// Supports any strides. `Index` is the type for positions: 32 bits where possible, because its division is cheaper.
+// Supports any strides. `Index` is the type for positions: 32 bits where possible, because 32-bit
+// division is cheaper.
 template <typename T, typename Index, typename F>
 __global__ void __launch_bounds__(kThreads) strided_kernel(const Elementwise work, F function) {
   const Index step = static_cast<Index>(gridDim.x) * kThreads;
@@ -113,7 +114,7 @@ int launch(const Elementwise& work, F function, cudaStream_t stream) {
   }
   constexpr int64_t kMaxBlocks = 1 << 20;
   const auto blocks = static_cast<unsigned>(std::min(kMaxBlocks, divide_up(work.count, kThreads)));
-  // The index type must also hold a position one step past the end.
+  // The index type must also be able to represent a position one step past the end.
   // NOLINTNEXTLINE(bugprone-branch-clone): the branches differ in a type
   if (work.count + kMaxBlocks * kThreads < (int64_t{1} << 32)) {
     strided_kernel<T, uint32_t><<<blocks, kThreads, 0, stream>>>(work, function);

@@ -1,4 +1,5 @@
-// The kernels of the operators, independent of torch: what to compute, in which memory, on which stream.
+// The operators' kernels, independent of torch. Arguments state what to compute, in which memory
+// and on which stream.
 //
 // Counts, sizes and strides are in elements and 64 bits wide. Nothing here allocates memory or waits for the GPU.
 #pragma once
@@ -8,7 +9,8 @@
 
 namespace cuda_ops {
 
-// The maximum number of dimensions after adjacent dimensions that are contiguous in memory are merged.
+// The maximum number of dimensions after merging adjacent dimensions that are contiguous in
+// memory.
 constexpr int kMaxDims = 12;
 
 enum class Type { kFloat, kHalf, kBFloat16 };
@@ -60,7 +62,8 @@ struct Matvec {
   const void* matrix = nullptr;
   const void* vector = nullptr;
   void* out = nullptr;
-  // Memory for splits * rows partial sums if `splits_of` distributes the columns over several blocks.
+  // Memory for splits * rows partial sums, used if `splits_of` distributes the columns over
+  // several blocks.
   float* partial = nullptr;
   int splits = 1;
 };
@@ -73,7 +76,7 @@ int run(const Matvec& work, void* stream);
 // The number of parts that the columns are divided into, so that the whole GPU has work.
 int splits_of(const Matvec& work);
 const char* explain(int error);
-// The current device of the calling thread, or -1.
+// The calling thread's current device, or -1.
 int current_device();
 }  // namespace cuda
 

@@ -1,8 +1,9 @@
 // Matrix-vector multiplication is limited by reading the matrix once, so the kernels keep as many loads in flight as
 // possible, in packs of 16 bytes even if rows or columns are not aligned.
 //
-// If too few blocks would have work, the columns are distributed over blocks as well. A second kernel adds their sums
-// in a fixed order, so the same input always gives the same output.
+// If too few blocks would have work, the columns are distributed over blocks as well. A second
+// kernel adds the blocks' sums in a fixed order, so the same input always produces the same
+// output.
 #include <algorithm>
 
 #include "device.cuh"
@@ -52,8 +53,9 @@ __device__ inline float dot(const Pack<T, kCount>& a, const float (&x)[kCount], 
   return sum;
 }
 
-// How many packs of a row a thread loads before it uses the first. 1 is a plain loop, which the compiler unrolls twice
-// and which runs with many threads. On an H200, more is faster only for unaligned float32.
+// How many packs of a row a thread loads before it uses the first one. With 1, the kernel is a
+// plain loop, which the compiler unrolls twice and which runs with many threads. On an H200,
+// larger values are faster only for unaligned float32.
 constexpr int flight_of(int count, int rows, bool edges) {
   if (!edges || count != 4) return 1;
   return rows == 1 ? 4 : rows == 2 ? 2 : 1;
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
   const T* rows[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    // Past the last row, the first one is computed again and not stored.
+    // Past the last row, the first row is computed again but not stored.
     rows[r] = matrix + (row + r * kApart < work.rows ? row + r * kApart : row) * work.row_stride;
   }
   int head = 0;
@@ -152,7 +154,7 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
       for (int r = 0; r < kRows; ++r) sums[r] = fmaf(singles[k][r], singles_x[k], sums[r]);
   }
   for (; i < last; i += kGroup) {
-    // A copy: through a reference, the compiler would load single elements.
+    // Copied, because the compiler would load single elements through a reference.
     Packed a[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -315,7 +317,8 @@ struct Gpu {
   int device = -1;
   int multiprocessors = 1;
   int cache = 0;  // size of its L2 cache in bytes
-  // Whether its code of the second kernel waits for the end of the first one, so that it can be started early.
+  // Whether the GPU's code for the second kernel waits for the end of the first one, so that the
+  // second can start early.
   bool waits = false;
 };
 
@@ -366,7 +369,8 @@ Plan plan_rows(const Matvec& work, int full) {
     return divide_up(divide_up(work.rows, apart * made.rows) * apart, block_of(width) / width);
   };
   if (made.edges && full == 4 && packs >= 64 && !(few && packs < kThreads)) {
-    // Many packs per thread, several of them in flight, and no more blocks than the GPU runs at once.
+    // Use many packs per thread, several of them in flight, and no more blocks than the GPU runs
+    // at once.
     if (few) {
       made.width = kThreads;
       made.rows = work.rows < 2 * apart ? 1 : 2;
@@ -376,7 +380,8 @@ Plan plan_rows(const Matvec& work, int full) {
       if (cached && blocks(made.width) > 4 * all) made.rows = 2;
     }
   } else {
-    // At least four packs per thread; fewer if there are few rows, so that enough threads have work.
+    // Use at least four packs per thread, or fewer if there are few rows, so that enough threads
+    // have work.
     made.width = 4;
     for (const int width : {8, 16, kWarp}) {
       if (packs >= 4 * width || (packs >= width && work.rows * made.width < 1024 * all)) made.width = width;
@@ -472,7 +477,7 @@ Plan plan_columns(const Matvec& work, int full) {
     }
   }
   made.blocks = tiles(made.width);
-  // No more blocks than the GPU runs at once, and at least four columns per thread.
+  // Use no more blocks than the GPU runs at once, and at least four columns per thread.
   made.splits = std::clamp<int64_t>(busy / (made.block * made.blocks), 1,
                                     std::max<int64_t>(work.columns * made.width / (4 * made.block), 1));
   return made;
@@ -502,7 +507,7 @@ void launch_rows(const Matvec& work, const Plan& made, dim3 grid, cudaStream_t s
   });
 }
 
-// Wide tiles of float32 with unaligned columns.
+// Wide float32 tiles with unaligned columns.
 template <typename T, int kWidth, int kBlock>
 void launch_wide(const Matvec& work, dim3 grid, cudaStream_t stream) {
   constexpr int kCount = kFullPack<T>;

@@ -1,4 +1,5 @@
-// The operators for torch's dispatcher, using its stable C interface: one library for every torch from 2.10 on.
+// The operators for torch's dispatcher, using torch's stable C interface: one library for every
+// torch from 2.10 on.
 //
 // Each operator NAME has three entries:
 //
@@ -27,12 +28,12 @@
 
 #include "kernels.h"
 
-// These two functions are absent (null) in a torch without CUDA, and in one whose internals have changed. Only they are
-// declared by hand, because they must be weak.
+// These two functions are absent (null) in a torch without CUDA, and in one whose internals have
+// changed. They are declared by hand because they must be weak.
 extern "C" {
 __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
-// bool c10::TensorImpl::requires_grad() const, for which the stable interface has no equivalent. cuda_ops/_gradients.py
-// checks that its result is right before it is used.
+// bool c10::TensorImpl::requires_grad() const, for which the stable interface has no equivalent.
+// cuda_ops/_gradients.py checks that its result is correct before it is used.
 __attribute__((weak)) bool requires_grad_of(const void* tensor_impl) __asm__("_ZNK3c1010TensorImpl13requires_gradEv");
 }
 
@@ -50,8 +51,9 @@ bool requires_grad_is_known = false;
   throw std::runtime_error(last_refusal);
 }
 
-// An owned tensor with its frequently used properties. torch::stable::Tensor would also work, but it counts references
-// on the heap, which is noticeable in a call that takes a few microseconds.
+// An owned tensor with its frequently used properties. torch::stable::Tensor would also work, but
+// its reference count is on the heap, which is noticeable in a call that takes a few
+// microseconds.
 class Operand {
  public:
   Operand(const char* name, AtenTensorHandle handle) : name_(name), handle_(handle) {
@@ -205,7 +207,8 @@ Sizes in_rows(const Operand& like) {
   return strides;
 }
 
-// Runs on the tensor's device and in its order: on the current stream of its GPU, or synchronously on the CPU.
+// Runs on the tensor's device in stream order: on the GPU's current stream, or synchronously on
+// the CPU.
 template <typename Work>
 void run_beside(const Operand& operand, const char* op, const Work& work) {
   if (!operand.is_cuda()) return cpu::run(work);
@@ -227,7 +230,8 @@ std::vector<size_t> order_of(const Operand& operand, Before first) {
   return order;
 }
 
-// Whether a tensor fills its memory without gaps or overlaps, whatever the order of its dimensions.
+// Whether a tensor fills its memory without gaps or overlaps, regardless of the order of its
+// dimensions.
 bool fills_its_memory(const Operand& operand) {
   const int64_t* strides = operand.strides();
   int64_t expected = 1;
@@ -238,8 +242,8 @@ bool fills_its_memory(const Operand& operand) {
   return true;
 }
 
-// Orders dimensions as in the output's memory and merges adjacent ones if all operands allow it. Returns false if too
-// many remain.
+// Sorts the dimensions as in the output's memory, and merges adjacent ones if all operands allow
+// it. Returns false if too many remain.
 bool lay_out(Elementwise& work, const Operand& like, const std::vector<const int64_t*>& strides) {
   work.dims = 0;
   for (const size_t d : order_of(like, [&](size_t a, size_t b) { return strides[0][a] > strides[0][b]; })) {
@@ -414,8 +418,8 @@ bool has_gradient(AtenTensorHandle tensor) {
 // The full names of _NAME and _NAME_differentiable.
 using Names = std::array<const char*, 2>;
 
-// NAME: calls _NAME, or _NAME_differentiable if one of the tensors, whose indices are kTensors, needs a gradient.
-// Passes the stack unchanged.
+// NAME: calls _NAME, or _NAME_differentiable if one of the tensors (their indices are kTensors)
+// needs a gradient. Passes the stack on unchanged.
 template <const Names* kNames, size_t... kTensors>
 void hand_on(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   const bool gradient = aoti_torch_grad_mode_is_enabled() &&

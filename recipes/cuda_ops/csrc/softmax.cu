@@ -62,15 +62,15 @@ struct Row {
   }
 };
 
-// Processes a row with `width` threads, of which this one is `thread`; each holds kPacks packs and kLoose single
-// elements. `across` combines a value of each thread.
+// Processes a row with `width` threads, of which this is number `thread`; each holds kPacks packs
+// and kLoose single elements. `across` combines one value from each thread.
 template <typename T, int kCount, int kPacks, int kLoose, bool kEdges, typename Across>
 __device__ inline void softmax_of_row(const Softmax& work, int64_t which, bool wanted, int thread, int width,
                                       Across across) {
   const Row<T, kCount, kEdges, int> row(work, which);
   const int packs = wanted ? row.packs : 0;
-  // All loads come first, so that they are in flight together, and have no branches: past the end, the last pack is
-  // read again.
+  // All loads come first, so that they are in flight together. They have no branches: past the
+  // end, the last pack is read again.
   Pack<T, kCount> held[kPacks];
   if (!kEdges || row.packs > 0) {
 #pragma unroll
@@ -269,7 +269,8 @@ int launch(const Softmax& work, cudaStream_t stream) {
   }
   const auto rows = static_cast<unsigned>(work.rows);
   if constexpr (kCount > 1) {
-    // Four packs per thread, and no more threads than that requires; longer rows use more packs.
+    // Use four packs per thread, and no more threads than that requires; longer rows use more
+    // packs.
     const int64_t threads = std::clamp<int64_t>(divide_up(divide_up(packs, 4), kWarp) * kWarp, 128, kMaxThreads);
     const auto go = [&](auto count) {
       block_kernel<T, kCount, count(), kEdges><<<rows, static_cast<unsigned>(threads), 0, stream>>>(work);

@@ -1,4 +1,4 @@
-"""Build backend: setuptools, with access to the installed packages of the interpreter.
+"""A build backend: setuptools, with access to the interpreter's installed packages.
 
 ``pip wheel .`` isolates a build from the installed packages and would download another torch, which would not match the
 wheel (and which no index provides for armv7). This backend restores access to the folders that the interpreter itself
@@ -16,7 +16,7 @@ for _folder in (*site.getsitepackages(), sysconfig.get_path("platlib"), site.get
 
 
 def get_requires_for_build_wheel(config_settings: dict[str, str] | None = None) -> list[str]:  # noqa: ARG001
-    """No requirements: asking setuptools would run setup.py, including the import of torch, once more."""
+    """Return no requirements, because asking setuptools would run setup.py, with its import of torch, once more."""
     return []
 
 

@@ -101,7 +101,7 @@ at::Tensor as_plain(const at::Tensor& t) {
 // Copies n floats and pads them with zeros to the next multiple of 16. Returns false if any
 // of them is Inf or NaN: QPU instructions do not handle these as IEEE 754 requires.
 //
-// On a board, `to` is device memory, where the unaligned accesses of memcpy and memset fault.
+// On a board, `to` is device memory, where unaligned accesses by memcpy and memset fault.
 bool stage(float* to, const float* from, std::size_t n) {
   constexpr std::size_t at_once = 2048;  // 8 KiB: still in the L1 cache when it is checked
   constexpr std::uint32_t exponent = 0x7f800000;
@@ -120,7 +120,7 @@ bool stage(float* to, const float* from, std::size_t n) {
   return special == 0;
 }
 
-// Releases the GIL if this thread holds it: an operator may be called either way.
+// Releases the GIL if this thread holds it; an operator may be called with or without the GIL.
 class WithoutGil {
  public:
   WithoutGil() {
@@ -160,7 +160,7 @@ Timed elementwise(Elementwise operation, const char* name, const at::Tensor& a_i
   const at::Tensor b = b_in.detach().reshape(-1);
   Timed out{at::empty(a.sizes(), a.options().dtype(at::kFloat)), 0};
   bool finite = true;
-  // A third of the buffer for each of a, b and the result.
+  // Each of a, b and the result gets a third of the buffer.
   constexpr auto lanes = static_cast<std::int64_t>(block);
   const std::int64_t at_once = buffer / 3 / lanes * lanes;
   for (std::int64_t first = 0; first < a.size(0); first += at_once) {
@@ -196,13 +196,13 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
   const at::Tensor b = b_in.detach();
   const std::int64_t height = a.size(0);
   const std::int64_t width = a.size(1);
-  // Partial sums are added in double precision, so that their number and order do not
-  // increase the error stated in the documentation.
+  // Partial sums are added in double precision, so that their number and order do not increase
+  // the documented error.
   at::Tensor totals = at::zeros({height}, a.options().dtype(at::kDouble));
   auto* const total = totals.mutable_data_ptr<double>();
   const auto wide = static_cast<std::int64_t>(padded(width));
   constexpr auto lanes = static_cast<std::int64_t>(block);
-  // A quarter of the buffer for b, half for a, a quarter for the sums.
+  // b gets a quarter of the buffer, a gets half, and the sums get a quarter.
   const std::int64_t columns_at_once = std::min(wide, buffer / 4 / lanes * lanes);
   bool finite = true;
   double compute_s = 0;
@@ -246,8 +246,8 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
   return out;
 }
 
-// The plain loop that the QPUs are compared with: one thread, one accumulator, left to
-// right, no vector instructions.
+// The plain loop that the QPUs are compared with: one thread, one accumulator, from left to
+// right, without vector instructions.
 __attribute__((noinline)) void naive(const float* a, std::int64_t row_stride, const float* b,
                                      std::int64_t height, std::int64_t width, float* scores) {
   for (std::int64_t row = 0; row < height; ++row) {
@@ -292,7 +292,8 @@ at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, int qpus, std::i
                       bool& finite) {
   const std::int64_t m = a.size(0), k = a.size(1), n = b.size(1);
   if (m == 0 || n == 0 || k == 0) return at::zeros({m, n}, a.options());
-  // In 64 bits: an expanded operand may have more elements than the board has addresses.
+  // Computed in 64 bits, because an expanded operand may have more elements than the board has
+  // addresses.
   const auto room = [](std::int64_t rows, std::int64_t columns) {
     constexpr auto lanes = static_cast<std::int64_t>(block);
     return (rows * columns + lanes - 1) / lanes * lanes;
@@ -332,7 +333,7 @@ at::Tensor matrices(const at::Tensor& a_in, const at::Tensor& b_in, int qpus, st
   return finite ? result.to(a_in.scalar_type()) : at::mm(a_in.detach(), b_in.detach());
 }
 
-// Reads a variable at each call, as the Python modules do.
+// Reads a variable at each call, like the Python modules.
 int setting(const char* name, int otherwise, int low, int high, const char* unit) {
   const char* const text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): only read
   if (text == nullptr || *text == '\0') return otherwise;
@@ -424,7 +425,7 @@ PYBIND11_MODULE(_native, module) {
   module.doc() = "Native extension of qpu_ops. Use dot_cpp, matrix_cpp and cpu_cpp.";
   install_fork_handlers();
 
-  // Never destroyed: at exit the interpreter is finalized before static objects.
+  // Never destroyed, because at exit the interpreter is finalized before static objects are.
   static const auto* error = new py::exception<qpu::Error>(module, "QpuError", PyExc_RuntimeError);
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
@@ -442,7 +443,7 @@ PYBIND11_MODULE(_native, module) {
     }
   });
 
-  // The argument checks, under the Python names of the operations.
+  // The argument checks, under the operations' Python names.
   module.def("check_elementwise", [](const at::Tensor& a, const at::Tensor& b, const char* name) {
     require_pair(a, b, name);
     require_same_shape(a, b, name);

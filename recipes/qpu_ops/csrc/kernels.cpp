@@ -15,9 +15,9 @@
 namespace qpu_ops {
 namespace {
 
-// Receives the two surplus vectors. libqpu's interpreter accepts a request outside all
-// buffers as long as its vector is not used, but hardware may hang on it. The comparison
-// uses the vectors, so that the interpreter reports such a request.
+// Receives the two surplus vectors. libqpu's interpreter accepts a request outside all buffers as
+// long as its vector is not used, but the request may hang the hardware. The comparison uses the
+// vectors, so that the interpreter reports such a request.
 void drain(Float& x, Float& y) {
   receive(x);
   receive(y);
@@ -25,12 +25,12 @@ void drain(Float& x, Float& y) {
   End
 }
 
-// Blocks of 16 elements are distributed round robin: QPU q takes q, q + n, q + 2n, ...
-// The next block is fetched while the current one is computed: two requests for this
-// block and two for the next, the four that a TMU queue holds. After its last block, a
-// QPU requests the last block of the array again, so that all iterations are alike and
-// no request leaves the buffers; the two surplus vectors are received at the end. A QPU without any
-// block only makes and receives these surplus requests.
+// Blocks of 16 elements are distributed round robin: QPU q takes q, q + n, q + 2n, ... The next
+// block is fetched while the current one is computed: two requests for this block and two for the
+// next, the four that a TMU queue holds. After its last block, a QPU requests the array's last
+// block again, so that all iterations are alike and all requests stay inside the buffers. The two
+// surplus vectors are received at the end. A QPU without any block only makes and receives these
+// surplus requests.
 template <typename Combine>
 void elementwise(const Int& blocks, const Ptr<Float>& a, const Ptr<Float>& b,
                  const Ptr<Float>& result, Combine combine) {
@@ -104,7 +104,7 @@ class Buffer {
     if (n > size_) {
       array_.reset();
       size_ = 0;
-      // Exactly n, so that the interpreter detects an access one word past the end.
+      // Allocates exactly n, so that the interpreter detects an access one word past the end.
       array_ = std::make_unique<SharedArray<float>>(n);
       size_ = n;
     }
@@ -146,7 +146,7 @@ class Lazy {
 
 }  // namespace
 
-// Kernels and buffers of this process.
+// This process's kernels and buffers.
 struct Device {
   Lazy<Int, Ptr<Float>, Ptr<Float>, Ptr<Float>> product{"product", product_kernel};
   Lazy<Int, Ptr<Float>, Ptr<Float>, Ptr<Float>> add{"add", add_kernel};
@@ -166,7 +166,7 @@ Device* state = nullptr;
 void before_fork() { guard.lock(); }
 void after_fork_in_parent() { guard.unlock(); }
 void after_fork_in_child() {
-  // Not deleted: the destructor would return the parent's buffers to the firmware.
+  // Not deleted, because the destructor would return the parent's buffers to the firmware.
   state = nullptr;
   guard.unlock();
 }
@@ -194,9 +194,9 @@ void install_fork_handlers() {
 Session::Session(std::int64_t limit)
     : lock_(guard), device_(device()), limit_(static_cast<std::size_t>(limit)) {}
 
-// Releases buffers that earlier calls left larger than this call needs if all together
-// would exceed the limit. When two parts of a call use the same vector, the second part
-// never needs more than the first, so the vector is not released.
+// If all buffers together would exceed the limit, releases those that earlier calls left larger
+// than this call needs. When two parts of a call use the same vector, the second part never needs
+// more than the first, so the vector is not released.
 void Session::make_room(std::size_t a, std::size_t b, std::size_t result) {
   Device& d = device_;
   const auto then = [](const Buffer& buffer, std::size_t n) { return std::max(buffer.size(), n); };

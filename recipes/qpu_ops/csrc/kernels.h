@@ -1,5 +1,5 @@
-// The QPU kernels of the extension and the shared memory they use. Independent of torch and
-// of QPULib, whose macros are used in kernels.cpp only.
+// The extension's QPU kernels and the shared memory that they use. Independent of torch and of
+// QPULib, whose macros are used only in kernels.cpp.
 #ifndef QPU_OPS_KERNELS_H
 #define QPU_OPS_KERNELS_H
 
@@ -11,7 +11,7 @@
 
 namespace qpu_ops {
 
-// Elements of a QPU vector: the unit in which kernels read and store.
+// The number of elements in a QPU vector, the unit in which kernels read and store.
 constexpr std::size_t block = 16;
 
 constexpr std::size_t padded(std::size_t n) { return (n + block - 1) / block * block; }
@@ -71,8 +71,8 @@ class Session {
   std::size_t limit_;
 };
 
-// Must be called once, before the first Session: otherwise a fork() during that Session
-// could leave the child with a lock that is never released. Throws std::system_error.
+// Must be called once, before the first Session. Otherwise, a fork() during that Session could
+// leave the child with a lock that is never released. Throws std::system_error.
 void install_fork_handlers();
 
 // A unique tag for Session::set_vector_tag.
@@ -87,7 +87,7 @@ std::size_t buffered();
 // Releases the buffers; the next call allocates new ones.
 void release_buffers();
 
-// The backend that runs the kernels ("interpreter", ...) and the reason that libqpu gives.
+// The backend that runs the kernels ("interpreter", ...) and libqpu's reason for selecting it.
 struct Backend {
   std::string name;
   std::string reason;

@@ -1,4 +1,4 @@
-"""The product of a matrix and a vector by a plain scalar loop on the CPU, as a baseline for the QPUs.
+"""Multiply a matrix by a vector with a plain scalar loop on the CPU, as a baseline for the QPUs.
 
 One thread, one float32 sum per row, from left to right, no vector instructions. This is a baseline, not the fastest
 code for the CPU (that is torch.mv). Dtypes, shapes and errors are those of matrix_cpp.
@@ -17,13 +17,13 @@ __all__ = ["Timed", "cpu", "cpu_timed"]
 
 
 def cpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Scores of the rows of ``a`` against ``b``, as a new tensor of shape (H,) without gradient."""
+    """Return the scores of the rows of ``a`` against ``b``, as a new tensor of shape (H,) without gradient."""
     require_tensors("cpu", a, b)
     return _native.cpu(a, b)[0]
 
 
 def cpu_timed(a: torch.Tensor, b: torch.Tensor) -> Timed:
-    """Like ``cpu``, with the time of the loop alone and of the whole call in seconds."""
+    """Return the result of ``cpu``, with the times of the loop alone and of the whole call in seconds."""
     began = time.perf_counter()
     require_tensors("cpu_timed", a, b)
     result, compute_s = _native.cpu(a, b)

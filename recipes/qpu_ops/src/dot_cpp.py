@@ -1,4 +1,4 @@
-"""Element-wise operations on the QPUs.
+"""Compute element-wise operations on the QPUs.
 
 Both operands have the same shape and dtype: float32 (computed directly), float64, float16 or bfloat16 (rounded to
 float32 for the computation, and the result rounded to the operands' dtype). Any strides and sizes are supported,
@@ -20,7 +20,7 @@ __all__ = ["add", "product"]
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a * b`` element by element, as a new tensor of the same shape and dtype; ``torch.ops.qpu.mul``.
+    """Return ``a * b`` element by element, as a new tensor of the same shape and dtype (``torch.ops.qpu.mul``).
 
     Raises TypeError if an operand is not a dense tensor of a float dtype, or if the dtypes differ; ValueError if the
     shapes differ, for a device other than the CPU, or for an invalid QPU_OPS_* variable; MemoryError if there is not
@@ -33,7 +33,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a + b`` element by element, computed by ``torch.ops.qpu.add``. Raises the same errors as product."""
+    """Return ``a + b`` element by element, computed by ``torch.ops.qpu.add``. Raises the same errors as ``product``."""
     require_tensors("add", a, b)
     _native.check_elementwise(a, b, "add")
     result: torch.Tensor = torch.ops.qpu.add(a, b)

@@ -1,4 +1,4 @@
-"""The product of a matrix and a vector on the QPUs: (H x W) times (W) gives H scores.
+"""Multiply a matrix by a vector on the QPUs: (H x W) times (W) gives H scores.
 
 Both operands have the same dtype: float32 (computed directly), float64, float16 or bfloat16 (rounded to float32 for the
 computation, and the scores rounded to the operands' dtype). Any strides and any H and W are supported, including 0. The
@@ -26,7 +26,7 @@ __all__ = ["Timed", "gpu", "gpu_timed"]
 
 
 def gpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Scores of the rows of ``a`` against ``b``, as a new tensor of shape (H,), same dtype; ``torch.ops.qpu.mv``.
+    """Return the scores of the rows of ``a`` against ``b``, as a new tensor of shape (H,) with the same dtype.
 
     Raises TypeError if an operand is not a dense tensor of a float dtype, or if the dtypes differ; ValueError for
     shapes other than (H, W) and (W,), a device other than the CPU, or an invalid QPU_OPS_* variable; MemoryError if
@@ -39,7 +39,7 @@ def gpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def gpu_timed(a: torch.Tensor, b: torch.Tensor) -> Timed:
-    """Like ``gpu``, with the time of the computation alone and of the whole call, in seconds; without gradients."""
+    """Return the result of ``gpu`` without gradients, with the computation's and the whole call's time in seconds."""
     began = time.perf_counter()
     require_tensors("gpu_timed", a, b)
     result, compute_s = _native.matrix_vector(a, b, *settings())

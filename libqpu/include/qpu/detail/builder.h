@@ -25,7 +25,7 @@ enum class Op : std::uint8_t {
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
   // Float
   FAdd, FSub, FMul, FMin, FMax, FMaxAbs, ItoF, FtoI,
-  // Float, by the special function unit; accurate to about 3e-5
+  // Float, computed by the special function unit; accurate to about 3e-5
   Recip, RecipSqrt, Exp2, Log2,
   // any type; Broadcast: element b (a Constant, 0..15) of a in all elements
   Rotate, Broadcast, Load,
@@ -37,8 +37,8 @@ enum class Op : std::uint8_t {
 
 enum class Direction : std::uint8_t { Horizontal, Vertical };
 
-// A node of the kernel being recorded. The serial number of the trace detects vectors
-// that outlive their kernel.
+// A node of the kernel being recorded. The trace's serial number is used to detect vectors that
+// outlive their kernel.
 struct Node {
   std::uint32_t trace;
   std::uint32_t id;
@@ -61,7 +61,7 @@ QPU_API Node parameter(std::size_t position);
 QPU_API void assign(Node variable, Node value, Location where);
 // If `wait` is set, the QPU continues only after the words are in memory.
 QPU_API void store(Node value, Node address, bool wait, Location where);
-// Number of elements that later loads and stores of this kernel skip between two elements.
+// Sets the number of elements that the kernel's later loads and stores skip between two elements.
 QPU_API void readStride(int elements, Location where);
 QPU_API void writeStride(int elements, Location where);
 // Stores only the first `words` words, without waiting.
@@ -104,10 +104,10 @@ QPU_API void releaseProgram(const Program* program) noexcept;
 
 class Recorder;
 
-// One call of compile(): records on this thread from construction to finish().
+// One call to compile(): records on this thread from construction to finish().
 class QPU_API Trace {
  public:
-  // `name` can be null. In this case `function`, which can also be null, determines the name.
+  // `name` can be null; then `function`, which can also be null, determines the name.
   Trace(const char* name, const void* function, const Type* parameters, std::size_t count);
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
@@ -131,7 +131,7 @@ QPU_API void saveProgram(const Program& program, const char* path);
 QPU_API void requireQpuCount(const Program& program, int n);
 
 // Runs `program` on `qpus` QPUs with one 32-bit word per parameter. `profile` enables
-// counters per instruction on the emulator.
+// per-instruction counters on the emulator.
 QPU_API void launch(const Program& program, int qpus, const std::uint32_t* uniforms,
                     std::size_t count, bool profile);
 

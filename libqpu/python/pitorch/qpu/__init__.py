@@ -9,8 +9,8 @@ Kernels are written in C++ (``qpu/qpu.hpp``) and saved with ``Kernel::save()``, 
     kernel.run(1600, numpy.float32(0.5), x, qpus=12)
     print(x.array, kernel.cycles(), kernel.listing())
 
-The module loads ``libqpu.so.1`` from the path of the dynamic loader, or the file given by the environment variable
-``QPU_LIBRARY``. ``QPU_BACKEND`` and the other variables of the library apply; see docs/libqpu.md.
+The module loads ``libqpu.so.1`` from the dynamic loader's path, or the file that the environment variable
+``QPU_LIBRARY`` names. ``QPU_BACKEND`` and the library's other variables apply; see docs/libqpu.md.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Backend(NamedTuple):
 class Cycles(NamedTuple):
     """The cost of a run on the emulator, according to its model of a board; not measured on hardware.
 
-    All numbers are sums over the QPUs, except clocks and seconds. ``seconds`` is the time of the kernel alone. The
-    additional time of the ``launches`` is given for both methods of launching programs on the QPUs.
+    All numbers are sums over the QPUs, except clocks and seconds. ``seconds`` is the kernel's time alone. The
+    additional time for the ``launches`` is given for both methods of launching programs on the QPUs.
     """
 
     instructions: int
@@ -172,12 +172,12 @@ def _words64(words: numpy.typing.ArrayLike) -> numpy.typing.NDArray[numpy.uint64
 
 
 def version() -> str:
-    """The version of libqpu."""
+    """Return the version of libqpu."""
     return str(_library().qpu_version().decode())
 
 
 def backend() -> Backend:
-    """The current backend and the reason for its selection. Raises QpuError if QPU_BACKEND cannot be used."""
+    """Return the current backend and the reason for its selection. Raises QpuError if QPU_BACKEND cannot be used."""
     library = _library()
     name = library.qpu_backend_name()
     reason = _decoded(library.qpu_backend_reason())
@@ -187,7 +187,7 @@ def backend() -> Backend:
 
 
 def machine(root: str = "/") -> dict[str, Any]:
-    """The report of ``qpu-info --json``: backends with their reasons, board, obstacles with their fixes."""
+    """Return the report of ``qpu-info --json``: the backends with reasons, the board, and obstacles with fixes."""
     found: dict[str, Any] = json.loads(_text(_library().qpu_machine_report(os.fsencode(root), 1)))
     return found
 
@@ -210,7 +210,7 @@ def disassemble(words: numpy.typing.ArrayLike) -> str:
 
 
 class Buffer:
-    """Zero-filled memory that the CPU and the QPUs share; GPU memory if kernels run on the QPUs.
+    """Zero-filled memory that the CPU and the QPUs share. If kernels run on the QPUs, it is GPU memory.
 
     ``array`` is the memory itself. On hardware it is not cached: copy whole arrays with ``write`` and ``read``.
     """
@@ -233,7 +233,7 @@ class Buffer:
 
     @classmethod
     def of(cls, values: numpy.typing.ArrayLike) -> Buffer:
-        """Create a buffer with a copy of values. Elements of 4 bytes keep their type."""
+        """Create a buffer with a copy of the values. Elements of 4 bytes keep their type."""
         array = numpy.asarray(values)
         if array.dtype == numpy.float64:
             array = array.astype(numpy.float32)
@@ -262,14 +262,14 @@ class Buffer:
         _require(_library().qpu_buffer_write(self._handle, 0, array.ctypes.data, array.nbytes))
 
     def read(self) -> numpy.typing.NDArray[Any]:
-        """A copy of the contents."""
+        """Return a copy of the contents."""
         array = numpy.empty(self.shape, dtype=self.dtype)
         _require(_library().qpu_buffer_read(self._handle, 0, array.ctypes.data, array.nbytes))
         return array
 
 
 def _uniform(argument: Argument) -> int:
-    """The word that is passed to a QPU for an argument."""
+    """Return the word that is passed to a QPU for an argument."""
     if isinstance(argument, Buffer):
         return argument.address
     if isinstance(argument, (float, numpy.floating)):
@@ -301,7 +301,7 @@ class Program:
 
     @classmethod
     def from_words(cls, words: numpy.typing.ArrayLike, name: str = "program") -> Program:
-        """Create a program from raw words; ``run_raw`` takes all of its uniforms."""
+        """Create a program from raw words; ``run_raw`` passes all of its uniforms."""
         code = _words64(words)
         return cls(_library().qpu_program_from_words(code.ctypes.data_as(_WORDS64), code.size, name.encode()))
 
@@ -333,16 +333,16 @@ class Program:
 
     @property
     def uses_sfu(self) -> bool:
-        """Whether the last bits of results may differ between emulator and hardware."""
+        """Whether the last bits of results may differ between the emulator and hardware."""
         return bool(_library().qpu_program_uses_sfu(self._handle))
 
     def run(self, *arguments: Argument, qpus: int = 1) -> None:
-        """Run a kernel to completion. Arguments are integers, floats and buffers, in the order of its parameters."""
+        """Run a kernel to completion. Arguments are integers, floats and buffers, in the kernel's parameter order."""
         words = numpy.array([_uniform(item) for item in arguments], dtype=numpy.uint32)
         _require(_library().qpu_program_run(self._handle, qpus, words.ctypes.data_as(_WORDS32), words.size))
 
     def run_raw(self, uniforms: Sequence[Sequence[Argument]]) -> None:
-        """Run on one QPU per row, with the row as uniforms. All rows have the same length."""
+        """Run on one QPU per row, with the row as its uniforms. All rows must have the same length."""
         if len({len(row) for row in uniforms}) > 1:
             raise ValueError("expected the same number of uniforms for each QPU")
         words = numpy.array([[_uniform(item) for item in row] for row in uniforms], dtype=numpy.uint32)
@@ -350,11 +350,11 @@ class Program:
         _require(_library().qpu_program_run_raw(self._handle, len(uniforms), words.ctypes.data_as(_WORDS32), each))
 
     def profile(self, on: bool = True) -> None:
-        """Count executions per instruction in later runs on the emulator; the listing shows the counts."""
+        """Count each instruction's executions in later runs on the emulator; the listing shows the counts."""
         _library().qpu_program_profile(self._handle, int(on))
 
     def cycles(self) -> Cycles | None:
-        """The cost of the last run on the emulator; None before the first one."""
+        """Return the cost of the last run on the emulator; None before the first one."""
         found = _Cycles()
         if _library().qpu_program_cycles(self._handle, ctypes.byref(found)) != 0:
             return None
@@ -362,5 +362,5 @@ class Program:
         return Cycles(**{**facts, "board": found.board.decode()})
 
     def listing(self) -> str:
-        """The instructions with the constructs of the source and, after a profiled run, their counts."""
+        """Return the instructions with the source's constructs and, after a profiled run, their counts."""
         return _text(_library().qpu_program_listing(self._handle))

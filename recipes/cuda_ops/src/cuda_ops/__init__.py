@@ -31,27 +31,27 @@ _ops = torch.ops.cuda_ops
 
 
 def add2(a: Tensor, b: Tensor) -> Tensor:
-    """``a + b``, for tensors of the same shape."""
+    """Return ``a + b``, for tensors of the same shape."""
     return _ops.add2.default(a, b)
 
 
 def axpy(alpha: float, x: Tensor, y: Tensor) -> Tensor:
-    """``alpha * x + y``, for tensors of the same shape, rounded once."""
+    """Return ``alpha * x + y``, for tensors of the same shape, rounded once."""
     return _ops.axpy.default(alpha, x, y)
 
 
 def exp(x: Tensor) -> Tensor:
-    """The exponential of each element."""
+    """Return the exponential of each element."""
     return _ops.exp.default(x)
 
 
 def softmax(x: Tensor) -> Tensor:
-    """Softmax over the last dimension."""
+    """Compute softmax over the last dimension."""
     return _ops.softmax.default(x)
 
 
 def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
-    """A matrix [rows, columns] times a vector [columns]; products are accumulated in float32."""
+    """Return a matrix [rows, columns] times a vector [columns]; products are accumulated in float32."""
     return _ops.matvec.default(matrix, vector)
 
 

@@ -1,4 +1,4 @@
-"""Registrations with torch in addition to the kernels: fake results for tracing, and backward formulas.
+"""Register what torch needs in addition to the kernels: fake results for tracing, and backward formulas.
 
 If gradients are enabled, ``NAME`` calls ``_NAME``, or ``_NAME_differentiable`` if a gradient is needed
 (csrc/ops.cpp explains why).
@@ -30,7 +30,7 @@ def _fills_its_memory(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _elementwise(a: Tensor, b: Tensor | None = None) -> Tensor:
-    """An empty result with the same layout as in csrc/ops.cpp."""
+    """Return an empty result with the same layout as in csrc/ops.cpp."""
     if b is not None:
         torch._check(a.shape == b.shape, lambda: f"cuda_ops: expected the same shape, found {a.shape} and {b.shape}")
     if (b is None or a.stride() == b.stride()) and (a.is_contiguous() or _fills_its_memory(a.shape, a.stride())):
@@ -103,7 +103,7 @@ def register() -> None:
     for name in NAMES:
         for entry in (name, f"_{name}", f"_{name}_differentiable"):
             torch.library.register_fake(f"cuda_ops::{entry}", _FAKES[name])
-        # Only calls without gradients get here: autograd has nothing to record.
+        # Only calls without gradients reach this point, so autograd has nothing to record.
         library.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
         backward, setup = _BACKWARD[name]
         torch.library.register_autograd(f"cuda_ops::_{name}_differentiable", backward, setup_context=setup)
@@ -112,7 +112,7 @@ def register() -> None:
 
 
 def _requires_grad_is_right() -> bool:
-    """Whether the library reads ``requires_grad`` correctly, which the stable interface does not offer."""
+    """Return whether the library reads ``requires_grad`` correctly; the stable interface does not provide it."""
     plain, leaf = torch.zeros(1), torch.zeros(1, requires_grad=True)
     with torch.enable_grad():
         derived = leaf * 2

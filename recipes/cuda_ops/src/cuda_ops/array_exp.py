@@ -34,7 +34,7 @@ class Row:
 
 
 def digits_of_agreement(found: Any, exact: Any) -> float:
-    """Decimal digits to which all elements agree: -log10 of the largest relative difference."""
+    """Compute the decimal digits to which all elements agree: -log10 of the largest relative difference."""
     import numpy as np
 
     if len(found) == 0:
@@ -110,7 +110,7 @@ def compare(length: int, *, runs: int = 100) -> list[Row]:
 
 
 def torchs_stream(cupy: Any) -> Any:
-    """CuPy's object for torch's current stream; the class has a different name from CuPy 14 on."""
+    """Return CuPy's object for torch's current stream; since CuPy 14, the class has a different name."""
     import torch
 
     stream = torch.cuda.current_stream()
@@ -132,7 +132,7 @@ def _cupy(x: Any, exact: Any, runs: int) -> Row:
 
 
 def table(length: int, rows: Sequence[Row]) -> str:
-    """All of it as text."""
+    """Format all results as text."""
     lines = [f"exp of {length} float32 values", "", f"{'':12}{'one call':>14}{'digits':>8}  clock"]
     base = rows[0].seconds
     for row in rows:

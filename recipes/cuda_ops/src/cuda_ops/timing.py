@@ -1,7 +1,7 @@
 """Time a GPU operation in four ways and show which of them measures the kernel.
 
-A call to a CUDA operation only adds a kernel to a queue (the stream) and returns. A host clock that is read before and
-after the call measures the kernel only if the queue was empty before the call and is synchronised after it::
+A call to a CUDA operation adds a kernel to a queue (the stream) and returns immediately. A host clock that is read
+before and after the call measures the kernel only if the queue was empty before the call and is synchronised after it::
 
     sync before   sync after   what the host clock measures
     yes           yes          the kernel, its launch and the wait for its end
@@ -84,7 +84,7 @@ class Timing:
     warm_up: int
     runs: int
     queued: int
-    """Number of calls in the queue at the start of the measurements without synchronisation before the call."""
+    """Number of queued calls when the measurements without synchronisation before the call start."""
     regimes: tuple[Regime, ...]
     events_us: tuple[float, ...]
     single_event_us: float
@@ -96,11 +96,11 @@ class Timing:
         return statistics.median(self.events_us)
 
     def regime(self, before: str, after: str) -> Regime:
-        """The measurements with this synchronisation before and after the call."""
+        """Return the measurements with this synchronisation before and after the call."""
         return next(item for item in self.regimes if (item.before, item.after) == (before, after))
 
     def as_json(self) -> dict[str, Any]:
-        """All values, with the derived ones, for a JSON file."""
+        """Return all values, with the derived ones, for a JSON file."""
         return {
             **asdict(self),
             "kernel_us": self.kernel_us,
@@ -118,7 +118,7 @@ class Timing:
         )
 
     def table(self) -> str:
-        """A table with a line for each way; the reference is last."""
+        """Return a table with a line for each way; the reference is last."""
         lines = [
             f"{self.operation}({', '.join(self.inputs)}) on {self.device}, torch {self.torch}",
             f"{self.warm_up} warm-up calls, {self.runs} timed calls; {self.queued} queued calls without sync before",
@@ -134,7 +134,7 @@ class Timing:
         return "\n".join(lines)
 
     def sentence(self) -> str:
-        """An explanation of the values in the table."""
+        """Return an explanation of the values in the table."""
         both, launch = self.regime("sync", "sync"), self.regime("sync", "none")
         late = self.regime("none", "sync")
         words = (
@@ -278,7 +278,7 @@ def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 
     tensors = [_tensor(text) for text in inputs]
     operation(*tensors)
     torch.cuda.synchronize()
-    # With acc_events, all events are kept. Without it, torch warns that later cycles drop them; there are none here.
+    # Keeps all events. Without acc_events, torch warns that later cycles drop events, although there are none here.
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as recorded:
         for before, after in REGIMES:
             with record_function(f"{before} / {after}"):
@@ -288,7 +288,7 @@ def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 
 
 
 def kernels_of(path: Path) -> dict[str, tuple[float, ...]]:
-    """The durations of all runs of each kernel in a trace, in microseconds, by the kernel's name.
+    """Return the durations of all runs of each kernel in a trace, in microseconds, by the kernel's name.
 
     Raises ValueError for a file that is not a trace in Chrome's format: a list of events, in which complete events
     have a start and a duration.
@@ -332,7 +332,7 @@ def nsys_record(words: Sequence[str], folder: Path) -> str:
     if program is None:
         return "nsys is not installed, so there is no report"
     report = folder / "cuda-timing.nsys-rep"
-    report.unlink(missing_ok=True)  # the report of an earlier run
+    report.unlink(missing_ok=True)  # remove the report of an earlier run
     argv = [program, "profile", "--force-overwrite=true", f"--output={report.with_suffix('')}"]
     argv += [sys.executable, "-m", "cuda_ops.timing", *words]
     try:

@@ -12,7 +12,7 @@ namespace {
 
 using at::Tensor;
 
-// The numbers among the arguments; std::nullopt if one of them is complex.
+// Returns the numbers among the arguments; std::nullopt if one of them is complex.
 std::optional<std::vector<float>> numbers(const Call& call,
                                           std::initializer_list<std::size_t> places) {
   std::vector<float> found;
@@ -156,7 +156,7 @@ constexpr Elementwise kSiluBackward{"silu_backward",
 
 bool expm1(Call& call) { return compute(kExpm1, {call.tensor(0)}, {}, call.out()); }
 
-// alpha, scale and input_scale in the form that the chains use.
+// alpha, scale and input_scale in the form that the chains expect.
 std::optional<std::vector<float>> elu_numbers(const Call& call, std::size_t first) {
   const auto given = numbers(call, {first, first + 1, first + 2});
   if (!given.has_value()) return std::nullopt;
@@ -186,7 +186,8 @@ bool silu_backward(Call& call, const Tensor& out) {
 
 // --- interpolation -------------------------------------------------------------
 
-// Starts from the first end for a weight below one half, else from the second, as PyTorch does.
+// Starts from the first end for a weight below one half and otherwise from the second, as PyTorch
+// does.
 constexpr Elementwise kLerp{"lerp", "sub 1 0;mul 3 2;add 0 4>5"};
 constexpr Elementwise kLerpFromEnd{"lerp", "sub 1 0;sub 3 2;mul 4 5;sub 1 6>7"};
 constexpr Elementwise kLerpByTensor{

@@ -1,5 +1,5 @@
-// One translation unit for the sources that need most of ATen's headers: parsing the headers
-// takes longer than compiling these sources.
+// One translation unit for the sources that need most of ATen's headers, because parsing the
+// headers takes longer than compiling the sources.
 #include "cells.cpp"
 #include "device.cpp"
 #include "images.cpp"

@@ -8,9 +8,9 @@ namespace {
 constexpr int kTileRows = 8;
 constexpr int kUnrolled = 4;  // values of k per iteration
 
-// A QPU computes tiles of 8 rows by 16 columns: two vectors with 4 rows by 4 values of a,
-// whose elements are broadcast, and a row of b for each value of k. Tiles are distributed
-// round robin, one matrix after the other.
+// A QPU computes tiles of 8 rows by 16 columns from two vectors with 4 rows by 4 values of a,
+// whose elements are broadcast, and a row of b for each value of k. Tiles are distributed round
+// robin, one matrix after the other.
 void multiply_batch(Int count, Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Int batch_a,
                     Int row_a, Int column_a, Ptr<Float> b, Int batch_b, Int row_b, Int column_b,
                     Float alpha) {

@@ -5,8 +5,8 @@
 
 namespace torch_qpu::learning {
 
-// A matrix of a batch: element (i, j) of matrix b is at data + b * batch + i * row +
-// j * column. All strides must fit in 24 bits.
+// A batch of matrices: element (i, j) of matrix b is at data + b * batch + i * row + j * column.
+// All strides must fit in 24 bits.
 struct Batch {
   const float* data = nullptr;
   int batch = 0;

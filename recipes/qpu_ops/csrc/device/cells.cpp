@@ -1,5 +1,5 @@
-// The cells of nn.LSTM and nn.GRU. PyTorch calls a fused cell operator on devices like this
-// one; the CPU has no such kernels to fall back to.
+// The cells of nn.LSTM and nn.GRU. PyTorch calls a fused cell operator on devices like this one;
+// a fallback is impossible, because the CPU has no such kernels.
 #include "operators.h"
 
 #include <ATen/TensorOperators.h>
@@ -33,7 +33,7 @@ std::optional<Tensor> packed(const std::optional<Tensor>& t) {
   return t.has_value() ? std::optional(dense(*t)) : t;
 }
 
-// The shape of a state if the kernels support it.
+// Returns a state's shape if the kernels support it.
 std::optional<recurrent::Shape> shape_of(const Tensor& state, int parts) {
   constexpr std::int64_t most_words = std::int64_t{1} << 28;
   if (!usable(state) || state.dim() != 2 || state.size(0) > kMaxFactor ||
@@ -57,8 +57,8 @@ struct Cell {
                 "expected both biases of a recurrent cell or neither");
   }
 
-  // The state's shape if the QPUs support it. `gates` is the number of gates of the cell,
-  // `parts` the number of values saved for the gradient.
+  // The state's shape if the QPUs support it. `gates` is the number of gates in the cell; `parts`
+  // is the number of values saved for the gradient.
   std::optional<recurrent::Shape> shape(int gates, int parts) const {
     const auto found = shape_of(state, parts);
     if (!found.has_value()) return std::nullopt;
@@ -76,7 +76,7 @@ struct Cell {
     run(recurrent::Gates{data(a), data(b), data(c), data(d)});
   }
 
-  // Sums of the two parts of the gates on the CPU, as `count` tensors each.
+  // The sums of the gates' two parts on the CPU, as `count` tensors each.
   std::vector<Tensor> parts_of_input(std::int64_t count) const {
     return on_cpu(input, input_bias, count);
   }

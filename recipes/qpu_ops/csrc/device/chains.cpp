@@ -99,7 +99,7 @@ Chain parsed(const std::string& text, std::vector<bool> is_array) {
 // (exp(f) - 1) 2^n + (2^n - 1).
 FloatExpr expm1(const FloatExpr& x) {
   Float v = qpu::min(qpu::max(x, -30.0F), 89.4F);
-  // Rounds to nearest: the conversion truncates, so its operand is made positive first.
+  // Rounds to nearest. The conversion truncates, so its operand is made positive first.
   Int n = toInt(v * 1.44269504F + 64.5F) - 64;
   Float f = v - toFloat(n) * 0.693359375F + toFloat(n) * 2.12194440e-4F;
   static const std::array<float, 7> c = {{1.0F / 5040, 1.0F / 720, 1.0F / 120, 1.0F / 24,
@@ -234,8 +234,8 @@ Compiled compiled(const Chain& chain, std::size_t arrays, const std::string& nam
   return kernel;
 }
 
-// A list element in memory: the number of elements, the addresses of the outputs and of the
-// arrays, and the numbers.
+// The layout of a list element in memory: the number of elements, the addresses of the outputs
+// and the arrays, and the numbers.
 constexpr std::size_t kEntry = 16;
 constexpr int kOutputsAt = 1, kArraysAt = kOutputsAt + static_cast<int>(kMaxOutputs),
               kNumbersAt = kArraysAt + static_cast<int>(kMaxArrays);
@@ -246,7 +246,7 @@ using CompiledList = Kernel<Int, Ptr<Int>>;
 CompiledList compiled_list(const Chain& chain, std::size_t arrays, const std::string& name) {
   CompiledList kernel = compile(
       [&](Int parts, Ptr<Int> table) {
-        // Each list element starts on a different QPU, for balance.
+        // Each list element starts on a different QPU to balance the load.
         Int worker = me();
         For (Int part = 0, part < parts, part = part + 1)
           Int entry;
@@ -293,7 +293,7 @@ struct Cache {
   }
 };
 
-// The kernel of a chain; `make` builds it on first use.
+// A chain's kernel; `make` builds it on first use.
 template <typename K>
 K kernel_of(const std::string& text, const std::vector<Operand>& inputs, std::size_t outputs,
             K (*make)(const Chain&, std::size_t, const std::string&)) {

@@ -42,10 +42,11 @@ struct Part {
   int n = 0;
 };
 
-// Runs the chain over all parts in one launch. Parts must not write what others read.
+// Runs the chain over all parts in one launch. A part must not write memory that another part
+// reads.
 void run_chains(const std::string& text, const std::vector<Part>& parts, int qpus);
 
-// How many different chains have been compiled in this process.
+// The number of different chains that this process has compiled.
 std::size_t compiled_chains();
 
 }  // namespace torch_qpu

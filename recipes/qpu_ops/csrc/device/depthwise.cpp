@@ -90,7 +90,7 @@ void weights_of_planes(Int channels, Int under, Int batch, Int height, Int width
   });
 }
 
-// The first row and column of each step: steps of `step` from -padding on.
+// The first row and column of each step, which are `step` apart and start at -padding.
 struct Grid {
   std::vector<int> rows;
   std::vector<int> columns;

@@ -85,7 +85,7 @@ void require_only(c10::Device device) {
               device);
 }
 
-// Launches are synchronous, so the only stream is always idle.
+// Launches are synchronous, so the device's only stream is always idle.
 struct Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kDevice; }
   c10::Device exchangeDevice(c10::Device device) const override {
@@ -247,7 +247,7 @@ void require_mutable(const Tensor& t) {
               "ZeroTensors are immutable; clone() one for a tensor that can be written");
 }
 
-// Bytes from the start of a storage to the end of the elements.
+// The number of bytes from the start of a storage to the end of the elements.
 std::size_t bytes_needed(at::IntArrayRef size, at::IntArrayRef stride, std::size_t item,
                          std::int64_t offset) {
   return at::detail::computeStorageNbytes(size, stride, item, static_cast<std::size_t>(offset));
@@ -312,7 +312,7 @@ bool is_dense_alike(const Tensor& a, const Tensor& b) {
          !b.is_neg() && !a.is_conj() && !b.is_conj();
 }
 
-// Copies the result of the CPU in for_cpu(t) back to t if that is a copy.
+// Copies the CPU's result in for_cpu(t) back to t if for_cpu(t) is a copy.
 void write_back(const Tensor& t, const Tensor& cpu) {
   if (on_device(t) && !is_plain_memory()) unstage(t, cpu);
 }
@@ -369,7 +369,7 @@ Tensor view_as_complex(const Tensor& self) { return at::native::view_as_complex(
 // Launches are synchronous: no stream uses a tensor later.
 void record_stream(Tensor& /*self*/, at::Stream /*stream*/) {}
 
-// The CPU fills tensors: it writes words as fast as the QPUs store them.
+// The CPU fills tensors, because it writes words as fast as the QPUs store them.
 Tensor& fill(Tensor& self, const at::Scalar& value) {
   if (self.numel() == 0) return self;
   if (is_plain_memory()) {
@@ -386,8 +386,8 @@ Tensor& zero(Tensor& self) { return fill(self, 0); }
 
 // --- the fallback --------------------------------------------------------------
 
-// The device storages that a call uses, with a CPU view of each: the whole storage where
-// the CPU works in device memory, otherwise only what the tensors of the call cover.
+// The device storages that a call uses, with a CPU view of each: the whole storage if the CPU
+// works in device memory, otherwise only the part that the call's tensors cover.
 class Views {
  public:
   // Must be called for all tensors of a call before the first of().
@@ -426,7 +426,7 @@ class Views {
     return over(t, seen_.back());
   }
 
-  // The device tensor for a CPU result: a view if the result is a view of a CPU view.
+  // Returns the device tensor for a CPU result: a view if the result is a view of a CPU view.
   Tensor back(const Tensor& t) const {
     if (!t.defined() || t.device().type() != c10::DeviceType::CPU) return t;
     for (const Seen& seen : seen_) {
@@ -475,7 +475,7 @@ class Views {
     Tensor view = at::detail::make_tensor<c10::TensorImpl>(
         c10::Storage(seen.cpu), DispatchKeySet(DispatchKey::CPU), t.dtype());
     c10::TensorImpl* const impl = view.unsafeGetTensorImpl();
-    // A tensor without elements covers nothing, wherever it starts.
+    // A tensor without elements does not cover any memory, wherever it starts.
     const auto before = static_cast<std::int64_t>(seen.first / t.itemsize());
     impl->set_storage_offset(std::max<std::int64_t>(t.storage_offset() - before, 0));
     impl->set_sizes_and_strides(t.sizes(), t.strides());
@@ -546,7 +546,7 @@ at::Tensor to_device(const at::Tensor& t) {
 }
 
 void require_one_device(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  // The lengths of sequences stay on the CPU, as for every device.
+  // Sequence lengths stay on the CPU, as for every device.
   if (op.schema().name() == "aten::_pack_padded_sequence") return;
   const auto first = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   bool any_device = false;

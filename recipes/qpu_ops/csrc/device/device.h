@@ -13,11 +13,11 @@ constexpr c10::DeviceType kDevice = c10::DeviceType::PrivateUse1;
 
 inline bool on_device(const at::Tensor& t) { return t.defined() && t.device().type() == kDevice; }
 
-// A CPU tensor that shares the memory, or a copy if the CPU must not work in that memory. Tensors
-// of other devices are returned unchanged.
+// Returns a CPU tensor that shares the memory, or a copy if the CPU must not work in that memory.
+// Tensors of other devices are returned unchanged.
 at::Tensor for_cpu(const at::Tensor& t);
 
-// A tensor of the device with the elements of a CPU tensor.
+// Returns a device tensor with the elements of a CPU tensor.
 at::Tensor to_device(const at::Tensor& t);
 
 // Throws c10::Error if an operator's arguments include both tensors on the device and tensors

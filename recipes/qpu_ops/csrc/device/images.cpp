@@ -180,7 +180,7 @@ Tensor exchanged(const Tensor& t) {
   return taken(t, sizes, firsts, places);
 }
 
-// The operands from which the gradients of one group are computed; all dense.
+// The operands from which one group's gradients are computed; all are dense.
 struct Backward {
   Tensor gradient, input, weight;
   const Geometry& g;
@@ -196,8 +196,8 @@ struct Backward {
   }
 };
 
-// A convolution of the output gradient, dilated by the stride of the windows, with the
-// kernels rotated by 180 degrees.
+// Convolves the output gradient, dilated by the windows' stride, with the kernels rotated by 180
+// degrees.
 Tensor gradient_of_input(const Backward& b) {
   const std::int64_t batch = b.input.size(0), channels = b.input.size(1);
   const std::int64_t outputs = b.weight.size(0), tall = b.height(), wide = b.width();
@@ -234,8 +234,8 @@ Tensor gradient_of_input(const Backward& b) {
   return convolve(spread, turned, b.bias, plain);
 }
 
-// A convolution of the input with the output gradient as its kernel, summed over the batch:
-// stride and dilation are swapped.
+// Convolves the input with the output gradient as its kernel, summed over the batch, with stride
+// and dilation swapped.
 Tensor gradient_of_weight(const Backward& b) {
   if (b.depthwise) {
     Tensor out = at::empty(b.weight.sizes(), b.weight.options());
@@ -366,7 +366,7 @@ bool convolution(Call& call) {
   return true;
 }
 
-// Whether a convolution of `image` would have the shape of `result`.
+// Whether a convolution of `image` would have the same shape as `result`.
 bool gives(const Tensor& image, const Tensor& result, const Tensor& weight, const Geometry& g) {
   for (std::size_t d = 0; d < 2; ++d) {
     const auto axis = static_cast<std::int64_t>(d) + 2;
@@ -384,7 +384,7 @@ bool convolution_backward(Call& call) {
   const std::array<bool, 3> wanted = {flags[0], flags[1], flags[2]};
   Geometry g = given;
   g.transposed = false;
-  // The input and the result of the convolution that is not transposed.
+  // The input and the result of the convolution that has not been transposed.
   const Tensor &image = given.transposed ? gradient : input,
                &result = given.transposed ? input : gradient;
   std::vector<Backward> groups;
@@ -555,7 +555,7 @@ std::vector<float> numbers(const Tensor& t) {
   return {from, from + t.numel()};
 }
 
-// Sets channels to NaN if one of their numbers is NaN, which the QPUs would compute with.
+// Sets a channel to NaN if one of its numbers is NaN, which the QPUs would treat as a number.
 void spread_nan(const Tensor& out, at::ArrayRef<std::optional<Tensor>> numbers) {
   for (std::int64_t c = 0; c < out.size(1); ++c)
     if (std::any_of(numbers.begin(), numbers.end(), [&](const std::optional<Tensor>& t) {
@@ -732,7 +732,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_batch_norm_backward", kernel<batch_norm_backward>());
 }
 
-// The indices are needed if a gradient is requested.
+// Indices are needed if a gradient is requested.
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("max_pool2d", &max_pool2d_with_gradient);
 }

@@ -53,7 +53,7 @@ class Table {
 
 // Kernels take the same pointer type for reading and writing.
 inline qpu::BusPointer<float> at(const float* p) { return const_cast<float*>(p); }
-// The words of 64-bit numbers, the low word of each first.
+// The words of 64-bit numbers, with each number's low word first.
 inline qpu::BusPointer<int> words(const std::int64_t* p) {
   return static_cast<int*>(static_cast<void*>(const_cast<std::int64_t*>(p)));
 }
@@ -68,7 +68,7 @@ inline std::int32_t high_word(std::int64_t x) { return static_cast<std::int32_t>
 constexpr int kMaxQpus = 12;
 inline int all_if_0(int qpus) { return qpus == 0 ? kMaxQpus : qpus; }
 
-// The kernel is passed by value, so setting its QPU count does not affect the cached one.
+// The kernel is passed by value, so that setting its QPU count does not affect the cached copy.
 template <typename K, typename... A>
 void run(K kernel, int qpus, A... arguments) {
   kernel.setNumQPUs(all_if_0(qpus));

@@ -112,8 +112,8 @@ bool layer_norm_backward(Call& call) {
   return true;
 }
 
-// Softmax, but 0 for rows that contain only -Inf. In other rows, the result for an element of -Inf
-// is 0 anyway.
+// Softmax, but with 0 for rows that contain only -Inf. In other rows, the result for a -Inf
+// element is 0 anyway.
 Tensor safe_softmax(const Tensor& self, std::int64_t dim, std::optional<at::ScalarType> dtype) {
   static constexpr Elementwise kWhereFinite{"safe_softmax", "gt 0 2 1 3>4"};
   const Tensor from = dtype.has_value() ? self.to(*dtype) : self;
@@ -165,7 +165,7 @@ learning::Regions regions(const Spans& rows, const Spans& columns, std::int64_t 
   return found;
 }
 
-// A pooling of planes of [batch?][channels][height][width], with the factor of each result.
+// Pooling over planes of [batch?][channels][height][width], with a factor for each result.
 struct Pool {
   std::int64_t height = 0, width = 0;
   Spans rows, columns;
@@ -298,7 +298,7 @@ bool adaptive_max_pool2d_backward(Call& call) {
   return true;
 }
 
-// The windows of avg_pool2d along an axis, clipped to the elements and to the padding.
+// avg_pool2d's windows along an axis, clipped to the elements and to the padding.
 struct Windows {
   Spans inside;
   std::vector<int> lengths;  // including the padding
@@ -377,7 +377,8 @@ struct Extremes {
   Tensor places;  // int64
 };
 
-// Over one dimension, which is kept with size 1; std::nullopt if the QPUs do not support it.
+// Computes extremes over one dimension, which is kept with size 1; std::nullopt if the QPUs do
+// not support it.
 std::optional<Extremes> extremes(const Tensor& t, std::int64_t wrapped, bool least) {
   if (!usable(t) || t.numel() == 0 || t.dim() == 0) return std::nullopt;
   const std::int64_t dim = at::maybe_wrap_dim(wrapped, t.dim());

@@ -198,7 +198,8 @@ template <learning::Comparison what, bool swapped = false>
 bool compare_tensors(Call& call) {
   const Tensor &self = call.tensor(0), &other = call.tensor(1);
   const Tensor out = call.out();
-  // A tensor without dimensions does not take part in type promotion, but all are float32 here.
+  // A tensor without dimensions does not take part in type promotion, but all tensors are float32
+  // here.
   if (!is_float(self) || !is_float(other) || !is_bool(out) ||
       out.numel() >= std::numeric_limits<int>::max() ||
       out.sizes() != at::IntArrayRef(at::infer_size(self.sizes(), other.sizes())))
@@ -302,7 +303,7 @@ bool drop(const Tensor& input, const Tensor& mask, double factor, const Tensor& 
          store_choice(mask, in[0], in[1], out, "dropout", static_cast<float>(factor));
 }
 
-// input, p, train?. The CPU generates the mask, like all random numbers.
+// input, p, train?. Like all random numbers, the CPU generates the mask.
 bool native_dropout(Call& call) {
   const Tensor input = call.tensor(0);
   const double p = call[1].toDouble();

@@ -59,8 +59,8 @@ void places_in_planes(Int planes, Int words, Int height, Int width, Ptr<Int> row
   });
 }
 
-// At most `covers` windows contain an element; entry [i][element] of the table is the output
-// of one of them, or negative.
+// At most `covers` windows contain an element; entry [i][element] in the table is the output of
+// one of these windows, or negative.
 void pooled_gradient(Int planes, Int size, Int pixels, Int covers, Ptr<Int> table,
                      Ptr<Int> places, Ptr<Float> gradient, Ptr<Float> out) {
   overPlanes<kShort>(planes, size, out, [&](const Int& plane, const IntExpr& first) {
@@ -211,7 +211,7 @@ void softmax_gradient(Int rows, Int columns, Ptr<Float> out, Ptr<Float> gradient
   End
 }
 
-// The targets at each address, which have two words: whether it is a class, and which.
+// Reads the two-word targets at the addresses: whether each is a class, and which one.
 struct Target {
   Int low;
   Int high;
@@ -226,7 +226,7 @@ struct Target {
   BoolExpr is_class(const Int& classes) const {
     return high == 0 && low >= 0 && low < classes;
   }
-  // An arbitrary valid class if the target is not a class.
+  // Uses an arbitrary valid class if the target is not a class.
   Int known(const Int& classes) const { return qpu::select(is_class(classes), low, 0); }
 };
 

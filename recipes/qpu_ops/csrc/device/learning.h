@@ -1,11 +1,11 @@
-// Training kernels that libqpu's kernel library does not provide, in its kernel language:
-// gradients of pooling and convolution, batch statistics, losses over classes. Independent
-// of torch and of QPULib, whose macros are used in learning.cpp only.
+// Training kernels that libqpu's kernel library does not provide, written in libqpu's language:
+// gradients of pooling and convolution, batch statistics, and losses over classes. Independent of
+// torch and of QPULib, whose macros are used in learning.cpp only.
 //
-// Arrays must be dense and in shared memory. `qpus` is 1 to 12, or 0 for all; it affects
-// only the order of additions in a sum over rows. Callers must ensure that sizes that are
-// multiplied fit in 24 bits and that arrays have less than 2^28 elements. All functions
-// throw qpu::Error and OutOfMemory.
+// Arrays must be dense and in shared memory. `qpus` is 1 to 12, or 0 for all; it affects only the
+// order of additions in a sum over rows. Callers must ensure that sizes that are multiplied fit
+// in 24 bits and that arrays have fewer than 2^28 elements. All functions throw qpu::Error and
+// OutOfMemory.
 #ifndef TORCH_QPU_LEARNING_H
 #define TORCH_QPU_LEARNING_H
 
@@ -35,8 +35,8 @@ struct Pooling {
   int dilation_x = 1;
 };
 
-// The index in its plane of the greatest element in each window, the first if several are
-// equal; -1 if the window contains only padding.
+// The index, within its plane, of the greatest element in each window: the first if several are
+// equal, -1 if the window contains only padding.
 void pool_places(std::int64_t* places, const float* in, const Pooling& shape, int qpus);
 // The gradient of each element.
 void pool_backward(float* out, const float* gradient, const std::int64_t* places,
@@ -54,7 +54,7 @@ struct Moments {
   std::vector<double> sum;      // of a - middle_a
   std::vector<double> product;  // of (a - middle_a) (b - middle_b)
 };
-// The middles have one value per channel, or are empty for 0.
+// The middles have one value per channel; empty means 0.
 Moments moments(const float* a, const float* b, const std::vector<float>& middle_a,
                 const std::vector<float>& middle_b, const Planes& shape, int qpus);
 

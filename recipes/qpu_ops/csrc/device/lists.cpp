@@ -15,8 +15,8 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// A chain over lists: `arrays` lists of tensors, of which `written` receive the results in
-// the order of the chain's results; and the numbers for each index of the lists.
+// A chain over lists: `arrays` lists of tensors, of which `written` receive the chain's results
+// in order, and the numbers for each list index.
 struct Lists {
   std::vector<Tensors> arrays;
   std::vector<std::size_t> written;
@@ -46,8 +46,8 @@ bool make_alike(Lists& lists) {
   return true;
 }
 
-// Whether no list element writes memory that another one reads or writes: list elements are
-// computed in parallel.
+// Whether each list element's output is separate from memory that other elements read or write,
+// because list elements are computed in parallel.
 bool are_apart(const std::vector<Part>& parts) {
   struct Range {
     std::uintptr_t start, end;
@@ -104,7 +104,7 @@ bool run_lists(const char* name, const std::string& steps, Lists lists,
 
 // --- operators on lists --------------------------------------------------------
 
-// The numbers of an operator: none, one for all tensors, or one for each.
+// An operator's numbers: none, one for all tensors, or one per tensor.
 enum class Given : std::uint8_t { none, one, each, tensor };
 
 std::optional<std::vector<std::vector<float>>> numbers_of(const Call& call, std::size_t place,

@@ -1,4 +1,4 @@
-// Softmax, log-softmax and the loss over classes on the QPUs, with their gradients.
+// Softmax, log-softmax and the classification loss on the QPUs, with their gradients.
 #include "operators.h"
 
 #include <ATen/WrapDimUtils.h>
@@ -24,7 +24,7 @@ class Rows {
   bool are_plain() const { return count() <= kMaxFactor && columns() <= kMaxFactor; }
   const Tensor& data() const { return data_; }
 
-  // The tensor to write a result of the same shape to before finish() is called.
+  // The tensor to which a result of the same shape must be written before finish() is called.
   Tensor target(const Tensor& out) const {
     return is_direct(out) ? out : at::empty(data_.sizes(), data_.options());
   }

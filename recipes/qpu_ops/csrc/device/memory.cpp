@@ -58,7 +58,8 @@ struct Block {
 
 class Pool {
  public:
-  // Never destroyed: tensors with static storage duration may outlive any other static object.
+  // Never destroyed, because tensors with static storage duration may outlive any other static
+  // object.
   static Pool& instance() {
     static Pool* const pool = new Pool;
     return *pool;
@@ -241,7 +242,7 @@ void after_fork_in_parent() {
   device_mutex().unlock();
 }
 void after_fork_in_child() {
-  // Host memory is copied for the child; GPU memory still belongs to the parent.
+  // A fork copies host memory for the child, but GPU memory still belongs to the parent.
   if (used && !is_plain_memory()) Pool::instance().in_bad_fork = true;
   after_fork_in_parent();
 }

@@ -1,5 +1,5 @@
-// Device memory: shared with the QPUs, mapped for the CPU, and cached for later tensors
-// when a tensor is freed. Independent of torch.
+// Device memory, which is shared with the QPUs, mapped for the CPU and, when a tensor is freed,
+// cached for later tensors. Independent of torch.
 #ifndef TORCH_QPU_MEMORY_H
 #define TORCH_QPU_MEMORY_H
 
@@ -38,12 +38,12 @@ void release_cached();
 void set_limit(std::size_t bytes);
 std::size_t limit();
 
-// Whether the CPU can use the memory like its own. On a board, QPU memory is mapped
-// uncached, and accesses to single bytes and unaligned words may fault: there the CPU
-// works on copies. QPU_TORCH_COPY=1 selects copies everywhere.
+// Whether the CPU can use the memory like its own. On a board, QPU memory is mapped uncached, and
+// accesses to single bytes and unaligned words may fault, so the CPU works on copies.
+// QPU_TORCH_COPY=1 selects copies everywhere.
 bool is_plain_memory();
-// Copies whole words between such memory and any other; `bytes` is rounded up to a multiple
-// of 4 if both sides have room.
+// Copies whole words between device memory and any memory; `bytes` is rounded up to a multiple of
+// 4 if both sides have room.
 void copy_words(void* to, const void* from, std::size_t bytes);
 
 // Bytes and counts since the start, or since reset_peaks().

@@ -77,7 +77,8 @@ PYBIND11_MODULE(_C, module) {
     const qpu::Backend found = qpu::backend();
     return py::make_tuple(found.name, found.reason);
   });
-  // Board, clock and memory bytes per clock of the emulator's model, after a run in this thread.
+  // The board, clock and memory bytes per clock in the emulator's model, after a run in this
+  // thread.
   module.def("model", [] {
     qpu_cycles cycles{};
     if (qpu_thread_cycles(&cycles) != 0) throw std::runtime_error(qpu_last_error());

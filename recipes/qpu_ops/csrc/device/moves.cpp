@@ -5,7 +5,7 @@
 namespace torch_qpu::learning {
 namespace {
 
-// Converts an address in memory to a pointer of the kernel language.
+// Converts an address in memory to a kernel-language pointer.
 template <typename T>
 PtrExpr<T> pointer(const IntExpr& address) {
   return PtrExpr<T>(qpu::detail::FromNode(address.node()));
@@ -98,7 +98,7 @@ void compare_each(Int count, Int n, Ptr<Float> out, Ptr<Float> a, Int mask_a, Pt
   });
 }
 
-// A product loses NaN, so nothing is multiplied if there is no factor.
+// A product loses NaN, so without a factor the multiplication is skipped.
 template <bool scaled>
 void choose_each(Int n, Ptr<Float> out, Ptr<Int> condition, Ptr<Float> a, Int mask_a, Float factor,
                  Ptr<Float> b, Int mask_b) {

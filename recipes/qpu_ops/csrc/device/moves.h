@@ -15,7 +15,7 @@ struct Run {
   const float* from = nullptr;
   int length = 0;
 };
-// Copies all runs in one launch. Ranges that are written must not overlap any other range.
+// Copies all runs in one launch. A range that is written must not overlap any other range.
 void copy_runs(const std::vector<Run>& runs, int qpus);
 
 // out[row] = the sum of in[i] over the indices in places[row]; rows without indices are 0.

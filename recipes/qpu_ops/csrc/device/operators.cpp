@@ -1,5 +1,5 @@
-// The operators of PyTorch that the QPUs compute: float32 on dense tensors of the
-// device. Each kernel checks whether it supports its operands; otherwise the CPU runs it.
+// The operators of PyTorch that the QPUs compute: float32 on dense tensors of the device. Each
+// kernel checks whether it supports its operands; if not, the CPU computes the operator.
 #include "operators.h"
 
 #include <ATen/ExpandUtils.h>
@@ -309,8 +309,8 @@ bool relu_(Call& call) {
   call.finish({self});
   return true;
 }
-// Increments an integer of one element, such as batch norm's counter of batches, on the CPU
-// and in place, as fill does. A launch for one number would cost more than everything else.
+// Increments a one-element integer tensor, such as batch norm's batch counter, on the CPU and in
+// place, as fill does. A launch for one number would cost more than everything else.
 bool count_up(Call& call) {
   const Tensor &self = call.tensor(0), &other = call.tensor(1);
   const Tensor out = call.out();
@@ -388,8 +388,8 @@ void product(const Tensor& c, const Tensor& a, const Tensor& b, float alpha, flo
 
 namespace {
 
-// Whether out can be a b, for matrices or batches of them. An out= form is called with
-// any shapes: the CPU handles mismatches, and resizes or reports the error.
+// Whether out can be a b, for matrices or batches of them. An out= form can be called with any
+// shapes; for mismatches, the CPU resizes or reports the error.
 bool may_multiply(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_t rank) {
   if (!usable(a) || !usable(b) || a.dim() != rank || b.dim() != rank || out.dim() != rank)
     return false;
@@ -522,7 +522,7 @@ bool dot(Call& call) {
 
 // --- reductions ----------------------------------------------------------------
 
-// The elements in memory order, in any order of dimensions.
+// Reads the elements in memory order, whatever the order of dimensions.
 Tensor packed(const Tensor& t) { return t.is_non_overlapping_and_dense() ? t : dense(t); }
 
 template <typename Result, typename Run>
@@ -569,7 +569,7 @@ void sum_over(const Tensor& t, const std::vector<bool>& vanish, const Tensor& ou
       (pass ? columns : rows) *= t.size(static_cast<std::int64_t>(d));
       if (!pass) kept_sizes.push_back(t.size(static_cast<std::int64_t>(d)));
     }
-  // A view if the strides allow it, else a copy.
+  // A view if the strides allow it, otherwise a copy.
   const Tensor table = t.permute(order).reshape({rows, columns});
   const Tensor from = is_matrix(table) ? table : dense(table);
   const Tensor sums = at::empty({rows}, t.options());

@@ -1,5 +1,5 @@
-// Shared parts of the operators: wraps functions that check their operands and launch
-// kernels as kernels for PyTorch's dispatcher.
+// Code that the operators share: it wraps functions that check their operands and launch QPU
+// kernels, so that PyTorch's dispatcher can call them.
 #ifndef TORCH_QPU_OPERATORS_H
 #define TORCH_QPU_OPERATORS_H
 
@@ -43,7 +43,7 @@ void launch(const char* name, std::size_t bytes, Run run) {
   run();
 }
 
-// Whether no element is Inf or NaN. Checks the range of the storage, including the memory
+// Whether no element is Inf or NaN. Checks the whole range in the storage, including the memory
 // between the elements.
 bool is_finite(const at::Tensor& t);
 
@@ -63,7 +63,7 @@ inline std::optional<at::Tensor> optional(const c10::IValue& value) {
   return value.toTensor();
 }
 
-// The arguments of an operator on the stack, which its result replaces.
+// An operator's arguments on the stack, which its result replaces.
 class Call {
  public:
   Call(const c10::OperatorHandle& op, torch::jit::Stack& stack)
@@ -113,7 +113,7 @@ torch::CppFunction out_kernel() {
   return torch::CppFunction::makeFromBoxedFunction<&boxed<&with_out<body>>>();
 }
 
-// A kernel of libqpu for a chain whose inputs meet its requirements.
+// A libqpu kernel that replaces a chain if the inputs meet the kernel's requirements.
 using Direct = bool (*)(const std::vector<Operand>& in, float* out, int n);
 
 // A chain of operations on the same elements.

@@ -28,7 +28,7 @@ void run(K kernel, int qpus, A... arguments) {
   kernel(arguments...);
 }
 
-// A word that is 0, passed for arrays that are absent; null if all are present.
+// A zero word, passed in place of absent arrays; null if all are present.
 class Absent {
  public:
   explicit Absent(bool any) : zero_(any ? static_cast<float*>(allocate(sizeof(float))) : nullptr) {
@@ -58,8 +58,8 @@ Vectors<N> read(const Pointers<N>& from) {
   return x;
 }
 
-// Calls body(row, first, count) for up to 16 elements of a row at a time, distributed
-// round robin over the QPUs.
+// Calls body(row, first, count) for up to 16 elements of a row at a time, with the calls
+// distributed round robin over the QPUs.
 template <typename Body>
 void over_vectors(const Int& rows, const Int& columns, Body body) {
   Int first = me() << 4, row = 0;
@@ -79,8 +79,8 @@ void over_vectors(const Int& rows, const Int& columns, Body body) {
   End
 }
 
-// The sum of numbers that may be NaN. A plain QPU addition would return Inf, and the
-// activation of the gate would then return 1.
+// The sum of numbers that may be NaN. A plain QPU addition would return Inf, for which the gate's
+// activation would return 1.
 Float summed(std::initializer_list<std::reference_wrapper<const Float>> parts) {
   Float sum = 0;
   Int most = 0;

@@ -1,11 +1,10 @@
-// The cells of recurrent networks on the QPUs, with their gradients. Independent of torch
-// and of QPULib, whose macros are used in recurrent.cpp only.
+// Recurrent network cells on the QPUs, with their gradients. Independent of torch and of QPULib,
+// whose macros are used in recurrent.cpp only.
 //
 // Arrays must be dense and in shared memory. Their shape is [rows][columns], or for gates
-// [rows][gates of `columns` each]; biases have one row, or are null for 0. `qpus` is 1 to
-// 12, or 0 for all. Callers must ensure that rows, and columns times the gates, fit in
-// 24 bits and that arrays have less than 2^28 elements. All functions throw qpu::Error and
-// OutOfMemory.
+// [rows][gates of `columns` each]; biases have one row, or are null for 0. `qpus` is 1 to 12, or
+// 0 for all. Callers must ensure that rows, and columns times the gates, fit in 24 bits and that
+// arrays have fewer than 2^28 elements. All functions throw qpu::Error and OutOfMemory.
 #ifndef TORCH_QPU_RECURRENT_H
 #define TORCH_QPU_RECURRENT_H
 

@@ -26,8 +26,8 @@ struct Region {
   }
 };
 
-// Calls body(place, inside) for each index of the lanes' regions. `inside` is 1 if the lane's
-// region contains it; otherwise the index is that of the region's first element.
+// Calls body(place, inside) for each index in the lanes' regions. `inside` is 1 if the lane's
+// region contains the index; otherwise the index is that of the region's first element.
 template <typename Body>
 void over_region(const Region& region, const Int& most_rows, const Int& most_columns,
                  const Int& width, Body body) {

@@ -1,6 +1,6 @@
-// Kernels over regions of planes: weighted sums, and greatest elements. Regions are described
-// by tables as large as a plane, which the CPU computes. Independent of torch. The
-// requirements of learning.h apply.
+// Kernels over regions of planes: weighted sums, and greatest elements. The CPU computes tables
+// as large as a plane to describe the regions. Independent of torch. The requirements of
+// learning.h apply.
 #ifndef TORCH_QPU_REGIONS_H
 #define TORCH_QPU_REGIONS_H
 

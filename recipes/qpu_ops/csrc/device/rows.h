@@ -34,7 +34,7 @@ struct LayerNormGradient {
   int rows = 0;
   int columns = 0;
 };
-// The number of kernels that it launches.
+// The number of kernels that column_sums() launches.
 int kernels_of(const LayerNormGradient& of);
 void layer_norm_backward(const LayerNormGradient& of, int qpus);
 

@@ -1,4 +1,4 @@
-// User settings of the operators.
+// The operators' user settings.
 #ifndef TORCH_QPU_SETTINGS_H
 #define TORCH_QPU_SETTINGS_H
 

@@ -25,7 +25,7 @@ Extent extent_of(const at::Tensor& t);
 c10::Storage staged(const c10::Storage& storage, const Extent& extent);
 std::size_t staged_from(const Extent& extent);
 
-// Whether a tensor's elements are sparse in the range they span, so that copying the runs
+// Whether a tensor's elements are sparse in the range that they span, so that copying the runs
 // one by one is faster.
 bool is_spread(const at::Tensor& t);
 // A dense CPU tensor with the elements of such a tensor, its dimensions in the same order.

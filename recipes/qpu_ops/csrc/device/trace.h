@@ -1,4 +1,4 @@
-// Device statistics: counters that are always on, and on request a record of each launch,
+// Device statistics: counters that are always active and, on request, a record of each launch,
 // copy and fallback with its times. Independent of torch.
 #ifndef TORCH_QPU_TRACE_H
 #define TORCH_QPU_TRACE_H
@@ -20,10 +20,10 @@ struct Event {
   std::int64_t start_ns;  // monotonic clock
   std::int64_t duration_ns;
   std::int64_t bytes;  // read and written
-  std::int64_t clocks;  // V3D clocks by the emulator's model; -1 without it
+  std::int64_t clocks;  // V3D clocks in the emulator's model; -1 without the emulator
 };
 
-// Counts from its start to its end, also if an exception is thrown in between.
+// Counts from construction to destruction, even if an exception is thrown in between.
 class Span {
  public:
   Span(Kind kind, std::string name, std::size_t bytes = 0);
@@ -50,11 +50,11 @@ void reset_counts();
 void lock_counts();
 void unlock_counts();
 
-// The total time of this thread's launches so far, in nanoseconds: by the emulator's model of
-// a board, otherwise the time spent waiting for them.
+// The total time of this thread's launches so far, in nanoseconds: with the emulator, according
+// to its board model; otherwise, the time spent waiting for the launches.
 std::int64_t launched_ns();
 
-// The record is available until the next start.
+// The record remains available until the next start.
 void start_record();
 std::vector<Event> stop_record();
 

@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch  # its libraries must be loaded before the extension's
+import torch  # torch's libraries must be loaded before the extension's
 
 from qpu_ops import _native
 from qpu_ops._native import QpuError, buffered, compilations, release_buffers
@@ -34,10 +34,10 @@ class Timed(NamedTuple):
 
     result: torch.Tensor
     compute_s: float
-    """Time of the kernel alone, summed over the parts if the operands were processed in parts. The first call in a
+    """The kernel's time alone, summed over the parts if the operands were processed in parts. The first call in a
     process does not include the compilation of the kernel."""
     end_to_end_s: float
-    """Time of the whole call: checks, copies to and from the shared memory, and the computation."""
+    """The whole call's time: checks, copies to and from the shared memory, and the computation."""
 
 
 class Backend(NamedTuple):
@@ -48,7 +48,7 @@ class Backend(NamedTuple):
 
 
 def backend() -> Backend:
-    """The backend that runs the kernels in this process, and why. Raises QpuError if QPU_BACKEND is not a backend."""
+    """Return the backend that runs kernels in this process, and why. Raises QpuError for an invalid QPU_BACKEND."""
     return Backend(*_native.backend())
 
 
@@ -64,7 +64,7 @@ def _setting(name: str, default: int, low: int, high: int, unit: str) -> int:
 
 
 def settings() -> tuple[int, int]:
-    """Number of QPUs, and maximum number of floats in the shared buffers. Raises ValueError for an invalid variable."""
+    """Read the number of QPUs and the maximum size of the shared buffers in floats. Raises ValueError."""
     qpus = _setting("QPU_OPS_QPUS", 4, 1, 12, "QPUs")
     return qpus, _setting("QPU_OPS_BUFFER_KIB", 8192, 4, 32768, "KiB") * 256
 

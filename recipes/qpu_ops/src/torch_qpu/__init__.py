@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-# Must come first: if libqpu is missing, this raises and PyTorch is unchanged.
+# Must come first, so that PyTorch stays unchanged if this raises because libqpu is missing.
 from torch_qpu import _C
 
 if not hasattr(torch, "qpu"):
@@ -53,7 +53,7 @@ __all__ = [
 
 
 def cpu_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor that shares the tensor's memory: writes to one are visible in the other. ``.numpy()`` does not copy.
+    """Return a CPU tensor that shares the tensor's memory, without a copy: writes to one are visible in the other.
 
     Raises RuntimeError for a tensor of another device, and on a board, because the CPU cannot access GPU memory like
     its own there: use ``.cpu()`` instead.
@@ -70,10 +70,10 @@ def set_qpus(count: int) -> None:
 
 
 def check_finite(on: bool) -> None:
-    """Set whether the CPU computes operators with Inf or NaN in an operand, since QPUs do not follow IEEE 754 for them.
+    """Set whether the CPU computes operators with Inf or NaN in an operand, for which QPUs do not follow IEEE 754.
 
-    Off by default: every operand has to be read to check it, and fused kernels run as single operators. Also on while
-    ``torch.autograd.set_detect_anomaly(True)`` or ``detect_anomaly()`` checks for NaN.
+    Off by default, because each check reads the whole operand, and fused kernels run as single operators. It is also on
+    while ``torch.autograd.set_detect_anomaly(True)`` or ``detect_anomaly()`` checks for NaN.
     """
     _C.set_finite_only(on)
 
@@ -92,8 +92,8 @@ def _register() -> None:
 def _let_backward_threads_rest() -> None:
     """Before Python exits, wait until the other threads are idle, for at most half a second.
 
-    PyTorch's thread for a device cleans up a backward pass after ``backward()`` has returned, and acquires the GIL for
-    that. If the interpreter is already shutting down, Python ends that thread, and C++ aborts the process (``terminate
+    PyTorch's thread for a device cleans up a backward pass after ``backward()`` has returned, and acquires the GIL to
+    do so. If the interpreter is already shutting down, Python ends that thread, and C++ aborts the process (``terminate
     called without an active exception``). PyTorch's other devices have the same race.
     """
     own = str(threading.get_native_id())

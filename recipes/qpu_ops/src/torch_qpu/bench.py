@@ -45,11 +45,11 @@ from torch_qpu.device import MODEL_BACKENDS
 SCHEMA = 2
 REPEATS = 5
 FLOPS_PER_CLOCK = 96
-"""12 QPUs, each with an addition and a multiplication of 16 elements every four clocks."""
+"""Each of the 12 QPUs performs an addition and a multiplication of 16 elements every four clocks."""
 BYTES_PER_CLOCK = 4.5
-"""Bus transfers of the QPUs, reads and stores together: the model's value for a Pi 3. Not measured on hardware."""
+"""The QPUs' bus transfers, reads and stores together: the model's value for a Pi 3. Not measured on hardware."""
 CLOCK_HZ = 400e6
-"""Clock of V3D on a Pi 3, if the emulator does not report one."""
+"""The V3D clock of a Pi 3, used if the emulator does not report one."""
 
 Operation = Callable[..., torch.Tensor]
 
@@ -90,7 +90,7 @@ class Row:
 
 
 def cases(quick: bool) -> list[Case]:
-    """The sizes of the table; with ``quick``, only those that the emulator runs within seconds."""
+    """Return the sizes of the table; with ``quick``, only those that the emulator runs within seconds."""
     found = []
     for width in (10, 100, 1000) if quick else (1, 10, 100, 1000, 10000):
         found.append(
@@ -148,7 +148,7 @@ def _convolutional() -> nn.Module:
 
 
 def steps() -> list[Step]:
-    """Counts for the second step, because the first one creates the optimiser's state."""
+    """Count the operations of each second step, because the first one creates the optimiser's state."""
     networks: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
         "convolution and batch norm": (_convolutional, torch.randn(4, 1, 8, 8)),
         "transformer encoder, 2 layers": (_Encoder, torch.randint(0, 20, (4, 12))),
@@ -179,7 +179,7 @@ def _launched() -> int:
 
 
 def table_of_steps(rows: list[Step]) -> str:
-    """A human-readable table."""
+    """Return a human-readable table."""
     lines = [
         "launches per training step",
         f"{'network':>32} {'optimiser':>18} {'launches':>9} {'update':>7} {'CPU':>4}",
@@ -211,13 +211,13 @@ def _naive(case: Case, operands: list[torch.Tensor]) -> float | None:
 
 
 def _limit_s(case: Case, clock: float, bytes_per_clock: float) -> tuple[float, str]:
-    """The minimum time of a case in seconds, and the limiting resource."""
+    """Return the minimum time of a case in seconds, and the limiting resource."""
     arithmetic, memory = case.flops / (FLOPS_PER_CLOCK * clock), case.moved / (bytes_per_clock * clock)
     return max((arithmetic, "arithmetic"), (memory, "memory"))
 
 
 def _launches(case: Case, there: list[torch.Tensor], repeats: int) -> list[Any]:
-    """The launches of some calls. Raises AssertionError if the CPU did part of the work."""
+    """Return the launches of some calls. Raises AssertionError if the CPU did part of the work."""
     with torch_qpu.profile() as record:
         for _ in range(repeats):
             case.function(*there)
@@ -228,7 +228,7 @@ def _launches(case: Case, there: list[torch.Tensor], repeats: int) -> list[Any]:
 
 
 def _modelled(case: Case, there: list[torch.Tensor]) -> tuple[float, float, str]:
-    """Seconds according to the current model, the share of its limit, and the limiting resource."""
+    """Return the seconds in the current model, the share of the limit, and the limiting resource."""
     launches = _launches(case, there, 1)
     _, clock, bytes_per_clock = _C.model()
     compute = sum(event.clocks for event in launches) / clock
@@ -237,7 +237,7 @@ def _modelled(case: Case, there: list[torch.Tensor]) -> tuple[float, float, str]
 
 
 def _at_ends(case: Case, there: list[torch.Tensor]) -> list[float]:
-    """The shares at the ends of the model's ranges; empty if QPU_MODEL is set."""
+    """Return the shares at the ends of the model's ranges; empty if QPU_MODEL is set."""
     if os.environ.get("QPU_MODEL"):
         return []
     shares = []
@@ -289,7 +289,7 @@ def measure(case: Case, *, model: bool) -> Row:
 
 
 def machine(model: bool) -> dict[str, Any]:
-    """The machine and software that the figures were measured on."""
+    """Return the machine and software that the figures were measured on."""
     name, reason = _C.backend()
     path = Path("/proc/device-tree/model")
     board = path.read_text(errors="replace").rstrip("\0\n ") if path.is_file() else ""
@@ -309,7 +309,7 @@ def machine(model: bool) -> dict[str, Any]:
 
 
 def table(rows: list[Row], facts: dict[str, Any]) -> str:
-    """A human-readable table."""
+    """Return a human-readable table."""
 
     def seconds(value: float | None) -> str:
         return "-" if value is None else f"{value * 1e6:,.1f}"
@@ -349,7 +349,7 @@ def table(rows: list[Row], facts: dict[str, Any]) -> str:
 
 
 def plot(rows: list[Row], facts: dict[str, Any]) -> str:
-    """A bar per row and method, on a logarithmic axis, as SVG."""
+    """Return a bar per row and method, on a logarithmic axis, as SVG."""
     colours = {"CPU loop": "#999999", "CPU torch": "#4477aa", "QPU": "#cc6633"}
     values = []
     for row in rows:
@@ -394,7 +394,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    """The program."""
+    """Return the program."""
     parser = argparse.ArgumentParser(prog="python -m torch_qpu.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes only")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")

@@ -21,17 +21,17 @@ class Count(NamedTuple):
 
 
 def launches() -> dict[str, Count]:
-    """QPU kernels that were launched, by name."""
+    """Return statistics of the launched QPU kernels, by name."""
     return {name: Count(*count) for name, count in _C.counts("launch").items()}
 
 
 def copies() -> dict[str, Count]:
-    """Copies between tensors, by source and destination device."""
+    """Return statistics of copies between tensors, by source and destination device."""
     return {name: Count(*count) for name, count in _C.counts("copy").items()}
 
 
 def fallbacks() -> dict[str, int]:
-    """Operators that the CPU computed for tensors of the device, with the number of calls."""
+    """Return the operators that the CPU computed for the device's tensors, with the number of calls."""
     return {name: calls for name, (calls, _) in _C.counts("fallback").items()}
 
 
@@ -41,7 +41,7 @@ def reset_counters() -> None:
 
 
 def report() -> str:
-    """The counters as a human-readable table."""
+    """Return the counters as a human-readable table."""
     lines = []
     for title, rows in (
         ("on the QPUs", launches()),

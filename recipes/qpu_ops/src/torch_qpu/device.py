@@ -16,10 +16,10 @@ from torch_qpu.streams import Event, Stream, StreamContext, require_qpu
 
 __all__ = ["Event", "Stream", "StreamContext"]  # PyTorch looks up the rest by name
 MODEL_BACKENDS = ("interpreter", "emulator")
-"""Backends of libqpu that are not hardware: their times come from a model."""
+"""The libqpu backends that are not hardware, whose times come from a model."""
 
 _BUS_ADDRESSES = 1 << 30
-"""Bytes that the QPUs can address: the memory size that a model reports, because no firmware splits its memory."""
+"""Bytes that the QPUs can address. A model reports this as its memory size, because no firmware splits its memory."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ def init() -> None:
 
 
 def is_initialized() -> bool:
-    """Always true; see ``init``."""
+    """Return True; see ``init``."""
     return True
 
 
 def is_available() -> bool:
-    """Whether tensors of the device can be created: libqpu has a backend on this machine."""
+    """Return whether tensors of the device can be created: libqpu has a backend on this machine."""
     try:
         _C.backend()
     except RuntimeError:
@@ -63,7 +63,7 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    """One."""
+    """Return 1."""
     return 1
 
 
@@ -83,7 +83,7 @@ def set_device(device: Any) -> None:
 
 
 class device:  # noqa: N801 (named as torch.cuda.device)
-    """Context in which the device is the current one, which it always is."""
+    """A context in which the device is current, as it always is."""
 
     def __init__(self, device: Any) -> None:
         self.idx = _index(device)
@@ -96,12 +96,12 @@ class device:  # noqa: N801 (named as torch.cuda.device)
 
 
 def get_device_name(device: Any = None) -> str:
-    """The VideoCore generation and the backend that runs its kernels."""
+    """Return the VideoCore generation and the backend that runs its kernels."""
     return get_device_properties(device).name
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
-    """Properties of the device. Raises RuntimeError if QPU_BACKEND is not a backend that works."""
+    """Return properties of the device. Raises RuntimeError if QPU_BACKEND is not a backend that works."""
     _index(device)
     name, reason = _C.backend()
     report = json.loads(_C.machine_report())
@@ -125,7 +125,7 @@ def synchronize(device: Any = None) -> None:
 
 
 def current_stream(device: Any = None) -> torch.Stream:
-    """The one stream."""
+    """Return the device's only stream."""
     return Stream(device)
 
 
@@ -148,7 +148,7 @@ def memory_stats(device: Any = None) -> dict[str, int]:
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """The statistics as a human-readable table; ``abbreviated`` omits the numbers of segments and blocks."""
+    """Return the statistics as a human-readable table; ``abbreviated`` omits the numbers of segments and blocks."""
     stats = memory_stats(device)
     limit = stats["limit_bytes"]
     lines = [
@@ -171,7 +171,7 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Bytes used by tensors."""
+    """Return the number of bytes used by tensors."""
     return memory_stats(device)["allocated_bytes.current"]
 
 
@@ -181,7 +181,7 @@ def max_memory_allocated(device: Any = None) -> int:
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Bytes reserved from libqpu, for tensors and for the cache."""
+    """Return bytes reserved from libqpu, for tensors and for the cache."""
     return memory_stats(device)["reserved_bytes.current"]
 
 
@@ -226,7 +226,7 @@ manual_seed_all = manual_seed
 
 
 def initial_seed() -> int:
-    """The initial seed of the device's generator."""
+    """Return the initial seed of the device's generator."""
     return int(torch.ops.torch_qpu.initial_seed()) % (1 << 64)
 
 
@@ -249,7 +249,7 @@ def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The QPUs compute float32 only, so autocast has no effect on them."""
+    """Return the dtypes for autocast, which has no effect, because the QPUs compute only float32."""
     return [torch.float32]
 
 

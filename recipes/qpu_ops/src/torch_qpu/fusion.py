@@ -10,7 +10,7 @@ To find chains, nodes are visited in order. A node joins the groups of its opera
 operator between them requires the group's results, and one kernel supports the number of inputs (at most 4 arrays and
 6 numbers) and outputs (at most 3). A group of two or more nodes becomes one call of ``torch_qpu::chain``.
 
-Sizes may be symbolic, as they are from the second batch size on: two shapes are the same if their expressions are.
+Sizes may be symbolic, as they are from the second batch size on: two shapes are equal if their expressions are.
 Numbers may be computed from sizes, such as the divisor of a mean.
 """
 
@@ -27,7 +27,7 @@ from torch.fx import GraphModule, Node
 from torch_qpu.checked import unless_checked
 
 MOST_ARRAYS, MOST_NUMBERS, MOST_OUTPUTS = 4, 6, 3
-"""Limits of one kernel; the same as in chains.h."""
+"""The limits of one kernel, which are the same as in chains.h."""
 
 aten = torch.ops.aten
 
@@ -112,12 +112,12 @@ class Group:
     nodes: list[Node] = field(default_factory=list)
 
     def outputs(self) -> list[Node]:
-        """The nodes whose results are used outside the group."""
+        """Return the nodes whose results are used outside the group."""
         own = set(self.nodes)
         return [node for node in self.nodes if any(user not in own for user in node.users)]
 
     def written(self) -> tuple[list[Node], list[float | Node], str, str]:
-        """Arrays, numbers (nodes if computed from sizes), kinds of the inputs, and text of the chain."""
+        """The arrays, the numbers (nodes if computed from sizes), the kinds of inputs, and the chain's text."""
         write = Writer()
         values: dict[Node, Any] = {}
 
@@ -144,7 +144,7 @@ class Group:
         return arrays, numbers, "".join(kind for kind, _ in inputs), f"{steps}>{stored}"
 
     def fits(self) -> bool:
-        """Whether one kernel supports the group."""
+        """Return whether one kernel supports the group."""
         try:
             arrays, numbers, _, _ = self.written()
         except KeyError:
@@ -162,7 +162,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _key(size: Any) -> Any:
-    """A key that is equal for equal sizes: the number, or the expression of a symbol."""
+    """Return a key that is equal for equal sizes: the number, or the expression of a symbol."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
@@ -196,7 +196,7 @@ def _is_fusible(node: Node) -> bool:
 
 
 def groups_of(graph: torch.fx.Graph) -> list[Group]:
-    """The chains of a graph, each with at least two nodes."""
+    """Return the chains of a graph, each with at least two nodes."""
     found: dict[Node, Group] = {}
     place = {node: i for i, node in enumerate(graph.nodes)}
     for node in graph.nodes:
@@ -212,7 +212,7 @@ def groups_of(graph: torch.fx.Graph) -> list[Group]:
             nodes = sorted({n for group in join for n in group.nodes}, key=place.__getitem__)
             joined = Group([*nodes, node])
             own = set(joined.nodes)
-            # The kernel runs at the position of its last node, so no earlier node may use its results.
+            # The kernel runs at the position of its last node, so earlier nodes must not use its results.
             early = any(user not in own and place[user] < place[node] for n in nodes for user in n.users)
             if not early and joined.fits():
                 for n in joined.nodes:
@@ -247,7 +247,7 @@ def fuse(module: GraphModule) -> GraphModule:
 
 
 def compile_graph(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
-    """The backend function called by torch.compile."""
+    """Return the backend function called by torch.compile."""
     from functorch.compile import make_boxed_func
     from torch._decomp import get_decompositions
     from torch._dynamo.backends.common import aot_autograd

@@ -1,4 +1,4 @@
-"""Classes for torch.compile's default backend, Inductor, which raise because it has no code generator for the device.
+"""Provide classes that raise an error, because torch.compile's default backend, Inductor, does not support the device.
 
 Inductor looks up these classes in ``torch.qpu`` when it is first used; see ``device.__getattr__``.
 """
@@ -29,5 +29,5 @@ class Refusal(Wrapper):  # type: ignore[misc]
 Scheduling = PythonWrapperCodegen = CppWrapperCodegen = WrapperFxCodegen = Refusal
 
 # Without this entry, Inductor raises KeyError before it looks up a code generator. The CPU's entry is requested first,
-# because Inductor fills its table only while it is empty.
+# because Inductor fills its table only if the table is empty.
 register_device_op_overrides("qpu", get_device_op_overrides("cpu"))

@@ -25,7 +25,7 @@ class Stream(metaclass=_OfTheDevice):
     kind: ClassVar[type[Any]] = torch.Stream
 
     def __new__(cls, device: Any = None, priority: int = 0) -> torch.Stream:
-        """``priority`` is accepted for compatibility; it has no effect with a single stream."""
+        """Create the stream. ``priority`` is accepted for compatibility, but has no effect with a single stream."""
         require_qpu(device)
         return torch.Stream(QPU, priority=priority)
 
@@ -39,14 +39,17 @@ class Event(metaclass=_OfTheDevice):
     kind: ClassVar[type[Any]] = torch.Event
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
-        """Same arguments as ``torch.cuda.Event``."""
+        """Create the event. The arguments are those of ``torch.cuda.Event``."""
         if interprocess:
             raise RuntimeError("torch.qpu.Event: events cannot be shared between processes; use interprocess=False")
         return torch.Event(QPU, enable_timing=enable_timing, blocking=blocking)
 
 
 class StreamContext:
-    """The result of ``torch.qpu.stream(s)``. It has no effect, since there is one stream. Accepts None, as in CUDA."""
+    """The result of ``torch.qpu.stream(s)``, which has no effect, because there is one stream.
+
+    Accepts None, as in CUDA.
+    """
 
     def __init__(self, stream: torch.Stream | None) -> None:
         if stream is not None and not isinstance(stream, Stream):

@@ -1,6 +1,7 @@
-"""Replacements for PyTorch's Python code that assumes that an accelerator works like CUDA.
+"""Replace PyTorch's Python code that assumes that an accelerator works like CUDA.
 
-Installed once, when the device is registered. Each replacement calls PyTorch's original function for other devices.
+The replacements are installed once, when the device is registered. For other devices, each one calls PyTorch's original
+function.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _require_cpu(module: nn.Module, device_ids: Any, output_device: Any) -> None
 
 
 def _parallel_or_refused(original: Any) -> Any:
-    """Leave a module on the CPU, as without an accelerator, and raise an error for other modules."""
+    """Leave a CPU module on the CPU, as without an accelerator, and raise an error for other modules."""
 
     def init(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
         if torch._utils._get_available_device_type() != "qpu":
@@ -91,7 +92,7 @@ def _parallel_or_refused(original: Any) -> Any:
 
 
 def _refused_on_qpu(original: Any) -> Any:
-    """The functional form of DataParallel, likewise."""
+    """Raise the same error for DataParallel's functional form."""
 
     def data_parallel(
         module: nn.Module,
