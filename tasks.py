@@ -526,7 +526,7 @@ _IMAGES_HELP = {
 
 
 def _configs(context: Context) -> list[Config]:
-    """The configuration of each architecture in the option."""
+    """Return the configuration of each architecture in the option."""
     names = _for_all["image.architecture"].split(",")
     found = [_config(context, {"image.architecture": name}) for name in names]
     return list({config.image.architecture: config for config in found}.values())

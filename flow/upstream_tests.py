@@ -77,7 +77,7 @@ class Part:
         found = _NAME.fullmatch(text.strip())
         if found is None or not (part := int(found["part"] or 1)) <= (parts := int(found["parts"] or 1)):
             raise ArtefactMissing(
-                f"{text!r} is neither a test file nor a part of one",
+                f"{text!r} is not the name of a test file or a part",
                 expected="a name such as test_nn.py, or a part such as 'test_nn.py 2/4'",
                 found=repr(text),
                 fix="quote the name of a part; parts are numbered from 1",

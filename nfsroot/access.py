@@ -51,7 +51,7 @@ class SshAccess:
         return words
 
     def command(self, remote: Sequence[str] = (), *, connect_timeout_s: int = 20) -> list[str]:
-        """The ``ssh`` command line that runs ``remote`` on the board."""
+        """Return the ``ssh`` command line that runs ``remote`` on the board."""
         words = ["ssh", *self.options(), "-o", f"ConnectTimeout={connect_timeout_s}", "-o", "LogLevel=ERROR"]
         words += ["-p", str(self.port), "-l", self.user, self.host]
         return [*words, "--", shlex.join(remote)] if remote else words

@@ -58,7 +58,7 @@ class Finding:
     fixed: bool = True
 
     def as_json(self) -> dict[str, str | bool]:
-        """The finding as an entry of the manifest."""
+        """Return the finding as an entry of the manifest."""
         return {"check": self.check, "path": self.path, "found": self.found, "fix": self.fix, "fixed": self.fixed}
 
 
@@ -92,7 +92,7 @@ class Audit:
         self.findings.append(Finding(check=check, path=path, found=found, fix=fix, fixed=fixed))
 
     def text(self, path: str) -> str | None:
-        """The text of a regular file, following links; None if there is none."""
+        """Return the text of a regular file, following links, or None if there is none."""
         try:
             place = follow(self.root, path)
             return place.read_text(errors="surrogateescape") if place.is_file() else None
@@ -134,7 +134,7 @@ class Audit:
         self.touched.append(self._relative(place))
 
     def has(self, path: str) -> bool:
-        """Whether the path exists; a dangling link counts."""
+        """Return whether the path exists; a dangling link counts."""
         return os.path.lexists(inside(self.root, path))
 
     def listing(self, folder: str, pattern: str = "*") -> Iterator[str]:
@@ -145,7 +145,7 @@ class Audit:
                 yield self.path_of(item)
 
     def path_of(self, place: Path) -> str:
-        """The path on the board."""
+        """Return the path on the board."""
         return f"/{self._relative(place)}"
 
     def _relative(self, place: Path) -> str:
@@ -161,7 +161,7 @@ def audit(root: Path, settings: Settings, checks: Sequence[Callable[[Audit], Non
 
 
 def table(findings: Sequence[Finding]) -> Table:
-    """The findings as a table."""
+    """Return the findings as a table."""
     made = Table(title="audit: problems with an NFS root", title_justify="left", title_style="bold")
     for column in ("check", "path", "found", "fix"):
         made.add_column(column, overflow="fold")

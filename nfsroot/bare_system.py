@@ -23,7 +23,7 @@ _ROLE = "rootfs"
 
 
 def layout_of(config: Config) -> Layout:
-    """The paths of the exported bare system."""
+    """Return the paths of the exported bare system."""
     return Layout(absolute(config.target_root / "bare-system"))
 
 

@@ -77,7 +77,7 @@ class BootParts:
         return gone + ([f"{', '.join(absent)} (package raspi-firmware)"] if absent else [])
 
     def boots(self, soc: str) -> bool:
-        """Whether boards with a system on chip such as ``bcm2712`` can boot them over the network."""
+        """Return whether boards with a system on chip such as ``bcm2712`` can boot them over the network."""
         return any(item.name.startswith(soc) for item in self.device_trees)
 
 

@@ -96,7 +96,7 @@ class Difference:
     files: tuple[Change, ...] | None
 
     def as_json(self) -> str:
-        """All differences, for another program."""
+        """Return all differences, for another program."""
         document = {
             "schema": 1,
             "old": self.old.name,
@@ -254,7 +254,7 @@ def _is_read(path: str) -> bool:
 
 
 def _is_record(path: str) -> bool:
-    """Whether a path is the list of files of a wheel that no Debian package installed."""
+    """Return whether a path is the list of files of a wheel that no Debian package installed."""
     return path.startswith(("usr/local/", "opt/")) and path.endswith(".dist-info/RECORD")
 
 
@@ -270,7 +270,7 @@ def _packages(status: str) -> Iterator[tuple[str, str]]:
 
 
 def _of_folder(top: Path) -> Iterator[_Entry]:
-    """The entries of a folder; links are not followed."""
+    """Yield the entries of a folder; links are not followed."""
     for parent, folders, names in os.walk(top, onerror=_raise):
         for name in sorted((*folders, *names)):
             full = Path(parent, name)
@@ -301,7 +301,7 @@ _TYPES = {
 
 
 def _of_tar(archive: tarfile.TarFile) -> Iterator[_Entry]:
-    """The entries of a tar. A hard link has the description of its target."""
+    """Yield the entries of a tar. A hard link has the description of its target."""
     seen: dict[str, tuple[File, bytes]] = {}
     for item in archive:
         path = os.path.normpath(item.name).lstrip("/")

@@ -182,7 +182,7 @@ def export(
 
 
 def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
-    """The origin of the image, as facts for the manifest, from the local build and the image's labels.
+    """Return the origin of the image, as facts for the manifest, from the local build and the image's labels.
 
     ``built_image`` is the last image that was built here. ``image_source`` is its commit and ``wheels`` are its wheels,
     both only if that image is exported (and not a pulled image). ``left_out`` are the pockets that are missing from the
@@ -231,7 +231,7 @@ def write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: P
 
 
 def _same_needs(made: Manifest, system: Manifest) -> bool:
-    """Whether a bill of materials was made from the products that the image was made from."""
+    """Return whether a bill of materials was made from the products that the image was made from."""
     shared = {name for name in made.inputs if name.startswith("needs:")} & system.inputs.keys()
     return bool(shared) and all(made.inputs[name] == system.inputs[name] for name in shared)
 
@@ -251,7 +251,7 @@ def _hash(tree: Path, size: int) -> tuple[TreeHash, str]:
 
 
 def _client_key(final: Layout, metadata: Path) -> str:
-    """The public key for logins to the board. The key pair of an earlier export is reused."""
+    """Return the public key for logins to the board. The key pair of an earlier export is reused."""
     private, public = metadata / final.client_key.name, metadata / f"{final.client_key.name}.pub"
     old = final.client_key
     if old.is_file() and old.with_name(public.name).is_file():

@@ -49,7 +49,7 @@ class Layout:
 
     @classmethod
     def of(cls, config: Config) -> Layout:
-        """The export of the configuration."""
+        """Return the export of the configuration."""
         return cls(config.nfsroot)
 
     @property
@@ -169,7 +169,7 @@ def named_trees(layout: Layout) -> frozenset[str]:
 
 
 def is_named(layout: Layout) -> bool:
-    """Whether the marker names the folder at the tree's path, at least by its inode."""
+    """Return whether the marker names the folder at the tree's path, at least by its inode."""
     return _named(layout, layout.tree)
 
 
@@ -179,7 +179,7 @@ def _named(layout: Layout, folder: Path) -> bool:
 
 
 def is_ours(layout: Layout) -> bool:
-    """Whether the folder at the tree's path was exported by us and may be replaced.
+    """Return whether the folder at the tree's path was exported by us and may be replaced.
 
     If only the inode is known, the folder must also have a host key of the export.
     """
@@ -208,12 +208,12 @@ def write_marker(layout: Layout, trees: frozenset[str]) -> None:
 
 
 def marker_of(trees: frozenset[str]) -> str:
-    """The contents of a marker."""
+    """Return the contents of a marker."""
     return json.dumps({"trees": sorted(trees)}) + "\n"
 
 
 def require_export(layout: Layout) -> Manifest:
-    """The manifest of a complete export.
+    """Return the manifest of a complete export.
 
     If the caller is root, the folder that contains the tree is made private. An ordinary user cannot access that
     folder, and gets only the manifest. Raises ArtefactMissing if there is no export or if its folder was replaced,
@@ -278,7 +278,7 @@ def move_in(layout: Layout) -> None:
 
 
 def _is_bare(layout: Layout) -> bool:
-    """Whether the given folder itself is the tree, as in earlier versions."""
+    """Return whether the given folder itself is the tree, as in earlier versions."""
     return layout.place.is_dir() and not layout.place.is_symlink() and _ours(layout, layout.place)
 
 

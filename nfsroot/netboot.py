@@ -98,7 +98,7 @@ def _require_overlay(layout: Layout) -> None:
 
 
 def _parts(layout: Layout, fetch_firmware: Callable[[], Path] | None) -> BootParts:
-    """The files that boards fetch; firmware that the tree lacks is fetched, with a warning if that fails."""
+    """Return the files that boards fetch; firmware that the tree lacks is fetched, with a warning if that fails."""
     parts = boot_parts(layout.tree)
     if parts.absent_firmware and fetch_firmware is not None:
         try:
@@ -286,7 +286,7 @@ def pin_host_keys(layout: Layout) -> None:
 
 
 def neighbour(address: str) -> str:
-    """The hardware address of a neighbour on the network; empty if it is unknown."""
+    """Return the hardware address of a neighbour on the network, or an empty string if it is unknown."""
     listed = json.loads(process.output_of(["ip", "-j", "neighbour", "show", address]) or "[]")
     macs = [
         item["lladdr"] for item in listed if re.fullmatch(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}", item.get("lladdr", ""))

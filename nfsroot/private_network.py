@@ -26,7 +26,7 @@ _made: set[int] = set()
 
 
 def is_entered() -> bool:
-    """Whether the calling thread is in a private namespace."""
+    """Return whether the calling thread is in a private namespace."""
     return _HERE.stat().st_ino in _made
 
 

@@ -175,7 +175,7 @@ class MachineSpec:
     extra_arguments: str = ""
 
     def kernel_command_line(self) -> str:
-        """The kernel command line.
+        """Return the kernel command line.
 
         Raises UserError for a path that is invalid there.
         """
@@ -330,7 +330,7 @@ class Machine:
             self._process = None
 
     def console_text(self) -> str:
-        """The output of the serial console without terminal control codes."""
+        """Return the output of the serial console without terminal control codes."""
         try:
             text = self.console.read_text(errors="replace")
         except FileNotFoundError:
@@ -369,7 +369,7 @@ def running_machine(spec: MachineSpec, console: Path, *, boot_timeout_s: float) 
 
 
 def _death(console: str) -> str:
-    """The console line that proves a failed boot; empty otherwise."""
+    """Return the console line that proves a failed boot; empty otherwise."""
     if dead := _DEAD.search(console):
         return dead[0].strip()
     refusals = _MOUNT_REFUSED.findall(console)

@@ -74,7 +74,7 @@ class ServeResult:
 
 
 def plugin_folder() -> Path:
-    """The folder of the server's back ends. Raises ProgramMissing if the one for local folders is missing."""
+    """Return the folder of the server's back ends. Raises ProgramMissing if the one for local folders is missing."""
     for found in sorted(glob.glob("/usr/lib/*/ganesha/libfsalvfs.so")) + glob.glob("/usr/lib/ganesha/libfsalvfs.so"):
         return Path(found).parent
     raise ProgramMissing(
@@ -86,7 +86,7 @@ def plugin_folder() -> Path:
 
 
 def major_version(program: Path) -> int:
-    """The server's major version: 4 in Debian 12, 6 in Debian 13."""
+    """Return the server's major version: 4 in Debian 12, 6 in Debian 13."""
     output = process.run([program, "-v"], check=False, limit_s=20).output
     found = re.search(r"V(\d+)\.", output)
     if found is None:
@@ -240,7 +240,7 @@ def serving_boards(
 
 
 def served_folders(config: Config, layout: Layout) -> dict[Path, bool]:
-    """The folders that boards mount, and whether they may write there."""
+    """Return the folders that boards mount, and whether they may write there."""
     kept = {layout.boards: True} if config.nfs.overlay and config.nfs.persistent else {}
     return {layout.tree: not config.nfs.overlay, **kept}
 
@@ -329,7 +329,7 @@ def serve(
 
 
 def unprivileged_port_start() -> int:
-    """The first unprivileged port of this machine (ip(7)), by default 1024."""
+    """Return the first unprivileged port of this machine (ip(7)), by default 1024."""
     try:
         return int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
     except FileNotFoundError:

@@ -60,7 +60,7 @@ class Sharing:
     """Problems, each with its fix."""
 
     def lines(self) -> list[str]:
-        """The state as text."""
+        """Return the state as text."""
         text = [f"internet for {self.subnet}: {'on, through ' + self.uplink if self.on else 'off'}"]
         if self.on:
             text.append(f"  translated connections: {self.packets}")
@@ -136,7 +136,7 @@ def _revert_after(fault: BaseException, state: Path) -> None:
 
 
 def _deletions() -> list[str]:
-    """The nft commands that remove all of our rules."""
+    """Return the nft commands that remove all of our rules."""
     rules = [
         f"delete rule {_place(chain)} handle {rule['handle']}"
         for chain in _forward_chains()
@@ -218,7 +218,7 @@ def status(config: Config, *, state: Path = STATE) -> Sharing:
 
 
 def find_uplink(subnet: ipaddress.IPv4Network) -> str:
-    """The interface of the default route with the lowest metric.
+    """Return the interface of the default route with the lowest metric.
 
     Raises UserError if there is none, or if it leads into the board's subnet.
     """
@@ -286,7 +286,7 @@ def _rules(chain: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rejects_all(chain: dict[str, Any], depth: int = 16) -> bool:
-    """Whether the chain has a rule that rejects every packet, directly or through another chain."""
+    """Return whether the chain has a rule that rejects every packet, directly or through another chain."""
     for rule in _rules(chain):
         expressions = {name: value for part in rule["expr"] for name, value in part.items()}
         if expressions.keys() <= _MATCHES_ALL:

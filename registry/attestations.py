@@ -51,7 +51,7 @@ class Verified:
 
 
 def statement(name: str, digest: str, kind: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
-    """An in-toto statement about an image."""
+    """Return an in-toto statement about an image."""
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": name, "digest": {"sha256": digest.removeprefix("sha256:")}}],
@@ -93,7 +93,7 @@ def sign(store: Store, digest: str, signer: CryptoSigner) -> None:
 
 
 def _subject(store: Store, digest: str) -> dict[str, Any]:
-    """The descriptor of an image or an index."""
+    """Return the descriptor of an image or an index."""
     body, manifest = distribution.read_manifest(store.connection, digest)
     return {"mediaType": body.get("mediaType", MANIFEST_TYPE), "digest": digest, "size": manifest.size}
 
@@ -192,7 +192,7 @@ def _require_subject(stated: str, digest: str, what: str) -> None:
 
 
 def _path(value: Any, *keys: str) -> str:
-    """A string in nested objects, or in JSON; empty if it is absent."""
+    """Return a string in nested objects, or in JSON, or an empty string if it is absent."""
     if isinstance(value, bytes):
         try:
             value = json.loads(value)

@@ -171,7 +171,7 @@ def pull(
 
 
 def shared_reference(configs: Sequence[Config], *, registry: str | None, tag: str | None) -> Reference:
-    """The reference of these images. The default tag for several architectures does not name an architecture."""
+    """Return the reference of these images. The default tag for several architectures does not name an architecture."""
     config = configs[0]
     if len(configs) > 1:
         tag = tag or config.registry.tag or config.image.release

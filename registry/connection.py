@@ -49,7 +49,7 @@ class Body(Protocol):
         """Total number of bytes."""
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes, at most ``size`` of them."""
+        """Return the next bytes, at most ``size`` of them."""
 
 
 class Connection:
@@ -98,7 +98,7 @@ class Connection:
         return answer.status_code == 401
 
     def _first_answer(self) -> requests.Response:
-        """The response to GET /v2/ over HTTPS or, if the host is insecure, over HTTP."""
+        """Return the response to GET /v2/ over HTTPS or, if the host is insecure, over HTTP."""
         try:
             return self._send("GET", f"{self._base}/v2/", read_s=_FIRST_READ_S)
         except (RegistryUntrusted, RegistryUnreachable, RegistryBroke) as fault:
@@ -144,7 +144,7 @@ class Connection:
         return answer
 
     def upload_path(self, answer: requests.Response) -> str:
-        """The path in a ``Location`` header. Raises RegistryUntrusted if it names another host."""
+        """Return the path in a ``Location`` header. Raises RegistryUntrusted if it names another host."""
         parts = _split(answer.headers.get("Location", ""), self._base)
         if parts.netloc != urlsplit(self._base).netloc:
             raise RegistryUntrusted(
@@ -156,7 +156,7 @@ class Connection:
         return f"{parts.path}{'?' + parts.query if parts.query else ''}"
 
     def unexpected(self, answer: requests.Response, what: str) -> RegistryFailed:
-        """The error for a response with an unexpected status."""
+        """Return the error for a response with an unexpected status."""
         kind = RegistryBroke if answer.status_code >= 500 or answer.status_code == 429 else RegistryFailed
         return kind(
             f"unexpected response from {self.reference.host}",
@@ -166,7 +166,7 @@ class Connection:
         )
 
     def _authenticate(self, answer: requests.Response) -> str:
-        """The ``Authorization`` header for a challenge."""
+        """Return the ``Authorization`` header for a challenge."""
         kind, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
         if kind.lower() == "basic":
             if self._credentials is None or not self._credentials.user:
@@ -285,5 +285,5 @@ def _split(url: str, base: str = "") -> SplitResult:
 
 
 def _challenge(text: str) -> dict[str, str]:
-    """The parameters of a ``WWW-Authenticate`` header (RFC 7235)."""
+    """Return the parameters of a ``WWW-Authenticate`` header (RFC 7235)."""
     return {name.lower(): value for name, value in re.findall(r'([A-Za-z_]+)="([^"]*)"', text)}

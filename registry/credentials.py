@@ -37,7 +37,7 @@ _taken = ""
 
 
 def take_password() -> str:
-    """The password in the environment. The first call removes it from there; later calls return it again."""
+    """Return the password in the environment. The first call removes it from there; later calls return it again."""
     global _taken
     _taken = os.environ.pop(PASSWORD_VARIABLE, "") or _taken
     return _taken
@@ -60,7 +60,7 @@ class Credentials:
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
     def for_engine(self, host: str) -> dict[str, str]:
-        """The credentials in the format of the engine's API (``X-Registry-Auth``)."""
+        """Return the credentials in the format of the engine's API (``X-Registry-Auth``)."""
         if self.identity_token:
             return {"identitytoken": self.identity_token, "serveraddress": host}
         return {"username": self.user, "password": self.password, "serveraddress": host}

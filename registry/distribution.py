@@ -159,7 +159,7 @@ def put_manifest(remote: Connection, document: bytes, media_type: str) -> None:
 
 
 def index(images: Iterable[RemoteImage]) -> bytes:
-    """An OCI image index. It depends on the images only, not on their order."""
+    """Return an OCI image index. It depends on the images only, not on their order."""
     entries = [
         {
             "mediaType": image.media_type,
@@ -211,7 +211,7 @@ def require_space(remote: Connection) -> None:
 
 
 def tags(remote: Connection) -> list[str]:
-    """The first page of the repository's tags; empty if there are none, or the request fails."""
+    """Return the first page of the repository's tags; empty if there are none, or the request fails."""
     answer = remote.request("GET", f"/v2/{remote.reference.repository}/tags/list")
     if answer.status_code != 200:
         return []
@@ -221,7 +221,7 @@ def tags(remote: Connection) -> list[str]:
 
 
 def choose_platform(index: Mapping[str, Any], platform: str, reference: Reference) -> str:
-    """The digest for a platform in an index (a manifest list). Raises PlatformMismatch."""
+    """Return the digest for a platform in an index (a manifest list). Raises PlatformMismatch."""
     found: dict[str, str] = {}
     entries = index.get("manifests")
     for entry in entries if isinstance(entries, list) else []:
@@ -238,7 +238,7 @@ def choose_platform(index: Mapping[str, Any], platform: str, reference: Referenc
 
 
 def digest_of(content: bytes) -> str:
-    """The digest of some bytes, as registries write it."""
+    """Return the digest of some bytes, as registries write it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 

@@ -61,7 +61,7 @@ def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUn
 
 
 def _causes(fault: BaseException) -> Iterator[BaseException]:
-    """A chain of exceptions, outermost first; requests and urllib3 store causes in ``args`` and ``reason``."""
+    """Yield a chain of exceptions, outermost first; requests and urllib3 store causes in ``args`` and ``reason``."""
     waiting, seen = [fault], set()
     while waiting:
         item = waiting.pop(0)
@@ -81,7 +81,7 @@ def _innermost_text(chain: list[BaseException]) -> str:
 
 
 def response_text(answer: requests.Response) -> str:
-    """The status and the error messages of a response (``errors`` of the distribution API), in one line."""
+    """Return the status and the error messages of a response (``errors`` of the distribution API), in one line."""
     messages = ""
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         errors = answer.json().get("errors") or []
@@ -114,7 +114,7 @@ def refused(reference: Reference, credentials: Credentials | None, found: str) -
 
 
 def denied(reference: Reference, credentials: Credentials | None, found: str) -> AccessDenied:
-    """The user is not allowed to access the repository; a login would not help."""
+    """Return the user is not allowed to access the repository; a login would not help."""
     return AccessDenied(
         f"access to {reference.repository} at {reference.host} denied",
         expected="permission to read or write the repository",
@@ -128,7 +128,7 @@ def _user_of(credentials: Credentials) -> str:
 
 
 def full(reference: Reference, found: str) -> RegistryFull:
-    """The registry's storage is full."""
+    """Return the registry's storage is full."""
     return RegistryFull(
         f"no space left at {reference.host}",
         expected="space for the image's layers",
@@ -138,7 +138,7 @@ def full(reference: Reference, found: str) -> RegistryFull:
 
 
 def stalled(host: str, found: str = "") -> RegistryFailed:
-    """A transfer has stopped making progress."""
+    """Return a transfer has stopped making progress."""
     return RegistryFailed(
         f"the transfer with {host} stalled",
         expected=f"progress within {STALL_S:.0f} s",
@@ -148,7 +148,7 @@ def stalled(host: str, found: str = "") -> RegistryFailed:
 
 
 def connection_lost(host: str, found: str, expected: str = "a response") -> RegistryBroke:
-    """The registry closed the connection, or sent an invalid response."""
+    """Return the registry closed the connection, or sent an invalid response."""
     return RegistryBroke(
         f"connection to {host} lost",
         expected=expected,
@@ -158,7 +158,7 @@ def connection_lost(host: str, found: str, expected: str = "a response") -> Regi
 
 
 def unknown_host(host: str) -> RegistryHostUnknown:
-    """The host's name does not resolve."""
+    """Return the host's name does not resolve."""
     return RegistryHostUnknown(
         f"unknown host {host.rpartition(':')[0] or host}",
         expected="a name that resolves",
@@ -168,7 +168,7 @@ def unknown_host(host: str) -> RegistryHostUnknown:
 
 
 def connection_refused(host: str, found: str) -> RegistryConnectionRefused:
-    """The host exists, but nothing listens on the port."""
+    """Return the host exists, but nothing listens on the port."""
     fix = f"check --registry and its port; is a registry running there (curl -i http://{host}/v2/)?"
     return RegistryConnectionRefused(
         f"no registry listens at {host}",
@@ -179,7 +179,7 @@ def connection_refused(host: str, found: str) -> RegistryConnectionRefused:
 
 
 def unreachable(host: str, found: str) -> RegistryUnreachable:
-    """The host does not respond, or there is no route to it."""
+    """Return the host does not respond, or there is no route to it."""
     return RegistryUnreachable(
         f"no response from a registry at {host}",
         expected="a registry",
@@ -189,7 +189,7 @@ def unreachable(host: str, found: str) -> RegistryUnreachable:
 
 
 def untrusted(host: str, found: str) -> RegistryUntrusted:
-    """The registry's certificate is not trusted."""
+    """Return the registry's certificate is not trusted."""
     return RegistryUntrusted(
         f"{host} cannot be trusted",
         expected="TLS with a certificate that this machine trusts",
@@ -199,7 +199,7 @@ def untrusted(host: str, found: str) -> RegistryUntrusted:
 
 
 def plain_http(host: str) -> RegistryUntrusted:
-    """The registry does not support TLS."""
+    """Return the registry does not support TLS."""
     fault = untrusted(host, "it uses plain HTTP")
     fault.fix = (
         f'enable TLS there, or add "insecure-registries": ["{host}"] to /etc/docker/daemon.json and reload the engine '

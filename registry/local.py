@@ -69,7 +69,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config) -> Settings:
-        """The settings for ``up``: the configured address if it is this machine's, otherwise 127.0.0.1:5000.
+        """Return the settings for ``up``: the configured address if it is this machine's, otherwise 127.0.0.1:5000.
 
         Host names other than localhost are treated as other machines.
         """
@@ -144,7 +144,7 @@ def down(config: Config, *, purge: bool = False) -> Registry:
 
 
 def status(config: Config) -> Registry:
-    """The current state of the registry."""
+    """Return the current state of the registry."""
     return look(Settings.of(config))
 
 

@@ -64,7 +64,7 @@ class Mirrors:
         ]
 
     def lines(self) -> list[str]:
-        """The state as text."""
+        """Return the state as text."""
         found = [f"{self.file}: {'changed' if self.changed else 'unchanged'}, {_listed(self.configured)}"]
         if self.backup is not None:
             found.append(f"backup of the old file: {self.backup}")
@@ -109,7 +109,7 @@ def remove(urls: Sequence[str] = (), *, daemon_json: Path = DAEMON_JSON, daemon:
 
 
 def show(*, daemon_json: Path = DAEMON_JSON) -> Mirrors:
-    """The mirrors in the file and those that the engine uses. Raises EngineUnavailable."""
+    """Return the mirrors in the file and those that the engine uses. Raises EngineUnavailable."""
     document, _ = _read(daemon_json)
     return Mirrors(file=daemon_json, configured=tuple(document.get(_KEY, [])), active=_active())
 
@@ -259,12 +259,12 @@ def _checked(url: str) -> str:
 
 
 def _plain(url: str) -> str:
-    """A URL without the slash that the engine appends. Scheme and host are case-insensitive."""
+    """Return a URL without the slash that the engine appends. Scheme and host are case-insensitive."""
     return url.rstrip("/").lower()
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:
-    """The document and its text; a missing or empty file is an empty document. Raises EngineUnavailable."""
+    """Return the document and its text; a missing or empty file is an empty document. Raises EngineUnavailable."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -336,7 +336,7 @@ def _back_up(path: Path) -> Path:
 
 
 def _indentation(text: str) -> int | str:
-    """The indentation of a file; by default two spaces, as in Docker's documentation."""
+    """Return the indentation of a file; by default two spaces, as in Docker's documentation."""
     match = re.search(r"^([ \t]+)\"", text, re.MULTILINE)
     return match[1] if match else 2
 
@@ -370,7 +370,7 @@ def _refuse_option(daemon: Daemon | None) -> None:
 
 
 def _active() -> tuple[str, ...] | None:
-    """The mirrors that the engine uses; None if no engine responds."""
+    """Return the mirrors that the engine uses, or None if no engine responds."""
     try:
         client = connect(timeout_s=20)
     except EngineUnavailable:
@@ -385,7 +385,7 @@ def _active() -> tuple[str, ...] | None:
 
 
 def _pid_of(daemon: Daemon | None) -> int | None:
-    """The process id in the pid file of the local dockerd, if that process is a dockerd."""
+    """Return the process id in the pid file of the local dockerd, if that process is a dockerd."""
     own = [daemon.folder / "docker.pid"] if daemon is not None else []
     for pidfile in (*own, *_PIDFILES):
         with contextlib.suppress(OSError, ValueError):

@@ -89,7 +89,7 @@ class Artefact:
 
 
 def manifest(kind: str, files: Sequence[File], annotations: Mapping[str, str]) -> bytes:
-    """The manifest of an artefact. It depends on its contents only."""
+    """Return the manifest of an artefact. It depends on its contents only."""
     document = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
@@ -122,7 +122,7 @@ def connect(reference: Reference, *, actions: str, user: str) -> Iterator[Store]
 
 
 def _engine_info() -> Mapping[str, Any]:
-    """The output of ``docker info``, for the list of insecure registries."""
+    """Return the output of ``docker info``, for the list of insecure registries."""
     try:
         with contextlib.closing(engine.connect.connect(timeout_s=10)) as client:
             info: Mapping[str, Any] = client.api.info()
@@ -140,7 +140,7 @@ class Store:
         self._path = f"/v2/{connection.reference.repository}"
 
     def find(self) -> Artefact | None:
-        """The artefact of the tag, or None. Raises RegistryFailed if it is not an artefact with files."""
+        """Return the artefact of the tag, or None. Raises RegistryFailed if it is not an artefact with files."""
         path = f"{self._path}/manifests/{self._reference.tag}"
         if self.connection.request("HEAD", path, headers={"Accept": MANIFEST_TYPE}).status_code == 404:
             return None
@@ -173,7 +173,7 @@ class Store:
         )
 
     def is_complete(self, held: Artefact) -> bool:
-        """Whether the registry holds every file of the artefact, in its full size."""
+        """Return whether the registry holds every file of the artefact, in its full size."""
         return all(self._holds(item) for item in held.files)
 
     def push(self, kind: str, paths: Sequence[Path], annotations: Mapping[str, str]) -> tuple[Artefact, int]:
@@ -319,6 +319,6 @@ class _Reader:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a file name from a registry stays in the folder that it is written to."""
+    """Return whether a file name from a registry stays in the folder that it is written to."""
     plain = bool(name) and PurePosixPath(name).name == name and "\\" not in name
     return plain and name.isprintable() and not name.startswith(".")

@@ -43,7 +43,7 @@ class Reference:
 
 
 def resolve(config: Config, *, registry: str | None = None, tag: str | None = None) -> Reference:
-    """The reference of the system image; the arguments override the section ``registry`` of the configuration.
+    """Return the reference of the system image; the arguments override the section ``registry`` of the configuration.
 
     ``registry`` is HOST[:PORT]/NAMESPACE; the default namespace is the configured one. Raises UserError.
     """
@@ -66,7 +66,7 @@ def resolve(config: Config, *, registry: str | None = None, tag: str | None = No
 
 
 def parse(text: str) -> Reference:
-    """The reference HOST[:PORT]/REPOSITORY:TAG. Raises UserError."""
+    """Return the reference HOST[:PORT]/REPOSITORY:TAG. Raises UserError."""
     name, _, tag = text.rpartition(":")
     host, _, repository = name.partition("/")
     if not repository or not _TAG.fullmatch(tag):

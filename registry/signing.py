@@ -38,7 +38,7 @@ _taken = ""
 
 
 def take_password() -> str:
-    """The password in the environment. The first call removes it from there; later calls return it again."""
+    """Return the password in the environment. The first call removes it from there; later calls return it again."""
     global _taken
     _taken = os.environ.pop(PASSWORD_VARIABLE, "") or _taken
     return _taken
@@ -122,7 +122,7 @@ def _public(key: ec.EllipticCurvePublicKey) -> SSlibKey:
 
 
 def envelope(statement: Mapping[str, Any], signer: CryptoSigner) -> bytes:
-    """A DSSE envelope with a signed statement."""
+    """Return a DSSE envelope with a signed statement."""
     made = Envelope(json.dumps(statement, sort_keys=True).encode(), STATEMENT_TYPE, {})
     made.sign(signer)
     return json.dumps(made.to_dict(), sort_keys=True).encode()
@@ -163,7 +163,7 @@ def require_signed(content: bytes, signature: str, key: PublicKey, what: str) ->
 
 
 def wrong_key(what: str, key: PublicKey) -> SignatureRefused:
-    """A signature that the key does not verify."""
+    """Return a signature that the key does not verify."""
     return SignatureRefused(
         f"{what} was not signed with this key, or was changed afterwards",
         expected=f"a signature by the key of {key.path}",

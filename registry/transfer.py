@@ -278,7 +278,7 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
 
 
 def _without_names(message: str, reference: Reference) -> str:
-    """A message in one line, without addresses, digests and the name of the image.
+    """Return a message in one line, without addresses, digests and the name of the image.
 
     They may contain text that looks like an error: a port or digest 401, a repository "denied".
     """

@@ -24,7 +24,7 @@ CERTIFICATES = Path("/etc/docker/certs.d")
 
 
 def is_insecure(host: str, engine_info: Mapping[str, Any]) -> bool:
-    """Whether the engine accepts any certificate of a host.
+    """Return whether the engine accepts any certificate of a host.
 
     ``engine_info`` is the output of ``docker info``: it lists hosts by name, and networks. A host is insecure if any of
     its addresses is in one of the networks (moby: registry/config.go).
@@ -41,12 +41,12 @@ def is_insecure(host: str, engine_info: Mapping[str, Any]) -> bool:
 
 
 def bare_host(host: str) -> str:
-    """A host without its port and brackets."""
+    """Return a host without its port and brackets."""
     return urlsplit(f"//{host}").hostname or host
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, with or without a port, is a loopback address or localhost."""
+    """Return whether a host, with or without a port, is a loopback address or localhost."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(bare_host(host)).is_loopback
     return bare_host(host) == "localhost"

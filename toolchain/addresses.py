@@ -12,7 +12,7 @@ from toolchain.errors import NetworkUnreachable
 
 
 def subnet_of(config: Config) -> ipaddress.IPv4Network:
-    """The board's subnet. Raises NetworkUnreachable if ``nfs.subnet`` is not valid."""
+    """Return the board's subnet. Raises NetworkUnreachable if ``nfs.subnet`` is not valid."""
     try:
         return ipaddress.IPv4Network(config.nfs.subnet, strict=False)
     except ValueError as fault:

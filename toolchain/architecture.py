@@ -76,7 +76,7 @@ ARCHITECTURES = {
 
 
 def host_architecture() -> Architecture:
-    """The architecture of this machine's userland according to dpkg.
+    """Return the architecture of this machine's userland according to dpkg.
 
     Raises PlatformMismatch if it is not in the table.
     """

@@ -27,7 +27,7 @@ _set: list[str] = []
 
 
 def folder() -> Path:
-    """The folder from which ./inv was called."""
+    """Return the folder from which ./inv was called."""
     return Path(os.environ.get("PITORCH_CALLER_CWD") or Path.cwd())
 
 
@@ -37,7 +37,7 @@ def path(given: str) -> Path:
 
 
 def home() -> str:
-    """The caller's home; under sudo, the home of the user who ran sudo."""
+    """Return the caller's home; under sudo, the home of the user who ran sudo."""
     uid = os.environ.get("SUDO_UID", "")
     if os.geteuid() == 0 and uid.isdecimal():
         with contextlib.suppress(KeyError):

@@ -47,7 +47,7 @@ def described(source: Mapping[str, Any]) -> str:
 
 
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool | None:
-    """Whether both are the same commit without changes; None if either is unknown."""
+    """Return whether both are the same commit without changes, or None if either is unknown."""
     if not one.get("commit") or not other.get("commit"):
         return None
     return one["commit"] == other["commit"] and not one.get("dirty") and not other.get("dirty")

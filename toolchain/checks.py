@@ -38,12 +38,12 @@ def files_of_the_project() -> tuple[Path, ...]:
 
 
 def shell_scripts() -> tuple[Path, ...]:
-    """The project's shell scripts."""
+    """Return the project's shell scripts."""
     return tuple(path for path in files_of_the_project() if is_shell_script(path))
 
 
 def is_shell_script(path: Path) -> bool:
-    """Whether the suffix, the shebang line or a shellcheck directive marks the file as a shell script."""
+    """Return whether the suffix, the shebang line or a shellcheck directive marks the file as a shell script."""
     if path.suffix in (".sh", ".bash"):
         return True
     if path.suffix:
@@ -66,7 +66,7 @@ SCRIPTS = ("images/hooks/date-byte-code",)
 
 
 def linters() -> tuple[Check, ...]:
-    """The linters, the type checker and the spelling check."""
+    """Return the linters, the type checker and the spelling check."""
     python = (sys.executable, "-m")
     scripts = tuple(str(path.relative_to(ROOT)) for path in shell_scripts())
     return (
@@ -85,7 +85,7 @@ def unit_tests(select: str = "") -> Check:
 
 
 def all_tests(select: str = "", lanes: int = 1) -> Check:
-    """The unit tests and the integration tests.
+    """Return the unit tests and the integration tests.
 
     With two ``lanes`` the tests that share one image build run in one process, and all others in a second one
     (tests/conftest.py).
@@ -104,7 +104,7 @@ BUILDERS = ("mmdebstrap", "dockerd")
 
 
 def missing_for_builds() -> tuple[str, ...]:
-    """What this machine lacks to build images; if anything is missing, the tests of the main job are skipped."""
+    """Return what this machine lacks to build images; if anything is missing, the tests of the main job are skipped."""
     found = [] if os.geteuid() == 0 else ["root privileges"]
     for name in BUILDERS:
         try:

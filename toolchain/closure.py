@@ -56,7 +56,7 @@ def digests(module: str) -> dict[str, str]:
 
 
 def _path_of(module: str) -> str | None:
-    """The file of a module or package of this project; None for anything else."""
+    """Return the file of a module or package of this project, or None for anything else."""
     base = module.replace(".", "/")
     return next((path for path in (f"{base}.py", f"{base}/__init__.py") if (ROOT / path).is_file()), None)
 
@@ -66,7 +66,7 @@ def _is_leaf(module: str) -> bool:
 
 
 def _has_code(content: bytes) -> bool:
-    """Whether there is more than a docstring, as in most ``__init__.py``."""
+    """Return whether there is more than a docstring, as in most ``__init__.py``."""
     return any(not isinstance(item, ast.Expr) for item in _parsed(content).body)
 
 

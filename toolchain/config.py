@@ -598,7 +598,7 @@ def _load_section(name: str, section: Any, given: Mapping[str, Any], faults: lis
 
 
 def _shortened(raw: Any) -> str:
-    """The representation of a value, shortened to one line."""
+    """Return the representation of a value, shortened to one line."""
     text = repr(raw)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]} ({len(text)} characters)"
 

@@ -32,7 +32,7 @@ _UNFINISHED = re.compile(r"\..+\.(?:scratch|part|part\.tar)")
 
 
 def absolute(path: Path) -> Path:
-    """The absolute path without symbolic links and ``..``, except that the last component is not resolved."""
+    """Return the absolute path without symbolic links and ``..``, except that the last component is not resolved."""
     return path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
 
 
@@ -43,7 +43,7 @@ _VIRTUAL = ("/proc", "/sys")
 
 
 def path_fault(path: Path) -> str:
-    """Why a path cannot name a file or folder to read or create; empty if it can.
+    """Return why a path cannot name a file or folder to read or create, or an empty string if it can.
 
     The limits are those of limits.h (NAME_MAX, PATH_MAX). Nothing is created. Paths that cannot be examined are valid.
     """
@@ -136,7 +136,7 @@ def _hold(folder: Path, stack: contextlib.ExitStack) -> bool:
 
 
 def unfinished_in(folder: Path) -> Iterator[Path]:
-    """The scratch folders and partly written files in ``folder``, in use or left by killed tasks."""
+    """Yield the scratch folders and partly written files in ``folder``, in use or left by killed tasks."""
     if not folder.is_symlink():
         yield from (path for path in folder.glob(".*") if _UNFINISHED.fullmatch(path.name))
 
@@ -188,7 +188,7 @@ def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[No
 
 
 def belongs_to_another(folder: Path, found: str) -> RootNeeded:
-    """The error for a build folder without write permission."""
+    """Return the error for a build folder without write permission."""
     return RootNeeded(
         f"{folder} belongs to another user",
         expected="a build folder with write permission",
@@ -287,7 +287,7 @@ def least_room(folder: Path) -> Iterator[list[int]]:
 
 
 def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
-    """The error for a program whose output reports a full disk or quota, with that line; None otherwise."""
+    """Return the error for a program whose output reports a full disk or quota, with that line; None otherwise."""
     lines = (line.strip() for line in said.splitlines() if NO_ROOM.search(line))
     if (found := next(lines, None)) is None:
         return None
@@ -349,7 +349,7 @@ def pack(
 
 
 def _below(folder: Path, leave_out: re.Pattern[str] | None = None, inside: str = "") -> Iterator[tuple[str, Path]]:
-    """All files and folders below a folder: relative names and paths."""
+    """Yield all files and folders below a folder: relative names and paths."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = inside + entry.name

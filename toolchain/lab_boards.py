@@ -40,7 +40,7 @@ class BoardRow:
 
 
 def parse(text: str) -> BoardRow:
-    """The row that a text describes. Raises ValueError with the expected form."""
+    """Return the row that a text describes. Raises ValueError with the expected form."""
     first, *rest = text.split() or [""]
     name, mark, address = first.partition("=")
     if not mark or not _NAME.fullmatch(name):

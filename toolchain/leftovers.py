@@ -63,7 +63,7 @@ def _removable(path: Path, stack: contextlib.ExitStack) -> bool:
 
 
 def _used(paths: Sequence[Path]) -> Iterator[Path]:
-    """The paths whose names another process uses: as an argument, open file, working folder, program or mount.
+    """Yield the paths whose names another process uses: as an argument, open file, working folder, program or mount.
 
     The names are random or contain a process number.
     """
@@ -86,6 +86,6 @@ def _uses(process: Path) -> Iterator[bytes]:
 
 
 def _mounted(paths: Sequence[Path]) -> Iterator[Path]:
-    """The paths that are mount points or contain one."""
+    """Yield the paths that are mount points or contain one."""
     points = [Path(mount.mountpoint) for mount in psutil.disk_partitions(all=True)]
     yield from (path for path in paths if any(point.is_relative_to(path) for point in points))

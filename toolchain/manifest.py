@@ -71,7 +71,7 @@ class Manifest:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def artefact(self, suffix: str) -> Artefact:
-        """The only artefact whose file name has this suffix."""
+        """Return the only artefact whose file name has this suffix."""
         found = [item for item in self.artefacts if item.path.name.endswith(suffix)]
         if len(found) != 1:
             raise ArtefactMissing(
@@ -100,7 +100,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Manifest | None:
-        """The manifest at ``path``; None if it does not exist, is incomplete or has another schema."""
+        """Return the manifest at ``path``, or None if it does not exist, is incomplete or has another schema."""
         try:
             document = json.loads(path.read_text())
             if document["schema"] != SCHEMA:
@@ -123,7 +123,7 @@ class Manifest:
 
 
 def require(path: Path, task: str) -> Manifest:
-    """The manifest at ``path``. Raises ArtefactMissing, which names the task that creates it."""
+    """Return the manifest at ``path``. Raises ArtefactMissing, which names the task that creates it."""
     manifest = Manifest.read(path)
     if manifest is None:
         raise ArtefactMissing(
@@ -136,5 +136,5 @@ def require(path: Path, task: str) -> Manifest:
 
 
 def all_warnings(manifests: Sequence[Manifest]) -> list[str]:
-    """All warnings without duplicates, in order."""
+    """Return all warnings without duplicates, in order."""
     return list(dict.fromkeys(warning for manifest in manifests for warning in manifest.warnings))

@@ -19,7 +19,7 @@ _PORTS = 16384
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A free port at an address of this machine.
+    """Return a free port at an address of this machine.
 
     If possible it is not an ephemeral port (ip(7): ip_local_port_range): another program or connection could get such
     a port before the server listens. Raises OSError for an address that is not this machine's.
@@ -86,7 +86,7 @@ def require_free(address: str, port: int, *, server: str, section: str) -> None:
 
 
 def _listener(port: int) -> str:
-    """The program that listens on a port, as far as ss(8) can determine it."""
+    """Return the program that listens on a port, as far as ss(8) can determine it."""
     with contextlib.suppress(ProgramMissing):
         listed = process.run(["ss", "-Hltnp", f"sport = :{port}"], check=False, limit_s=10).output.split()
         users = [word for word in listed if word.startswith("users:")]

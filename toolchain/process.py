@@ -62,13 +62,13 @@ class Completed:
 
 
 def pasteable(argv: Sequence[str | os.PathLike[str]], cwd: Path | None = None) -> str:
-    """The command as a shell command line."""
+    """Return the command as a shell command line."""
     line = shlex.join(os.fspath(part) for part in argv)
     return f"cd {shlex.quote(str(cwd))} && {line}" if cwd else line
 
 
 def require_program(name: str, why: str) -> Path:
-    """The program's path. Raises ProgramMissing with the reason why it is needed, and its package.
+    """Return the program's path. Raises ProgramMissing with the reason why it is needed, and its package.
 
     The sbin folders are searched too: they are not on an ordinary user's PATH.
     """
@@ -99,7 +99,7 @@ def require_root(why: str, again: str) -> None:
 
 
 def explain_exit(returncode: int) -> str:
-    """A description of an exit status."""
+    """Return a description of an exit status."""
     if returncode < 0:
         known = -returncode in signal.valid_signals() and -returncode < signal.SIGRTMIN
         return f"killed by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
@@ -213,7 +213,7 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 def _group_runs(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a member of the group is running; zombies do not count."""
+    """Return whether a member of the group is running; zombies do not count."""
     if process.poll() is None:
         return True
     return _signal_group(process.pid, 0) and any(group == process.pid for _, group, _ in reaper.running())

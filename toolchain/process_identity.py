@@ -16,7 +16,7 @@ _TOLERANCE_S = 2.0
 
 
 def running(process: psutil.Process) -> bool:
-    """Whether the process is running.
+    """Return whether the process is running.
 
     A zombie counts as running if it has other threads, which keep its files and ports open.
     """
@@ -26,7 +26,7 @@ def running(process: psutil.Process) -> bool:
 
 
 def find(pid: int) -> psutil.Process | None:
-    """The running process with this number, if there is one."""
+    """Return the running process with this number, if there is one."""
     with contextlib.suppress(psutil.NoSuchProcess, ValueError):
         process = psutil.Process(pid)
         return process if running(process) else None
@@ -34,12 +34,12 @@ def find(pid: int) -> psutil.Process | None:
 
 
 def record(process: psutil.Process) -> dict[str, int | float]:
-    """The process's identity as JSON values, for ``find_recorded``."""
+    """Return the process's identity as JSON values, for ``find_recorded``."""
     return {"pid": process.pid, "created": process.create_time()}
 
 
 def find_recorded(identity: Mapping[str, Any]) -> psutil.Process | None:
-    """The process that ``record`` describes, if it is still running.
+    """Return the process that ``record`` describes, if it is still running.
 
     Raises KeyError, TypeError or ValueError for anything else.
     """

@@ -46,7 +46,7 @@ class SettingsFiles(config.Config):
 
 
 def named(settings: Any) -> Mapping[str, Any]:
-    """The contents of the file of --config; empty without that option."""
+    """Return the contents of the file of --config; empty without that option."""
     found: Mapping[str, Any] = getattr(settings, "_runtime", {})
     return found
 

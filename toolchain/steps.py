@@ -246,7 +246,7 @@ def _reason(step: Step, inputs: Mapping[str, str], key: str, previous: Manifest 
 
 
 def _difference(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The changed inputs. A manifest without modules comes from an earlier version; then all modules are new."""
+    """Return the changed inputs. A manifest without modules comes from an earlier version; then all modules are new."""
     changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     modules = [name for name in changed if name.startswith(_CODE)]
     shown = [
@@ -260,7 +260,7 @@ def _difference(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def _change(old: str, new: str) -> str:
-    """The old and the new value; for lists of words, the added and the removed ones."""
+    """Return the old and the new value; for lists of words, the added and the removed ones."""
     before, now = set(old.split()), set(new.split())
     moved = [*(f"+{word}" for word in sorted(now - before)), *(f"-{word}" for word in sorted(before - now))]
     if len(before & now) > 1 and len(moved) <= _MOVED_SHOWN:
@@ -273,7 +273,7 @@ def _short(value: str) -> str:
 
 
 def plan_table(decisions: Sequence[Decision]) -> str:
-    """A plan as text: one line per step, with what is done and why."""
+    """Return a plan as text: one line per step, with what is done and why."""
     width = max(len(item.step.title) for item in decisions)
     return "\n".join(
         f"{item.step.title:{width}}  {'runs   ' if item.runs else 'skipped'}  {item.reason}" for item in decisions

@@ -123,7 +123,7 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: s
 
 
 def get(config: Config, name: str, key: str) -> tuple[Path, ...] | None:
-    """The files that are stored under a recipe's name and a key, verified; None if there are none.
+    """Return the files that are stored under a recipe's name and a key, verified, or None if there are none.
 
     Raises ArtefactDamaged if they have changed. In that case the entry is renamed, and the next call returns None.
     """
@@ -153,7 +153,7 @@ def of_recipe(config: Config, name: str, recipe: str) -> tuple[Path, ...] | None
 
 
 def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
-    """The files of an entry that is a folder in this repository; empty if the entry has another recipe key.
+    """Return the files of an entry that is a folder in this repository; empty if the entry has another recipe key.
 
     Raises ArtefactDamaged if it does not match its manifest.
     """
@@ -215,7 +215,7 @@ def _intact(place: Path, name: str, key: str) -> Entry:
 
 
 def entries(config: Config) -> Iterator[Entry]:
-    """All entries on this machine. Raises ArtefactDamaged at the first damaged one."""
+    """Yield all entries on this machine. Raises ArtefactDamaged at the first damaged one."""
     for place in sorted(_folder(config).glob("*/*")):
         if place.is_dir() and _NAME.fullmatch(place.parent.name) and _KEY.fullmatch(place.name):
             found = entry(config, place.parent.name, place.name)
@@ -295,7 +295,7 @@ def pull(
 
 
 def _entry_or_warning(config: Config, name: str, key: str) -> Entry | None:
-    """The entry, or None. A damaged entry only causes a warning, because it is pulled again next."""
+    """Return the entry, or None. A damaged entry only causes a warning, because it is pulled again next."""
     try:
         return entry(config, name, key)
     except ArtefactDamaged as fault:
@@ -342,7 +342,7 @@ def _tag_as_newest(remote: oras.Store, item: Entry) -> None:
 
 
 def _same(held: oras.Artefact, item: Entry) -> bool:
-    """Whether the files are the same, except provenance statements, which contain the time of the build."""
+    """Return whether the files are the same, except provenance statements, which contain the time of the build."""
     there = {file.name: file.digest for file in held.files if not file.name.endswith(PROVENANCE)}
     here = {file.path.name: f"sha256:{file.sha256}" for file in item.files if not file.path.name.endswith(PROVENANCE)}
     return there == here
@@ -366,7 +366,7 @@ def _tag(name: str, key: str) -> str:
 
 
 def _reference(config: Config, tag: str, registry: str | None) -> Reference:
-    """The reference of an artefact: like an image's reference, but in the repository for artefacts."""
+    """Return the reference of an artefact: like an image's reference, but in the repository for artefacts."""
     section = dataclasses.replace(config.registry, repository=config.registry.artefacts)
     return resolve(dataclasses.replace(config, registry=section), registry=registry, tag=tag)
 

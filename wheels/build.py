@@ -188,7 +188,7 @@ def libraries_not_included(wheel: Path) -> list[str]:
 
 
 def packages_of(sonames: Iterable[str], listing: Path) -> dict[str, str]:
-    """The distribution's package of each library, by soname.
+    """Return the distribution's package of each library, by soname.
 
     ``listing`` has lines of ``…/PACKAGE[:ARCHITECTURE].list:PATH``, the output of grep over dpkg's file lists.
     """
@@ -257,7 +257,7 @@ def _ignored(ours: Set[Path], folder: str, names: list[str]) -> set[str]:
 
 
 def command(requirement: str, wanted: Wanted, scratch: Path, options: Options) -> Sequence[str]:
-    """The container's command: apt, pip, then chown. Without chown this user could not delete root's files."""
+    """Return the container's command: apt, pip, then chown. Without chown this user could not delete root's files."""
     words = ["python3", "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-cache-dir", "--wheel-dir", f"{_HOME}/out"]
     words += ["--no-binary", wanted.name] if options.from_source and wanted.name else []
     words += [] if options.isolated else ["--no-build-isolation"]

@@ -79,7 +79,7 @@ def advice(output: str, sources: Sequence[apt.Source], config: Config) -> str:
 
 
 def owners_in(index: Path, wanted: Sequence[Missing]) -> dict[Missing, list[str]]:
-    """The packages that contain each file, for the files in the index.
+    """Return the packages that contain each file, for the files in the index.
 
     If packages have a file on a default path, packages that have it elsewhere are omitted.
     """

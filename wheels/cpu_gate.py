@@ -87,7 +87,7 @@ class Static:
     functions: tuple[Function, ...]
 
     def count(self, state: str) -> int:
-        """The number of functions in a state."""
+        """Return the number of functions in a state."""
         return sum(item.state == state for item in self.functions)
 
 
@@ -97,7 +97,7 @@ def _data() -> Mapping[str, Any]:
 
 
 def load_cpu(name: str) -> Cpu:
-    """The CPU called ``name``. Raises ConfigError if it is unknown."""
+    """Return the CPU called ``name``. Raises ConfigError if it is unknown."""
     row = _data()["cpus"].get(name)
     if row is None:
         raise ConfigError([f"--cpu: expected one of {', '.join(_data()['cpus'])}, found {name!r}"])
@@ -107,7 +107,7 @@ def load_cpu(name: str) -> Cpu:
 
 
 def probe_of(wheel: Path) -> list[tuple[str, str]]:
-    """The names and code of the probe's steps for a wheel; the first one is the import."""
+    """Return the names and code of the probe's steps for a wheel; the first one is the import."""
     row = _data()["probes"].get(parse_wheel_filename(wheel.name)[0])
     if row is None:
         row = {"import": f"import {', '.join(_modules(wheel))}", "steps": {}}
@@ -115,7 +115,7 @@ def probe_of(wheel: Path) -> list[tuple[str, str]]:
 
 
 def _modules(wheel: Path) -> list[str]:
-    """The top-level modules and packages in a wheel. Raises WheelUnusable if there are none."""
+    """Return the top-level modules and packages in a wheel. Raises WheelUnusable if there are none."""
     with zipfile.ZipFile(wheel) as archive:
         paths = [PurePosixPath(name) for name in archive.namelist()]
     found = {path.parts[0] for path in paths if len(path.parts) == 2 and path.name == "__init__.py"}
@@ -146,7 +146,7 @@ def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
 
 
 def _by_attributes(file: str, elf: ELFFile, cpu: Cpu) -> list[Function]:
-    """A 32-bit file as one function, if its build attributes exceed the CPU's."""
+    """Return a 32-bit file as one function, if its build attributes exceed the CPU's."""
     beyond = {
         tag.removeprefix("TAG_"): value
         for tag, value in wheels.arm_attributes(elf).items()
@@ -228,7 +228,7 @@ class _Program:
         )
 
     def start_of(self, addresses: Addresses) -> Addresses:
-        """The start of the function that contains each address; -1 before the first one."""
+        """Return the start of the function that contains each address; -1 before the first one."""
         index = np.searchsorted(self.starts, addresses, side="right") - 1
         return np.where(index >= 0, self.starts[np.maximum(index, 0)], -1) if self.starts.size else index
 
@@ -265,7 +265,7 @@ def _frame_starts(header: Section | None) -> Addresses:
 
 
 def _pages(words: Words, addresses: Addresses) -> Addresses:
-    """The page that each ``adrp`` loads."""
+    """Return the page that each ``adrp`` loads."""
     offset = ((words >> 29 & 3) | (words >> 5 & 0x7FFFF) << 2).astype(np.int64)
     return (addresses & ~0xFFF) + (np.where(offset & 1 << 20, offset - (1 << 21), offset) << 12)
 
@@ -293,7 +293,7 @@ def _stubs(
 
 
 def _functions(file: str, program: _Program, cpu: Cpu, disassembler: Disassembler) -> list[Function]:
-    """The functions of a file with instructions that the CPU does not have."""
+    """Return the functions of a file with instructions that the CPU does not have."""
     extensions, general = _data()["extensions"], set(_data()["general"]["extensions"])
     beyond = unsupported(
         disassembler,
@@ -353,7 +353,7 @@ def _inside(addresses: Addresses, ranges: Sequence[tuple[int, int]]) -> npt.NDAr
 
 
 def _behind_flag(words: Words, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether the words before each position test a flag."""
+    """Return whether the words before each position test a flag."""
     found = np.zeros(at.shape, bool)
     for flag in _data()["flag"]:
         length = len(flag["words"])
@@ -401,7 +401,7 @@ def _reasons(program: _Program, functions: Mapping[int, object], direct: set[int
 
 
 def _callers(program: _Program, targets: Addresses) -> dict[int, set[int]]:
-    """The other functions that call, jump to or load the address of each target, by the target's address."""
+    """Return the other functions that call, jump to or load the address of each target, by the target's address."""
     found: dict[int, set[int]] = {}
     for code in program.code:
         jumps = np.flatnonzero(code.words & 0x7C000000 == 0x14000000)  # b, bl

@@ -130,7 +130,7 @@ def _explained(
 
 
 def wheels_for_others(name: str, pin: str, config: Config) -> list[str]:
-    """The index's wheels of a package for other platforms; none if it has source or a wheel that fits.
+    """Return the index's wheels of a package for other platforms; none if it has source or a wheel that fits.
 
     If ``pin`` is ``==VERSION``, only that version counts. pip on this PC queries the index: the emulated pip would
     take minutes to list all wheels.
@@ -147,7 +147,7 @@ def wheels_for_others(name: str, pin: str, config: Config) -> list[str]:
 
 
 def _is_of(file: str, name: str, pin: str) -> bool:
-    """Whether a file in the index belongs to a package and, if ``pin`` is ``==VERSION``, to that version."""
+    """Return whether a file in the index belongs to a package and, if ``pin`` is ``==VERSION``, to that version."""
     try:
         project, version = (parse_wheel_filename if file.endswith(".whl") else parse_sdist_filename)(file)[:2]
         return project == canonicalize_name(name) and (not pin.startswith("==") or version == Version(pin[2:]))
@@ -175,7 +175,7 @@ def _without_source(wanted: Wanted, name: str, pin: str, others: list[str]) -> S
 
 
 def _with_advice(fault: CommandFailed, text: str, config: Config, sources: Sequence[apt.Source]) -> CommandFailed:
-    """The error, with advice about missing files added to its output."""
+    """Return the error, with advice about missing files added to its output."""
     if not (advice := contents.advice(text, sources, config)):
         return fault
     return CommandFailed(
@@ -189,7 +189,7 @@ def _with_advice(fault: CommandFailed, text: str, config: Config, sources: Seque
 
 
 def explain_apt(fault: CommandFailed, text: str, config: Config) -> Exception:
-    """The error for packages of the distribution that could not be installed for a build, from apt's output."""
+    """Return the error for packages of the distribution that could not be installed for a build, from apt's output."""
     if full := files.full_disk(text, "packages in the engine's folder", config.target_root):
         return full
     errors = [line.removeprefix("E: ") for line in text.splitlines() if line.startswith("E: ")]
@@ -220,6 +220,6 @@ def explain_apt(fault: CommandFailed, text: str, config: Config) -> Exception:
 
 
 def shortened(line: str) -> str:
-    """A line of output for a message: its beginning and end if it is long."""
+    """Return a line of output for a message: its beginning and end if it is long."""
     text = " ".join(line.split())
     return text if len(text) <= 240 else f"{text[:120]} … {text[-120:]}"

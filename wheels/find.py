@@ -173,7 +173,7 @@ def _check_elf(name: str, content: IO[bytes], target: Architecture) -> None:
 
 
 def _is_hard_float(elf: ELFFile) -> bool:
-    """Whether floats are passed in VFP registers, by the flag in the header or the attribute section.
+    """Return whether floats are passed in VFP registers, by the flag in the header or the attribute section.
 
     Older linkers do not set the flag; Tag_ABI_VFP_args (ARM IHI 0045) is 1 for the hard-float variant.
     """
@@ -183,7 +183,7 @@ def _is_hard_float(elf: ELFFile) -> bool:
 
 
 def arm_attributes(elf: ELFFile) -> dict[str, int]:
-    """The numeric attributes of a 32-bit ARM file, by name (ARM IHI 0045)."""
+    """Return the numeric attributes of a 32-bit ARM file, by name (ARM IHI 0045)."""
     section = elf.get_section_by_name(".ARM.attributes")
     if not isinstance(section, ARMAttributesSection):
         return {}

@@ -96,7 +96,7 @@ class _Index:
 
 
 def wheels_in(folders: Sequence[Path]) -> dict[str, Path]:
-    """The wheels in some folders by file name, without subfolders and symbolic links.
+    """Return the wheels in some folders by file name, without subfolders and symbolic links.
 
     Of two wheels with the same name, the one in the first folder is used.
     """
@@ -114,7 +114,7 @@ def _project_of(name: str) -> str:
 
 
 def _page(title: str, links: Sequence[tuple[str, str, str]]) -> Response:
-    """A page of PEP 503. Each link has an address, a text and a specifier of Python versions."""
+    """Return a page of PEP 503. Each link has an address, a text and a specifier of Python versions."""
     lines = [
         f'<a href="{escape(address)}"{f" data-requires-python={chr(34)}{escape(python)}{chr(34)}" if python else ""}>'
         f"{escape(text)}</a><br>"
@@ -255,7 +255,7 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def instructions(url: str, names: Sequence[str]) -> list[str]:
-    """The list of wheels, and the commands for the board.
+    """Return the list of wheels, and the commands for the board.
 
     pip merges all its indices and chooses the newest version, so it would compile newer source from the default index
     on the board. With ``--prefer-binary`` it chooses a wheel, even an older one, if the requirement allows that.
@@ -281,5 +281,5 @@ def _warn(fault: Exception, environ: WSGIEnvironment) -> None:
 
 
 def _printable(text: str) -> str:
-    """A string from a request, escaped: clients must not be able to write control sequences to this terminal."""
+    """Return a string from a request, escaped: clients must not be able to write control sequences to this terminal."""
     return text if text.isprintable() else ascii(text)

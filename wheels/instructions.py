@@ -27,7 +27,7 @@ class Disassembler:
     root: Path
 
     def command(self, program: str) -> list[str | Path]:
-        """The beginning of a command line that runs a program with the libraries of the root."""
+        """Return the beginning of a command line that runs a program with the libraries of the root."""
         (loader,) = self.root.glob("usr/lib*/ld-linux*.so.*")
         folders = [*self.root.glob("usr/lib/*-linux-gnu"), self.root / _LLVM / "lib"]
         return [loader, "--library-path", ":".join(map(str, folders)), self.root / _LLVM / "bin" / program]
@@ -55,7 +55,7 @@ class Disassembler:
 def unsupported(
     disassembler: Disassembler, words: Words, cpu: str, *, without: Iterable[str], extensions: Sequence[str]
 ) -> Mapping[str, Words]:
-    """The distinct words that are instructions of other CPUs only, grouped by extension.
+    """Return the distinct words that are instructions of other CPUs only, grouped by extension.
 
     ``words`` are the distinct words of a program. Words that no CPU can decode are data, and are left out.
     """

@@ -38,12 +38,12 @@ class PipSettings:
     """Container path to host path."""
 
     def binds(self) -> list[str]:
-        """The mounts in the format of the engine's API."""
+        """Return the mounts in the format of the engine's API."""
         return [f"{source}:{target}:ro" for target, source in self.paths.items()]
 
 
 def of_this_pc(find_links: Sequence[str] = (), constraints: Sequence[str] = ()) -> PipSettings:
-    """The settings of pip on this PC.
+    """Return the settings of pip on this PC.
 
     ``find_links`` are additional folders of wheels in the container, ``constraints`` additional constraints files:
     absolute paths on this PC, or URLs.
@@ -72,7 +72,7 @@ def parse(listing: str) -> dict[str, str]:
 
 
 def for_container(settings: Mapping[str, str], environ: Mapping[str, str], find_links: Sequence[str]) -> PipSettings:
-    """The container's environment and mounts for some settings."""
+    """Return the container's environment and mounts for some settings."""
     environment = {f"PIP_{key.upper().replace('-', '_')}": settings[key] for key in _OF_INDICES if settings.get(key)}
     environment |= {name: environ[name] for name in _CERTIFICATES if environ.get(name)}
     words = [
@@ -91,7 +91,7 @@ def for_container(settings: Mapping[str, str], environ: Mapping[str, str], find_
 
 
 def _local(word: str) -> Path | None:
-    """The local path in a setting, or None."""
+    """Return the local path in a setting, or None."""
     parts = urlsplit(word)
     if parts.scheme == "file":
         return Path(unquote(parts.path))

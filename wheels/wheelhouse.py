@@ -13,7 +13,7 @@ REPLACED = "replaced"
 
 
 def wheelhouses(config: Config) -> list[Path]:
-    """The configured folders, absolute."""
+    """Return the configured folders, absolute."""
     return [ROOT / folder for folder in config.torch.wheelhouse]
 
 
