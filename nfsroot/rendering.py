@@ -1,4 +1,4 @@
-"""Render the configuration files of the servers and the board."""
+"""Render the configuration files for the servers and the board."""
 
 from __future__ import annotations
 
