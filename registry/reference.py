@@ -1,6 +1,6 @@
 """References of images: registry, repository and tag.
 
-The grammar is that of the distribution project's reference package: ``HOST[:PORT]/PATH[:TAG]``, with at most 255
+The grammar follows the distribution project's reference package: ``HOST[:PORT]/PATH[:TAG]``, with at most 255
 characters before the tag. The host is always included; otherwise the engine would use a public registry.
 """
 
@@ -35,7 +35,7 @@ class Reference:
 
     @property
     def api_host(self) -> str:
-        """The host of the registry API. For Docker Hub it is not the host in the names of images."""
+        """The host of the registry API. For Docker Hub it differs from the host in image names."""
         return "registry-1.docker.io" if self.host in (_HUB, f"index.{_HUB}") else self.host
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Reference:
 
 
 def resolve(config: Config, *, registry: str | None = None, tag: str | None = None) -> Reference:
-    """Return the reference of the system image; the arguments override the section ``registry`` of the configuration.
+    """Return the system image's reference; the arguments override the configuration's section ``registry``.
 
     ``registry`` is HOST[:PORT]/NAMESPACE; the default namespace is the configured one. Raises UserError.
     """
