@@ -1,8 +1,8 @@
-"""The configuration: read from Invoke's hierarchy, validated once, then immutable.
+"""The configuration, which is read from Invoke's hierarchy, validated once, and then immutable.
 
-There is one dataclass per section of invoke.yaml. It defines type, default and help of each setting; the defaults for
-INVOKE_* variables, the documentation table and the messages are derived from it. All errors are reported at once, an
-unknown key together with the nearest valid name.
+There is one dataclass per section of invoke.yaml. It defines each setting's type, default and help text, from which the
+INVOKE_* variables, the documentation tables and the messages are derived. All errors are reported at once. For an
+unknown key, the nearest valid name is suggested.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ ROOT = Path(__file__).resolve().parent.parent
 _SHOWN = 160
 
 EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
-"""The variable that build tools take time stamps from (https://reproducible-builds.org/specs/source-date-epoch/)."""
+"""The variable from which build tools read time stamps (https://reproducible-builds.org/specs/source-date-epoch/)."""
 
 Check = Callable[[Any], str]
-"""Returns the error in a value, or an empty string."""
+"""A function that returns the error in a value, or an empty string."""
 
 
 def _setting(
@@ -102,7 +102,7 @@ def _tree(value: Any) -> str:
 
 
 def _place(value: str | Path, *, is_folder: bool) -> str:
-    """Return the error in a path relative to the checkout; an empty path is valid."""
+    """Return the error in a path relative to the checkout, or an empty string; an empty path is valid."""
     if value in ("", Path()):
         return ""
     path = ROOT / value
@@ -116,7 +116,7 @@ _REGISTRY = re.compile(rf"({_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::(\d{{1,
 
 
 def split_registry(address: str) -> tuple[str, int]:
-    """Split a registry's ``HOST[:PORT]``; an IPv6 address is returned without brackets, a missing port as 0.
+    """Split a registry's ``HOST[:PORT]``; return an IPv6 address without brackets, and 0 for a missing port.
 
     Raises ValueError with the expected form.
     """
@@ -126,7 +126,8 @@ def split_registry(address: str) -> tuple[str, int]:
     if found[2] and not 0 < int(found[2]) < 65536:
         raise ValueError(_BAD_PORT)
     host, port = found[1], int(found[2] or 0)
-    # The engine interprets a first component without dot, colon or "localhost" as a name on Docker Hub.
+    # If the first component is not "localhost" and has no dot or colon, the engine interprets it as a name on Docker
+    # Hub.
     if not port and "." not in host and host != "localhost" and not host.startswith("["):
         raise ValueError("expected a host with a dot or a port: an engine interprets this as a name on Docker Hub")
     return host.strip("[]"), port
@@ -172,7 +173,7 @@ def _each(check: Check) -> Check:
 
 
 def _gpu_architectures(values: tuple[str, ...]) -> str:
-    """At least one architecture, each of them once."""
+    """Return the error unless there is at least one architecture and none occurs twice."""
     if not values:
         return "expected at least one architecture, such as 90+PTX"
     names = [value.removesuffix("+PTX") for value in values]
@@ -207,7 +208,7 @@ class ImageConfig:
     strict: bool = _setting(False, "a mirror pocket that cannot be verified is an error, not a warning")
     source_date_epoch: int = _setting(
         1735689600,
-        f"newest time stamp in images, Unix seconds; unset: the value of {EPOCH_VARIABLE}, if that is set",
+        f"newest time stamp in images, in Unix seconds; unset: the value of {EPOCH_VARIABLE}, if that is set",
         _between(1, 4102444800),
     )
 
@@ -218,12 +219,12 @@ class ImageConfig:
 
     @property
     def release(self) -> str:
-        """``SUITE``, or ``FLAVOUR-SUITE`` for a flavour other than the default."""
+        """The release's name: ``SUITE``, or ``FLAVOUR-SUITE`` for a flavour other than the default."""
         return self.suite if self.flavour == "debian" else f"{self.flavour}-{self.suite}"
 
     @property
     def label(self) -> str:
-        """``SUITE-ARCH``, or ``FLAVOUR-SUITE-ARCH`` for a flavour other than the default."""
+        """The target's name: ``SUITE-ARCH``, or ``FLAVOUR-SUITE-ARCH`` for a flavour other than the default."""
         return f"{self.release}-{self.architecture}"
 
 
@@ -245,7 +246,7 @@ class BuildConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig:
-    """Where the torch wheel comes from: section ``torch``."""
+    """The origin of the torch wheel: section ``torch``."""
 
     wheelhouse: tuple[str, ...] = _setting(
         ["wheelhouse"], "folders that are searched for wheels, in this order", is_folder=True
@@ -387,7 +388,7 @@ class RemoteConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CudaConfig:
-    """The wheel of CUDA operators: section ``cuda``."""
+    """The wheel with CUDA operators: section ``cuda``."""
 
     architectures: tuple[str, ...] = _setting(
         ["75", "80", "86", "90+PTX"],
@@ -428,12 +429,12 @@ class Config:
 
     @property
     def target_root(self) -> Path:
-        """Products for the configured suite and architecture."""
+        """The folder with the products for the configured suite and architecture."""
         return self.build_root / self.image.label
 
     @property
     def nfsroot(self) -> Path:
-        """The folder of the exported tree, without symbolic links: boards use this path."""
+        """The folder of the exported tree, with symbolic links resolved, because boards use this path."""
         return absolute(ROOT / self.nfs.folder if self.nfs.folder else self.target_root / "nfsroot")
 
     @property
@@ -443,11 +444,11 @@ class Config:
 
     @property
     def tag(self) -> str:
-        """Tag of images, locally and in the registry."""
+        """The tag of images, both locally and in the registry."""
         return self.registry.tag or self.image.label
 
     def image_reference(self, role: str) -> str:
-        """Local name of the image with a role such as rootfs, dev, builder or system."""
+        """Return the local name of the image with a role such as rootfs, dev, builder or system."""
         return f"{self.image.name}/{role}:{self.image.label}"
 
 
@@ -466,11 +467,11 @@ _BARE_VARIABLES = [name.removeprefix("INVOKE_") for name in _VARIABLES]
 
 
 def take_variables(environment: MutableMapping[str, str]) -> dict[str, str]:
-    """Remove the INVOKE_* variables that are not Invoke's own from an environment and return them.
+    """Remove the INVOKE_* variables, except Invoke's own, from an environment, and return them.
 
-    Invoke would convert each to the type of the value in invoke.yaml: it takes ``false`` as true, raises an exception
-    for a word in place of a number or text in place of a list, and ignores unknown names. ``load_config`` validates
-    the variables instead.
+    Invoke would convert each variable to the type of the value in invoke.yaml: it would interpret ``false`` as true,
+    raise an exception for a word in place of a number or text in place of a list, and ignore unknown names.
+    ``load_config`` therefore validates the variables.
     """
     own = tuple(f"INVOKE_{key}".upper() for key in _INVOKE_KEYS)
     names = [name for name in environment if name.startswith("INVOKE_") and not name.startswith(own)]
@@ -478,7 +479,7 @@ def take_variables(environment: MutableMapping[str, str]) -> dict[str, str]:
 
 
 def defaults(environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return the tree of defaults for Invoke; lists are comma-separated text.
+    """Return the tree of defaults for Invoke, with lists as comma-separated text.
 
     SOURCE_DATE_EPOCH in ``environment`` is the default of ``image.source_date_epoch``.
     """
@@ -504,11 +505,11 @@ def load_config(
 ) -> Config:
     """Validate a tree of settings (Invoke's merged configuration, or a plain dict).
 
-    ``environment`` has the INVOKE_* variables (see ``take_variables``); they override the tree, except its part
-    ``named``, which comes from the file of --config. ``options`` are settings of the command line, such as
-    ``{"qpu.library": "upstream"}``; they override both, and empty ones are ignored. The text of a variable is split at
-    commas for a list; a list in ``options`` is used unchanged. Raises ConfigError with all errors, including variables
-    that name no setting.
+    ``environment`` contains the INVOKE_* variables (see ``take_variables``). They override the tree, except for its
+    part ``named``, which comes from the --config file. ``options`` contains settings from the command line, such as
+    ``{"qpu.library": "upstream"}``; they override both, and empty ones are ignored. For a list, a variable's text is
+    split at commas; a list in ``options`` is used unchanged. Raises ConfigError with all errors, including variables
+    that do not name a setting.
     """
     faults: list[str] = []
     stronger = {
@@ -544,14 +545,14 @@ def load_config(
 
 
 def _with_its_variable(fault: str) -> str:
-    """Name SOURCE_DATE_EPOCH in an error about the time stamp that was taken from it."""
+    """Return an error about a time stamp from SOURCE_DATE_EPOCH with that variable's name."""
     value = os.environ.get(EPOCH_VARIABLE)
     from_variable = fault.startswith("image.source_date_epoch:") and value and fault.endswith(f"found {value!r}")
     return f"{fault} in {EPOCH_VARIABLE}" if from_variable else fault
 
 
 def _of_flavour(image: ImageConfig) -> list[str]:
-    """Return the error if the flavour's archive does not have the architecture."""
+    """Return an error if the flavour's archive does not have the architecture; otherwise none."""
     flavour = tomllib.loads((ROOT / "images" / "flavours" / f"{image.flavour}.toml").read_text())
     offered = flavour.get("architectures", [image.architecture])
     if image.architecture in offered:
@@ -598,13 +599,13 @@ def _load_section(name: str, section: Any, given: Mapping[str, Any], faults: lis
 
 
 def _shortened(raw: Any) -> str:
-    """Return the representation of a value, shortened to one line."""
+    """Return a value's representation, shortened to one line."""
     text = repr(raw)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]} ({len(text)} characters)"
 
 
 def _expanded(value: Any) -> Any:
-    """Expand ``~`` to the caller's home, in a path or in each path of a tuple."""
+    """Return a path, or a tuple of paths, with ``~`` expanded to the caller's home."""
     if isinstance(value, tuple):
         return tuple(caller.expanded(item) for item in value)
     return type(value)(caller.expanded(os.fspath(value))) if isinstance(value, Path) else caller.expanded(value)
@@ -616,7 +617,7 @@ def _nearest(key: str, valid: typing.Iterable[str]) -> str:
 
 
 def _convert(raw: Any, wanted: Any) -> Any:
-    """Convert a YAML value or the text of a variable. Raises ValueError with the expected form."""
+    """Return a YAML value or a variable's text as the setting's type. Raises ValueError with the expected form."""
     if isinstance(wanted, types.GenericAlias):
         if isinstance(raw, str):
             raw = [part.strip() for part in raw.split(",") if part.strip()]

@@ -1,6 +1,6 @@
 """Identify a process across program runs by its number and its creation time.
 
-The kernel reuses process numbers. A number together with a creation time identifies one process.
+The kernel reuses process numbers; only the number and the creation time together identify a process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 _TOLERANCE_S = 2.0
-"""psutil adds the boot time to the start time in clock ticks; adjusting the clock moves the boot time a little."""
+"""The tolerance in seconds: psutil adds the boot time to the start time, and a clock adjustment shifts the former."""
 
 
 def running(process: psutil.Process) -> bool:
@@ -41,7 +41,7 @@ def record(process: psutil.Process) -> dict[str, int | float]:
 def find_recorded(identity: Mapping[str, Any]) -> psutil.Process | None:
     """Return the process that ``record`` describes, if it is still running.
 
-    Raises KeyError, TypeError or ValueError for anything else.
+    Returns None if the process has ended. Raises KeyError, TypeError or ValueError for an invalid record.
     """
     process = find(int(identity["pid"]))
     if process is not None and abs(process.create_time() - float(identity["created"])) < _TOLERANCE_S:
