@@ -42,7 +42,7 @@ _MACHINES = {"armhf": ("EM_ARM", 32), "arm64": ("EM_AARCH64", 64), "amd64": ("EM
 
 
 _OLDEST_GLIBC = {"amd64": 5}
-"""The oldest supported minor version of glibc 2 per machine; 17 for other machines, as in pip."""
+"""The minor version of the oldest glibc 2 that pip supports, per machine; 17 for other machines."""
 _EARLIER_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 """Legacy tag names by glibc version (PEP 599, 571, 513)."""
 
