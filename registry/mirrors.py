@@ -197,7 +197,7 @@ def _reload_restored(daemon: Daemon | None, used: Sequence[str] | None) -> str:
 
 
 def _reload_command(daemon: Daemon | None) -> list[str]:
-    """Return the command that reloads an engine started by ``./inv`` or systemd; empty for other engines."""
+    """Return the command that reloads an engine that ``./inv`` or systemd started; empty for other engines."""
     sudo = ["sudo"] if os.geteuid() != 0 else []
     if daemon is not None and (started := daemon.recorded_process()):
         return [*sudo, "kill", "-HUP", str(started.pid)]
