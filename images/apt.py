@@ -274,7 +274,7 @@ def fetch_key(key: SigningKey, path: Path) -> None:
                 f"the key at {key.url} is not the pinned key",
                 expected=f"fingerprint {key.fingerprint}",
                 found=", ".join(sorted(found)) or "no key",
-                fix="find out why before you go on; if the archive has changed its key, update images/flavours/",
+                fix="find out why before you continue; if the archive has changed its key, update images/flavours/",
             )
 
 

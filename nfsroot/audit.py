@@ -235,7 +235,7 @@ def _machine_id(tree: Audit) -> None:
     if tree.has("/etc") and tree.text(path) != "":
         found = "identical on every board" if tree.has(path) else "absent"
         tree.write(path, "", mode=0o444)
-        tree.note("machine-id", path, found, "emptied: set on the first boot")
+        tree.note("machine-id", path, found, "emptied; it is set on the first boot")
     path = "/var/lib/dbus/machine-id"
     if tree.has(path) and not inside(tree.root, path).is_symlink():
         tree.link(path, "/etc/machine-id")
@@ -243,7 +243,7 @@ def _machine_id(tree: Audit) -> None:
     for path in ("/var/lib/systemd/random-seed", "/var/lib/urandom/random-seed"):
         if tree.has(path):
             tree.remove(path)
-            tree.note("machine-id", path, "identical random seed on every board", "removed")
+            tree.note("machine-id", path, "a random seed that is identical on every board", "removed")
 
 
 def _fstab(tree: Audit) -> None:

@@ -83,19 +83,21 @@ class Board:
         if now - self.last < STALLED_S:
             return ""
         if self.lost:
-            return "a transfer was lost: check the cable and the switch, then power the board off and on"
+            return "a transfer failed: check the cable and the switch, then power the board off and on"
         if self.state == "address" and self.declined:
-            return "it takes no address from this PC: if another DHCP server answers it, run netboot without --alone"
+            return "it accepts no address from this PC: if another DHCP server responds, run netboot without --alone"
         if self.state == "address" and not self.by_firmware:
             return (
-                "a system on the board asks for an address, not its firmware: enable network boot (Pi 4 and 5: "
+                "a system on the board requests an address, but its firmware does not: enable network boot (Pi 4, 5: "
                 "BOOT_ORDER=0xf21 in the EEPROM; Pi 3B: program_usb_boot_mode=1), and remove the card"
             )
         if self.state == "address":
-            return "its firmware fetches no file: allow UDP port 69 in the firewall of this PC"
+            return "its firmware fetches no file: allow UDP port 69 in this PC's firewall"
         if _LAST_FILE.fullmatch(self.file):
-            return "its kernel does not mount the tree: nfs.address, the firewall (TCP port of NFS), or its console"
-        return f"it stopped after {self.file}: power it off and on, or see its console"
+            return (
+                "its kernel does not mount the tree: check nfs.address, the firewall (NFS's TCP port) and its console"
+            )
+        return f"it stopped after {self.file}: power it off and on, or check its console"
 
 
 _FIXES = {

@@ -222,7 +222,7 @@ def _watch(
                 raise UserError("the NFS server exited unexpectedly", found=f"see {server.log}", fix="run it again")
             now = time.monotonic()
             if now > hint_at and not any(boards):
-                progress.say("no board has asked for an address: check the cable, and enable network boot on the board")
+                progress.say("no board has requested an address: check the cable, and enable network boot on the board")
                 hint_at = math.inf
             for board in boards.mounted(clients_of(server.port), now):
                 tell(board)

@@ -188,24 +188,26 @@ def _gpu_architectures(values: tuple[str, ...]) -> str:
 class ImageConfig:
     """The image: section ``image``."""
 
-    flavour: str = _setting("debian", "the distribution: a file in images/flavours/", _one_of("debian", "raspbian"))
-    suite: str = _setting("trixie", "release of the distribution", _one_of("trixie", "bookworm"))
+    flavour: str = _setting("debian", "distribution: a file in images/flavours/", _one_of("debian", "raspbian"))
+    suite: str = _setting("trixie", "the distribution's release", _one_of("trixie", "bookworm"))
     architecture: str = _setting("armhf", "Debian's name of the target architecture", _one_of(*ARCHITECTURES))
     profile: str = _setting("bootable", "bootable (systemd, kernel) or container", _one_of("bootable", "container"))
-    kernel: str = _setting("distribution", "kernel of the bootable profile", _one_of("distribution", "raspberrypi"))
+    kernel: str = _setting(
+        "distribution", "origin of the bootable profile's kernel", _one_of("distribution", "raspberrypi")
+    )
     extra_packages: tuple[str, ...] = _setting(
-        [], "additional packages in the root filesystem and in the image for shells", _each(_package)
+        [], "additional packages for the root filesystem and the image for shells", _each(_package)
     )
-    companions: bool = _setting(True, "torchvision and torchaudio, compiled for the torch wheel, and Pillow")
+    companions: bool = _setting(True, "install torchvision and torchaudio, compiled for the torch wheel, and Pillow")
     ml_packages: bool = _setting(
-        False, "onnxruntime, OpenCV, SciPy, pandas, scikit-learn, Pillow and Matplotlib of the distribution"
+        False, "install the distribution's onnxruntime, OpenCV, SciPy, pandas, scikit-learn, Pillow and Matplotlib"
     )
-    card: bool = _setting(False, "packages for card images: cloud-init, growpart, a DHCP client and sudo")
-    documentation: bool = _setting(False, "install packages with documentation, translations and tests")
+    card: bool = _setting(False, "install packages for card images: cloud-init, growpart, a DHCP client and sudo")
+    documentation: bool = _setting(False, "install packages with their documentation, translations and tests")
     name: str = _setting("pitorch", "first part of all image names", _name)
-    mirror: str = _setting("", "apt mirror; empty: the mirror of this host's apt", _url)
-    security_mirror: str = _setting("", "mirror of the security pocket; empty: the same as image.mirror", _url)
-    strict: bool = _setting(False, "a mirror pocket that cannot be verified is an error, not a warning")
+    mirror: str = _setting("", "apt mirror; empty: the mirror that this host's apt uses", _url)
+    security_mirror: str = _setting("", "mirror for the security pocket; empty: as image.mirror", _url)
+    strict: bool = _setting(False, "report a mirror pocket that cannot be verified as an error instead of a warning")
     source_date_epoch: int = _setting(
         1735689600,
         f"newest time stamp in images, in Unix seconds; unset: the value of {EPOCH_VARIABLE}, if that is set",
@@ -237,10 +239,12 @@ class BuildConfig:
     )
     jobs: int = _setting(
         0,
-        "number of parallel compiler processes; 0: depends on cores, free memory and cgroup limits",
+        "number of parallel compiler processes; 0: according to cores, free memory and cgroup limits",
         _between(0, 1024),
     )
-    memory_per_job_mib: int = _setting(1500, "maximum memory of one compiler process", _between(64, 65536, "MiB"))
+    memory_per_job_mib: int = _setting(
+        1500, "maximum memory that one compiler process uses", _between(64, 65536, "MiB")
+    )
     native_compiler: bool = _setting(True, "run the native compiler inside emulated containers")
 
 
@@ -251,16 +255,18 @@ class TorchConfig:
     wheelhouse: tuple[str, ...] = _setting(
         ["wheelhouse"], "folders that are searched for wheels, in this order", is_folder=True
     )
-    required: bool = _setting(False, "a missing torch wheel is an error, not a warning")
-    from_source: bool = _setting(False, "build the wheel from source first, and use this wheel")
+    required: bool = _setting(False, "report a missing torch wheel as an error instead of a warning")
+    from_source: bool = _setting(False, "build the wheel from source first, and use it")
     source: str = _setting(
         "archive",
         "what build-torch builds: the distribution's source package (archive) or upstream's tag (git); or the only "
-        "place to take torch from: the pinned wheel (pypi), python3-torch (distribution), wheelhouse",
+        "source of torch: the pinned wheel (pypi), python3-torch (distribution), or wheelhouse",
         _one_of("archive", "git", "pypi", "distribution", "wheelhouse"),
     )
-    variant: str = _setting("neon", "CPU of the wheel: a variant in recipes/torch/recipe.toml", _name)
-    options: tuple[str, ...] = _setting([], "CMake options NAME=VALUE that override the recipe's", _each(_option))
+    variant: str = _setting("neon", "the CPU that the wheel is for: a variant in recipes/torch/recipe.toml", _name)
+    options: tuple[str, ...] = _setting(
+        [], "CMake options NAME=VALUE that override the recipe's options", _each(_option)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,10 +274,10 @@ class QpuConfig:
     """The QPU library: section ``qpu``. Settings that begin with ``upstream`` apply only to ``library: upstream``."""
 
     library: str = _setting("local", "QPU library: libqpu (local) or QPULib (upstream)", _one_of("local", "upstream"))
-    upstream_mode: str = _setting("emulation", "mode in which QPULib is compiled", _one_of("emulation", "qpu"))
+    upstream_mode: str = _setting("emulation", "mode for which QPULib is compiled", _one_of("emulation", "qpu"))
     upstream_debug: bool = _setting(False, "compile QPULib with its DEBUG option")
     upstream_source: str = _setting(
-        "", "checkout of QPULib; empty: fetched into sources/qpulib in the build folder", is_folder=True
+        "", "checkout of QPULib; empty: fetch it into sources/qpulib in the build folder", is_folder=True
     )
 
 
@@ -282,7 +288,7 @@ class RegistryConfig:
     address: str = _setting("127.0.0.1:5000", "HOST[:PORT] of the registry", _hostport)
     namespace: str = _setting("pitorch", "namespace (project) in the registry", _name)
     repository: str = _setting("system", "repository in the namespace", _name)
-    artefacts: str = _setting("artefacts", "repository of finished wheels in the namespace", _name)
+    artefacts: str = _setting("artefacts", "repository for finished wheels in the namespace", _name)
     tag: str = _setting("", "tag; empty: the image's suite and architecture", _tag)
     user: str = _setting("", "user name; empty: the name in Docker's credential store")
     signing_key: str = _setting("", "private key for push --sign, a PEM file (ECDSA, P-256)", is_path=True)
@@ -300,15 +306,15 @@ class NfsConfig:
         is_folder=True,
     )
     address: str = _setting(
-        "", "address of this PC for the board; empty: determined from the route to the board", _address
+        "", "address at which boards reach this PC; empty: determined from the route to the board", _address
     )
     port: int = _setting(2049, "TCP port of the user-space NFS server", _between(1, 65535))
     subnet: str = _setting("192.168.77.0/24", "subnet of the boards (for NFS exports and NAT)", _subnet)
     overlay: bool = _setting(
-        False, "boards mount the tree read-only and keep what they write in memory, so that many boards share one tree"
+        False, "boards mount the tree read-only and keep changes in memory, so that many boards can share one tree"
     )
     persistent: tuple[str, ...] = _setting(
-        [], "with overlay: folders of which this PC keeps one copy for each board", _each(_kept_folder)
+        [], "with overlay: folders of which this PC stores a separate copy for each board", _each(_kept_folder)
     )
 
 
@@ -317,13 +323,13 @@ class SdConfig:
     """The card image and its first boot: section ``sd``. Raspberry Pi Imager's settings replace those of first boot."""
 
     hostname: str = _setting("", "host name; empty: the first part of image names", _host_name)
-    user: str = _setting("", "user that the first boot creates, with sudo; empty: none", _user)
+    user: str = _setting("", "user that the first boot creates, with permission to use sudo; empty: none", _user)
     password_hash: str = _setting(
-        "", "hash of the user's password, by openssl passwd -6; empty: no log-in by password", _password_hash
+        "", "hash of the user's password, from openssl passwd -6; empty: no login with a password", _password_hash
     )
-    ssh_keys: tuple[str, ...] = _setting([], "public SSH keys of the user", _each(_public_key))
+    ssh_keys: tuple[str, ...] = _setting([], "the user's public SSH keys", _each(_public_key))
     locale: str = _setting("", "locale that the first boot generates, such as en_GB.UTF-8", _locale)
-    url: str = _setting("", "URL of the folder where the image is published, for Raspberry Pi Imager", _url)
+    url: str = _setting("", "URL of the folder in which the image is published, for Raspberry Pi Imager", _url)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,7 +337,7 @@ class WheelsConfig:
     """The package index for the board's pip: section ``wheels``."""
 
     address: str = _setting(
-        "", "address on which the index listens; empty: the address of this PC for the board", _address
+        "", "address on which the index listens; empty: the address at which boards reach this PC", _address
     )
     port: int = _setting(8080, "TCP port of the index", _between(1, 65535))
 
@@ -360,12 +366,12 @@ class LabConfig:
 
     coordinator: str = _setting(
         "",
-        "HOST:PORT of labgrid's coordinator; empty: 127.0.0.1:20408. At an address of this PC, lab up starts it",
+        "HOST:PORT of labgrid's coordinator, which lab up starts if it is on this PC; empty: 127.0.0.1:20408",
         _coordinator,
     )
     boards: tuple[str, ...] = _setting(
         [],
-        "boards of this PC, one text each: NAME=ADDRESS TAG=VALUE … power=MODEL/INDEX/HOST; ADDRESS is qemu or "
+        "this PC's boards, one string each: NAME=ADDRESS TAG=VALUE … power=MODEL/INDEX/HOST; ADDRESS is qemu or "
         "[USER@]HOST[:PORT] (docs/lab.md)",
         lab_boards.check,
     )
@@ -376,11 +382,13 @@ class LabConfig:
 class RemoteConfig:
     """Boards for kernel profiling: section ``remote``."""
 
-    devices: tuple[str, ...] = _setting([], "boards by name, for example pi3=tracker://HOST:9190/KEY", _each(_device))
+    devices: tuple[str, ...] = _setting(
+        [], "boards as NAME=ADDRESS, for example pi3=tracker://HOST:9190/KEY", _each(_device)
+    )
     linker: str = _setting("", "program that links kernels for the target; empty: GNU-TRIPLET-g++", is_path=True)
     server_in_image: bool = _setting(False, "include TVM's RPC server in the image (arm64, amd64)")
     ffi_in_image: bool = _setting(
-        False, "include the wheel of apache-tvm-ffi for 32-bit ARM (build-tvm-ffi) in the image (armhf, trixie)"
+        False, "include the apache-tvm-ffi wheel for 32-bit ARM (build-tvm-ffi) in the image (armhf, trixie)"
     )
     queue_limit_s: float = _setting(60.0, "maximum time to wait for a busy board", _between(1, 86400, "s"))
     session_limit_s: float = _setting(120.0, "maximum duration of a session", _between(1, 86400, "s"))
@@ -392,12 +400,12 @@ class CudaConfig:
 
     architectures: tuple[str, ...] = _setting(
         ["75", "80", "86", "90+PTX"],
-        "GPU architectures with machine code in the wheel; +PTX: code that drivers of later GPUs translate",
+        "GPU architectures with machine code in the wheel; +PTX: also code that drivers for later GPUs translate",
         _gpu_architectures,
     )
     toolkit: str = _setting(
         "",
-        "folder of a CUDA toolkit, or pypi; empty: the system's if it is the pinned release, else PyPI's",
+        "folder of a CUDA toolkit, or pypi; empty: the system's toolkit if it is the pinned release, else PyPI's",
         is_path=True,
     )
     python: str = _setting(
