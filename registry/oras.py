@@ -262,8 +262,7 @@ class Store:
         return answer.status_code == 200 and answer.headers.get("Content-Length") == str(blob.size)
 
     def _upload(self, blob: Blob, body: Callable[[], _Reader]) -> bool:
-        """Upload a blob in one piece (in the distribution API: monolithic) unless it exists; return whether it was
-        sent."""
+        """Upload a blob in one request ("monolithic") unless it exists; return whether it was sent."""
         if self._holds(blob):
             return False
         opened = self.connection.request("POST", f"{self._path}/blobs/uploads/")
