@@ -13,7 +13,7 @@ from doctor.finding import Finding, Verdict, fail, ok
 from toolchain.config import BuildConfig
 from toolchain.jobs import available_memory_mib, compile_jobs
 
-# This suffices for a bootable Debian image with a torch wheel, its builder image, the exported tree and the previous
+# This is enough for a bootable Debian image with a torch wheel, its builder image, the exported tree and the previous
 # exported tree.
 _DISK_WANTED_MIB = 12 * 1024
 _DISK_NEEDED_MIB = 4 * 1024

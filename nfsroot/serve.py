@@ -2,7 +2,7 @@
 
 There are two modes:
 
-- NFSv4 only (the default): one TCP port and no portmapper. This suffices for enter-nfsroot, the initramfs script
+- NFSv4 only (the default): one TCP port and no portmapper. This is enough for enter-nfsroot, the initramfs script
   ``boot=nfs4`` and kernels that mount their root themselves.
 - NFSv3 and NFSv4: for the stock initramfs, whose ``nfsmount`` supports only NFSv3 and asks the portmapper (rpcbind,
   port 111) for mountd's port. If rpcbind is not running, it is started and stopped together with the server.
@@ -60,7 +60,7 @@ class NfsServer:
     pid: int
 
     def source(self, folder: Path | None = None) -> str:
-        """``ADDRESS:/path``, the source for mount(8)."""
+        """Return ``ADDRESS:/path``, the source for mount(8)."""
         return f"{self.address}:{folder or self.folders[0]}"
 
 

@@ -360,7 +360,7 @@ def _temporary_name(client: docker.DockerClient, name: str, reference: Reference
 def _temporary_digests(client: docker.DockerClient) -> Iterator[set[str]]:
     """Yield a set for pulled digests, and afterwards remove these digests from the engine's images.
 
-    An image without another name is thereby removed.
+    This removes an image that has no other name.
     """
     # This is a single request. client.images.list() sends one per image, and fails if an image is removed in the
     # meantime.

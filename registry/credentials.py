@@ -87,7 +87,7 @@ def find(reference: Reference, *, user: str = "") -> Credentials | None:
 
 
 def ask(reference: Reference, *, user: str = "") -> Credentials:
-    """Prompt on the terminal. Raises AccessDenied if there is no terminal, or the input is empty."""
+    """Prompt for credentials on the terminal. Raises AccessDenied without a terminal or for empty input."""
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise AccessDenied(
             f"authentication required at {reference.host}",

@@ -172,7 +172,7 @@ def owned(folder: Path) -> Iterator[None]:
 def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[None]:
     """Hold a lock file, which is created and never removed. Raises ``refusal`` at once if another process holds it.
 
-    Read permission suffices for another user's file. Raises PermissionError if the file cannot be read or created.
+    Read permission is enough for another user's file. Raises PermissionError if the file cannot be read or created.
     """
     with contextlib.ExitStack() as stack:
         try:
