@@ -1,4 +1,4 @@
-"""The Docker engine: its version and storage, its disk, and a container for the target's platform."""
+"""Check the Docker engine: its version and storage, its disk, and a container for the target's platform."""
 
 from __future__ import annotations
 

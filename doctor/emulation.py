@@ -1,4 +1,4 @@
-"""The kernel's settings for emulated programs: the registration in binfmt_misc, and vm.mmap_min_addr."""
+"""Check the kernel's settings for emulated programs: the registration in binfmt_misc, and vm.mmap_min_addr."""
 
 from __future__ import annotations
 

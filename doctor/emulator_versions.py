@@ -1,4 +1,4 @@
-"""Combinations of emulator and kernel versions that are known to fail (emulators.toml)."""
+"""Detect combinations of emulator and kernel versions that are known to fail (emulators.toml)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _within(version: str, low: str, high: str, below: Callable[[str, str], bool]
 
 
 def _numbers_below(left: str, right: str) -> bool:
-    """Compare the leading dotted numbers of two versions (``6.18.44-fc`` is 6.18.44)."""
+    """Return whether a version's leading dotted numbers (``6.18.44-fc``: 6.18.44) are lower than the other's."""
     numbers = [[int(part) for part in first_version(text + ".0").split(".")] for text in (left, right)]
     length = max(len(item) for item in numbers)
     padded = [item + [0] * (length - len(item)) for item in numbers]
@@ -109,5 +109,5 @@ def _numbers_below(left: str, right: str) -> bool:
 
 
 def _package_below(left: str, right: str) -> bool:
-    """Compare two Debian versions, as dpkg does."""
+    """Return whether a Debian version is lower than another, as determined by dpkg."""
     return subprocess.run(["dpkg", "--compare-versions", left, "lt", right], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""The init system, and the user's privileges."""
+"""Check the init system and the user's privileges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The apt mirror and the Python package index."""
+"""Check the apt mirror and the Python package index."""
 
 from __future__ import annotations
 

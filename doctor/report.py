@@ -1,4 +1,4 @@
-"""The findings as a table or as JSON."""
+"""Print the findings as a table, or convert them to JSON."""
 
 from __future__ import annotations
 

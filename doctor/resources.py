@@ -1,4 +1,4 @@
-"""Free disk space and memory."""
+"""Check the free disk space and memory."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ ENGINE_ERRORS = (
 
 
 class Selection(NamedTuple):
-    """The engine that the user selected. If no host is set, it is the engine at the default socket."""
+    """The engine that the user selected. Without a host, this is the engine at the default socket."""
 
     host: str = ""
     source: str = "DOCKER_HOST"

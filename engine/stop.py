@@ -1,4 +1,4 @@
-"""Stop the engine that ``./inv`` started, and no other engine."""
+"""Stop the engine that ``./inv`` started; leave all other engines running."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def layers(needs: Mapping[str, Manifest]) -> list[system.Layer]:
 
 
 def labels(image: ImageConfig, needs: Mapping[str, Manifest]) -> dict[str, str]:
-    """Return the labels of the system image, which describe its parts."""
+    """Return the system image's labels, which describe the image's parts."""
     left_out = needs["rootfs"].facts.get("left_out")  # older manifests lack this fact
     return {
         "org.opencontainers.image.title": "pitorch system image",
@@ -38,7 +38,7 @@ def labels(image: ImageConfig, needs: Mapping[str, Manifest]) -> dict[str, str]:
 
 
 def wheels_in(needs: Mapping[str, Manifest]) -> list[dict[str, Any]]:
-    """Return the wheels in an image, from the manifests of its steps: ``name``, ``size`` and ``sha256``.
+    """Return the ``name``, ``size`` and ``sha256`` of an image's wheels, from the manifests of its steps.
 
     A fact that an older manifest lacks is empty.
     """

@@ -1,4 +1,4 @@
-"""``build-image`` and ``shell``: plan the steps of the main job, run them, and collect the products."""
+"""``build-image`` and ``shell``: plan and run the steps of the main job, and collect their products."""
 
 from __future__ import annotations
 

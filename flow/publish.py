@@ -1,4 +1,4 @@
-"""``push --sign``, ``pull --verify``, ``sign`` and ``verify``: images and files with signed statements.
+"""``push --sign``, ``pull --verify``, ``sign`` and ``verify``: sign and verify images and files.
 
 An image's provenance is an in-toto statement with a SLSA provenance predicate, version 1, as for torch. It lists the
 SHA-256 of the wheels, libqpu, the mirror's package lists and the bill of materials, and the commit.
@@ -178,7 +178,7 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
 
 
 def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
-    """Return the signed statement about a file. Raises SignatureRefused for another key or another file."""
+    """Return the signed statement about a file. Raises SignatureRefused if it is for another key or file."""
     envelope = envelope_of(path)
     if not envelope.is_file():
         raise SignatureRefused(

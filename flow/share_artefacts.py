@@ -56,7 +56,7 @@ def push_artefacts(config: Config, *, registry: str | None = None, user: str | N
 
 
 def pull_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
-    """Pull the artefacts that this checkout would build, and optional ones.
+    """Pull the artefacts that this checkout would build, and any optional ones.
 
     Raises the same exceptions as ``artefacts.pull``.
     """

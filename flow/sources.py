@@ -1,4 +1,4 @@
-"""The package sources of a configuration."""
+"""Determine the package sources of a configuration."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _NAME = re.compile(r"(?P<file>\S+\.py)(?: (?P<part>[1-9]\d*)/(?P<parts>[1-9]\d*)
 
 @dataclass(frozen=True)
 class Reasons:
-    """The tables of ``upstream.toml``: patterns of test names (fnmatch) with reasons."""
+    """The tables in ``upstream.toml``: patterns for test names (fnmatch) with reasons."""
 
     explained: Mapping[str, str]
     """Why these tests fail."""
@@ -112,7 +112,7 @@ class Result:
     seconds: float
     left_out: Mapping[str, str] = field(default_factory=dict)
     unmet: Sequence[str] = ()
-    """Patterns of our tables that match no test of this file."""
+    """Patterns in our tables that match no test in this file."""
 
     def record(self) -> dict[str, Any]:
         """Return the result as JSON."""
@@ -136,7 +136,7 @@ class Outcome:
     path: Path
 
     def total(self, kind: str) -> int:
-        """Return how many tests had this result."""
+        """Return the number of tests with this result."""
         return sum(item.counts.get(kind, 0) for item in self.results)
 
     def summary(self) -> str:

@@ -84,7 +84,7 @@ class Source:
     keyring: Path
     architectures: tuple[str, ...]
     archive: str = "debian"
-    """The flavour that describes the archive."""
+    """The name of the flavour that describes the archive."""
     only: tuple[str, ...] = ()
     """Patterns for the packages that roots may install from this source; empty: all packages."""
     origin: str = ""
@@ -367,7 +367,7 @@ def _verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s:
 
 
 def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> tuple[str, str]:
-    """Update a pocket under its other name and store the lists in ``scratch`` under its own name.
+    """Update a pocket under its other name, and store the lists in ``scratch`` under the pocket's own name.
 
     Returns the index's date and the reason for a failure, of which one is empty; both are empty if there is no other
     name.
@@ -556,7 +556,7 @@ def _apart(scratch: Path) -> list[str]:
 
 
 def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder: Path, log: Path) -> None:
-    """Fetch a source package's files into ``folder``; apt verifies them by the archive's signature.
+    """Fetch a source package's files into ``folder``; apt verifies them through the archive's signature.
 
     Pockets that cannot be read are tried under their other names, as in ``verify``; the version identifies the package.
     Raises SourceUnavailable with apt's first error.

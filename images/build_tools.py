@@ -81,5 +81,5 @@ def tool_mounts(tools: Path, target: Architecture, suite: Suite) -> Mounts:
 
 
 def together(first: Mounts, second: Mounts) -> Mounts:
-    """Combine two sets of mounts."""
+    """Return two sets of mounts combined."""
     return Mounts({**first.paths, **second.paths}, {**first.environment, **second.environment})

@@ -25,7 +25,7 @@ class SigningKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Pocket:
-    """A part of an archive with a separate index. ``mirror`` is ``main``, ``security`` or a URL."""
+    """A part of an archive that has its own index. ``mirror`` is ``main``, ``security`` or a URL."""
 
     name: str
     suite: str
@@ -128,7 +128,7 @@ def load_suite(name: str) -> Suite:
 
 
 def target_flavour(image: ImageConfig) -> Flavour:
-    """Return the flavour of the target. Raises ConfigError if it does not support the architecture."""
+    """Return the target's flavour. Raises ConfigError if the flavour does not support the architecture."""
     flavour = load_flavour(image.flavour, image.suite)
     if flavour.architectures and image.architecture not in flavour.architectures:
         raise ConfigError(

@@ -29,7 +29,7 @@ _HEADERS = struct.Struct("<16sHHIIIIIHHHHHH8I")
 
 
 def elf() -> bytes:
-    """Return the program as a static ELF executable: one header, one loadable segment, no sections.
+    """Return the 32-bit program as a static ELF executable: one header, one loadable segment, no sections.
 
     e_flags specifies version 5 of the ARM EABI with hard-float calls (ELF for the Arm Architecture, aaelf32).
     """
@@ -42,7 +42,7 @@ def elf() -> bytes:
 
 
 CODE_64 = bytes.fromhex("000080d2 a80b80d2 010000d4")
-"""mov x0, #0; mov x8, #93 (exit); svc #0."""
+"""The machine code for: mov x0, #0; mov x8, #93 (exit); svc #0."""
 
 _HEADERS_64 = struct.Struct("<16sHHIQQQIHHHHHHIIQQQQQQ")
 

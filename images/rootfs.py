@@ -109,7 +109,7 @@ class RootSpec:
 
 
 def require_execution(architecture: Architecture, probe: Path) -> None:
-    """Execute a program of another architecture. Raises UserError if that fails.
+    """Execute a program for another architecture. Raises UserError if it does not run.
 
     ``probe`` is a static executable of that architecture that exits with status 0.
     """

@@ -1,4 +1,4 @@
-"""SSH access to a board: its address, our login key and its pinned host key.
+"""Access a board over SSH with its address, our login key and the board's pinned host key.
 
 ssh looks up the host key under a fixed name (``HostKeyAlias``), so the key is valid for every address and port of the
 board, including a virtual machine's forwarded port. Without a pinned key, ssh uses the user's ``known_hosts``. In both
@@ -25,7 +25,7 @@ _DENIED = re.compile(r"Permission denied \(|Too many authentication failures")
 
 @dataclass(frozen=True, kw_only=True)
 class SshAccess:
-    """Address, user and keys of a board.
+    """A board's address, user and keys.
 
     ``key`` and ``known_hosts`` are None for a board whose system this project did not export: ssh then uses the user's
     keys and ``known_hosts``.
@@ -125,5 +125,5 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
 
 
 def _quoted(path: Path) -> str:
-    """Quote a path for ssh's option parser."""
+    """Return a path quoted for ssh's option parser."""
     return f'"{path}"' if " " in str(path) else str(path)

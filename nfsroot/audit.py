@@ -1,4 +1,4 @@
-"""Find and fix the parts of a root filesystem that fail when a board boots it over NFS.
+"""Find and fix parts of a root filesystem that would fail when a board boots from it over NFS.
 
 The audit only reads and writes files in the tree: it executes none of them and needs neither a chroot nor an emulator.
 Links are resolved as on the board and never lead out of the tree. A second audit finds nothing to fix.
@@ -101,7 +101,7 @@ class Audit:
             return None
 
     def write(self, path: str, text: str, *, mode: int = 0o644, owner: tuple[int, int] = (0, 0)) -> None:
-        """Write a regular file; an existing entry, including a link, is replaced."""
+        """Write a regular file; replace an existing entry, even a link."""
         place = inside(self.root, path)
         place.parent.mkdir(parents=True, exist_ok=True)
         with replacing(place) as aside:
@@ -111,7 +111,7 @@ class Audit:
         self.touched.append(self._relative(place))
 
     def rewrite(self, path: str, text: str) -> None:
-        """Replace a file's text and preserve its mode and owner."""
+        """Replace a file's text, and preserve the file's mode and owner."""
         place = follow(self.root, path)
         before = place.stat()
         with replacing(place) as aside:
@@ -146,7 +146,7 @@ class Audit:
                 yield self.path_of(item)
 
     def path_of(self, place: Path) -> str:
-        """Return the path on the board."""
+        """Return an entry's path on the board."""
         return f"/{self._relative(place)}"
 
     def _relative(self, place: Path) -> str:

@@ -213,7 +213,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
 
 
 def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: Path, tftp: Path, proxy: bool) -> str:
-    """Render the configuration of the DHCP and TFTP server at ``address``.
+    """Return the configuration of the DHCP and TFTP server at ``address``.
 
     With ``proxy``, another DHCP server assigns the addresses. Otherwise raises NetworkUnreachable if the subnet has no
     free address.
@@ -291,5 +291,5 @@ def lease_range(
 
 
 def _exports_path(path: str) -> str:
-    """Escape a path for exports(5), with octal escapes for blanks, quotes and similar characters."""
+    """Return a path for exports(5), with octal escapes for blanks, quotes and similar characters."""
     return "".join(char if re.match(r"[\w/.,:+@=-]", char) else f"\\{ord(char):03o}" for char in path)

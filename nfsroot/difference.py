@@ -42,7 +42,7 @@ _FORMS = "the name of an image in the engine, a folder or a tar of a root filesy
 
 @dataclass(frozen=True)
 class Wheel:
-    """An installed wheel, or a library of a bill of materials.
+    """An installed wheel, or a library in a bill of materials.
 
     ``digest`` is ``record:`` with the SHA-256 of the list of installed files, or ``file:`` with the SHA-256 of the file
     itself. Only digests of the same kind can be compared.
@@ -62,7 +62,7 @@ class File:
 
 @dataclass
 class System:
-    """The contents of a system. ``files`` is None for a bill of materials."""
+    """A system's contents. ``files`` is None for a bill of materials."""
 
     name: str
     packages: dict[str, str] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class System:
 
 @dataclass(frozen=True)
 class Change:
-    """One difference; ``old`` or ``new`` is empty if only one system has the item. Sizes are in bytes, or None."""
+    """A difference; ``old`` or ``new`` is empty if only one system has the item. Sizes are in bytes, or None."""
 
     name: str
     old: str
@@ -143,7 +143,7 @@ def _cell(text: str, size: int | None) -> str:
 
 
 def compare(config: Config, old: str, new: str, *, folder: Path) -> Difference:
-    """Compare two systems. A name that is not a path relative to ``folder`` is the name of an image.
+    """Return the differences between two systems. A name that is not a path relative to ``folder`` is an image's.
 
     Raises UserError if a name does not denote a system, ArtefactMissing, PlatformMismatch or EngineUnavailable.
     """

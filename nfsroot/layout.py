@@ -1,4 +1,4 @@
-"""The files of an export and their paths.
+"""The paths of an export's files.
 
 The exported tree contains only the board's files; all metadata is next to it. For an export to ``…/nfsroot``::
 
@@ -90,7 +90,7 @@ class Layout:
 
     @property
     def moving(self) -> Path:
-        """The future ``place`` while a tree of an earlier version is moved into it."""
+        """The future ``place`` while an earlier version's tree is moved into it."""
         return self.place.with_name(f".{self.place.name}.moving")
 
     @property
@@ -100,7 +100,7 @@ class Layout:
 
     @property
     def known_hosts(self) -> Path:
-        """The board's host keys, valid for every address."""
+        """The file with the board's host keys, which are valid for every address."""
         return self.folder / "ssh_known_hosts"
 
     @property
@@ -204,7 +204,7 @@ def _has_our_key(layout: Layout, tree: Path) -> bool:
 
 
 def write_marker(layout: Layout, trees: frozenset[str]) -> None:
-    """Mark these trees as created by this program."""
+    """Write the marker that identifies these trees as created by this program."""
     files.write_text_atomically(layout.marker, marker_of(trees))
 
 
@@ -252,7 +252,7 @@ def require_export(layout: Layout) -> Manifest:
 
 
 def keep_private(layout: Layout) -> None:
-    """Restrict access to the tree's parent folder to root. The caller is root."""
+    """Restrict access to the tree's parent folder to root. The caller must be root."""
     os.chown(layout.place, 0, 0, follow_symlinks=False)
     layout.place.chmod(0o700)
 
@@ -279,7 +279,7 @@ def move_in(layout: Layout) -> None:
 
 
 def _is_bare(layout: Layout) -> bool:
-    """Return whether the given folder itself is the tree, as in earlier versions."""
+    """Return whether the export's folder is itself the tree, as in earlier versions."""
     return layout.place.is_dir() and not layout.place.is_symlink() and _ours(layout, layout.place)
 
 

@@ -112,7 +112,7 @@ def ganesha_configuration(
     read_only: Collection[Path] = (),
     privileged_port: bool = True,
 ) -> str:
-    """Render the server's configuration.
+    """Return the server's configuration.
 
     ``privileged_port`` rejects clients on ports that ordinary users may use. ``clients`` are addresses or subnets.
     ``major`` is the server's major version, which matters because a server rejects unknown settings. Writes to

@@ -136,7 +136,7 @@ def _revert_after(fault: BaseException, state: Path) -> None:
 
 
 def _deletions() -> list[str]:
-    """Return the nft commands that remove all of our rules."""
+    """Return the nft commands that remove all our rules."""
     rules = [
         f"delete rule {_place(chain)} handle {rule['handle']}"
         for chain in _forward_chains()

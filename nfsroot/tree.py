@@ -231,7 +231,7 @@ def mounts_below(folder: Path) -> list[str]:
 
 
 def require_unmounted(folder: Path, purpose: str) -> None:
-    """Raise InUse if something is mounted at or below ``folder``: removal would delete the mounted files."""
+    """Raise InUse if something is mounted at or below ``folder``, because removal would delete the mounted files."""
     if found := mounts_below(folder):
         raise InUse(
             f"{folder} cannot be {purpose}: something is mounted there",

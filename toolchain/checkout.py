@@ -14,7 +14,7 @@ _CHANGES_SHOWN = 50
 
 
 def state(folder: Path = ROOT) -> dict[str, Any]:
-    """Return ``commit`` (40 hex digits), ``dirty`` and the list of ``changes``.
+    """Return the state as ``commit`` (40 hex digits), ``dirty`` and the list of ``changes``.
 
     If ``folder`` is not the top of a Git checkout, ``commit`` is empty, ``dirty`` is None and ``reason`` explains why.
     """

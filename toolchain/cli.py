@@ -1,4 +1,4 @@
-"""Extensions to Invoke's command line.
+"""Extend Invoke's command line.
 
 ``mirror URL URL`` accepts any number of URLs. Invoke supports only a fixed number of positional arguments, so they are
 converted into repeated options. ``TASK --help`` works for every task; Invoke alone would interpret ``--help`` as the

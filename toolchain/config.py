@@ -432,7 +432,7 @@ class Config:
 
     @property
     def build_root(self) -> Path:
-        """The build folder, absolute."""
+        """The absolute path of the build folder."""
         return ROOT / self.build.folder
 
     @property
@@ -447,7 +447,7 @@ class Config:
 
     @property
     def qpulib_source(self) -> Path:
-        """Upstream QPULib's checkout."""
+        """The folder with the checkout of upstream's QPULib."""
         return ROOT / self.qpu.upstream_source if self.qpu.upstream_source else self.build_root / "sources" / "qpulib"
 
     @property
@@ -511,7 +511,7 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     named: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Validate a tree of settings (Invoke's merged configuration, or a plain dict).
+    """Validate a tree of settings (Invoke's merged configuration or a plain dict), and return the configuration.
 
     ``environment`` contains the INVOKE_* variables (see ``take_variables``). They override the tree, except for its
     part ``named``, which comes from the --config file. ``options`` contains settings from the command line, such as

@@ -120,7 +120,7 @@ class DiskFull(UserError):
 
 
 class ArtefactMissing(UserError):
-    """A product of an earlier step is missing."""
+    """An earlier step's product is missing."""
 
     exit_code = 25
 
@@ -180,7 +180,7 @@ class ReferenceNotFound(UserError):
 
 
 class RegistryFailed(UserError):
-    """The registry's response is invalid: it is not a registry, or a digest or a layer does not match."""
+    """The response is invalid: the server is not a registry, or a digest or a layer does not match."""
 
     exit_code = 35
 

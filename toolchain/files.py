@@ -1,4 +1,4 @@
-"""Files and folders: atomic replacement, locks, fingerprints, full disks, reproducible tars."""
+"""Handle files and folders: atomic replacement, locks, fingerprints, full disks and reproducible tars."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
 
 @contextlib.contextmanager
 def room_for(purpose: str, folder: Path) -> Iterator[None]:
-    """Raise DiskFull if the block, which writes below ``folder``, fails because of a full disk or quota."""
+    """Raise DiskFull if the block, which writes below ``folder``, fails because of a full disk or an exceeded quota."""
     try:
         yield
     except OSError as fault:

@@ -73,7 +73,7 @@ def _power(text: str) -> Power:
 
 
 def check(rows: Sequence[str]) -> str:
-    """Return the error in a list of rows, or an empty string."""
+    """Return the error in a list of rows, or an empty string if there is none."""
     faults, names = [], []
     for text in rows:
         try:

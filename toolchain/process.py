@@ -214,7 +214,7 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 def _group_runs(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a member of the group is running; zombies do not count."""
+    """Return whether a member of the group is running; zombies are ignored."""
     if process.poll() is None:
         return True
     return _signal_group(process.pid, 0) and any(group == process.pid for _, group, _ in reaper.running())

@@ -66,7 +66,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a step runs, and why."""
+    """The decision whether a step runs, and why."""
 
     step: Step
     key: str

@@ -146,7 +146,7 @@ def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
 
 
 def _by_attributes(file: str, elf: ELFFile, cpu: Cpu) -> list[Function]:
-    """Return a 32-bit file as one function, if its build attributes exceed the CPU's."""
+    """Return a function for each build attribute of a 32-bit file that exceeds the CPU's."""
     beyond = {
         tag.removeprefix("TAG_"): value
         for tag, value in wheels.arm_attributes(elf).items()
@@ -353,7 +353,7 @@ def _inside(addresses: Addresses, ranges: Sequence[tuple[int, int]]) -> npt.NDAr
 
 
 def _behind_flag(words: Words, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return whether the words before each position test a flag."""
+    """Return, for each position, whether the words before it test a flag."""
     found = np.zeros(at.shape, bool)
     for flag in _data()["flag"]:
         length = len(flag["words"])
@@ -401,7 +401,7 @@ def _reasons(program: _Program, functions: Mapping[int, object], direct: set[int
 
 
 def _callers(program: _Program, targets: Addresses) -> dict[int, set[int]]:
-    """Return the other functions that call, jump to or load the address of each target, by the target's address."""
+    """Return, by each target's address, the other functions that call it, jump to it or load its address."""
     found: dict[int, set[int]] = {}
     for code in program.code:
         jumps = np.flatnonzero(code.words & 0x7C000000 == 0x14000000)  # b, bl

@@ -1,4 +1,4 @@
-"""Find a wheel that fits the target, audit it, and unpack it as the target's pip would.
+"""Find a wheel that fits the target, audit it, and unpack it as the target's pip would do.
 
 None of this requires emulation.
 """

@@ -48,7 +48,7 @@ _ONE_RANGE = re.compile(r"bytes\s*=[^,]*", re.IGNORECASE)
 
 
 class _Index:
-    """The index as a WSGI application."""
+    """The package index as a WSGI application."""
 
     def __init__(self, offered: Offered) -> None:
         self._offered = offered

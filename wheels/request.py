@@ -1,4 +1,4 @@
-"""The arguments of ``build-wheel``: a package or a project, and the options of its build."""
+"""Parse the arguments of ``build-wheel``: a package or a project, and the build's options."""
 
 from __future__ import annotations
 
