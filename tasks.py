@@ -612,7 +612,7 @@ def registry(context: Context, action: str, purge: bool = False) -> None:
         state = local_registry.status(config)
     else:
         raise Exit(f"registry: expected up, down or status, found {action!r}", code=2)
-    print(f"registry answers at {state.url}" if state.running else "registry: not running")
+    print(f"registry responds at {state.url}" if state.running else "registry: not running")
 
 
 @_target_task(help={"json": "print JSON"})

@@ -195,7 +195,7 @@ def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
             f"{path.name} is not the file that was signed",
             expected=f"the name and the SHA-256 in {envelope.name}",
             found=f"{path.name} with SHA-256 {sha256}",
-            fix="get the file again; do not use this one",
+            fix="do not use this file; get it again from its source",
         )
     return stated
 
@@ -210,7 +210,7 @@ def _require_same_statement(signed: Mapping[str, Any], path: Path) -> None:
             f"{path.name} is not the provenance that was signed",
             expected="the statement in the envelope",
             found="another statement",
-            fix="get the file again; do not use this one",
+            fix="do not use this file; get it again from its source",
         )
 
 

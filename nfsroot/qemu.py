@@ -52,7 +52,7 @@ _SYMPTOMS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Kernel panic - not syncing: .*init",
-        "the tree is mounted, but its init does not run: check Minor_Versions of the server and /sbin/init of the tree",
+        "the tree is mounted, but its init does not run: check the server's Minor_Versions and the tree's /sbin/init",
     ),
     (r"Kernel panic", "read the console log upwards from its end: the first error above the panic is the cause"),
     (r"\(initramfs\)", "the initramfs stopped at its prompt: the lines above it show the cause"),

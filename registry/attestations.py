@@ -187,7 +187,7 @@ def _require_subject(stated: str, digest: str, what: str) -> None:
             f"{what} belongs to another image",
             expected=f"the digest {digest}",
             found=stated or "no digest",
-            fix="do not use the image: another user replaced the signatures. Push it again with --sign",
+            fix="do not use the image, because another user has replaced its signatures; push it again with --sign",
         )
 
 

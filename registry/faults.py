@@ -133,7 +133,7 @@ def full(reference: Reference, found: str) -> RegistryFull:
         f"no space left at {reference.host}",
         expected="space for the image's layers",
         found=found,
-        fix="delete old tags there and run its garbage collection, or have the quota of the namespace raised",
+        fix="delete old tags there and run its garbage collection, or have the namespace's quota raised",
     )
 
 
@@ -169,7 +169,7 @@ def unknown_host(host: str) -> RegistryHostUnknown:
 
 def connection_refused(host: str, found: str) -> RegistryConnectionRefused:
     """Return the error for a host on which nothing listens on the port."""
-    fix = f"check --registry and its port; is a registry running there (curl -i http://{host}/v2/)?"
+    fix = f"check --registry and its port, and whether a registry is running there (curl -i http://{host}/v2/)"
     return RegistryConnectionRefused(
         f"no registry listens at {host}",
         expected="a registry",
@@ -184,7 +184,7 @@ def unreachable(host: str, found: str) -> RegistryUnreachable:
         f"no response from a registry at {host}",
         expected="a registry",
         found=found,
-        fix=f"check --registry, the network and no_proxy; does it respond (curl -i http://{host}/v2/)?",
+        fix=f"check --registry, the network and no_proxy, and whether it responds (curl -i http://{host}/v2/)",
     )
 
 

@@ -308,7 +308,7 @@ def _end(settings: Settings) -> bool:
                 "the local registry does not stop",
                 expected="an exit after SIGTERM or SIGKILL",
                 found=f"pid {registry.pid} is still running",
-                fix="the process waits for a disk: check dmesg",
+                fix="the process is waiting for a disk: check dmesg",
             )
         with contextlib.suppress(ChildProcessError):
             os.waitpid(running.pid, os.WNOHANG)

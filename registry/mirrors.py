@@ -158,7 +158,7 @@ def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
     pid = _pid_of(daemon)
     if not argv:
         how = f"kill -HUP {pid}" if pid else "kill -HUP $(pidof dockerd)"
-        return replace(state, reload=f"reload it yourself, because neither systemd nor ./inv has started it: {how}")
+        return replace(state, reload=f"reload it yourself, because neither systemd nor ./inv started it: {how}")
     process.run(argv, limit_s=60, fix="reload the engine by hand")
     deadline = time.monotonic() + _RELOAD_LIMIT_S
     while True:

@@ -117,7 +117,7 @@ def _check_host(host: str, registry: str) -> None:
 def _check_repository(host: str, repository: str) -> None:
     if repository != repository.lower():
         raise UserError(
-            "the name of the repository must be in lower case",
+            "the repository name must be in lower case",
             expected=repository.lower(),
             found=repository,
             fix=f"--registry {host}/{repository.lower().rpartition('/')[0]}",
@@ -125,14 +125,14 @@ def _check_repository(host: str, repository: str) -> None:
     if not _PATH.fullmatch(repository):
         tagged = ":" in repository or "@" in repository
         raise UserError(
-            f"{repository!r} is not a valid name of a repository",
+            f"{repository!r} is not a valid repository name",
             expected="lower-case letters and digits, separated by single '.', '_', '/' or by '-'",
             found=repository,
             fix="pass the tag with --tag" if tagged else "pass another namespace: --registry HOST[:PORT]/NAMESPACE",
         )
     if len(host) + 1 + len(repository) > _LONGEST_NAME:
         raise UserError(
-            "the name of the image is too long",
+            "the image name is too long",
             expected=f"at most {_LONGEST_NAME} characters before the tag",
             found=f"{len(host) + 1 + len(repository)}",
             fix="pass a shorter namespace: --registry HOST[:PORT]/NAMESPACE",

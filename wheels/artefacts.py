@@ -202,7 +202,9 @@ def _intact(place: Path, name: str, key: str) -> Entry:
     manifest = Manifest.read(place / MANIFEST)
     if manifest is None or (manifest.step, manifest.key) != (name, key):
         raise ArtefactDamaged(
-            f"{place} is not a complete artefact", expected=f"a manifest of {name}, {key}", found="another, or none"
+            f"{place} is not a complete artefact",
+            expected=f"a manifest of {name}, {key}",
+            found="another manifest, or none",
         )
     strays = [item.path for item in manifest.artefacts if item.path.parent != place]
     if strays:
@@ -279,7 +281,7 @@ def pull(
                 put(config, name, own, [scratch / item.name for item in held.files], recipe=recipe)
             except ArtefactDamaged as fault:
                 raise RegistryFailed(
-                    f"{reference} contradicts itself ({fault.summary})",
+                    f"the contents of {reference} are inconsistent ({fault.summary})",
                     expected=fault.expected,
                     found=fault.found,
                     fix="delete that tag there and push it again from the machine that built it",

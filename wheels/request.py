@@ -82,7 +82,7 @@ class Wanted:
             raise SourceUnavailable(
                 f"{text!r} does not identify one wheel",
                 expected="NAME==VERSION, or the path of a project",
-                found="more or less than one version" if not isinstance(fault, InvalidRequirement) else repr(text),
+                found="no version, or more than one" if not isinstance(fault, InvalidRequirement) else repr(text),
                 fix=fix,
             ) from fault
         if pin.operator != "==" or requirement.extras or requirement.marker or requirement.url:
