@@ -1,4 +1,4 @@
-"""The tasks. Each parses its options, calls one function of the packages and prints the result."""
+"""The tasks. Each parses its options, calls a function in one of the packages and prints the result."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ signing.take_password()
 
 
 def _reported(body: Callable[..., None]) -> Callable[..., None]:
-    """Exit with the message and exit code of a user error; other exceptions are bugs and propagate.
+    """Return the body as a function that exits with a user error's message and exit code; other exceptions propagate.
 
-    SIGTERM and the loss of the terminal stop a task in the same way as Ctrl-C, with all cleanup. The containers of
-    killed tasks are removed before the task begins.
+    SIGTERM and the loss of the terminal stop a task in the same way as Ctrl-C, with all cleanup. Killed tasks'
+    containers are removed before the task begins.
     """
 
     @functools.wraps(body)
@@ -80,11 +80,11 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
 
 
 _for_all: dict[str, str] = {}
-"""The setting of ``--architecture``, an option of all tasks for a target."""
+"""The setting that ``--architecture`` sets, an option of all tasks for a target."""
 
 
 def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
-    """As ``task``, with reported errors and with the option ``--architecture`` in addition to those of the body."""
+    """Declare a task as ``task`` does, with reported errors and the additional option ``--architecture``."""
     texts = {"architecture": "armhf, arm64 or amd64 (default: image.architecture)", **settings.pop("help", {})}
 
     def decorate(body: Callable[..., None]) -> Any:
@@ -94,7 +94,7 @@ def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
             try:
                 body(*args, **options)
             finally:
-                _for_all.clear()  # each task of a command line has separate options
+                _for_all.clear()  # each task on a command line has separate options
 
         signature = inspect.signature(body)
         option = inspect.Parameter("architecture", inspect.Parameter.KEYWORD_ONLY, default="", annotation=str)
@@ -105,7 +105,7 @@ def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
 
 
 def _path(option: str, given: str) -> Path:
-    """Resolve a path against the caller's folder. Raises ConfigError for an unusable one."""
+    """Return a path, resolved against the caller's folder. Raises ConfigError for an unusable path."""
     path = caller.path(given)
     if fault := path_fault(path):
         raise ConfigError([f"--{option}: {fault}, found {given!r}"])
@@ -121,8 +121,8 @@ def _at_least(low: float, **options: float) -> None:
         raise ConfigError(faults)
 
 
-_KEY_HELP = "public key of the signer, a PEM file (default: registry.public_key)"
-_QPULIB = "local or upstream: our own libqpu, or the original QPULib (default: qpu.library)"
+_KEY_HELP = "signer's public key, a PEM file (default: registry.public_key)"
+_QPULIB = "local (our own libqpu) or upstream (the original QPULib); default: qpu.library"
 
 
 def _config(context: Context, options: Mapping[str, str | Sequence[str]] | None = None) -> Config:
@@ -155,7 +155,7 @@ def build_image(
     qpulib: str = "",
     from_source: bool = False,
 ) -> None:
-    """Build the system image: root filesystem, libqpu, torch and the QPU extension. The main job."""
+    """Build the system image: root filesystem, libqpu, torch and the QPU extension."""
     config = _config(context, {"qpu.library": qpulib, "torch.from_source": "true" if from_source else ""})
     if plan:
         print(plan_table(main_job.plan(config, update=update, again=again, only=only)))
@@ -169,7 +169,7 @@ def build_image(
     help={
         "source": "archive (the distribution's source package) or git (upstream's tag); default: torch.source",
         "variant": "CPU of the wheel: neon or baseline (default: torch.variant)",
-        "option": "a CMake option NAME=VALUE that overrides the recipe's (may be repeated)",
+        "option": "a CMake option NAME=VALUE that overrides the recipe's option (may be repeated)",
         "again": "build from source even if a wheel exists; ccache is used",
         "plan": "print which steps would run and why, without running them",
     },
@@ -178,7 +178,7 @@ def build_image(
 def build_torch(
     context: Context, option: list[str], source: str = "", variant: str = "", again: bool = False, plan: bool = False
 ) -> None:
-    """Build the torch wheel for the target from source. This takes long; an interrupted build can be continued."""
+    """Build the torch wheel for the target from source, which takes long; an interrupted build can be continued."""
     settings = {"torch.source": source, "torch.variant": variant, "torch.options": option}
     config = _config(context, settings)
     if plan:
@@ -210,7 +210,7 @@ def build_tvm_ffi(context: Context, plan: bool = False) -> None:
     }
 )
 def verify(context: Context, what: str, key: str = "", sample: int = 20, full: bool = False, seed: int = -1) -> None:
-    """Verify the signature of an image or a file, the provenance of a wheel, or that torch can be built again."""
+    """Verify an image's or a file's signature, a wheel's provenance, or that torch can be reproduced."""
     if what != "torch":
         path, chosen = _path("what", what), _path("key", key) if key else None
         if path.is_file():
@@ -226,14 +226,14 @@ def verify(context: Context, what: str, key: str = "", sample: int = 20, full: b
 @task(help={"what": "a file, such as a card image or a wheel"})
 @_reported
 def sign(context: Context, what: str) -> None:
-    """Sign a file with the key of registry.signing_key: write a signed statement next to it."""
+    """Sign a file with the key in registry.signing_key: write a signed statement next to the file."""
     print(publish.sign_file(_config(context), _path("what", what)))
 
 
 @_target_task(
     help={
         "old": "an image, an exported tree, a tar of a root filesystem, or a bill of materials",
-        "new": "what to compare it with",
+        "new": "the system to compare it with",
         "json": "print JSON",
     }
 )
@@ -249,7 +249,7 @@ def diff(context: Context, old: str, new: str, json: bool = False) -> None:
 @_target_task(
     help={
         "file": "a test file, such as test_complex.py, or a part of one: 'test_nn.py 2/4' (may be repeated)",
-        "limit": "minutes after which a file, or a part, is cut off (default: 20)",
+        "limit": "minutes after which a file or part is stopped (default: 20)",
     },
     iterable=["file"],
 )
@@ -265,8 +265,8 @@ def upstream_tests(context: Context, file: list[str], limit: float = 20.0) -> No
     help={
         "command": "run this command instead of an interactive shell",
         "folder": "folder to mount at /root/work (default: the current folder)",
-        "emulated-compiler": "use the emulated compiler of the image",
-        "root": "run as root, for example to install packages; new files belong to root",
+        "emulated-compiler": "use the image's emulated compiler",
+        "root": "run as root, for example to install packages; new files are then owned by root",
         "qpulib": _QPULIB,
     }
 )
@@ -294,7 +294,7 @@ def shell(
 @_target_task(
     help={
         "folder": "destination of the tree (default: nfs.folder, or nfsroot in the build folder)",
-        "tarball": "write the tree as a tar archive (and as a folder only with --folder)",
+        "tarball": "write the tree as a tar archive; with --folder, also as a folder",
         "untouched": "export the image without the audit's fixes (the tree cannot boot over NFS)",
     }
 )
@@ -350,14 +350,14 @@ def share_internet(context: Context, state: str) -> None:
     help={
         "host": "[USER@]HOST[:PORT] of a running board that booted the exported tree",
         "qemu": "use a virtual machine that boots the exported tree over NFS (default without device.host)",
-        "chroot": "run in the tree with enter-nfsroot, from the board's system (in QEMU: without torch and libqpu)",
+        "chroot": "enter the tree with enter-nfsroot from the board's system (in QEMU: one without torch and libqpu)",
         "init": "init system of the virtual machine: lean or systemd (default: device.init)",
         "cpu": "CPU of the virtual machine: cortex-a53 (Pi 3), -a72 (Pi 4), -a76 (Pi 5) or -a7 (default: device.cpu)",
         "select": "only tests whose names match this expression (pytest -k)",
-        "no-timing": "leave out the timing table",
-        "place": "a board of the lab, by name (docs/lab.md)",
-        "tag": "the first free board of the lab with this tag, such as model=pi3",
-        "all": "all boards of the lab in parallel, with a merged report",
+        "no-timing": "omit the timing table",
+        "place": "a board in the lab, by name (docs/lab.md)",
+        "tag": "the first free board in the lab with this tag, such as model=pi3",
+        "all": "all boards in the lab in parallel, with a merged report",
     },
 )
 def run_on_pi(
@@ -379,7 +379,7 @@ def run_on_pi(
         others = {"host": host, "qemu": qemu, "chroot": chroot, "init": init, "cpu": cpu}
         if excluded := [*chosen[1:], *(f"--{name}" for name, given in others.items() if given)]:
             raise ConfigError([f"{chosen[0]} excludes {', '.join(excluded)}"])
-        from device.lab import run as lab_run  # only here: it imports labgrid, which takes long
+        from device.lab import run as lab_run  # imported only here, because importing labgrid takes long
 
         how = lab_run.How(keyword=select or None, timing=not no_timing)
         config = _config(context)
@@ -401,9 +401,9 @@ def run_on_pi(
     print(result.summary())
 
 
-@_target_task(help={"action": "up, status, check (boot each board of this PC) or down"})
+@_target_task(help={"action": "up, status, check (boot each of this PC's boards) or down"})
 def lab(context: Context, action: str) -> None:
-    """Share boards through labgrid's coordinator: start it and an exporter, show or check the boards, or stop both."""
+    """Share boards through labgrid: start the coordinator and an exporter, show or check the boards, or stop both."""
     if action == "check":
         from device.lab import run as lab_run
 
@@ -500,15 +500,15 @@ def deploy(context: Context, qpulib: str = "") -> None:
 
 @_target_task(name="sd-image")
 def sd_image(context: Context) -> None:
-    """Make a card image from the system image: compressed, with a block map, and an entry for Raspberry Pi Imager."""
+    """Make a compressed card image from the system image, with a block map and an entry for Raspberry Pi Imager."""
     made = card_image.build(_config(context))
     rows = [progress.row_of(item.path.name, item, made.seconds) for item in made.artefacts]
     progress.summary(f"made in {made.seconds:.1f} s", rows, warnings=made.warnings)
 
 
-@_target_task(name="write-card", help={"device": "the card, such as /dev/mmcblk0: everything on it is lost"})
+@_target_task(name="write-card", help={"device": "the card, such as /dev/mmcblk0; all data on it is lost"})
 def write_card(context: Context, device: str) -> None:
-    """Write the card image to a card, read it back and compare. Mounted or fixed disks are refused."""
+    """Write the card image to a card, read it back and compare. Refuses mounted and fixed disks."""
     done = card_writing.write_card(_config(context), _path("device", device))
     print(f"{done.device}: {progress.human_size(done.size)} written and read back in {done.seconds:.1f} s")
 
@@ -526,7 +526,7 @@ _IMAGES_HELP = {
 
 
 def _configs(context: Context) -> list[Config]:
-    """The configuration of each architecture in the option."""
+    """Return the configuration of each architecture in the option."""
     names = _for_all["image.architecture"].split(",")
     found = [_config(context, {"image.architecture": name}) for name in names]
     return list({config.image.architecture: config for config in found}.values())
@@ -584,8 +584,8 @@ def pull(
 @task(
     iterable=["url"],
     help={
-        "url": "mirror to add (or: mirror URL URL…); without a URL, the mirrors are shown",
-        "remove": "remove these mirrors, or all mirrors if there is no URL",
+        "url": "mirror to add (or: mirror URL URL…); without a URL, show the mirrors",
+        "remove": "remove these mirrors, or all mirrors if no URL is given",
     },
 )
 @_reported
@@ -612,12 +612,12 @@ def registry(context: Context, action: str, purge: bool = False) -> None:
         state = local_registry.status(config)
     else:
         raise Exit(f"registry: expected up, down or status, found {action!r}", code=2)
-    print(f"registry answers at {state.url}" if state.running else "registry: not running")
+    print(f"registry responds at {state.url}" if state.running else "registry: not running")
 
 
 @_target_task(help={"json": "print JSON"})
 def doctor(context: Context, json: bool = False) -> None:
-    """Check this machine by performing the operations of a build; each finding has a fix."""
+    """Check this machine by performing a build's operations; each problem is reported with a fix."""
     findings = examination.examine(_config(context))
     if json:
         sys.stdout.write(report.as_json(findings))
@@ -659,9 +659,9 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, 
     help={
         "select": "only tests whose names match this expression (pytest -k)",
         "checks-only": "only the linters and the type checker",
-        "quick": "the linters and the unit tests: no root, engine or network, under 90 s",
-        "lanes": "2: run the tests that share a build in parallel with all others; 1: run them one after another",
-        "partial": "on a machine that cannot build images: skip those tests instead of failing",
+        "quick": "only the linters and unit tests; needs no root, engine or network, takes under 90 s",
+        "lanes": "2: run the tests that share a build in parallel with the others; 1: run all tests one after another",
+        "partial": "if this machine cannot build images: skip the tests that need one instead of failing",
     },
 )
 @_reported
@@ -699,11 +699,11 @@ def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None
     name="build-wheel",
     help={
         "what": "NAME==VERSION, or the path of a project's folder or source archive",
-        "from-source": "build the package even if the index has a wheel",
+        "from-source": "build the package from source even if the index has a wheel",
         "package": "a distribution package that the build requires, such as libxml2-dev (may be repeated)",
         "constraint": "a pip constraints file, also for build requirements (may be repeated)",
         "env": "NAME passes a variable of this shell to the build, NAME=VALUE sets one (may be repeated)",
-        "no-build-isolation": "build with the packages in the container (pip's option of the same name)",
+        "no-build-isolation": "build with the container's packages (pip's option of the same name)",
     },
     iterable=["package", "constraint", "env"],
 )
@@ -716,7 +716,7 @@ def build_wheel(
     from_source: bool = False,
     no_build_isolation: bool = False,
 ) -> None:
-    """Build the wheel of any Python package for the target and put it into the wheelhouse."""
+    """Build a wheel of any Python package for the target and put it into the wheelhouse."""
     options = Options.parse(
         folder=caller.folder(),
         from_source=from_source,
@@ -764,7 +764,7 @@ def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None
         "architecture": "amd64, or arm64 for boards with an NVIDIA GPU (built and audited, not run here)",
         "plan": "print which steps would run and why, without running them",
         "check": "run the operators' tests on this machine: on the CPU, and on a GPU if torch finds one",
-        "torch": "also run the tests with this release of torch, which is downloaded (may be repeated)",
+        "torch": "also run the tests with this torch release, which is downloaded (may be repeated)",
     },
     iterable=["torch"],
 )
@@ -772,7 +772,7 @@ def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None
 def build_cuda_wheel(
     context: Context, torch: list[str], architecture: str = "amd64", plan: bool = False, check: bool = False
 ) -> None:
-    """Build the wheel of CUDA operators for the GPUs in cuda.architectures; does not require a GPU."""
+    """Build the wheel with CUDA operators for the GPUs in cuda.architectures; does not require a GPU."""
     config = _config(context)
     if plan:
         print(plan_table(cuda_job.plan(config, architecture)))
@@ -789,7 +789,7 @@ def build_cuda_wheel(
     help={
         "op": "an operation of cuda_ops, or a dotted name such as torch.add",
         "input": "TYPE[SIZE,…] or a number per input, such as f32[1024,16] (default: the operation's)",
-        "runs": "number of timed calls in each way",
+        "runs": "number of timed calls per way",
         "timeline": "also write a trace for https://ui.perfetto.dev, and an nsys report if nsys is installed",
     },
     iterable=["input"],
@@ -802,7 +802,7 @@ def cuda_timing(
     runs: int = 10,
     timeline: bool = False,
 ) -> None:
-    """Time a GPU operation in four ways, with and without synchronisation, and mark the kernel's time."""
+    """Time a GPU operation in four ways, with and without synchronisation, and mark the time of its kernel."""
     _at_least(1, runs=runs)
     done = cuda_timing_tool.measure(_config(context), op=op, inputs=input, runs=runs, timeline=timeline)
     print(f"{done.text}\nfiles: {done.folder}")

@@ -1,1 +1,1 @@
-"""Checks whether this machine can build, and reports a fix for each problem."""
+"""Check whether this machine can build, and report a fix for each problem."""

@@ -1,4 +1,4 @@
-"""The Docker engine: its version and storage, its disk, and a container for the target's platform."""
+"""Check the Docker engine: its version and storage, its disk, and a container for the target's platform."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _ENGINE_DONE = "read its version and storage driver"
 
 
 def engine_findings(config: Config) -> list[Finding]:
-    """The findings on the engine, which is started if none runs."""
+    """Return the findings on the engine; start an engine if none is running."""
     try:
         info = ensure_running(config)
     except UserError as fault:
         return [
             fail("engine", _ENGINE_DONE, described(fault), fault.fix),
-            fail("container", "nothing", "not tried without an engine", "first fix the engine"),
+            fail("container", "nothing", "not tried without an engine", "fix the engine first"),
         ]
     findings = [judge_engine(info), guarded("container", lambda: check_container(config.image.target.oci_platform))]
     if on_another_disk(info.data_root, config.build_root):
@@ -41,7 +41,7 @@ def engine_findings(config: Config) -> list[Finding]:
 
 
 def judge_engine(info: EngineInfo) -> Finding:
-    """The engine's version and storage driver."""
+    """Return the finding on the engine's version and storage driver."""
     numbers = tuple(int(part) for part in re.findall(r"\d+", info.version)[:2])
     origin = "started here" if info.started_here else "found running"
     layers = f"storage {info.storage_driver}, cgroup version {info.cgroup_version or 'unknown'}"
@@ -59,7 +59,7 @@ def judge_engine(info: EngineInfo) -> Finding:
 
 
 def check_container(oci_platform: str) -> Finding:
-    """Build a container that runs the ARM program for the target's platform; then compare the image's platform."""
+    """Build an image that runs the ARM program for the target's platform, and check the image's platform."""
     name = "container"
     tag = f"pitorch-doctor:{uuid.uuid4().hex}"
     done = f"built an image with COPY and RUN for {oci_platform}, inspected it"

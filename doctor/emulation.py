@@ -1,4 +1,4 @@
-"""The kernel's settings for emulated programs: the registration in binfmt_misc, and vm.mmap_min_addr."""
+"""Check the kernel's settings for emulated programs: the registration in binfmt_misc, and vm.mmap_min_addr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMULATOR_PACKAGES = "Debian 12: qemu-user-static; Debian 13: qemu-user qemu-user
 
 
 def native(check: str, target: Architecture) -> Finding | None:
-    """The finding of a check of the emulator if this machine runs the target's programs natively, else None."""
+    """Return a finding that no emulator is needed if this machine runs the target natively, else None."""
     with contextlib.suppress(UserError):
         if host_architecture() == target:
             found = f"{target.debian} programs run natively on this machine: no emulator needed"
@@ -27,12 +27,12 @@ def native(check: str, target: Architecture) -> Finding | None:
 
 
 def check_registration(target: Architecture) -> Finding:
-    """``check_binfmt`` for the target's emulator, if its programs need one."""
+    """Check the registration of the target's emulator with ``check_binfmt``, if an emulator is needed."""
     return native("binfmt flags", target) or check_binfmt(BINFMT / f"qemu-{target.qemu}")
 
 
 def check_binfmt(entry: Path) -> Finding:
-    """The emulator's registration. With the flag F the kernel keeps it open, so containers need no emulator."""
+    """Check the emulator's registration. With flag F the kernel keeps the emulator open for use in containers."""
     done = f"read {entry}"
     name = "binfmt flags"
     fix = "./inv --set-up registers it (as root, in a container with --privileged)"
@@ -54,12 +54,13 @@ def check_binfmt(entry: Path) -> Finding:
 
 
 def check_mmap_min_addr(sysctl: Path) -> Finding:
-    """The lowest address that a process may map. ARM programs start at 0x10000, and the emulator must map that."""
+    """Check the lowest address that a process may map: the emulator must map 0x10000, where ARM programs start."""
     name, done = "vm.mmap_min_addr", f"read {sysctl}"
     try:
         value = int(sysctl.read_text())
     except (FileNotFoundError, ValueError):
-        # The emulator reads this setting too, and exits if it is missing: https://github.com/microsoft/WSL/issues/10049
+        # The emulator also reads this setting and exits if it does not exist:
+        # https://github.com/microsoft/WSL/issues/10049
         found = "the kernel has no such setting; then qemu-user cannot place the guest's memory (seen on WSL 1)"
         return fail(name, done, found, "use WSL 2 or a Linux kernel")
     if value > 0x10000:
@@ -69,7 +70,7 @@ def check_mmap_min_addr(sysctl: Path) -> Finding:
 
 
 def emulator(suffix: str) -> Path | None:
-    """The emulator that is registered in binfmt_misc, else one on the PATH."""
+    """Return the emulator registered in binfmt_misc, or else the one on the PATH."""
     entry = BINFMT / f"qemu-{suffix}"
     if entry.exists() and (found := re.search(r"^interpreter (\S+)", entry.read_text(), re.MULTILINE)):
         program = Path(found[1]).resolve()

@@ -1,4 +1,4 @@
-"""Combinations of emulator and kernel versions that are known to fail (emulators.toml)."""
+"""Detect combinations of emulator and kernel versions that are known to fail (emulators.toml)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pair:
     kernel_below: str = ""
 
     def applies(self, *, guest: str, qemu: str, package: str, kernel: str) -> bool:
-        """Whether all conditions are met. An empty version is unknown, and meets no condition."""
+        """Return whether all conditions are met. An empty version is unknown and meets no condition."""
         return (
             guest in self.guests
             and _within(qemu, self.qemu_from, self.qemu_below, _numbers_below)
@@ -45,7 +45,7 @@ class Pair:
 
 
 def known_bad_pairs() -> tuple[Pair, ...]:
-    """The rows of emulators.toml."""
+    """Return the rows of emulators.toml."""
     rows: list[dict[str, Any]] = tomllib.loads(_TABLE.read_text())["pair"]
     return tuple(Pair(**{key: _frozen(value) for key, value in row.items()}) for row in rows)
 
@@ -69,7 +69,7 @@ def check_emulator(config: Config) -> Finding:
 
 
 def judge_emulator(*, guest: str, qemu: str, package: str, kernel: str) -> Finding:
-    """``check_emulator`` for given versions."""
+    """Look up the given versions among the known bad pairs."""
     rows = known_bad_pairs()
     bad = [row for row in rows if row.applies(guest=guest, qemu=qemu, package=package, kernel=kernel)]
     versions = f"qemu-user {qemu}" + (f" (package {package})" if package else "") + f", kernel {kernel}"
@@ -83,7 +83,7 @@ def judge_emulator(*, guest: str, qemu: str, package: str, kernel: str) -> Findi
 
 
 def _package_version(program: Path) -> str:
-    """Version of the Debian package that owns a file; empty if there is none."""
+    """Return the version of the Debian package that owns a file, or an empty string if there is none."""
     owner = subprocess.run(["dpkg-query", "--search", program], check=False, capture_output=True, text=True)
     if owner.returncode != 0:
         return ""
@@ -101,7 +101,7 @@ def _within(version: str, low: str, high: str, below: Callable[[str, str], bool]
 
 
 def _numbers_below(left: str, right: str) -> bool:
-    """Compare the leading dotted numbers of two versions (``6.18.44-fc`` is 6.18.44)."""
+    """Return whether a version's leading dotted numbers (``6.18.44-fc``: 6.18.44) are lower than the other's."""
     numbers = [[int(part) for part in first_version(text + ".0").split(".")] for text in (left, right)]
     length = max(len(item) for item in numbers)
     padded = [item + [0] * (length - len(item)) for item in numbers]
@@ -109,5 +109,5 @@ def _numbers_below(left: str, right: str) -> bool:
 
 
 def _package_below(left: str, right: str) -> bool:
-    """Compare two Debian versions, as dpkg does."""
+    """Return whether a Debian version is lower than another, as determined by dpkg."""
     return subprocess.run(["dpkg", "--compare-versions", left, "lt", right], check=False).returncode == 0

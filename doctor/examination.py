@@ -1,8 +1,8 @@
-"""Check whether this machine can build, by doing on a small scale what a build does.
+"""Check whether this machine can build by running a build's operations on a small scale.
 
-The checks run a 32-bit ARM program, list a directory with it, build a container for the target's platform, compile
-and run a program, and verify the mirror's lists. This proves more than the existence of a file or a version number.
-A problem is a finding, never an exception: ``examine`` always returns the whole list.
+The checks run a 32-bit ARM program, list a directory with it, build a container for the target's platform, compile and
+run a program, and verify the mirror's lists. A check that runs the operation proves more than one that looks for a file
+or a version number. Problems are returned as findings and never raised: ``examine`` always returns the whole list.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolchain.errors import ChecksFailed
 
 
 def examine(config: Config) -> list[Finding]:
-    """Run every check, in the order of the data flow. Starts the engine if none runs."""
+    """Run every check, in the order of the data flow. Start an engine if none is running."""
     folder, target = config.build_root, config.image.target
     with files.scratch_folder(resources.writable(folder), "doctor") as scratch:
         before: dict[str, Callable[[], Finding]] = {
@@ -51,7 +51,7 @@ def examine(config: Config) -> list[Finding]:
 
 
 def require_healthy(findings: Sequence[Finding]) -> None:
-    """Raise ChecksFailed with the names of the failed checks, if there are any."""
+    """Raise ChecksFailed with the names of the failed checks if any check failed."""
     failed = [item.check for item in findings if item.verdict is Verdict.FAIL]
     if failed:
         raise ChecksFailed(

@@ -13,7 +13,7 @@ from toolchain import process
 from toolchain.errors import UserError
 
 RUN_LIMIT_S = 60.0
-"""For a program that a check runs."""
+"""The time limit for a program that a check runs."""
 
 
 class Verdict(enum.StrEnum):
@@ -26,7 +26,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The outcome of one check: what was done, what was found, and the command or change that fixes it."""
+    """The outcome of one check: what was done, what was found, and how to fix the problem."""
 
     check: str
     verdict: Verdict
@@ -36,22 +36,22 @@ class Finding:
 
 
 def ok(check: str, done: str, found: str) -> Finding:
-    """The finding of a check that passed."""
+    """Return the finding for a check that passed."""
     return Finding(check=check, verdict=Verdict.OK, done=done, found=found)
 
 
 def warn(check: str, done: str, found: str, fix: str) -> Finding:
-    """The finding of a check that found a problem which does not prevent a build."""
+    """Return the finding for a problem that does not prevent a build."""
     return Finding(check=check, verdict=Verdict.WARN, done=done, found=found, fix=fix)
 
 
 def fail(check: str, done: str, found: str, fix: str) -> Finding:
-    """The finding of a check that failed."""
+    """Return the finding for a check that failed."""
     return Finding(check=check, verdict=Verdict.FAIL, done=done, found=found, fix=fix)
 
 
 def guarded(name: str, check: Callable[[], Finding]) -> Finding:
-    """The check's finding. User errors, operating system errors and timeouts become findings too."""
+    """Run a check and return its finding. User errors, operating system errors and timeouts become findings."""
     try:
         return check()
     except UserError as fault:
@@ -66,11 +66,11 @@ def guarded(name: str, check: Callable[[], Finding]) -> Finding:
 
 
 def described(fault: UserError) -> str:
-    """The error in one line."""
+    """Return the error's text on one line."""
     return "; ".join(part for part in (fault.summary, fault.found) if part)
 
 
 def first_version(text: str) -> str:
-    """The first dotted version number in a text; empty if there is none."""
+    """Return the first dotted version number in a text, or an empty string if there is none."""
     found = re.search(r"\d+(?:\.\d+)+", text)
     return found[0] if found else ""

@@ -1,10 +1,10 @@
 """Run programs built for the target: a small ARM program, a directory listing, and a compiled program.
 
-ext4 numbers directory entries with a 64-bit hash for 64-bit processes, and qemu-user is one. A 32-bit program whose C
-library has 32-bit fields for that number gets EOVERFLOW from readdir(3), and often treats this error as the end of
-the directory. An initramfs that is built under qemu-user on ext4 then lacks nearly all drivers, without any error
-message.
-See https://sourceware.org/bugzilla/show_bug.cgi?id=23960 and https://lore.kernel.org/lkml/87bm56vqg4.fsf@mid.deneb.enyo.de/.
+For 64-bit processes such as qemu-user, ext4 numbers directory entries with a 64-bit hash. An emulated 32-bit program
+whose C library stores this number in a 32-bit field gets EOVERFLOW from readdir(3). Many programs treat this error as
+the end of the directory. An initramfs built under qemu-user on ext4 then lacks nearly all drivers, and no error is
+reported. See https://sourceware.org/bugzilla/show_bug.cgi?id=23960 and
+https://lore.kernel.org/lkml/87bm56vqg4.fsf@mid.deneb.enyo.de/.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def check_execution(folder: Path) -> Finding:
 
 
 def check_execution_64(folder: Path) -> Finding:
-    """Run a static 64-bit ARM program, for images of that architecture."""
+    """Run a static 64-bit ARM program; 64-bit images need it."""
     program = folder / "probe-64"
     with files.replacing(program) as aside:
         aside.write_bytes(probe.elf_64())
@@ -60,7 +60,7 @@ def _execution(name: str, program: Path, *, output: bytes) -> Finding:
 
 
 def check_listing(folder: Path) -> Finding:
-    """List a directory of 64 files on the build disk from a 32-bit process (see the module's docstring)."""
+    """List a directory of 64 files on the build disk from a 32-bit process (see the module docstring)."""
     name = "32-bit directory listing"
     program = write_probe(folder)
     listed = folder / "listed"
@@ -71,7 +71,7 @@ def check_listing(folder: Path) -> Finding:
     try:
         status = subprocess.run([program, listed], check=False, capture_output=True, timeout=RUN_LIMIT_S).returncode
     except (OSError, subprocess.TimeoutExpired) as fault:
-        return fail(name, done, f"the program does not run: {fault}", "first fix the execution of 32-bit ARM programs")
+        return fail(name, done, f"the program does not run: {fault}", "first make 32-bit ARM programs run")
     if status == 0:
         return ok(name, done, "all entries fit 32-bit fields")
     if status == probe.EOVERFLOW:
@@ -88,7 +88,7 @@ def check_listing(folder: Path) -> Finding:
 
 
 def check_cross_compiler(folder: Path, gnu: str) -> Finding:
-    """Compile a program for the target with the native cross compiler, and run it."""
+    """Compile a program for the target with the native cross compiler and run it."""
     name = "cross compiler"
     compiler = process.require_program(f"{gnu}-g++", "to compile for the target at native speed")
     source, program = folder / "answer.cpp", folder / "answer"
@@ -107,7 +107,7 @@ def check_cross_compiler(folder: Path, gnu: str) -> Finding:
 
 
 def write_probe(folder: Path) -> Path:
-    """The 32-bit ARM program in this folder, written if it does not exist."""
+    """Return the path of the 32-bit ARM program in this folder; write the program if it does not exist."""
     program = folder / "probe"
     if not program.exists():
         with files.replacing(program) as aside:
@@ -117,7 +117,7 @@ def write_probe(folder: Path) -> Path:
 
 
 def file_system(folder: Path) -> str:
-    """The file system type of the mount that contains a folder."""
+    """Return the file system type of the mount that a folder is on."""
     best = ("", "unknown")
     for mount in psutil.disk_partitions(all=True):
         if folder.resolve().is_relative_to(mount.mountpoint) and len(mount.mountpoint) >= len(best[0]):

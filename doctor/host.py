@@ -1,4 +1,4 @@
-"""The init system, and the user's privileges."""
+"""Check the init system and the user's privileges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine import systemd
 
 
 def check_init() -> Finding:
-    """Whether systemd or ``./inv`` starts the engine. Both are supported."""
+    """Report whether systemd or ``./inv`` starts the engine. Both are supported."""
     found = (
         "systemd runs as init and runs the engine" if systemd.booted() else "no systemd: ./inv starts dockerd itself"
     )
@@ -19,7 +19,7 @@ def check_init() -> Finding:
 
 
 def check_rights() -> Finding:
-    """Root privileges, which building, exporting and serving a root filesystem require: as root or with sudo."""
+    """Check that the user is root or can use sudo: images are built, exported and served with root privileges."""
     return _check_mounting() if os.geteuid() == 0 else _check_sudo()
 
 
@@ -42,7 +42,7 @@ def _check_sudo() -> Finding:
     user = f"you are an ordinary user (id {os.geteuid()})"
     if shutil.which("sudo") is None:
         fix = "run ./inv as root, or install sudo and get permission to use it"
-        return fail("rights", "looked for sudo", f"{user}, and sudo is not installed", fix)
+        return fail("rights", "looked for sudo on the PATH", f"{user}, and sudo is not installed", fix)
     done = "ran a program with sudo, without a password"
     ended = subprocess.run(
         ["sudo", "--non-interactive", "true"],

@@ -1,4 +1,4 @@
-"""The apt mirror and the Python package index."""
+"""Check the apt mirror and the Python package index."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_mirror(config: Config, folder: Path) -> Finding:
 
 
 def check_pockets(sources: tuple[apt.Source, ...], folder: Path, *, strict: bool) -> Finding:
-    """``check_mirror`` for given sources."""
+    """Fetch and verify the package lists of the given sources."""
     name = "apt mirror"
     done = f"fetched and verified the lists of {len(sources)} pockets"
     fix = "set image.mirror in invoke.yaml to a complete mirror, or http_proxy to a proxy that reaches it"
@@ -40,7 +40,7 @@ def check_pockets(sources: tuple[apt.Source, ...], folder: Path, *, strict: bool
 
 
 def check_package_index(folder: Path) -> Finding:
-    """Download a small package with pip and the user's pip configuration (index, proxy, certificates)."""
+    """Download a small package with the user's pip configuration (index, proxy, certificates)."""
     name = "package index"
     done = "downloaded a small package with pip"
     try:

@@ -1,4 +1,4 @@
-"""The findings as a table or as JSON."""
+"""Print the findings as a table, or convert them to JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from doctor.finding import Finding, Verdict
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """The findings for another program."""
+    """Return the findings as JSON, for other programs."""
     healthy = all(item.verdict is not Verdict.FAIL for item in findings)
     document = {"schema": 1, "healthy": healthy, "checks": [asdict(item) for item in findings]}
     return json.dumps(document, indent=2) + "\n"

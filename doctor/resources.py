@@ -1,4 +1,4 @@
-"""Free disk space and memory."""
+"""Check the free disk space and memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from doctor.finding import Finding, Verdict, fail, ok
 from toolchain.config import BuildConfig
 from toolchain.jobs import available_memory_mib, compile_jobs
 
-# A bootable Debian image with a torch wheel, its builder image, the exported tree and one previous generation.
+# This is enough for a bootable Debian image with a torch wheel, its builder image, the exported tree and the previous
+# exported tree.
 _DISK_WANTED_MIB = 12 * 1024
 _DISK_NEEDED_MIB = 4 * 1024
 _DISK_FIX = "free some space, or point build.folder in invoke.yaml at a larger disk"
 
 
 def check_disk(folder: Path, *, wanted_mib: int = _DISK_WANTED_MIB, needed_mib: int = _DISK_NEEDED_MIB) -> Finding:
-    """Free space in the build folder, in MiB."""
+    """Check the free space in the build folder."""
     done = f"read the free space of {folder}, and wrote 1 MiB"
     folder.mkdir(parents=True, exist_ok=True)
     free_mib = shutil.disk_usage(folder).free >> 20
@@ -42,7 +43,7 @@ def check_disk(folder: Path, *, wanted_mib: int = _DISK_WANTED_MIB, needed_mib: 
 
 
 def check_engine_disk(data_root: Path) -> Finding:
-    """Free space in the engine's folder, if the build folder is on a different disk."""
+    """Check the free space in the engine's folder, if the build folder is on a different disk."""
     done = f"read the free space of {data_root}"
     free_mib = shutil.disk_usage(data_root).free >> 20
     found = f"{free_mib} MiB free; images of a first build take up to {_DISK_NEEDED_MIB} MiB"
@@ -53,7 +54,7 @@ def check_engine_disk(data_root: Path) -> Finding:
 
 
 def on_another_disk(data_root: Path, folder: Path) -> bool:
-    """Whether the engine's folder is on this machine and on another disk; false if that cannot be determined."""
+    """Return whether the engine's folder is on another local disk; false if that is unknown."""
     with contextlib.suppress(OSError):
         existing = next(place for place in (folder, *folder.parents) if place.exists())
         return data_root.is_dir() and data_root.stat().st_dev != existing.stat().st_dev
@@ -61,7 +62,7 @@ def on_another_disk(data_root: Path, folder: Path) -> bool:
 
 
 def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Finding:
-    """Free memory for each compiler process, computed as builds do (toolchain.jobs)."""
+    """Check the free memory per compiler process, which builds compute in the same way (toolchain.jobs)."""
     free_mib = available_memory_mib() if available_mib is None else available_mib
     cores = len(os.sched_getaffinity(0))
     fitting = free_mib // build.memory_per_job_mib
@@ -88,7 +89,7 @@ def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Fin
 
 
 def writable(folder: Path) -> Path:
-    """The folder, or the system's temporary folder if it is not writable; ``check_disk`` reports that."""
+    """Return the folder or, if it is not writable, the temporary folder; ``check_disk`` reports the reason."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     return folder if os.access(folder, os.W_OK | os.X_OK, effective_ids=True) else Path(tempfile.gettempdir())

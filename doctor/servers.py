@@ -1,4 +1,4 @@
-"""The programs that serve and emulate boards."""
+"""Check the programs that serve boards or emulate a board."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolchain import process
 
 
 def check_virtual_machine() -> Finding:
-    """The emulator of a whole ARM machine. KVM is not used: it runs only guests of the host's architecture."""
+    """Check QEMU's system emulator. KVM is not used: it runs only guests of the host's architecture."""
     name, done = "virtual machine", "listed the machines of qemu-system-arm"
     program = process.require_program("qemu-system-arm", "to boot the exported tree")
     machines = process.output_of([program, "-machine", "help"], limit_s=RUN_LIMIT_S)
@@ -23,7 +23,7 @@ def check_virtual_machine() -> Finding:
 
 
 def check_nfs_server() -> Finding:
-    """The user-space NFS server starts, and has the module that serves local folders."""
+    """Check that the user-space NFS server starts and has the module that serves local folders."""
     name, done = "NFS server", "ran ganesha.nfsd -v, looked for its VFS module"
     program = process.require_program("ganesha.nfsd", "to serve the exported tree")
     version = first_version(process.run([program, "-v"], limit_s=RUN_LIMIT_S, check=False).output)
@@ -36,7 +36,7 @@ def check_nfs_server() -> Finding:
 
 
 def check_local_registry() -> Finding:
-    """The registry server starts."""
+    """Check that the registry server starts."""
     program = process.require_program("docker-registry", "to run a local registry")
     output = process.run([program, "--version"], limit_s=RUN_LIMIT_S, check=False).output
     return ok("local registry", "ran docker-registry --version", " ".join(output.split()))

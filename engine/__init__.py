@@ -1,1 +1,1 @@
-"""The Docker engine: connect to it, start and stop it, run containers in it."""
+"""Start, stop and connect to the Docker engine, and run containers in it."""

@@ -1,7 +1,7 @@
 """Mount the cgroup hierarchies that dockerd needs.
 
-On a machine with systemd, systemd mounts them. In a bare container they are not mounted, so this module mounts them in
-the same way as the package cgroupfs-mount: the unified hierarchy, unless controllers are bound to version 1.
+On a machine with systemd, systemd mounts them. In a container without systemd they are not mounted. This module then
+mounts them as the package cgroupfs-mount does: the unified hierarchy, unless controllers are bound to version 1.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def mount_commands(proc_cgroups: str, mounted: Sequence[str]) -> list[list[str]]:
-    """The commands that mount the cgroup hierarchies; empty if some are mounted already.
+    """Return the commands that mount the cgroup hierarchies; none if some are already mounted.
 
-    ``proc_cgroups`` is the text of /proc/cgroups (name, hierarchy, number, enabled), ``mounted`` the types of the file
-    systems that are mounted at and below /sys/fs/cgroup. A controller whose hierarchy is 0 is free for version 2.
+    ``proc_cgroups`` is the text of /proc/cgroups (name, hierarchy, number, enabled). ``mounted`` lists the types of the
+    file systems mounted at and below /sys/fs/cgroup. A controller with hierarchy 0 is available to version 2.
     """
     if "cgroup" in mounted or "cgroup2" in mounted:
         return []
@@ -36,7 +36,7 @@ def mount_commands(proc_cgroups: str, mounted: Sequence[str]) -> list[list[str]]
 
 
 def mount_missing(sudo: Sequence[str]) -> None:
-    """Mount what is missing; ``sudo`` is the command's prefix for users other than root. Raises CommandFailed."""
+    """Mount the missing hierarchies; ``sudo`` prefixes the commands of ordinary users. Raises CommandFailed."""
     partitions = psutil.disk_partitions(all=True)
     mounted = [mount.fstype for mount in partitions if Path(mount.mountpoint).is_relative_to(_CGROUP)]
     try:

@@ -28,11 +28,11 @@ ENGINE_ERRORS = (
     *(docker.errors.DockerException, requests.RequestException),
     *(urllib3.exceptions.HTTPError, http.client.HTTPException, ConnectionError),
 )
-"""docker-py raises these if the engine rejects a request, does not respond, or exits during a response."""
+"""What docker-py raises if the engine rejects a request, does not respond, or exits during a response."""
 
 
 class Selection(NamedTuple):
-    """The engine that the user selected. If no host is set, it is the engine at the default socket."""
+    """The engine that the user selected. Without a host, this is the engine at the default socket."""
 
     host: str = ""
     source: str = "DOCKER_HOST"
@@ -41,7 +41,7 @@ class Selection(NamedTuple):
 
 
 def selected() -> Selection:
-    """The engine in DOCKER_HOST, or else in docker's context. Raises EngineUnavailable if it cannot be used."""
+    """Return the engine from DOCKER_HOST or docker's context. Raises EngineUnavailable if it cannot be used."""
     if host := os.environ.get("DOCKER_HOST", ""):
         return _supported(Selection(host))
     from_environment = os.environ.get("DOCKER_CONTEXT", "")
@@ -54,7 +54,7 @@ def selected() -> Selection:
         context = ContextAPI.get_context(name)
         host = (context.Host if context is not None else "") or ""
         found = "no such context" if context is None else "no address in it"
-    except Exception as fault:  # docker-py raises plain Exception, and KeyError and others for an unexpected file
+    except Exception as fault:  # docker-py raises a plain Exception, or KeyError and others for a malformed file
         found = str(fault)
     if not host:
         raise EngineUnavailable(
@@ -78,7 +78,7 @@ def _supported(selection: Selection) -> Selection:
 
 
 def connect(*, timeout_s: float = 600.0) -> docker.DockerClient:
-    """A client of the selected engine.
+    """Return a client connected to the selected engine.
 
     ``timeout_s`` is the limit for each API call. Raises EngineUnavailable.
     """
@@ -86,16 +86,16 @@ def connect(*, timeout_s: float = 600.0) -> docker.DockerClient:
 
 
 def connect_to(selection: Selection, *, timeout_s: float) -> docker.DockerClient:
-    """``connect`` for a given selection."""
+    """Return a client connected to the given engine."""
     address = selection.host or DEFAULT_HOST
     try:
-        # docker-py leaves its own socket open if nothing listens there, so this function connects once first.
+        # If nothing listens at the address, docker-py does not close its socket. Therefore test the connection first.
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(timeout_s)
             probe.connect(str(_socket_path(address)))
-        # The client negotiates the API version, which sends a request.
+        # Creating the client sends a request, because it negotiates the API version.
         return docker.DockerClient(base_url=address, timeout=int(timeout_s))
-    except (docker.errors.InvalidConfigFile, AttributeError) as fault:  # docker-py does not check the file's structure
+    except (docker.errors.InvalidConfigFile, AttributeError) as fault:  # docker-py does not validate the file
         raise EngineUnavailable(
             "docker's configuration file for this user cannot be read",
             expected="a JSON object in ~/.docker/config.json (or in the folder DOCKER_CONFIG names)",
@@ -107,7 +107,7 @@ def connect_to(selection: Selection, *, timeout_s: float) -> docker.DockerClient
 
 
 def unavailable(selection: Selection, fault: BaseException | None = None) -> EngineUnavailable:
-    """The error for an engine that does not respond."""
+    """Return the error for an engine that does not respond."""
     address = selection.host or DEFAULT_HOST
     expected = f"an engine that responds at {address}"
     if not_accessible(address):
@@ -135,7 +135,7 @@ def unavailable(selection: Selection, fault: BaseException | None = None) -> Eng
 
 
 def engine_lost(action: str, fault: BaseException) -> EngineUnavailable:
-    """The error for an engine that stopped responding while it ``action`` (a phrase in the past tense)."""
+    """Return the error for an engine that stopped responding; ``action`` is what it did, in the past tense."""
     return EngineUnavailable(
         f"the Docker engine stopped responding while it {action}",
         expected="an engine that responds until the step is done",
@@ -145,14 +145,14 @@ def engine_lost(action: str, fault: BaseException) -> EngineUnavailable:
 
 
 def not_accessible(address: str) -> bool:
-    """Whether the socket exists and this user has no access to it."""
+    """Return whether the socket exists but this user has no access to it."""
     path = _socket_path(address)
-    # Path.exists raises PermissionError if the folder is not accessible either; os.path.exists does not.
+    # If the folder is not accessible, Path.exists raises PermissionError; os.path.exists does not.
     return os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK)  # noqa: PTH110
 
 
 def group_name(number: int) -> str:
-    """The group's name, or its number if it has no name."""
+    """Return the group's name, or its number if it has no name."""
     try:
         return grp.getgrgid(number).gr_name
     except KeyError:
@@ -164,5 +164,5 @@ def _socket_path(address: str) -> Path:
 
 
 def _reason(fault: BaseException | None) -> str:
-    """The exception's text in one line."""
+    """Return the exception's text on one line."""
     return " ".join(str(fault).split())[:300] if fault is not None else "no response"

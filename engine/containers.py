@@ -1,10 +1,10 @@
-"""Run a command in a container that is always removed afterwards.
+"""Run commands in containers, which are always removed afterwards.
 
-Each container has a label with the process that created it. If that process was killed, the next task removes the
-container when it starts.
+A label of each container identifies the process that created it. If that process was killed, the next task removes the
+container when the task starts.
 
-Build containers share the host's network, so a mirror or proxy on this machine has the same address inside. Every
-run names the platform, which was verified when the image was built.
+Build containers share the host's network, so a mirror or proxy on this machine has the same address in the container.
+Every run specifies the platform, which was verified when the image was built.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Ran:
 
 
 def label() -> dict[str, str]:
-    """The label of this process's containers: it identifies the process and its PID namespace."""
+    """Return the label for this process's containers, which identifies the process and its PID namespace."""
     return {_CREATOR: json.dumps({**record(psutil.Process()), "namespace": _namespace()})}
 
 
@@ -57,7 +57,7 @@ def _namespace() -> str:
 
 
 def remove_abandoned() -> None:
-    """Remove the containers of processes that no longer exist, whether running or stopped, and print their names.
+    """Remove the running and stopped containers of processes that no longer exist, and print their names.
 
     Does nothing if no engine responds.
     """
@@ -67,7 +67,7 @@ def remove_abandoned() -> None:
             for box in found:
                 if _creator_runs(box["Labels"][_CREATOR]):
                     continue
-                with contextlib.suppress(docker.errors.APIError):  # another task has removed it meanwhile
+                with contextlib.suppress(docker.errors.APIError):  # another task has removed it in the meantime
                     client.api.remove_container(box["Id"], force=True, v=True)
                     progress.say(f"    removed the container of a killed task: {box['Names'][0].lstrip('/')}")
     except (EngineUnavailable, OSError):
@@ -75,7 +75,7 @@ def remove_abandoned() -> None:
 
 
 def _creator_runs(text: str) -> bool:
-    """Whether a container's process may still be running; this is not known in another namespace."""
+    """Return whether the creating process may still be running; true if it is in another PID namespace."""
     try:
         creator = json.loads(text)
         return creator["namespace"] != _namespace() or find_recorded(creator) is not None
@@ -96,10 +96,10 @@ def container(
     user: str = "",
     patience_s: float = 0.0,
 ) -> Iterator[Container]:
-    """A container that is created but not started; removed by force on any exit.
+    """Create a container without starting it, and remove it by force when the block ends.
 
-    A process that still runs in it gets SIGINT first, and ``patience_s`` seconds to clean up. Raises ArtefactMissing,
-    EngineUnavailable.
+    A process that is still running in the container first receives SIGINT and has ``patience_s`` seconds to clean up.
+    Raises ArtefactMissing or EngineUnavailable.
     """
     try:
         made = client.containers.create(
@@ -133,7 +133,7 @@ def container(
         try:
             if patience_s:
                 _end(made, patience_s)
-        finally:  # also if a second Ctrl-C arrives during that wait
+        finally:  # even if a second Ctrl-C arrives during that wait
             _remove(made)
 
 
@@ -142,12 +142,12 @@ def _remove(box: Container) -> None:
         box.remove(force=True, v=True)
     except docker.errors.NotFound:
         return
-    except ENGINE_ERRORS as fault:  # do not hide the error that ended the block
+    except ENGINE_ERRORS as fault:  # does not hide the error that ended the block
         progress.warn(f"the container {box.name} may not have been removed: {fault}")
 
 
 def _end(box: Container, patience_s: float) -> None:
-    """Stop the process in a container if it is running."""
+    """Stop a container's process if it is running."""
     with contextlib.suppress(*ENGINE_ERRORS):
         box.reload()
         if box.status != "running":
@@ -178,11 +178,11 @@ def run_in(
     fix: str = "",
     patience_s: float = 0.0,
 ) -> Ran:
-    """Run ``argv`` to completion in a new container from ``image``; its output is written to ``log`` immediately.
+    """Run ``argv`` to completion in a new container from ``image``; write its output to ``log`` immediately.
 
-    ``binds`` are ``SOURCE:TARGET:ro|rw``. Raises CommandFailed (unless ``check`` is false) or CommandTimedOut
-    (``limit_s`` seconds), with the last lines of the output; EngineUnavailable if the engine exits in the meantime.
-    ``patience_s`` as in ``container``.
+    ``binds`` have the form ``SOURCE:TARGET:ro|rw``; ``patience_s`` is as in ``container``. Raises CommandFailed (unless
+    ``check`` is false) or CommandTimedOut (after ``limit_s`` seconds), both with the last lines of the output, or
+    EngineUnavailable if the engine exits in the meantime.
     """
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -253,10 +253,10 @@ def run_in(
 def _collect(
     stream: Iterator[bytes], write: Callable[[str], object] | None, on_line: Callable[[str], None] | None
 ) -> str:
-    """The full output; each block is passed to ``write``, each line to ``on_line``."""
+    """Return the full output; pass each block to ``write`` and each line to ``on_line``."""
     output: list[str] = []
     rest = ""
-    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode  # a block may end within a character
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode  # a block may split a character
 
     def take(text: str) -> None:
         nonlocal rest
@@ -275,6 +275,6 @@ def _collect(
 
 
 def calling_user() -> tuple[int, int]:
-    """User and group id of the caller; under sudo, of the user who ran sudo."""
+    """Return the caller's user and group ids; under sudo, those of the user who ran sudo."""
     uid, gid = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
     return (int(uid), int(gid)) if uid and gid else (os.getuid(), os.getgid())

@@ -1,4 +1,4 @@
-"""A ``dockerd`` that ``./inv`` starts: its files, and the record of its process.
+"""Describe a ``dockerd`` that ``./inv`` starts: its files and the record of its process.
 
 The record ``state.json`` identifies the process (toolchain.process_identity). Only that process is ever stopped.
 """
@@ -25,7 +25,7 @@ from toolchain.process_identity import find_recorded, record
 
 @dataclass(frozen=True, kw_only=True)
 class Daemon:
-    """The folder for the record, log and pid file of a ``dockerd``, and its socket's address."""
+    """A ``dockerd``: the folder for its record, log and pid file, and its socket's address."""
 
     folder: Path
     host: str = DEFAULT_HOST
@@ -34,43 +34,43 @@ class Daemon:
 
     @classmethod
     def of(cls, config: Config) -> Daemon:
-        """The daemon that ``ensure_running`` starts: default socket, default data root."""
+        """Return the daemon that ``ensure_running`` starts, with the default socket and data root."""
         return cls(folder=config.build_root / "engine")
 
     @property
     def log(self) -> Path:
-        """The output of dockerd."""
+        """The log file with dockerd's output."""
         return self.folder / "dockerd.log"
 
     @property
     def state(self) -> Path:
-        """The record of the process that was started."""
+        """The file that records the started process."""
         return self.folder / "state.json"
 
     @property
     def pidfile(self) -> Path:
-        """Written when dockerd is executed."""
+        """The pid file, which is written when dockerd is executed."""
         return self.folder / "dockerd.pid"
 
     def read_record(self) -> dict[str, int | float] | None:
-        """The identity of the process on record; None if there is no record, or it is damaged."""
+        """Return the identity of the process on record, or None if there is no valid record."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             identity = json.loads(self.state.read_text())
             return {"pid": int(identity["pid"]), "created": float(identity["created"])}
         return None
 
     def recorded_process(self) -> psutil.Process | None:
-        """The process on record, if it still runs."""
+        """Return the recorded process if it is still running, else None."""
         identity = self.read_record()
         return find_recorded(identity) if identity is not None else None
 
     def write_record(self, started: psutil.Process) -> None:
-        """Record the process that was started."""
+        """Record the started process."""
         write_text_atomically(self.state, json.dumps(record(started), indent=2) + "\n")
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Let one task at a time start or stop the daemon. Raises UserError if the folder is not writable."""
+        """Hold the lock that lets one task at a time start or stop it. Raises UserError for a read-only folder."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "lock").open("a").close()
@@ -86,7 +86,7 @@ class Daemon:
 
 
 def sudo_prefix(purpose: str) -> list[str]:
-    """The words before a command that needs root; empty for root. Prints the purpose when sudo is used."""
+    """Return the prefix for a command that needs root; empty for root. Print the purpose if sudo is used."""
     if os.geteuid() == 0:
         return []
     sudo = process.require_program("sudo", f"{purpose}, since you are not root")

@@ -1,4 +1,4 @@
-"""The proxy variables, in the spellings and forms that containers, apt and dockerd accept."""
+"""Convert the proxy variables to the names and forms that containers, apt and dockerd accept."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 from collections.abc import Mapping
 
 SOCKS_MISSING = "Missing dependencies for SOCKS support"
-"""requests and pip report this for a SOCKS proxy when PySocks is not installed."""
+"""What requests and pip report for a SOCKS proxy if PySocks is not installed."""
 SOCKS_FIX = "set http_proxy and https_proxy to an HTTP proxy, or install PySocks into .venv from a file"
 
 _NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 
 
 def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The proxy variables, as build arguments and as the environment of build steps, in both spellings.
+    """Return the proxy variables in lower and upper case, for build arguments and the build steps' environment.
 
-    curl reads only the lower-case ``http_proxy``, other programs only upper-case names. apt ignores ``all_proxy``, so
-    its value is used for ``http_proxy`` and ``https_proxy`` where those are not set. These names are Docker's
-    predefined build arguments: they are neither recorded in the image's history nor part of the build cache's key.
+    curl reads only the lower-case ``http_proxy``; other programs read only upper-case names. apt ignores ``all_proxy``,
+    so its value is used for ``http_proxy`` and ``https_proxy`` if they are not set. These names are Docker's predefined
+    build arguments, which are neither recorded in the image's history nor part of the build cache's key.
     """
     source = os.environ if environ is None else environ
     given = {name: source.get(name) or source.get(name.upper()) or "" for name in _NAMES}
@@ -28,11 +28,11 @@ def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
 
 
 def daemon_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a ``dockerd`` that is started here, with the proxies of ``build_environment``.
+    """Return the environment for a ``dockerd`` that is started here, with the proxies from ``build_environment``.
 
-    ``all_proxy`` is left out: dockerd does not use an HTTP proxy that is named there, and uses a SOCKS proxy in
-    addition to the other two (seen with 20.10). Go's HTTP client supports only the scheme ``socks5``, which has the
-    meaning of ``socks5h`` elsewhere: the proxy resolves names.
+    ``all_proxy`` is omitted: dockerd does not use an HTTP proxy from this variable, and uses a SOCKS proxy in addition
+    to the other two (observed with 20.10). Go's HTTP client supports only the scheme ``socks5``, and lets the proxy
+    resolve host names, as other programs do for ``socks5h``.
     """
     source = os.environ if environ is None else environ
     passed = {**source, **build_environment(source)}
@@ -43,7 +43,7 @@ def daemon_environment(environ: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def _with_scheme(proxy: str) -> str:
-    """The proxy's address in a form that every program accepts.
+    """Return the proxy's address in a form that all programs accept.
 
     apt requires a scheme, and supports no SOCKS scheme other than ``socks5h``.
     """

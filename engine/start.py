@@ -1,11 +1,10 @@
-"""Use the engine that responds, or start one.
+"""Use a running engine, or start one.
 
-1. An engine that responds at the selected address (engine.connect) is used as it is.
-2. If systemd is the init system, it starts ``docker.service``.
-3. Otherwise (containers, CI), this module starts ``dockerd`` in a separate session, so that it continues to run after
-   the task.
+1. An engine that responds at the selected address (engine.connect) is used unchanged. 2. If systemd is the init system,
+it starts ``docker.service``. 3. Otherwise (in containers and CI), this module starts ``dockerd`` in a separate session,
+in which it outlives the task.
 
-A ``dockerd`` that was started in step 3 is recorded, and ``stop_engine`` stops it (engine.dockerd, engine.stop).
+A ``dockerd`` started in step 3 is recorded; ``stop_engine`` stops it (engine.dockerd, engine.stop).
 """
 
 from __future__ import annotations
@@ -59,11 +58,11 @@ class EngineInfo:
     data_root: Path
     """The engine's folder for images."""
     started_here: bool
-    """Whether ``stop_engine`` stops it."""
+    """Whether ``stop_engine`` stops this engine."""
 
 
 def ensure_running(config: Config) -> EngineInfo:
-    """Use the engine that responds, else start one (see the module's docstring); returns its description.
+    """Use a running engine or start one (see the module docstring), and return its description.
 
     Raises EngineUnavailable, UserError (with the log's last lines) or ProgramMissing.
     """
@@ -71,7 +70,7 @@ def ensure_running(config: Config) -> EngineInfo:
 
 
 def ensure_daemon(daemon: Daemon, selection: Selection | None = None) -> EngineInfo:
-    """``ensure_running`` for a given daemon; it is not started if the user selected another engine."""
+    """Use a running engine, or start ``daemon`` unless the user selected another engine."""
     selection = selection or Selection()
     wanted = selection if selection.host else Selection(daemon.host)
     with contextlib.suppress(EngineUnavailable):
@@ -79,7 +78,7 @@ def ensure_daemon(daemon: Daemon, selection: Selection | None = None) -> EngineI
     if wanted.host != daemon.host or not_accessible(daemon.host):
         raise unavailable(wanted)
     with daemon.lock():
-        with contextlib.suppress(EngineUnavailable):  # another task has started it meanwhile
+        with contextlib.suppress(EngineUnavailable):  # another task has started it in the meantime
             return _describe(wanted, daemon)
         if systemd.booted() and daemon.host == DEFAULT_HOST:
             systemd.start_engine()
@@ -113,8 +112,8 @@ def _start(daemon: Daemon) -> EngineInfo:
     _refuse_second(daemon)
     sudo = sudo_prefix("to start dockerd")
     cgroups.mount_missing(sudo)
-    # A new dockerd waits for the containerd of a killed dockerd, because containerd's pid file still exists. It also
-    # waits if that containerd is a zombie.
+    # If an earlier dockerd was killed, its containerd's pid file still exists. A new dockerd then waits for that
+    # containerd, even if it is a zombie.
     if all(report.startswith("leftover") for report in end_leftovers(daemon, shims=False)):
         with contextlib.suppress(PermissionError):
             (daemon.exec_root / "containerd" / "containerd.pid").unlink(missing_ok=True)
@@ -164,10 +163,10 @@ def _start(daemon: Daemon) -> EngineInfo:
 
 
 def socket_group() -> int:
-    """The group that has access to the socket of a ``dockerd`` started here; its members can become root through it.
+    """Return the group with access to the socket of a ``dockerd`` started here; its members can become root.
 
-    For root it is root's group, for other users their primary group. If that group has other members, it is the group
-    docker. Raises EngineUnavailable if the user is not in the group docker.
+    For root this is root's group, for other users their primary group or, if that has other members, the group docker.
+    Raises EngineUnavailable if the user is not in the group docker.
     """
     if os.geteuid() == 0:
         return 0
@@ -189,7 +188,7 @@ def socket_group() -> int:
 
 
 def _refuse_second(daemon: Daemon) -> None:
-    """Raise EngineUnavailable if another dockerd runs on the default paths: it does not respond, and is not stopped."""
+    """Raise EngineUnavailable if another dockerd that does not respond runs on the default paths; leave it running."""
     if daemon.host != DEFAULT_HOST:
         return
     with contextlib.suppress(OSError, ValueError, psutil.Error):
@@ -245,7 +244,7 @@ def _ended_early(daemon: Daemon, offset: int) -> UserError:
 
 
 def _fix_for(tail: str) -> str:
-    """The fix for the usual causes if dockerd exits early."""
+    """Return the fix for the likely cause of dockerd's early exit."""
     lowered = tail.lower()
     known = (
         ("needs to be started with root", "run as root, or install sudo"),

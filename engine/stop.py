@@ -1,4 +1,4 @@
-"""Stop the engine that ``./inv`` started, and no other engine."""
+"""Stop the engine that ``./inv`` started; leave all other engines running."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _STOP_LIMIT_S = 30.0
 
 
 def stop_engine(config: Config) -> str:
-    """Stop the engine that ``ensure_running`` started; returns a description of what was done.
+    """Stop the engine that ``ensure_running`` started, and return a description of what was done.
 
-    It is not an error if there is nothing to stop. Raises UserError if the process does not exit.
+    If no engine was started, nothing is stopped. Raises UserError if the process does not exit.
     """
     return stop_daemon(Daemon.of(config))
 
 
 def stop_daemon(daemon: Daemon) -> str:
-    """``stop_engine`` for a given daemon."""
+    """Stop the given daemon, and return a description of what was done."""
     nothing = "no engine was started here"
     if daemon.host == DEFAULT_HOST and systemd.runs_engine():
         nothing += "; systemd runs one, which is left running (systemctl stop docker.socket docker.service stops it)"
@@ -51,7 +51,7 @@ def stop_daemon(daemon: Daemon) -> str:
 
 
 def end_process(process: psutil.Process, name: str) -> None:
-    """Send SIGTERM, wait, then send SIGKILL. Raises UserError if the process is still running."""
+    """Send SIGTERM, wait, then send SIGKILL. Raises UserError if the process survives."""
     for number, wait_s in ((signal.SIGTERM, _STOP_LIMIT_S), (signal.SIGKILL, 5.0)):
         if not running(process):
             return
@@ -70,15 +70,15 @@ def end_process(process: psutil.Process, name: str) -> None:
         f"{name} does not exit",
         expected=f"the process to exit within {_STOP_LIMIT_S:.0f} s of SIGTERM, or after SIGKILL",
         found=f"pid {process.pid} is still running",
-        fix="a process that survives SIGKILL waits for a disk or a file server: look at dmesg",
+        fix="a process that survives SIGKILL is waiting for a disk or a file server: check dmesg",
     )
 
 
 def end_leftovers(daemon: Daemon, *, shims: bool = True) -> Iterator[str]:
-    """Stop containerd and its ``shims`` after dockerd was killed; yields a description for each process.
+    """Stop a killed dockerd's containerd and ``shims``; yield a description of each process.
 
-    They are recognised by the daemon's exec-root on their command line. The same path in another root (a chroot, a
-    container) or mount namespace belongs to another daemon, so both must be this process's.
+    They are recognised by the daemon's exec-root on their command line. In another root directory (a chroot or
+    container) or mount namespace, the same path belongs to another daemon, so both must be those of this process.
     """
     marker = f"{daemon.exec_root}/containerd/"
     mounts = Path("/proc/self/ns/mnt").readlink()

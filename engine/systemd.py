@@ -1,4 +1,4 @@
-"""The Docker engine as a systemd service."""
+"""Start the Docker engine as a systemd service."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LIMIT_S = 120.0
 
 
 def booted() -> bool:
-    """Whether systemd is this machine's init system: its folder exists (sd_booted(3))."""
+    """Return whether systemd is this machine's init system, that is, whether its folder exists (sd_booted(3))."""
     return _BOOTED.is_dir()
 
 
 def runs_engine() -> bool:
-    """Whether systemd is this machine's init system and runs the engine."""
+    """Return whether systemd is this machine's init system and runs the engine."""
     if not booted():
         return False
     with contextlib.suppress(CommandFailed, ProgramMissing):

@@ -1,1 +1,1 @@
-"""The jobs: steps over a context, pipelines of steps, and the functions behind the tasks that run them."""
+"""The jobs: build steps, the pipelines that order them, and the functions that the tasks call to run them."""

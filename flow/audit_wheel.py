@@ -1,4 +1,4 @@
-"""``audit-wheel``: whether a wheel runs on a CPU, from its instructions and from a run on an emulated CPU."""
+"""``audit-wheel``: check whether a wheel runs on a CPU by its instructions and by a run on an emulated CPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COLOURS = {PASS: "green", FAIL: "bold red", INCOMPLETE: "yellow"}
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the probe: the number of the signal that killed it, and the error that it raised."""
+    """The outcome of a probe step: the number of the signal that killed it, and the error that it raised."""
 
     step: str
     signal: int
@@ -50,7 +50,7 @@ class Step:
 
     @property
     def result(self) -> str:
-        """Its result as text."""
+        """The outcome as text."""
         if self.signal:
             return "illegal instruction" if self.signal == _ILLEGAL else f"killed by signal {self.signal}"
         return self.error or "ok"
@@ -58,14 +58,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Probed:
-    """The run on the emulated CPU. ``reason`` states why there is none."""
+    """The run on the emulated CPU. ``reason`` states why there was none."""
 
     steps: tuple[Step, ...] = ()
     reason: str = ""
 
     @property
     def verdict(self) -> str:
-        """An illegal instruction is a failure; a step that fails for another reason proves nothing."""
+        """The verdict. An illegal instruction is a failure; a step that fails for another reason proves nothing."""
         if any(item.signal == _ILLEGAL for item in self.steps):
             return FAIL
         return PASS if self.steps and all(item.result == "ok" for item in self.steps) else INCOMPLETE
@@ -73,7 +73,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Audited:
-    """The result of both parts."""
+    """The results of both parts."""
 
     wheel: str
     sha256: str
@@ -81,15 +81,15 @@ class Audited:
     static: Static
     probed: Probed
     functions: tuple[str, ...]
-    """The first unchecked and unproven functions in readable form, with their instructions."""
+    """The first unchecked and unproven functions with their instructions, as text."""
 
     @property
     def verdict(self) -> str:
-        """A wheel with unchecked instructions fails even if the probe did not execute them."""
+        """The verdict. A wheel with unchecked instructions fails even if the probe did not execute them."""
         return FAIL if self.static.count(UNCHECKED) else self.probed.verdict
 
     def as_json(self) -> str:
-        """The result for another program."""
+        """Return the results as JSON, for other programs."""
         document = {
             "schema": 1,
             "wheel": self.wheel,
@@ -121,7 +121,7 @@ class Audited:
         out.print(Text(f"verdict: {self.verdict}", style=_COLOURS[self.verdict]))
 
     def require_pass(self) -> None:
-        """Raise WheelUnusable for a wheel that fails, and ChecksFailed if the probe did not run to completion."""
+        """Raise WheelUnusable if the wheel fails, and ChecksFailed if the probe did not complete."""
         if self.verdict == FAIL:
             illegal = [item.step for item in self.probed.steps if item.signal == _ILLEGAL]
             found = (
@@ -172,10 +172,10 @@ def _probe_table(probed: Probed, cpu: Cpu) -> Table:
 
 
 def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
-    """Audit a wheel for a CPU. The target is the architecture of that CPU, not the configured one.
+    """Audit a wheel for a CPU, whose architecture replaces the configured one.
 
-    ``text`` is NAME==VERSION or the path of a wheel, relative to ``folder``. Raises ConfigError for an unknown CPU,
-    SourceUnavailable, NetworkUnreachable, WheelUnusable or PlatformMismatch for a wheel that is not for the target, and
+    ``text`` is NAME==VERSION or a wheel's path, relative to ``folder``. Raises ConfigError for an unknown CPU,
+    PlatformMismatch for a wheel that is not for the target, SourceUnavailable, NetworkUnreachable, WheelUnusable, and
     the same exceptions as ``flow.cpu_tools.ready``.
     """
     wanted_cpu = cpu_gate.load_cpu(cpu)
@@ -205,7 +205,7 @@ def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
 
 
 def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) -> Path:
-    """The wheel, downloaded if ``text`` is NAME==VERSION."""
+    """Return the wheel's path; download the wheel if ``text`` is NAME==VERSION."""
     if text.endswith(".whl"):
         path = (folder / text).resolve()
         if not path.is_file():
@@ -229,7 +229,7 @@ def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) ->
 
 
 def _no_probe(config: Config) -> str:
-    """Why the wheel cannot be run; empty if it can."""
+    """Return why the wheel cannot be run, or an empty string if it can."""
     if host_architecture() == config.image.target:
         return "this PC executes the target's programs natively, so no CPU can be emulated"
     ensure_running(config)
@@ -244,7 +244,7 @@ def _no_probe(config: Config) -> str:
 
 
 def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cpu, log: Path) -> Probed:
-    """Run the steps in a container of the target root. Raises PlatformMismatch if the CPU is not the requested one."""
+    """Run the steps in the target root. Raises PlatformMismatch if another CPU than the requested is emulated."""
     packages = f"usr/local/lib/python{load_suite(config.image.suite).python}/dist-packages"
     with contextlib.closing(connect()) as client:
         output = run_in(
@@ -278,7 +278,7 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
 
 
 def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
-    """The first functions without a check: unchecked functions, then unproven functions."""
+    """Return the first functions without a proven check as text: unchecked ones, then unproven ones."""
     lines = []
     for state in (UNCHECKED, UNPROVEN):
         found = [item for item in static.functions if item.state == state]

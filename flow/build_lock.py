@@ -1,4 +1,4 @@
-"""A lock, so that only one build at a time writes to a target's folder."""
+"""A lock that lets only one build at a time write to a target's folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from toolchain.errors import UserError
 
 @contextlib.contextmanager
 def build_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a target's folder, and remove what killed builds left there.
+    """Hold the lock on a target's folder, and remove what killed builds left there.
 
     A folder that is read-only for this user can be used as long as no step has to run. Raises RootNeeded if the lock
-    file cannot be opened, UserError if another build holds the lock.
+    file cannot be opened, or UserError if another build holds the lock.
     """
     refusal = UserError(
         f"another build is running in {folder}",

@@ -1,4 +1,4 @@
-"""``build-wheel``: build the wheel of any Python package for the target, in the development image."""
+"""``build-wheel``: build a wheel of any Python package for the target in the development image."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from wheels.request import Options, Wanted
 def build_wheel(config: Config, text: str, *, folder: Path, options: Options | None = None) -> build.Done:
     """Build one wheel for the target and put it into the first wheelhouse.
 
-    ``text`` is NAME==VERSION or a path (relative to ``folder``). Raises SourceUnavailable for anything else, and the
+    ``text`` is NAME==VERSION or a path relative to ``folder``. Raises SourceUnavailable for any other text, and the
     same exceptions as ``wheels.build.build`` and the main job.
     """
     wanted = Wanted.parse(text, folder=folder)
@@ -53,7 +53,7 @@ def build_wheel(config: Config, text: str, *, folder: Path, options: Options | N
 
 
 def _with_rust(context: Context, container: build.BuildContainer) -> build.BuildContainer:
-    """The container with a native Rust toolchain, which is made on first use, and this PC's Cargo configuration."""
+    """Add this PC's Cargo settings and the native Rust toolchain, which is made on first use, to a container."""
     settings = cargo_settings.of_this_pc()
     with build_lock(context.root):
         pipeline = pipelines.rust_job(context)
@@ -64,7 +64,7 @@ def _with_rust(context: Context, container: build.BuildContainer) -> build.Build
 
 
 def build_requirements(config: Config) -> list[Path]:
-    """Wheels outside the wheelhouses that a build may require: the image's torch, and the distribution's packages."""
+    """Return the wheels outside the wheelhouses that a build may require: torch, and distribution packages."""
     context = Context(config)
     manifests = pipelines.main_job(context, with_workbench=True)
     torch = require(manifests.manifest_path("torch"), "build-image").facts["wheel"]

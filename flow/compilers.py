@@ -1,4 +1,4 @@
-"""Which compiler generates the code of the image: Debian's cross compiler, or the emulated compiler of the target."""
+"""Choose the compiler for the image's code: Debian's cross compiler, or the target's own under emulation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from toolchain import progress
 
 
 def emulated_compiler_reason(context: Context) -> str:
-    """Why only the target's own compiler can be used; empty if Debian's cross compiler can be used."""
+    """Return why the code cannot be cross-compiled and needs the target's own compiler; empty if it can."""
     flavour = target_flavour(context.image)
     if not flavour.compiles_for:
         return ""
@@ -19,18 +19,18 @@ def emulated_compiler_reason(context: Context) -> str:
 
 
 def is_extension_cross_compiled(context: Context) -> bool:
-    """Whether the extension is cross-compiled in the builder image instead of built in a container of the target."""
+    """Return whether the builder image cross-compiles the extension; if not, a target container builds it."""
     can_cross = context.target != context.native and not emulated_compiler_reason(context)
     return context.config.build.native_compiler and can_cross
 
 
 def library_image(context: Context) -> str:
-    """Role of the image in which libqpu is compiled. The setting ``build.native_compiler`` does not affect it."""
+    """Return the role of the image that compiles libqpu. ``build.native_compiler`` does not affect it."""
     return "dev" if emulated_compiler_reason(context) else "builder"
 
 
 def newer_code_warning(context: Context, wheel: str) -> tuple[str, ...]:
-    """If a cross-compiled wheel requires a newer CPU than the image, print and return a warning."""
+    """Return a warning, and print it, if a cross-compiled wheel requires a newer CPU than the image."""
     if not (older := target_flavour(context.image).compiles_for):
         return ()
     warning = f"{wheel} is not {older} code: it does not run on a Pi 1, whose CPU does not support newer code"

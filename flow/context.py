@@ -1,4 +1,4 @@
-"""What every step works with: the configuration, the paths in the build folder and the Docker engine."""
+"""The context that every step uses: the configuration, the paths in the build folder and the Docker engine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from toolchain.config import Config, ImageConfig
 
 @dataclass
 class Context:
-    """One configuration. The engine is connected on first use and disconnected at the end of the ``with`` block."""
+    """A configuration and its engine, which is connected on first use until the ``with`` block ends."""
 
     config: Config
     reuse: bool = False
-    """Whether a step may update its previous build instead of starting from scratch. The product is the same."""
+    """Whether a step may update its previous build instead of starting from scratch; the product is the same."""
     _client: docker.DockerClient | None = field(default=None, repr=False)
 
     def __enter__(self) -> Self:
@@ -34,73 +34,73 @@ class Context:
 
     @property
     def client(self) -> docker.DockerClient:
-        """The engine. Raises EngineUnavailable."""
+        """The client of the engine. Raises EngineUnavailable."""
         if self._client is None:
             self._client = connect()
         return self._client
 
     @property
     def image(self) -> ImageConfig:
-        """Settings of the image."""
+        """The image's settings."""
         return self.config.image
 
     @property
     def target(self) -> Architecture:
-        """Architecture of the image."""
+        """The image's architecture."""
         return self.config.image.target
 
     @functools.cached_property
     def native(self) -> Architecture:
-        """Architecture of this PC."""
+        """This PC's architecture."""
         return host_architecture()
 
     @functools.cached_property
     def suite(self) -> Suite:
-        """Release of the image."""
+        """The image's suite."""
         return load_suite(self.config.image.suite)
 
     @property
     def epoch(self) -> int:
-        """Upper limit of the time stamps in products, in Unix seconds."""
+        """The upper limit for time stamps in products, in Unix seconds."""
         return self.config.image.source_date_epoch
 
     @property
     def root(self) -> Path:
-        """Folder of the target, with the products and manifests of its steps."""
+        """The target's folder, with its steps' products and manifests."""
         return self.config.target_root
 
     @property
     def keyrings(self) -> Path:
-        """Downloaded keys of archives whose keys are in no package."""
+        """The folder for downloaded keys of archives that no package contains."""
         return self.config.build_root / "keys"
 
     @property
     def tools(self) -> Path:
-        """Native programs."""
+        """The folder with native programs."""
         return self.root / "tools"
 
     @property
     def farm(self) -> Path:
-        """Links for the native compiler in development containers (images.native)."""
+        """The folder with links for the native compiler in development containers (images.native)."""
         return self.root / "farm"
 
     @property
     def torch_site(self) -> Path:
-        """torch, unpacked as in the target root."""
+        """The folder with torch, unpacked as in the target root."""
         return self.root / "torch-site"
 
     @property
     def libqpu_stage(self) -> Path:
-        """libqpu, unpacked as in the target root."""
+        """The folder with libqpu, unpacked as in the target root."""
         return self.root / "libqpu"
 
     def log(self, step: str) -> Path:
-        """Log of a step."""
+        """Return the path of a step's log."""
         return self.root / "logs" / f"{step}.log"
 
 
 def for_all_targets(config: Config, suite: str) -> Config:
-    """The configuration for what all targets share, such as native tools: one folder, and a release of Debian."""
+    """Return the configuration for products that all targets share: one folder, and a Debian release."""
     own = ImageConfig()
     image = replace(config.image, suite=suite, flavour=own.flavour, architecture=own.architecture, kernel=own.kernel)
     return replace(config, image=image)

@@ -3,8 +3,8 @@
 This file runs in a container and requires only Python's standard library.
 
 Usage: ``cpu_probe.py STEPS``, where STEPS is JSON: a list of [name, Python code]. The first step imports the package.
-Every other step runs in a separate process, in which the names of the first step are defined. For each step a line of
-JSON is printed: its name, and the signal that killed it (0: none) or the last line of its error.
+Every other step runs in a separate process, in which the names from the first step are defined. For each step, a line
+of JSON is printed: the step's name, and the signal that killed it (0: none) or the last line of its error.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ import traceback
 
 
 def report(step: str, number: int, error: str) -> None:
-    """Print the result of a step."""
+    """Print a step's result."""
     print(json.dumps({"step": step, "signal": number, "error": error}), flush=True)
 
 
 def run(step: str, code: str, names: dict[str, object]) -> bool:
-    """Run a step in a separate process."""
+    """Run a step in a separate process; return whether it succeeded."""
     child = os.fork()
     if child == 0:
         os._exit(0 if execute(step, code, names) else 1)
@@ -32,7 +32,7 @@ def run(step: str, code: str, names: dict[str, object]) -> bool:
 
 
 def execute(step: str, code: str, names: dict[str, object]) -> bool:
-    """Run a step in this process; returns whether it succeeded."""
+    """Run a step in this process; return whether it succeeded."""
     try:
         exec(compile(code, f"<{step}>", "exec"), names)  # noqa: S102 (the code is part of this repository)
     except BaseException:
@@ -43,7 +43,7 @@ def execute(step: str, code: str, names: dict[str, object]) -> bool:
 
 
 def main() -> None:
-    """Run the steps. The capabilities that the emulator reports are printed first."""
+    """Print the capabilities that the emulator reports, then run the steps."""
     (first, *others) = json.loads(sys.argv[1])
     getauxval = ctypes.CDLL(None).getauxval
     getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]

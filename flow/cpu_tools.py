@@ -1,4 +1,4 @@
-"""The native tools for machine code, ready to use: the emulator with plugins, llvm-mca and llvm-objdump."""
+"""Prepare the native tools for machine code: the emulator with plugins, llvm-mca and llvm-objdump."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from flow.steps import extracted_tools
 from toolchain.config import Config
 
 SUITE = "bookworm"
-"""The release whose emulator supports plugins. Trixie's emulator is statically linked and cannot load plugins."""
+"""The suite whose emulator supports plugins. Trixie's emulator is statically linked and cannot load plugins."""
 
 
 def ready(config: Config) -> Path:
-    """The folder of the tools, extracted if necessary. Raises the UserError of the step that failed."""
+    """Return the folder with the tools; extract them if necessary. Raises the failed step's UserError."""
     with Context(for_all_targets(config, SUITE)) as context, build_lock(context.root):
         pipeline = pipelines.cpu_tools_job(context)
         pipeline.execute(pipeline.plan())

@@ -1,7 +1,8 @@
-"""Test the wheel of CUDA operators on this machine with PyPI's torch; on the CPU if there is no GPU.
+"""Test the wheel with CUDA operators on this machine with PyPI's torch, on the CPU if there is no GPU.
 
-The same wheel is tested with each requested release of torch, in a separate environment in ``cuda/torch-VERSION`` of
-the build folder, with all dependencies of that torch (for PyPI's, gigabytes of CUDA libraries).
+The same wheel is tested with each requested torch release in a separate environment. It is in ``cuda/torch-VERSION`` of
+the build folder and contains all dependencies of that torch, which for PyPI's torch include gigabytes of CUDA
+libraries.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _RELEASE = re.compile(r"\d+\.\d+\.\d+")
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The results of the tests. ``reasons`` are the reasons for skipped tests."""
+    """The test results. ``reasons`` lists why tests were skipped."""
 
     torch: str
     passed: int
@@ -41,7 +42,7 @@ class Checked:
     reasons: tuple[str, ...]
 
     def summary(self) -> str:
-        """One line."""
+        """The results as one line of text."""
         reasons = f" ({'; '.join(self.reasons)})" if self.reasons else ""
         return f"{self.passed} tests passed, {self.skipped} skipped{reasons}: torch {self.torch}, on this machine"
 
@@ -49,7 +50,7 @@ class Checked:
 def require_checkable(architecture: str, *, check: bool, torch: Sequence[str]) -> None:
     """Check, before the wheel is built, that this machine can run the requested tests.
 
-    Raises PlatformMismatch for a wheel for another machine, and the same exceptions as ``other_torch``.
+    Raises PlatformMismatch if the wheel is for another machine, and the same exceptions as ``other_torch``.
     """
     for version in torch:
         _require_release(version)
@@ -74,10 +75,10 @@ def _require_release(version: str) -> None:
 
 
 def other_torch(config: Config, version: str) -> Path:
-    """The interpreter of an environment with that release of torch, which is created if necessary.
+    """Return the interpreter of the environment with that torch release; create the environment if necessary.
 
-    Raises WheelUnusable for an unsupported release, SourceUnavailable if the package index does not have it,
-    NetworkUnreachable.
+    Raises WheelUnusable for an unsupported release, SourceUnavailable if the package index does not have the release,
+    or NetworkUnreachable.
     """
     _require_release(version)
     folder = config.build_root / "cuda" / f"torch-{version}"
@@ -89,7 +90,7 @@ def other_torch(config: Config, version: str) -> Path:
         return python
     log = folder.parent / f"torch-{version}.log"
     files.require_space(folder.parent, 12000, f"torch {version} and its dependencies")
-    # An environment cannot be moved. The stamp marks a complete one.
+    # An environment cannot be moved, so it is not built under a temporary name. The stamp marks a complete one.
     files.remove(folder)
     with progress.step(f"fetch torch {version}"):
         process.run([sys.executable, "-m", "venv", folder], limit_s=300, fix="apt-get install python3-venv")
@@ -119,7 +120,7 @@ def other_torch(config: Config, version: str) -> Path:
 
 
 def install(config: Config, wheel: Path) -> Mapping[str, str]:
-    """Install the wheel into a separate folder; returns the variables that make Python find it."""
+    """Install the wheel into a separate folder; return the variables with which Python finds it."""
     site = config.build_root / "cuda" / "site"
     with files.scratch_folder(site.parent, site.name) as scratch:
         made = scratch / "made"
@@ -140,15 +141,15 @@ def install(config: Config, wheel: Path) -> Mapping[str, str]:
         )
         files.remove(site)
         made.rename(site)
-    # If torch_qpu is in the environment, torch would load it.
+    # Otherwise torch would load torch_qpu if it is in the environment.
     no_backends = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     return {"PYTHONPATH": str(site), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", **no_backends}
 
 
 def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
-    """Install the wheel and run its tests with the torch of the native environment or another release.
+    """Install the wheel and run its tests with the native environment's torch or another release.
 
-    Raises ChecksFailed with the end of pytest's output, and the same exceptions as ``other_torch``.
+    Raises ChecksFailed with the last lines of pytest's output, and the same exceptions as ``other_torch``.
     """
     environment = install(config, wheel)
     python = other_torch(config, torch) if torch else native.python_of(config)
@@ -190,7 +191,7 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
 
 
 def interpreter(config: Config) -> Path:
-    """The Python for ``cuda-timing``: the configured Python, or the Python of the native environment."""
+    """Return the Python for ``cuda-timing``: the configured one, or that of the native environment."""
     if config.cuda.python:
         return ROOT / config.cuda.python
     ours = native.python_of(config)

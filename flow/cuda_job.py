@@ -1,4 +1,4 @@
-"""``build-cuda-wheel``: the wheel of CUDA operators."""
+"""``build-cuda-wheel``: build the wheel with CUDA operators."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from toolchain.errors import PlatformMismatch
 from toolchain.steps import Decision
 
 TARGETS = ("amd64", "arm64")
-"""Machines for which a wheel can be built: PCs, and boards with an NVIDIA GPU."""
+"""The architectures for which a wheel can be built: PCs, and boards with an NVIDIA GPU."""
 SUITE = "bookworm"
-"""The older release, regardless of the configuration: libraries that are linked on it also run on newer systems."""
+"""The older suite, regardless of the configuration: libraries linked on it also run on newer systems."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,19 +33,19 @@ class Wheel:
 
 
 def context_of(config: Config) -> Context:
-    """The context of the build, whose image is a native one, regardless of the configured target."""
+    """Return the build's context. Its image is native, regardless of the configured target."""
     image = dataclasses.replace(config.image, flavour="debian", suite=SUITE, architecture="amd64", profile="container")
     return Context(dataclasses.replace(config, image=image))
 
 
 def plan(config: Config, architecture: str = "amd64") -> list[Decision]:
-    """Which steps would run, and why."""
+    """Return a decision for each step: whether it would run, and why."""
     with context_of(config) as context:
         return pipelines.cuda_job(context, target_of(architecture)).plan()
 
 
 def build_wheel(config: Config, architecture: str = "amd64") -> Wheel:
-    """Bring the wheel for a machine up to date. Raises the UserError of the step that failed."""
+    """Bring the wheel for a machine up to date. Raises the failed step's UserError."""
     target = target_of(architecture)
     ensure_running(config)
     native_job.ready_python(config)
@@ -58,7 +58,7 @@ def build_wheel(config: Config, architecture: str = "amd64") -> Wheel:
 
 
 def target_of(architecture: str) -> Architecture:
-    """The machine with this Debian name. Raises PlatformMismatch for a machine without CUDA."""
+    """Return the machine's architecture from its Debian name. Raises PlatformMismatch for a machine without CUDA."""
     if architecture not in TARGETS:
         raise PlatformMismatch(
             f"CUDA is not available for {architecture}",

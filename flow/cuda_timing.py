@@ -1,4 +1,4 @@
-"""``cuda-timing``: run the timing tool of the wheel with a Python that has torch.
+"""``cuda-timing``: run the wheel's timing tool with a Python that has torch.
 
 The tool, ``cuda_ops.timing``, is part of the wheel, so it also runs on machines without this repository.
 """
@@ -17,21 +17,21 @@ from toolchain.config import ROOT, Config
 from toolchain.errors import ArtefactMissing, CommandFailed, UserError
 
 NO_GPU = 3
-"""Exit status of the tool if there is no GPU (cuda_ops/timing.py)."""
+"""The tool's exit status if there is no GPU (cuda_ops/timing.py)."""
 _USAGE = 2
 _LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
 class Timed:
-    """The output of the tool, and the folder with its files."""
+    """The tool's output, and the folder with the files that it wrote."""
 
     text: str
     folder: Path
 
 
 def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 10, timeline: bool = False) -> Timed:
-    """Time an operation. Raises UserError (invalid arguments, or no GPU) or ArtefactMissing (no wheel)."""
+    """Time an operation. Raises UserError for invalid arguments or without a GPU, ArtefactMissing without a wheel."""
     python = native.interpreter(config)
     site = config.build_root / "cuda" / "site"
     environment = {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
@@ -72,6 +72,6 @@ def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 
 
 
 def draw(figures: Path, picture: Path) -> None:
-    """Draw the results with this Python: the one with torch may not have matplotlib."""
+    """Draw the results with the project's own Python: the Python with torch may not have matplotlib."""
     tool = ROOT / "recipes" / "cuda_ops" / "src" / "cuda_ops" / "timing.py"
     process.run([sys.executable, "-I", tool, f"--draw={figures}", f"--plot={picture}"], limit_s=_LIMIT_S)

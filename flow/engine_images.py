@@ -1,4 +1,4 @@
-"""Images in the engine: load a root as an image, and check that the engine still has it."""
+"""Load a root into the engine as an image, and check that the engine still has the image."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import Made
 
 NO_ENGINE = "no engine is running"
-"""Reason for a step to run."""
+"""Why a step has to run: its image cannot be checked."""
 
 
 def load_root(context: Context, role: str, tar: Path, architecture: Architecture) -> Made:
-    """Load the tar of a root as the image of that role."""
+    """Load a root's tar as the image with that role."""
     reference = context.config.image_reference(role)
     layer = Artefact.of(tar)
     loaded = archive.load(context.client, [archive.Layer(layer)], reference, architecture, epoch=context.epoch)
@@ -28,7 +28,7 @@ def load_root(context: Context, role: str, tar: Path, architecture: Architecture
 
 
 def image_missing(context: Context, role: str) -> Callable[[Manifest], str]:
-    """The ``missing`` probe of a step that makes the image of that role."""
+    """Return the ``missing`` check for a step that makes the image with that role."""
 
     def probe(made: Manifest) -> str:
         try:

@@ -1,4 +1,4 @@
-"""The boot firmware of boards, ready to use. Its licence is shown once."""
+"""Fetch the boards' boot firmware and show its licence once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SUITE = "trixie"
 
 
 def ready(config: Config) -> tuple[Path, Path]:
-    """The folder of the firmware, fetched by apt if necessary, and the file with its licence.
+    """Return the folder with the firmware and the file with its licence; fetch both with apt if necessary.
 
-    Raises the UserError of the step that failed.
+    Raises the failed step's UserError.
     """
     with Context(for_all_targets(config, SUITE)) as context, build_lock(context.root):
         pipeline = pipelines.firmware_job(context)

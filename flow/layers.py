@@ -1,4 +1,4 @@
-"""The layers and labels of the images that are built on a root."""
+"""The layers and labels of images that are built on a root."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolchain.manifest import Manifest
 
 
 def layers(needs: Mapping[str, Manifest]) -> list[system.Layer]:
-    """The products of the recipes. Layers that change less often come first."""
+    """Return the recipes' products as layers; layers that change less often come first."""
     names = [
         name for name in ("torch-site", "companions", "tvm-server", "tvm-ffi", "libqpu", "qpu-ops") if name in needs
     ]
@@ -22,8 +22,8 @@ def layers(needs: Mapping[str, Manifest]) -> list[system.Layer]:
 
 
 def labels(image: ImageConfig, needs: Mapping[str, Manifest]) -> dict[str, str]:
-    """The labels of the system image, which describe its parts."""
-    left_out = needs["rootfs"].facts.get("left_out")  # older manifests do not have this fact
+    """Return the system image's labels, which describe the image's parts."""
+    left_out = needs["rootfs"].facts.get("left_out")  # older manifests lack this fact
     return {
         "org.opencontainers.image.title": "pitorch system image",
         "org.opencontainers.image.base.digest": needs["rootfs"].facts["image"],
@@ -38,9 +38,9 @@ def labels(image: ImageConfig, needs: Mapping[str, Manifest]) -> dict[str, str]:
 
 
 def wheels_in(needs: Mapping[str, Manifest]) -> list[dict[str, Any]]:
-    """The wheels in an image, from the manifests of its steps: ``name``, ``size`` and ``sha256``.
+    """Return the ``name``, ``size`` and ``sha256`` of an image's wheels, from the manifests of its steps.
 
-    Facts that an older manifest does not have are empty.
+    A fact that an older manifest lacks is empty.
     """
     found = []
     for name in ("companions", "qpu-ops"):

@@ -1,4 +1,4 @@
-"""``build-image`` and ``shell``: plan the steps of the main job, run them, and collect the products."""
+"""``build-image`` and ``shell``: plan and run the steps of the main job, and collect their products."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from toolchain.steps import MANIFEST_SUFFIX, Decision, Pipeline
 
 _MIRROR = "mirror"
 _NEED_ROOT = ("tools", "builder", "dev", "rootfs")
-"""Steps whose products contain files of several owners: only root can create them."""
+"""Steps whose products contain files with several owners, which only root can create."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """The manifests of all steps, the names of those that ran, and the seconds of the whole build."""
+    """The manifests of all steps, the names of those that ran, and the duration of the whole build in seconds."""
 
     manifests: tuple[Manifest, ...]
     ran: frozenset[str]
     seconds: float
 
     def manifest(self, step: str) -> Manifest:
-        """The manifest of one step."""
+        """Return the manifest of one step."""
         return next(item for item in self.manifests if item.step == step)
 
     @property
     def rows(self) -> list[progress.Row]:
-        """Rows of the final table."""
+        """Return the rows of the final table."""
         rows = []
         for item in self.manifests:
             note = "made now" if item.step in self.ran else "unchanged"
@@ -53,19 +53,19 @@ class Built:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of all steps, including earlier runs, because they apply as long as the product is used."""
+        """Return the warnings of all steps, including earlier runs: they apply as long as the product is used."""
         return all_warnings(self.manifests)
 
 
 def plan(
     config: Config, *, update: bool = False, again: Sequence[str] = (), only: Sequence[str] = ()
 ) -> list[Decision]:
-    """Which steps would run, and why.
+    """Return a decision for each step: whether it would run, and why.
 
-    ``update`` runs the step that queries the mirror, ``again`` names steps to run again. ``only`` restricts the plan to
-    these steps and those that they need. With ``torch.from_source`` the plan starts with the steps that build torch.
+    ``update`` runs the step that queries the mirror; ``again`` names steps to run again. ``only`` restricts the plan to
+    the named steps and their dependencies. With ``torch.from_source``, the plan starts with the steps that build torch.
     """
-    # Both pipelines have the step ``mirror``; ``update`` applies to that of the main job.
+    # Both pipelines have a step ``mirror``; ``update`` applies to that of the main job.
     before = [item for item in torch_job.plan(config) if item.step.name != _MIRROR] if config.torch.from_source else []
     with Context(config) as context:
         pipeline = _pipeline(context, again, only)
@@ -74,7 +74,7 @@ def plan(
 
 
 def _pipeline(context: Context, again: Sequence[str], only: Sequence[str]) -> Pipeline:
-    """The steps of the main job, and also the steps of the workbench if one of them is named."""
+    """Return the steps of the main job, with those of the workbench if ``only`` or ``again`` names one."""
     usual = pipelines.main_job(context)
     with_workbench = pipelines.main_job(context, with_workbench=True)
     extra = {step.name for step in with_workbench.steps} - {step.name for step in usual.steps}
@@ -96,9 +96,9 @@ def build_image(
     only: Sequence[str] = (),
     reuse: bool = False,
 ) -> Built:
-    """Bring the system image up to date, or ``only`` these steps; ``reuse`` as in ``Context``.
+    """Bring the system image, or ``only`` the named steps, up to date; ``reuse`` is as in ``Context``.
 
-    Raises RootNeeded before anything is changed, or the UserError of the step that failed.
+    Raises RootNeeded before it changes anything, or the failed step's UserError.
     """
     began = time.monotonic()
     if os.geteuid() != 0:
@@ -110,7 +110,7 @@ def build_image(
         pipeline = _pipeline(context, again, only)
         decisions = _plan(pipeline, update=update, again=again, only=only)
         before = {path: path.stat().st_mtime_ns for path in config.target_root.glob(f"*{MANIFEST_SUFFIX}")}
-        # Configuring the root uses one core. The two other steps lead to the compilers.
+        # Configuring the root uses one core. The two other steps prepare the compilers.
         manifests = pipeline.execute(decisions, at_once=3)
         written = {item.step: pipeline.manifest_path(item.step) for item in manifests}
         ran = frozenset(step for step, path in written.items() if before.get(path) != path.stat().st_mtime_ns)
@@ -118,7 +118,7 @@ def build_image(
 
 
 def _require_root(decisions: Sequence[Decision], task: str) -> None:
-    """Raise RootNeeded if a root filesystem will be made. If no engine is running, the image may already exist."""
+    """Raise RootNeeded if a root filesystem has to be made, unless no engine runs: its image may already exist."""
     made = [item for item in decisions if item.runs and item.step.name in _NEED_ROOT and item.reason != NO_ENGINE]
     if made:
         titles = ", ".join(item.step.title for item in made)
@@ -126,9 +126,9 @@ def _require_root(decisions: Sequence[Decision], task: str) -> None:
 
 
 def ready_workbench(config: Config, *, task: str = "./inv shell") -> None:
-    """Bring the image of the workbench up to date for a task.
+    """Bring the workbench image up to date for a task.
 
-    Raises RootNeeded before anything is changed, or the UserError of the step that failed.
+    Raises RootNeeded before it changes anything, or the failed step's UserError.
     """
     if os.geteuid() != 0:
         with Context(config) as context:
@@ -142,7 +142,7 @@ def ready_workbench(config: Config, *, task: str = "./inv shell") -> None:
 
 def open_shell(config: Config, folder: Path, *, command: str, native_compiler: bool, as_root: bool) -> int:
     """Open a shell in the workbench and return its exit status."""
-    shell.require_folder(folder)  # first, because making the workbench takes minutes
+    shell.require_folder(folder)  # checked first, because making the workbench takes minutes
     ready_workbench(config)
     return shell.open_shell(
         config.image_reference("workbench"),

@@ -1,4 +1,4 @@
-"""Builder images of recipes that require more than the native tools: native roots, fully installed."""
+"""Builder images for recipes that require more than the native tools: complete native roots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolchain.steps import Made, Step
 def builder_step(
     context: Context, *, name: str, title: str, code: str, packages: str, architectures: tuple[Architecture, ...]
 ) -> Step:
-    """A step that makes the root and its image. ``packages`` names a table of images/packages.toml."""
+    """Return the step that makes the root and its image. ``packages`` names a table of images/packages.toml."""
     names = packages_for(packages, context.image)
 
     def action(needs: Mapping[str, Manifest]) -> Made:

@@ -1,4 +1,4 @@
-"""The virtual environment in which extensions are built and tested on this machine: ``native/`` in the build folder."""
+"""The virtual environment for building and testing extensions on this machine: ``native/`` in the build folder."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ TORCH_NEEDS = (
     "sympy==1.14.0",
     "typing-extensions==4.16.0",
 )
-"""What torch imports on a CPU. If PyPI's wheel is a CUDA build, it also requires gigabytes of CUDA libraries."""
+"""The packages that torch imports on a CPU. A CUDA build of PyPI's wheel also requires gigabytes of CUDA libraries."""
 TOOLS = ("expecttest==0.3.0", "numpy==2.4.6", "pybind11==3.1.0", "pytest==9.2.0", "setuptools==84.2.1", "wheel==0.48.0")
 _INSTALL_LIMIT_S = 3600.0
 
 
 def folder_of(config: Config) -> Path:
-    """The folder."""
+    """Return the environment's folder."""
     return config.build_root / "native"
 
 
 def python_of(config: Config) -> Path:
-    """The interpreter of the environment."""
+    """Return the environment's interpreter."""
     return folder_of(config) / "venv" / "bin" / "python"
 
 
 def environment_of(config: Config) -> dict[str, str]:
-    """Variables that make the interpreter find libqpu and ignore the caller's packages."""
+    """Return variables with which the interpreter finds libqpu and ignores the caller's packages."""
     return {"LD_LIBRARY_PATH": str(folder_of(config) / "libqpu" / "lib"), "PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}
 
 
 def torch_include(config: Config) -> Path:
-    """The headers of the installed torch. Raises SourceUnavailable."""
+    """Return the folder with the installed torch's headers. Raises SourceUnavailable."""
     root = folder_of(config) / "venv"
     for found in root.glob("lib/python*/site-packages/torch/include"):
         return found
@@ -62,6 +62,6 @@ def pip(config: Config, *words: str) -> None:
 
 
 def python_output(config: Config, code: str) -> str:
-    """Run ``code`` in the environment; returns its standard output."""
+    """Run ``code`` in the environment, and return its standard output."""
     done = process.run([python_of(config), "-c", code], env=environment_of(config), limit_s=300, merge_stderr=False)
     return done.output.strip()

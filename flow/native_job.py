@@ -11,7 +11,7 @@ from toolchain.config import Config
 
 
 def ready_python(config: Config) -> Path:
-    """Create the environment unless it exists; returns its interpreter."""
+    """Create the environment unless it exists, and return its interpreter."""
     with files.locked(native_environment.folder_of(config)), Context(config) as context:
         pipeline = pipelines.native_checks(context)
         pipeline.execute(pipeline.plan(only=("native-python",)))

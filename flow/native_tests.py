@@ -17,12 +17,12 @@ _LIMIT_S = 2400.0
 
 
 def run_tests(config: Config, folder: Path, names: Sequence[str], report: str) -> Made:
-    """Run the tests; returns the JUnit report and the numbers of passed and skipped tests.
+    """Run the tests; return the JUnit report and the numbers of passed and skipped tests.
 
-    The report and the log are named ``report``. Raises ChecksFailed with the end of pytest's output.
+    ``report`` is the base name of the report and the log. Raises ChecksFailed with the last lines of pytest's output.
     """
     junit = native.folder_of(config) / f"{report}.xml"
-    # Not the project's own configuration of pytest: it requires plug-ins that this environment does not have.
+    # The project's own pytest configuration requires plug-ins that this environment does not have.
     pytest: list[str | Path] = [native.python_of(config), "-m", "pytest", "-c", os.devnull]
     with files.replacing(junit) as aside:
         done = process.run(
@@ -52,7 +52,7 @@ def run_tests(config: Config, folder: Path, names: Sequence[str], report: str) -
 
 
 def _counts(junit: Path) -> dict[str, int]:
-    """The numbers of passed and skipped tests."""
+    """Return the numbers of passed and skipped tests."""
     found = {"tests": 0, "skipped": 0, "failures": 0, "errors": 0}
     for suite in ElementTree.parse(junit).getroot().iter("testsuite"):  # noqa: S314 (pytest wrote this file)
         for name in found:

@@ -1,4 +1,4 @@
-"""The pipelines: which steps there are, in the order of the data flow.
+"""The pipelines: the steps of each job, in the order of the data flow.
 
 ::
 
@@ -28,11 +28,11 @@
     native-python ──┬── native-qpu-ops ──┬── native-suite
     native-libqpu ──┘                    └── native-breadth
 
-The development root is required for shells. It is also required if the extension is built in the target's container,
-because the native compiler is disabled or because only the target's compiler generates the right code. In the latter
-case, libqpu is also compiled there.
+Shells require the development root. So does the extension if it is built in the target's container, either because the
+native compiler is disabled or because only the target's compiler generates the right code. In the latter case, libqpu
+is also compiled there.
 
-Manifests and products of the steps are in the target's folder.
+The steps' manifests and products are in the target's folder.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ from toolchain.steps import Pipeline
 
 
 def main_job(context: Context, *, with_workbench: bool = False) -> Pipeline:
-    """From the mirror to the system image; optionally the image in which shells are opened."""
+    """Return the steps from the mirror to the system image and, optionally, the workbench image."""
     config = context.config
     with_dev = with_workbench or not is_extension_cross_compiled(context)
     modules = (
@@ -100,50 +100,50 @@ def main_job(context: Context, *, with_workbench: bool = False) -> Pipeline:
 
 
 def torch_job(context: Context, *, again: bool = False) -> Pipeline:
-    """From the mirror to a torch wheel. With ``again`` it is compiled even if the artefact cache has it."""
+    """Return the steps to a torch wheel; ``again`` compiles it even if the artefact cache has it."""
     before = (mirror.step(context), torch_builder.step(context), torch_source.step(context))
     return Pipeline(context.root, (*before, torch_wheel.step(context, again=again)))
 
 
 def cpu_job(context: Context) -> Pipeline:
-    """The root filesystem and torch, for the benchmark ``cpu``."""
+    """Return the steps to the root filesystem and torch, for the benchmark ``cpu``."""
     modules = (mirror, tools, torch, archives, torch_site, rootfs)
     return Pipeline(context.root, [module.step(context) for module in modules])
 
 
 def cpu_tools_job(context: Context) -> Pipeline:
-    """The tools of the benchmark ``cpu`` and of ``audit-wheel``."""
+    """Return the step that extracts the tools for the benchmark ``cpu`` and ``audit-wheel``."""
     programs = extracted_tools.step(context, "cpu-tools", "emulator with plugins and LLVM")
     return Pipeline(context.root, [mirror.step(context), programs])
 
 
 def card_job(context: Context) -> Pipeline:
-    """The tools that make a card image."""
+    """Return the step that extracts the tools for making a card image."""
     programs = extracted_tools.step(context, "card-tools", "tools for card images")
     return Pipeline(context.root, [mirror.step(context), programs])
 
 
 def firmware_job(context: Context) -> Pipeline:
-    """The boot firmware of boards."""
+    """Return the step that fetches the boards' boot firmware."""
     return Pipeline(context.root, [mirror.step(context), card_firmware.step(context)])
 
 
 def rust_job(context: Context) -> Pipeline:
-    """The Rust toolchain for ``build-wheel``."""
+    """Return the step that extracts the Rust toolchain for ``build-wheel``."""
     return Pipeline(context.root, [mirror.step(context), rust.step(context)])
 
 
 def tvm_ffi_job(context: Context) -> Pipeline:
-    """From the mirror to the wheel of TVM's FFI. Raises PlatformMismatch, RecipeInvalid."""
+    """Return the steps to TVM FFI's wheel. Raises PlatformMismatch or RecipeInvalid."""
     return Pipeline(context.root, [module.step(context) for module in (mirror, tvm_ffi_builder, tvm_ffi_wheel)])
 
 
 def cuda_job(context: Context, target: Architecture) -> Pipeline:
-    """From the mirror to the wheel of CUDA operators for a machine."""
+    """Return the steps to the wheel with CUDA operators for a machine."""
     return Pipeline(context.root, (mirror.step(context), cuda_builder.step(context), cuda_wheel.step(context, target)))
 
 
 def native_checks(context: Context) -> Pipeline:
-    """The extension and its tests on this machine, without any ARM code."""
+    """Return the steps that build and test the extension on this machine, without any ARM code."""
     modules = (native_python, native_libqpu, native_qpu_ops, native_suite, native_breadth)
     return Pipeline(native_environment.folder_of(context.config), [module.step(context) for module in modules])

@@ -1,7 +1,7 @@
-"""``push --sign``, ``pull --verify``, ``sign`` and ``verify``: images and files with signed statements.
+"""``push --sign``, ``pull --verify``, ``sign`` and ``verify``: sign and verify images and files.
 
-The provenance of an image is an in-toto statement with a SLSA provenance predicate, version 1, like that of torch. It
-lists the wheels, libqpu, the package lists of the mirror, the commit, and the bill of materials with their SHA-256.
+An image's provenance is an in-toto statement with a SLSA provenance predicate, version 1, as for torch. It lists the
+SHA-256 of the wheels, libqpu, the mirror's package lists and the bill of materials, and the commit.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from toolchain.manifest import Manifest
 from toolchain.steps import MANIFEST_SUFFIX
 
 BUILD_TYPE = "tag:pitorch,2026:build-image/v1"
-"""A tag URI (RFC 4151), which is not a link: docs/trust.md describes this type of build."""
+"""A tag URI (RFC 4151), not a link. docs/trust.md describes this build type."""
 BUILDER = "tag:pitorch,2026:pitorch/v1"
 FILE_TYPE = "tag:pitorch,2026:file/v1"
-"""Type of the statement about a file that has no provenance; it has no fields."""
+"""The type of the statement about a file without provenance; the statement has no fields."""
 _STEPS = ("system", "sbom", "mirror", "rootfs", "libqpu", "torch", "qpu-ops")
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What ``verify`` has checked, one line each."""
+    """The checks that ``verify`` has made, one line each."""
 
     subject: str
     lines: tuple[str, ...]
 
     def text(self) -> str:
-        """The result for a terminal."""
+        """Return the checks as text for a terminal."""
         return "\n".join([self.subject, *(f"  {line}" for line in self.lines)])
 
 
 def push(
     configs: Sequence[Config], *, registry: str | None, tag: str | None, user: str | None, sign: bool
 ) -> Pushed | PushedIndex:
-    """Push the system image of each configuration, with ``sign`` also its signature and signed statements.
+    """Push each configuration's system image and, with ``sign``, its signature and signed statements.
 
-    Several images, which differ in their architecture, also get an index. Raises the same exceptions as
-    ``registry.client.push``, ConfigError without a key, ArtefactMissing if an image was not built here.
+    An index is also pushed if there are several images, each for another architecture. Raises the same exceptions as
+    ``registry.client.push``, ConfigError without a key, or ArtefactMissing if an image was not built here.
     """
     predicates = []
     if sign:
@@ -85,9 +85,9 @@ def pull(
     verify: bool,
     key: Path | None,
 ) -> list[Pulled]:
-    """Pull the system images of these architectures; with ``verify`` only if signatures and statements are valid.
+    """Pull these architectures' system images; with ``verify``, only if signatures and statements are valid.
 
-    Raises the same exceptions as ``registry.client.pull``, ConfigError without a key, SignatureRefused.
+    Raises the same exceptions as ``registry.client.pull``, ConfigError without a key, or SignatureRefused.
     """
     if not verify:
         return client.pull(configs, registry=registry, tag=tag, user=user)
@@ -102,9 +102,9 @@ def pull(
 
 
 def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
-    """Verify an image in a registry: its digests, down to every byte of its layers, its signature and statements.
+    """Verify an image in a registry: all digests, including every layer's contents, signature and statements.
 
-    Raises UserError, ConfigError without a key, SignatureRefused, and the errors of ``registry.client.pull``.
+    Raises UserError, ConfigError without a key, SignatureRefused, and the same exceptions as ``registry.client.pull``.
     """
     wanted = reference.parse(name)
     chosen = public_key(config, key)
@@ -125,8 +125,9 @@ def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
 def sign_file(config: Config, path: Path) -> Path:
     """Sign a file: write an envelope with a signed statement next to it, and return its path.
 
-    The statement of a wheel is its provenance, if it has one; that of another file has its name and SHA-256. Raises
-    ConfigError without a key, ArtefactDamaged if the provenance is that of another wheel, UserError.
+    The statement for a wheel with provenance is that provenance. For any other file, the statement contains the name
+    and SHA-256. Raises ConfigError without a key, ArtefactDamaged if the provenance belongs to another wheel, or
+    UserError.
     """
     signer = _private_key(config)
     described = provenance.path_for(path)
@@ -141,15 +142,15 @@ def sign_file(config: Config, path: Path) -> Path:
 
 
 def envelope_of(path: Path) -> Path:
-    """Path of the envelope with the signed statement about a file."""
+    """Return the path of the envelope with the signed statement about a file."""
     return path.with_name(f"{path.name}.dsse.json")
 
 
 def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
-    """Verify a file: by the signed statement about it, a wheel by its provenance, a bill of materials by its format.
+    """Verify a file by its signed statement; a wheel also by its provenance, a bill of materials by its format.
 
     With ``key`` or ``registry.public_key``, the file must be signed. Raises SignatureRefused, ConfigError without a
-    key, ArtefactDamaged, or ArtefactMissing if there is nothing to compare the file with.
+    key, ArtefactDamaged, or ArtefactMissing if there is nothing to verify the file with.
     """
     lines = []
     statement = provenance.path_for(path)
@@ -177,7 +178,7 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
 
 
 def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
-    """The signed statement about a file. Raises SignatureRefused for another key or another file."""
+    """Return the signed statement about a file. Raises SignatureRefused if it is for another key or file."""
     envelope = envelope_of(path)
     if not envelope.is_file():
         raise SignatureRefused(
@@ -194,7 +195,7 @@ def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
             f"{path.name} is not the file that was signed",
             expected=f"the name and the SHA-256 in {envelope.name}",
             found=f"{path.name} with SHA-256 {sha256}",
-            fix="get the file again; do not use this one",
+            fix="do not use this file; get it again from its source",
         )
     return stated
 
@@ -209,7 +210,7 @@ def _require_same_statement(signed: Mapping[str, Any], path: Path) -> None:
             f"{path.name} is not the provenance that was signed",
             expected="the statement in the envelope",
             found="another statement",
-            fix="get the file again; do not use this one",
+            fix="do not use this file; get it again from its source",
         )
 
 
@@ -220,7 +221,7 @@ def _private_key(config: Config) -> CryptoSigner:
 
 
 def public_key(config: Config, key: Path | None) -> signing.PublicKey:
-    """The key in --key, or in the configuration. Raises ConfigError if there is none, UserError."""
+    """Return the key from --key or the configuration. Raises ConfigError if there is none, or UserError."""
     if key is None and not config.registry.public_key:
         raise ConfigError(["registry.public_key is not set: set it to the path of a public key, or pass --key"])
     return signing.load_public(key or ROOT / config.registry.public_key)
@@ -243,17 +244,17 @@ def _verified(
 
 
 def _record(config: Config) -> Path:
-    """The images that were verified here last, by their references."""
+    """Return the path of the record of the images that were last verified here."""
     return config.build_root / "verified.json"
 
 
 def _record_name(config: Config, wanted: Reference) -> str:
-    """The name of an image in the record. It contains the platform, because an index has an image for each."""
+    """Return an image's name in the record. It includes the platform, because an index has an image for each."""
     return f"{wanted} {config.image.target.oci_platform}"
 
 
 def _require_newest(config: Config, wanted: Reference, found: attestations.Verified) -> None:
-    """Raise SignatureRefused if an image of the same name that was built later was verified here before."""
+    """Raise SignatureRefused if a newer image of the same name was verified here before."""
     path = _record(config)
     before = _recorded(path).get(_record_name(config, wanted), {})
     if found.finished < before.get("finished", ""):
@@ -281,9 +282,9 @@ def _recorded(path: Path) -> dict[str, dict[str, str]]:
 
 
 def statements(config: Config) -> dict[str, Mapping[str, Any]]:
-    """The predicates of the system image by type: provenance, SPDX and CycloneDX.
+    """Return the system image's predicates by type: provenance, SPDX and CycloneDX.
 
-    Raises ArtefactMissing if the engine's image is not the one that was built here.
+    Raises ArtefactMissing if the image in the engine is not the one that was built here.
     """
     made = {step: Manifest.read(config.target_root / f"{step}{MANIFEST_SUFFIX}") for step in _STEPS}
     system, documents = made["system"], made["sbom"]
@@ -334,7 +335,7 @@ def _provenance(config: Config, made: Mapping[str, Manifest]) -> dict[str, Any]:
             "resolvedDependencies": [
                 *({"name": name, "digest": {"sha256": sha256}} for name, sha256 in made["sbom"].facts["parts"].items()),
                 *(
-                    # Without the mirror's address, which may be private.
+                    # The name omits the mirror's address, which may be private.
                     {"name": f"index of {name.rpartition(' ')[2]}", "digest": {"sha256": sha256}}
                     for name, sha256 in sorted(indices.items())
                 ),

@@ -1,4 +1,4 @@
-"""What the root filesystems are built from: packages, verified sources, overlays."""
+"""The inputs of the root filesystems: packages, verified sources and overlays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolchain.manifest import Manifest
 def root_spec(
     context: Context, role: str, packages: tuple[str, ...], mirror: Manifest, architectures: tuple[Architecture, ...]
 ) -> rootfs.RootSpec:
-    """The specification of a root, with the sources that were verified for the manifest ``mirror``."""
+    """Return a root's specification, with the sources that the manifest ``mirror`` lists as verified."""
     names = tuple(item.debian for item in architectures)
     flavour = target_flavour(context.image)
     is_foreign = flavour.name != "debian" and architectures == (context.target,)
@@ -37,7 +37,7 @@ def root_spec(
 
 
 def common_packages(context: Context) -> tuple[str, ...]:
-    """Packages of the target root that do not depend on whether there is a torch wheel."""
+    """Return the packages of the target root that do not depend on whether there is a torch wheel."""
     common = {
         *packages_for("base", context.image),
         *packages_for("board", context.image),
@@ -54,18 +54,18 @@ def common_packages(context: Context) -> tuple[str, ...]:
     if context.config.torch.source == "distribution":
         common |= {"python3-torch"}
     if context.config.remote.ffi_in_image:
-        common |= {*context.suite.torch_python}  # includes what TVM's FFI imports
+        common |= {*context.suite.torch_python}  # includes the packages that TVM's FFI imports
     return tuple(sorted(common))
 
 
 def absent_warnings(context: Context) -> tuple[str, ...]:
-    """A warning for each package of ``image.ml_packages`` that the release does not have."""
+    """Return a warning for each package of ``image.ml_packages`` that the release does not have."""
     absent = packages_not_in("ml_packages", context.image) if context.image.ml_packages else ()
     return tuple(f"{name} is NOT in the image: {context.image.suite} does not have it" for name in absent)
 
 
 def target_spec(context: Context, needs: Mapping[str, Manifest]) -> rootfs.RootSpec:
-    """The specification of the target root. It contains what the torch wheel requires, if there is one."""
+    """Return the target root's specification, with the packages that the torch wheel requires, if there is one."""
     torch = needs["torch"].facts
     with_torch = {*context.suite.torch_python} if torch["wheel"] else set()
     if torch["wheel"] and not torch["self-contained"]:
@@ -75,7 +75,7 @@ def target_spec(context: Context, needs: Mapping[str, Manifest]) -> rootfs.RootS
 
 
 def target_packages(context: Context) -> dict[str, str]:
-    """The packages of ``target_spec`` as inputs of a step."""
+    """Return the packages of ``target_spec`` as step inputs."""
     return {
         "packages": " ".join(common_packages(context)),
         "torch packages": " ".join((*context.suite.torch_libraries, *context.suite.torch_python)),
@@ -83,7 +83,7 @@ def target_packages(context: Context) -> dict[str, str]:
 
 
 def unverified_pockets(context: Context, mirror: Manifest) -> list[str]:
-    """Suites of pockets that would provide packages of the target, but whose index could not be verified."""
+    """Return the pockets that may contain packages for the target but whose index could not be verified."""
     verified = {(item.uri, item.pocket.suite) for item in sources_of(mirror)}
     names = (context.target.debian,)
     wanted = apt.for_root(sources(context), context.image, names, common_packages(context))
@@ -91,13 +91,13 @@ def unverified_pockets(context: Context, mirror: Manifest) -> list[str]:
 
 
 def overlays(context: Context, *others: str) -> tuple[Path, ...]:
-    """Folders that are copied over a target root: ``others``, and the one that excludes documentation."""
+    """Return the folders copied over a target root: ``others``, and the one that excludes documentation."""
     names = [*([] if context.image.documentation else ["lean"]), *others]
     return tuple(rootfs.HERE / "overlay" / name for name in names)
 
 
 def overlay_inputs(folders: Sequence[Path]) -> dict[str, str]:
-    """The overlays and mmdebstrap's hooks as inputs of a step."""
+    """Return the overlays and mmdebstrap's hooks as step inputs."""
     return {
         "hook": files.tree_fingerprint(rootfs.HERE / "hooks"),
         "overlay": " ".join(f"{folder.name}:{files.tree_fingerprint(folder)}" for folder in folders) or "none",
@@ -105,5 +105,5 @@ def overlay_inputs(folders: Sequence[Path]) -> dict[str, str]:
 
 
 def mmdebstrap_inputs(context: Context) -> dict[str, str]:
-    """Inputs of every step that runs mmdebstrap."""
+    """Return the inputs of every step that runs mmdebstrap."""
     return {"epoch": str(context.epoch), "mmdebstrap": rootfs.program_fingerprint()}

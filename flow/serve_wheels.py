@@ -1,8 +1,8 @@
-"""``serve-wheels``: serve the wheels of this PC to the board's pip.
+"""``serve-wheels``: serve this PC's wheels to pip on boards.
 
-The index offers the wheels in the wheelhouses, the torch wheel that the image would get (recipes.torch.resolve), its
-companions if they are finished, and the wheel of TVM's FFI. Other torch wheels that fit the image are left out: pip
-would choose the newest one, and the board would run a different torch from the image's.
+The index offers the wheels in the wheelhouses, the torch wheel that would be installed in the image
+(recipes.torch.resolve), its companions if they have been built, and TVM FFI's wheel. Other torch wheels that fit the
+image are omitted: pip would choose the newest one, and the board's torch would differ from the image's.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from wheels.wheelhouse import wheelhouses
 
 
 class Offer:
-    """The wheels to serve for a configuration, by file name; call it for the current ones.
+    """The wheels to serve for a configuration. A call returns the current ones by file name.
 
-    torch, its companions and TVM's FFI are chosen and audited again only if the available wheels have changed, because
-    an audit takes seconds. The constructor raises the same exceptions as ``resolve.resolve`` and ``tvm_ffi.find`` for
-    wheels that are damaged or for another machine. After that, such a wheel is skipped with a warning.
+    An audit takes seconds, so torch, its companions and TVM's FFI are chosen and audited again only if the available
+    wheels have changed. For a wheel that is damaged or for another machine, the constructor raises the same exceptions
+    as ``resolve.resolve`` and ``tvm_ffi.find``; later calls skip such a wheel with a warning.
     """
 
     def __init__(self, config: Config) -> None:
-        # Serve other wheels even if the image requires a torch that is missing.
+        # Serve the other wheels even if the image requires torch and its wheel is missing.
         self._config = dataclasses.replace(config, torch=dataclasses.replace(config.torch, required=False))
         self._lock = threading.Lock()
         self._listing = self._list()
         self.torch = resolve.resolve(self._config)
-        """The torch wheel of the image, or the reason why there is none."""
+        """The image's torch wheel, or the reason why there is none."""
         self._ffi = self._find_ffi()
         self._companions = self._find_companions()
 
     def __call__(self) -> dict[str, Path]:
-        """The wheels to serve now."""
+        """Return the wheels to serve now."""
         with self._lock:
             listing = self._list()
             if listing != self._listing:
@@ -58,7 +58,7 @@ class Offer:
         return dict(sorted({**found, **{path.name: path for path in chosen}}.items()))
 
     def notes(self) -> list[str]:
-        """Lines about torch wheels that are not served."""
+        """Return a line about each torch wheel that is not served."""
         if self.torch.wheel is None:
             return [f"torch is not served: {self.torch.reason}"]
         if self.torch.wheel.is_symlink():
@@ -108,7 +108,7 @@ class Offer:
 
 
 def serve_wheels(config: Config, *, address: str | None = None, port: int | None = None) -> None:
-    """Serve the wheels until Ctrl-C, SIGTERM or SIGHUP; prints the commands for the board.
+    """Print the commands for the board, and serve the wheels until Ctrl-C, SIGTERM or SIGHUP.
 
     Raises ArtefactMissing if there is no wheel, and the same exceptions as ``running_index``.
     """

@@ -1,8 +1,8 @@
 """``push-artefacts`` and ``pull-artefacts``: transfer wheels between the artefact cache and a team's registry.
 
-The builders of a team can contain different packages, so there can be several wheels for the same recipe key. If this
-machine has a builder, the complete key of the wheel that it would build is known, so that wheel is requested first.
-Otherwise, or if the registry does not have it, the wheel that was pushed last for the recipe is used.
+A team's builders can contain different packages, so there can be several wheels with the same recipe key. If this
+machine has a builder, the complete key of the wheel that it would build is known, and that wheel is requested first.
+Otherwise, or if the registry does not have that wheel, the last wheel pushed for the recipe is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WITHOUT_PROVENANCE = (tvm_ffi.NAME, companions.NAME)
 
 
 def wanted(config: Config) -> list[tuple[str, str]]:
-    """Name and key of every artefact that this configuration builds. Raises RecipeInvalid if there is none."""
+    """Return the names and keys of the artefacts this configuration builds. Raises RecipeInvalid if none."""
     key = resolve.key(config)
     if not key:
         raise RecipeInvalid(
@@ -44,19 +44,19 @@ def wanted(config: Config) -> list[tuple[str, str]]:
 
 
 def optional(config: Config) -> list[tuple[str, str]]:
-    """Name and key of optional artefacts: it is not an error if the registry does not have them."""
+    """Return the names and keys of optional artefacts, which the registry does not need to have."""
     ffi = "" if config.remote.ffi_in_image else tvm_ffi.key(config)
     keys = {tvm_ffi.NAME: ffi, companions.NAME: locate.key(config)}
     return [(name, key) for name, key in keys.items() if key]
 
 
 def push_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
-    """Push the complete artefact cache. Raises the same exceptions as ``artefacts.push``."""
+    """Push the whole artefact cache. Raises the same exceptions as ``artefacts.push``."""
     return artefacts.push(config, registry=registry, user=user)
 
 
 def pull_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
-    """Pull the artefacts that this checkout would build, and optional ones.
+    """Pull the artefacts that this checkout would build, and any optional ones.
 
     Raises the same exceptions as ``artefacts.pull``.
     """
@@ -68,9 +68,9 @@ def pull_artefacts(config: Config, *, registry: str | None = None, user: str | N
 
 
 def artefact_key(config: Config, name: str, key: str) -> str:
-    """The key of the artefact that the builder on this machine would produce; empty without a builder.
+    """Return the key of the artefact that this machine's builder would produce; empty without a builder.
 
-    Prints a warning if the contents of the builder cannot be read.
+    Prints a warning if the builder's contents cannot be read.
     """
     step = {"torch": "torch-builder", tvm_ffi.NAME: "tvm-ffi-builder", companions.NAME: "builder"}[name]
     made = Manifest.read(config.target_root / f"{step}{MANIFEST_SUFFIX}")
@@ -88,7 +88,7 @@ def artefact_key(config: Config, name: str, key: str) -> str:
 
 
 def _versions(config: Config, made: Manifest) -> dict[str, str]:
-    """The versions in torch's builder. Raises EngineUnavailable, ArtefactMissing, CommandFailed."""
+    """Return the versions of torch's builder. Raises EngineUnavailable, ArtefactMissing, CommandFailed."""
     reference = config.image_reference(made.step)
     with contextlib.closing(connect()) as client:
         try:
@@ -101,7 +101,7 @@ def _versions(config: Config, made: Manifest) -> dict[str, str]:
 
 
 def _pull(config: Config, name: str, key: str, *, registry: str | None, user: str | None) -> artefacts.Shared:
-    """Pull the artefact that a build would use, if the registry has it; otherwise the last one of the recipe."""
+    """Pull the artefact that a build would use or, if the registry lacks it, the recipe's last artefact."""
     exact, stated = artefact_key(config, name, key), name not in _WITHOUT_PROVENANCE
     if exact:
         with contextlib.suppress(ReferenceNotFound):

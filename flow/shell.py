@@ -1,6 +1,6 @@
-"""A shell in the workbench: the development root with torch, libqpu and the extension, and the caller's folder.
+"""Open a shell in the workbench: the development root with torch, libqpu, the extension and the caller's folder.
 
-The compilers are native ones (images.native). Files that are created in the mounted folder belong to the caller: the
+The compilers are native (images.native). Files that are created in the mounted folder belong to the caller: the
 container starts as root, creates a user with the caller's ids, and continues as that user.
 """
 
@@ -51,9 +51,10 @@ def command_line(
     user: tuple[int, int],
     name: str = "",
 ) -> list[str]:
-    """The command line of docker that opens the shell in a container of that name.
+    """Return docker's command line to open the shell in a container of that name.
 
-    It contains only the names of variables, because every user can read it. ``environment`` returns the values.
+    The command line contains only the variables' names, because every user can read it. ``environment`` returns the
+    values.
     """
     docker = str(require_program("docker", "to open a shell in a container"))
     words = [docker, "run", "--rm", "--init=false", f"--name={name or _new_name()}", "--network=host"]
@@ -76,14 +77,14 @@ def require_folder(folder: Path) -> None:
 
 
 def environment(compiler: Mounts) -> dict[str, str]:
-    """The variables in ``command_line``. The address of a proxy can contain a password."""
+    """Return the values of the variables in ``command_line``. A proxy's address can contain a password."""
     return {**build_environment(), **compiler.environment}
 
 
 def open_shell(
     image: str, architecture: Architecture, folder: Path, *, compiler: Mounts, command: str, as_root: bool
 ) -> int:
-    """Open a shell, or run ``command`` (a line for the shell) in it; returns its exit status. Raises ArtefactMissing.
+    """Open a shell, or run ``command`` in it, and return its exit status. Raises ArtefactMissing.
 
     The container is removed afterwards, even after Ctrl-C, SIGTERM or the loss of the terminal.
     """
@@ -116,10 +117,10 @@ def _new_name() -> str:
 
 
 def _end(docker: str, name: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Remove the container, regardless of the state of the docker program that started it.
+    """Remove the container, whatever the state of the docker program that started it.
 
-    That program then exits and restores the terminal. It may still be creating the container: therefore the container
-    is removed repeatedly until the program has exited.
+    The docker program then exits and restores the terminal. It may still be creating the container, so the removal is
+    repeated until it has exited.
     """
     deadline = time.monotonic() + _END_LIMIT_S
     while True:

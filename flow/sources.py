@@ -1,4 +1,4 @@
-"""The package sources of a configuration."""
+"""Determine the package sources of a configuration."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from images import apt
 
 
 def sources(context: Context) -> tuple[apt.Source, ...]:
-    """All configured package sources, verified or not."""
+    """Return all configured package sources, verified or not."""
     return apt.sources_for(context.config, context.keyrings)

@@ -1,4 +1,4 @@
-"""Unpack wheels as in the target root, and pack the result as a layer."""
+"""Unpack wheels as in the target root, and pack them as a layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wheels import find as wheels
 
 
 def stage_wheels(context: Context, made: Sequence[Path], folder: Path, tar: Path) -> None:
-    """Unpack wheels into ``folder``, compile their modules to byte code, and pack ``folder`` into ``tar``.
+    """Unpack wheels into ``folder``, byte-compile their modules, and pack ``folder`` into ``tar``.
 
     Raises DiskFull.
     """

@@ -1,4 +1,4 @@
-"""``build-torch``: a torch wheel, compiled from source."""
+"""``build-torch``: build a torch wheel from source."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _WHEEL = "torch-wheel"
 
 @dataclass(frozen=True)
 class Done:
-    """The manifests of the steps, and the seconds of the whole job."""
+    """The steps' manifests, and the duration of the whole job in seconds."""
 
     manifests: tuple[Manifest, ...]
     seconds: float
 
     @property
     def wheel(self) -> Manifest:
-        """The manifest of the last step."""
+        """The manifest of the last step, which describes the wheel."""
         return self.manifests[-1]
 
     @property
     def rows(self) -> list[progress.Row]:
-        """Rows of the final table."""
+        """Return the rows of the final table."""
         return [
             progress.row_of(made.path.name, made, item.seconds, _note(item) if made.path.suffix == ".whl" else "")
             for item in self.manifests
@@ -46,33 +46,33 @@ class Done:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of all steps."""
+        """Return the warnings of all steps."""
         return all_warnings(self.manifests)
 
 
 def _note(made: Manifest) -> str:
-    """Where the wheel comes from: the artefact cache, or the compiler and ccache."""
+    """Return the wheel's origin: the artefact cache, or the compiler and ccache."""
     if "cache" in made.facts:
         return "from the artefact cache"
     used = made.facts.get("ccache", {"hits": 0, "calls": 0})
     if not used["calls"]:
         return ""
     percent = 100 * used["hits"] / used["calls"]
-    # Only 100 % is printed as 100.
+    # A rate below 100 % is not rounded up to 100.
     text = f"{min(percent, 99.9):.1f}" if 99 <= percent < 100 else f"{percent:.0f}"
     return f"ccache hits: {used['hits']} of {used['calls']} compiler calls ({text} %)"
 
 
 def plan(config: Config, *, again: bool = False) -> list[Decision]:
-    """Which steps would run, and why; ``again`` as in ``build_torch``."""
+    """Return a decision for each step: whether it would run, and why; ``again`` is as in ``build_torch``."""
     with Context(config) as context:
         return pipelines.torch_job(context, again=again).plan(force=_forced(again))
 
 
 def build_torch(config: Config, *, again: bool = False) -> Done:
-    """Bring the wheel up to date. Raises the UserError of the step that failed.
+    """Bring the wheel up to date. Raises the failed step's UserError.
 
-    With ``again`` it is compiled even if there is one: ``verify`` and ``bench`` need the tree of a build.
+    With ``again``, compile a wheel even if there is one: ``verify`` and ``bench`` need a build tree.
     """
     began = time.monotonic()
     ensure_running(config)
@@ -88,7 +88,7 @@ def _forced(again: bool) -> frozenset[str]:
 
 
 def _restore_in_cache(config: Config, made: Manifest) -> None:
-    """Store the products in the artefact cache again if they are missing or damaged there."""
+    """Store the products in the artefact cache again if the cache's copies are missing or damaged."""
     (wheel,) = [item.path for item in made.artefacts if item.path.suffix == ".whl"]
     key = made.facts["key"]
     artefact_key = made.facts.get("cache") or provenance.artefact_key(key, provenance.versions_of(wheel))
@@ -102,7 +102,7 @@ def _restore_in_cache(config: Config, made: Manifest) -> None:
 
 
 def ready_builder(context: Context) -> building.Builder:
-    """The builder, after the steps before the wheel are up to date. Raises the UserError of the step that failed."""
+    """Return the builder after bringing the steps before the wheel up to date. Raises the failed step's UserError."""
     pipeline = pipelines.torch_job(context)
     decisions = pipeline.plan(only=("torch-builder", "torch-source"))
     return torch_wheel.builder_of(context, {item.step: item for item in pipeline.execute(decisions)})

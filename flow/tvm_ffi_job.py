@@ -1,7 +1,7 @@
-"""``build-tvm-ffi``: apache-tvm-ffi's wheel for boards for which the package index does not have a wheel.
+"""``build-tvm-ffi``: build apache-tvm-ffi's wheel for boards for which the package index has none.
 
-The wheel is stored in the wheelhouse, from which ``serve-wheels`` offers it to boards, and in the artefact cache, which
-the next build with the same inputs uses.
+The wheel is stored in the wheelhouse, from which ``serve-wheels`` serves it to boards, and in the artefact cache, from
+which the next build with the same inputs takes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wheels.wheelhouse import place, wheelhouses
 
 @dataclass(frozen=True)
 class Done:
-    """A wheel in the wheelhouse, and the seconds of the whole job."""
+    """A wheel in the wheelhouse, and the duration of the whole job in seconds."""
 
     wheel: Artefact
     manifests: tuple[Manifest, ...]
@@ -31,19 +31,19 @@ class Done:
 
     @property
     def row(self) -> progress.Row:
-        """Its row in the final table."""
+        """The wheel's row in the final table."""
         facts = self.manifests[-1].facts
         return progress.row_of(self.wheel.path.name, self.wheel, self.seconds, f"{facts['elf files']} ELF files")
 
 
 def plan(config: Config) -> list[Decision]:
-    """Which steps would run, and why."""
+    """Return a decision for each step: whether it would run, and why."""
     with Context(config) as context:
         return pipelines.tvm_ffi_job(context).plan()
 
 
 def build_tvm_ffi(config: Config) -> Done:
-    """Bring the wheel up to date and put it into the first wheelhouse. Raises the UserError of the step that failed."""
+    """Bring the wheel up to date and put it into the first wheelhouse. Raises the failed step's UserError."""
     began = time.monotonic()
     with Context(config) as context:
         pipeline = pipelines.tvm_ffi_job(context)

@@ -1,14 +1,14 @@
-"""Run upstream's test files on the torch of the image, in a container of the target, and count the results.
+"""Run upstream's test files on the image's torch in a container of the target, and count the results.
 
 The files come from the source package that the recipe pins. A failure is *explained* if ``upstream.toml`` states a
-reason for it; otherwise it is an error. Tests that it lists as *left out* are not run and are counted separately. A
-file that exceeds the time limit is stopped, and its results so far are counted.
+reason; otherwise it is an error. Tests that ``upstream.toml`` lists as *left out* are not run and are counted
+separately. If a file exceeds the time limit, it is stopped and its results so far are counted.
 
-The exit status of pytest does not show whether a file was completed: a process that a test forked can also report one,
-and pytest itself can be killed. Therefore the collected tests are compared with those whose teardown was reported. The
-difference is *not run*.
+pytest's exit status does not show whether a file was completed: a process that a test forked can also report one, and
+pytest itself can be killed. Therefore the collected tests are compared with those whose teardown was reported. The
+remaining tests count as *not run*.
 
-A file that takes longer than the limit is run in parts: ``test_nn.py 2/4`` is every fourth test in the order of names,
+A file that takes longer than the limit is run in parts: ``test_nn.py 2/4`` is every fourth test in alphabetical order,
 starting with the second.
 """
 
@@ -55,7 +55,7 @@ _NAME = re.compile(r"(?P<file>\S+\.py)(?: (?P<part>[1-9]\d*)/(?P<parts>[1-9]\d*)
 
 @dataclass(frozen=True)
 class Reasons:
-    """The tables of ``upstream.toml``: patterns of test names (fnmatch) with reasons."""
+    """The tables in ``upstream.toml``: patterns for test names (fnmatch) with reasons."""
 
     explained: Mapping[str, str]
     """Why these tests fail."""
@@ -65,7 +65,7 @@ class Reasons:
 
 @dataclass(frozen=True)
 class Part:
-    """A test file of upstream, or one of ``parts`` equal parts of it. The first part has the number 1."""
+    """One of upstream's test files, or one of ``parts`` equal parts of a file. Parts are numbered from 1."""
 
     file: str
     part: int = 1
@@ -73,11 +73,11 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """FILE or "FILE PART/PARTS". Raises ArtefactMissing for anything else."""
+        """Parse FILE or "FILE PART/PARTS". Raises ArtefactMissing for any other text."""
         found = _NAME.fullmatch(text.strip())
         if found is None or not (part := int(found["part"] or 1)) <= (parts := int(found["parts"] or 1)):
             raise ArtefactMissing(
-                f"{text!r} is not the name of a test file or of a part of one",
+                f"{text!r} is not the name of a test file or a part",
                 expected="a name such as test_nn.py, or a part such as 'test_nn.py 2/4'",
                 found=repr(text),
                 fix="quote the name of a part; parts are numbered from 1",
@@ -90,7 +90,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Collected:
-    """The names of tests that the plug-in wrote: all tests of the file, and the tests of the requested part."""
+    """The test names that the plug-in wrote: all tests of the file, and those of the requested part."""
 
     whole: Sequence[str]
     part: Sequence[str]
@@ -98,9 +98,9 @@ class Collected:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a file or of a part of it.
+    """The result of a file or part.
 
-    ``failures`` maps names of tests to their messages, ``explained`` and ``left_out`` to our reasons.
+    ``failures`` maps test names to failure messages; ``explained`` and ``left_out`` map them to our reasons.
     """
 
     file: str
@@ -108,14 +108,14 @@ class Result:
     failures: Mapping[str, str]
     explained: Mapping[str, str]
     ended: str
-    """Why the file was not completed; empty if it was."""
+    """Why the file was not completed; empty if it was completed."""
     seconds: float
     left_out: Mapping[str, str] = field(default_factory=dict)
     unmet: Sequence[str] = ()
-    """Patterns of our tables that match no test of this file."""
+    """Patterns in our tables that match no test in this file."""
 
     def record(self) -> dict[str, Any]:
-        """The result as JSON."""
+        """Return the result as JSON."""
         return {
             "file": self.file,
             **{kind.replace(" ", "_"): self.counts.get(kind, 0) for kind in _KINDS},
@@ -136,17 +136,17 @@ class Outcome:
     path: Path
 
     def total(self, kind: str) -> int:
-        """How many tests had this result."""
+        """Return the number of tests with this result."""
         return sum(item.counts.get(kind, 0) for item in self.results)
 
     def summary(self) -> str:
-        """One line."""
+        """The results as one line of text."""
         counts = ", ".join(f"{self.total(kind)} {kind}" for kind in _KINDS if self.total(kind))
         cut = sum(bool(item.ended) for item in self.results)
         return f"{len(self.results)} of upstream's test files: {counts}" + (f"; {cut} not completed" if cut else "")
 
     def table(self) -> str:
-        """One line per file."""
+        """Return a table with a line per file."""
         width = max(len(item.file) for item in self.results)
         head = f"{'file':{width}}" + "".join(f"{kind:>11}" for kind in _KINDS) + f"{'seconds':>10}"
         lines = [
@@ -161,12 +161,12 @@ class Outcome:
 def run_tests(
     config: Config, names: Sequence[str] = (), *, limit_s: float = LIMIT_S, tests: Path | None = None
 ) -> Outcome:
-    """Run upstream's files (``names``, or those that the recipe lists) and write the report next to the wheel.
+    """Run the files in ``names``, or those that the recipe lists, and write the report next to the wheel.
 
-    A name is that of a file or of a part (``Part``). ``limit_s`` is the limit per file or part in seconds; ``tests`` is
-    another folder of test files. Prints a warning for patterns in ``upstream.toml`` that match no test of their file.
-    Raises ChecksFailed with the unexplained failures, ArtefactMissing for an unknown file or if no image has
-    torch, and the same exceptions as ``fetch_packages`` and ``unpack``.
+    A name denotes a file or a part (``Part``). ``limit_s`` is the limit per file or part in seconds; ``tests`` replaces
+    the folder of test files. Prints a warning for patterns in ``upstream.toml`` that match no test in their file.
+    Raises ChecksFailed with the unexplained failures, ArtefactMissing for an unknown file or if no image has torch, and
+    the same exceptions as ``fetch_packages`` and ``unpack``.
     """
     data = tomllib.loads(LIST.read_text())
     wanted = [Part.parse(name) for name in names or data["files"]]
@@ -196,7 +196,7 @@ def run_tests(
         found = [f"{name}: {line}" for item in results for name, line in item.failures.items()]
         print(outcome.table())
         raise ChecksFailed(
-            f"{outcome.total('failed')} of upstream's tests fail for no known reason",
+            f"{outcome.total('failed')} of upstream's tests fail without a known reason",
             expected="only failures for which recipes/torch/upstream.toml states a reason",
             found="\n".join(found[:20]),
             fix=f"{outcome.path} contains all of them; the output is in {context.log('upstream')}",
@@ -227,7 +227,7 @@ def fetch_packages(pins: Sequence[str], to: Path, log: Path) -> Path:
 
 
 def unpack(archive: Path, place: Path) -> None:
-    """Unpack the folder ``test`` of a source archive to ``place``, which exists only on success. Raises DiskFull."""
+    """Unpack a source archive's folder ``test`` to ``place``, which is created only on success. Raises DiskFull."""
     with files.scratch_folder(place.parent, place.name) as scratch:
         argv = ["tar", "--extract", "--file", str(archive), "--directory", str(scratch)]
         try:
@@ -240,7 +240,7 @@ def unpack(archive: Path, place: Path) -> None:
 
 
 def _unpacked(context: Context) -> Path:
-    """The folder of upstream's tests from the source that the recipe pins."""
+    """Return the folder with upstream's tests from the source that the recipe pins."""
     folder = context.config.build_root / "sources"
     pipeline = pipelines.torch_job(context)
     (mirror,) = pipeline.execute(pipeline.plan(only=("mirror",)))
@@ -288,7 +288,7 @@ def _run_all(
                 bar.update(done, note=str(item))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            process.interrupt_all()  # otherwise the pool would wait for the running files
+            process.interrupt_all()  # otherwise the pool would wait for the files that are running
             raise
     return [results[item] for item in wanted]
 
@@ -306,7 +306,7 @@ def _run_one(
     stem = str(item).replace("/", "--").replace(" ", "-")
     log, collected = out / f"{stem}.jsonl", out / f"{stem}.collected.json"
     pytest = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    # Names of tests are relative to the folder, also for files in subfolders.
+    # Test names are relative to the folder, including those in subfolders.
     options = [f"--rootdir={_MOUNTED}", f"--report-log=/out/{log.name}"]
     plugin = ["-p", _PLUGIN.stem, f"--tell-collected=/out/{collected.name}", f"--part={item.part}/{item.parts}"]
     plugin += [f"--leave-out={pattern}" for pattern in reasons.left_out if _file_of(pattern) == item.file]
@@ -315,7 +315,7 @@ def _run_one(
         run_in(
             client,
             context.config.image_reference("system"),
-            # timeout runs inside the container, so that pytest can write its report when the limit is reached.
+            # timeout(1) runs inside the container, so that pytest can write its report when the limit is reached.
             [
                 *("timeout", "--signal=INT", "--kill-after=60", str(int(limit_s))),
                 *(*pytest, *options, *plugin, item.file),
@@ -327,7 +327,7 @@ def _run_one(
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "OMP_NUM_THREADS": "1",
                 "CI": "",
-                # Upstream's tests run once per available device. The device of torch_qpu is not part of the wheel.
+                # Upstream's tests run once per available device. The wheel does not include the device of torch_qpu.
                 "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
                 # The recipe does not build the lazy backend, so its set-up would fail.
                 "PYTORCH_TESTING_DEVICE_EXCEPT_FOR": "lazy",
@@ -354,10 +354,10 @@ def tally(
     limit_s: float,
     hung: bool = False,
 ) -> Result:
-    """The result of a file from the lines of pytest-reportlog (one JSON report each).
+    """Return a file's result from the lines of pytest-reportlog (one JSON report each).
 
-    ``hung``: pytest could not be stopped by a signal. ``tests`` is None if pytest exited before it had collected them:
-    the file then counts as failed, whatever the exit status of pytest.
+    ``hung`` means that no signal stopped pytest. ``tests`` is None if pytest exited before it had collected the tests;
+    the file then counts as failed, whatever pytest's exit status.
     """
     outcomes: dict[str, str] = {}
     messages: dict[str, str] = {}
@@ -414,7 +414,7 @@ def tally(
 
 
 def _ended(status: int | None, tests: Collected | None, not_run: int, *, hung: bool, cut_off: str) -> str:
-    """Why a file was not completed, or empty. ``status`` is pytest's reported exit status, or None."""
+    """Return why a file was not completed; empty if it was. ``status`` is pytest's exit status, or None."""
     if hung:
         return "hung, and could not be stopped by a signal"
     if status not in (None, 0, 1, 2, 5):

@@ -1,9 +1,9 @@
-"""``verify``: check that building a wheel again gives the same bytes.
+"""``verify``: check that building a wheel again produces identical bytes.
 
-*Sampled*: randomly chosen objects of the build tree (the seed is printed) are compiled again without ccache and
-compared. *Full*: the whole wheel is built again in a separate tree, without ccache, and compared with an earlier one:
-built here, from the artefact cache, or from this repository. According to its provenance, that wheel must have been
-built with the same compiler and packages.
+*Sampled*: randomly chosen objects of the build tree are compiled again without ccache and compared; the seed is
+printed. *Full*: the whole wheel is built again without ccache in a separate tree and compared with an earlier wheel,
+which was built here or comes from the artefact cache or this repository. The earlier wheel's provenance must state the
+same compiler and packages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Verified:
-    """The names of the files that were compared, and the duration in seconds."""
+    """The names of the compared files, and the duration in seconds."""
 
     mode: str
     names: tuple[str, ...]
@@ -42,18 +42,18 @@ class Verified:
     seconds: float
 
     def summary(self) -> str:
-        """One line."""
+        """The result as one line of text."""
         subject = f"{len(self.names)} objects" if self.mode == "sampled" else self.names[0]
         seed = f", chosen with seed {self.seed}" if self.mode == "sampled" else ""
         return f"{subject} built again with identical bytes in {self.seconds:.0f} s{seed}"
 
 
 def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: int | None = None) -> Verified:
-    """Build again and compare.
+    """Build objects or the whole wheel again, and compare.
 
-    Raises RecipeInvalid for a target that the recipe does not build, before the engine is started; ChecksFailed with
-    the names that differ; ArtefactMissing without a complete build. An object that does not compile raises DiskFull or
-    CommandFailed, as in ``Builder.run``.
+    Raises RecipeInvalid, before the engine is started, for a target that the recipe does not build, ChecksFailed with
+    the names of the differing files, or ArtefactMissing without a complete build. If an object does not compile, raises
+    DiskFull or CommandFailed, as ``Builder.run`` does.
     """
     building.Plan.of(load("torch"), config, load_suite(config.image.suite))
     ensure_running(config)
@@ -77,7 +77,7 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
             found="no such file",
             fix="run ./inv build-torch --again (a cached wheel has no tree), or use --full",
         )
-    # A precompiled header is not an object. The .cxx file of a unity build is one.
+    # A precompiled header is not an object; the .cxx file of a unity build is compiled to one.
     commands = [item for item in json.loads(listed.read_text()) if "/cmake_pch." not in item["file"]]
     if not commands or sample < 1:
         raise ArtefactMissing(
@@ -110,13 +110,13 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
 
 
 def _object_of(command: Mapping[str, str]) -> str:
-    """The output of a command in the database, relative to the build folder."""
+    """Return the output file of a command in the compilation database, relative to the build folder."""
     words = shlex.split(command["command"])
     return words[words.index("-o") + 1]
 
 
 def _require_made(tree: Path, objects: Sequence[str]) -> None:
-    """Raise ArtefactMissing for objects that are not compiled yet: the database lists all objects."""
+    """Raise ArtefactMissing for objects that have not been compiled; the database also lists those."""
     absent = [name for name in objects if not (tree / name).is_file()]
     if absent:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
@@ -149,7 +149,7 @@ def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Ver
 
 
 def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
-    """Earlier wheels with the current key of the recipe, and their origins. Raises ArtefactMissing if there is none."""
+    """Return earlier wheels with the recipe's current key, and their origins. Raises ArtefactMissing if none exist."""
     refused: list[str] = []
     unusable: list[resolve.Unusable] = []
     found = [(wheel, where) for wheel, _, where in resolve.of_this_recipe(config, refused, unusable)]
@@ -167,7 +167,7 @@ def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
 
 
 def made_alike(wheels: Sequence[tuple[Path, str]], versions: Mapping[str, str]) -> tuple[Path, str]:
-    """The first wheel that was compiled with these versions (``Builder.versions``).
+    """Return the first wheel that was compiled with these versions (``Builder.versions``).
 
     Raises ArtefactMissing with the differences if there is none.
     """

@@ -1,1 +1,1 @@
-"""The root filesystem and the image: flavours, apt, mmdebstrap, native tools, Dockerfile."""
+"""Build the root filesystem and the image: flavours, apt, mmdebstrap, native tools and the Dockerfile."""

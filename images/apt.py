@@ -1,13 +1,14 @@
-"""The apt mirror: its location and its verifiable pockets.
+"""Find the apt mirror and verify its pockets.
 
-A mirror may be out of date: its signed index then names files that the mirror does not have (yet), and apt rejects it.
-Each pocket is checked alone, with the command that every later step runs: a native ``apt-get update`` for the required
-architectures, in private directories. If that fails, the pocket is tried under its other name (``stable`` for
-``trixie``), provided that the index there is of the same release. Otherwise the pocket is left out. Both cases add a
-warning to the image's manifest; with ``image.strict`` both are errors. The main pocket cannot be left out.
+A mirror may be inconsistent: if its signed index names files that the mirror does not have, apt rejects the mirror.
+Each pocket is therefore checked separately with the command that every later step runs: a native ``apt-get update`` for
+the required architectures in private directories. If the command fails, the pocket is tried under its other name
+(``stable`` for ``trixie``), provided that the index there is for the same release. If that fails too, the pocket is
+omitted. Both cases add a warning to the image's manifest; with ``image.strict`` both are errors. The main pocket cannot
+be omitted.
 
-The verified package lists are stored. Later steps install from them, so all roots of one build use the same state of
-the mirror, until ``build-image --update`` reads the indices again.
+The verified package lists are stored, and later steps use them for installation. All roots of a build therefore use the
+same state of the mirror until ``build-image --update`` reads the indices again.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ _UPDATE_LIMIT_S = 300.0
 _DOWNLOADER = "/usr/lib/apt/apt-helper"
 _LISTS = "the mirror's package lists"
 _LEAST_ROOM = 1 << 16
-"""Bytes. If apt failed and less space was free, the disk was full, even if apt reports a truncated file."""
+"""In bytes. If apt failed with less space free, the disk was full, even if apt reports a truncated file."""
 _FIELD = re.compile(r"^(Codename|Date|Origin): (.+)$", re.MULTILINE)
-"""Fields of Release and InRelease files."""
+"""Matches the fields of Release and InRelease files."""
 _FETCHING = re.compile(r"^[EW]: (?:Failed to fetch \S+ *)?")
-"""Prefix of apt's reasons for failed downloads."""
+"""Matches the prefix of apt's reasons for failed downloads."""
 
 _NEWER_KEY = (
     "; if apt rejects the archive's key (Debian 13 rejects keys that are signed with SHA-1 only), put a newer copy of "
@@ -62,7 +63,7 @@ UNREACHABLE = re.compile(
     r"^[EW]: .*(?:Could not (?:resolve|connect)|Temporary failure resolving|Failed to fetch|Unable to connect)",
     re.MULTILINE,
 )
-"""apt's errors for a mirror that does not respond, or that does not have all files of its verified lists.
+"""Matches apt's errors for a mirror that does not respond, or that lacks files in its verified lists.
 
 Downloads that succeeded on a retry, and messages of package scripts, are not matched: apt does not mark them as errors.
 """
@@ -70,7 +71,7 @@ Downloads that succeeded on a retry, and messages of package scripts, are not ma
 UNKNOWN = re.compile(
     r"^E: (?:Unable to locate package (\S+)|Package '(\S+)' has no installation candidate)", re.MULTILINE
 )
-"""apt's errors for an unknown package."""
+"""Matches apt's errors for an unknown package."""
 
 
 @dataclass(frozen=True)
@@ -83,38 +84,38 @@ class Source:
     keyring: Path
     architectures: tuple[str, ...]
     archive: str = "debian"
-    """The flavour that describes the archive."""
+    """The name of the flavour that describes the archive."""
     only: tuple[str, ...] = ()
-    """Patterns of the packages that roots may install from it; empty: all."""
+    """Patterns for the packages that roots may install from this source; empty: all packages."""
     origin: str = ""
-    """Origin field of the verified index; set only if ``only`` depends on it."""
+    """The verified index's Origin field; set only if ``only`` requires it."""
     keyring_in_root: str = ""
-    """Path of the keyring in roots; empty: the same as on this PC."""
+    """The keyring's path in roots; empty: the same as on this PC."""
     keyring_package: str = ""
-    """Package of the keyring, for archives other than the distribution's."""
+    """The keyring's package, for archives other than the distribution's."""
 
     @property
     def line(self) -> str:
-        """The line in apt's one-line format."""
+        """The source in apt's one-line format."""
         options = f"arch={','.join(self.architectures)} signed-by={self.keyring}"
         return f"deb [{options}] {self.uri} {self.pocket.suite} {' '.join(self.components)}"
 
 
 @dataclass(frozen=True)
 class Verified:
-    """The verified sources, the SHA-256 of each index, and warnings for the others."""
+    """The verified sources, each index's SHA-256, and warnings about the other sources."""
 
     sources: tuple[Source, ...]
     indices: dict[str, str]
     warnings: tuple[str, ...]
     names: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Pockets that were verified under their other name: release name to that name."""
+    """Pockets that were verified under their other name: a map from the release name to that name."""
 
 
 def host_mirrors() -> dict[str, str]:
-    """URIs of the Debian mirrors that this host's own apt uses: keys ``main`` and ``security``, where found.
+    """Return the Debian mirrors of this host's apt: URIs under the keys ``main`` and ``security``, if found.
 
-    For a list of mirrors in a local file, this is the first mirror. A list that cannot be read here is ignored.
+    For a list of mirrors in a local file, the URI is the first mirror's. A list that cannot be read is ignored.
     """
     listed = output_of(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(LABEL)|$(ORIGIN)", "Created-By: Packages"]
@@ -133,9 +134,9 @@ def host_mirrors() -> dict[str, str]:
 
 
 def _first_mirror(uri: str) -> str:
-    """The mirror of a URI: for ``mirror+file:/…``, the first in that file's list (apt-transport-mirror(1)).
+    """Return a URI's mirror: for ``mirror+file:/…``, the first in that file's list (apt-transport-mirror(1)).
 
-    Empty if the file does not exist, or if the list is fetched over the network, because it may change.
+    Return an empty string if the file does not exist, or if the list is fetched over the network: it may change.
     """
     scheme, _, path = uri.partition(":")
     if scheme.partition("+")[0] != "mirror":
@@ -150,10 +151,10 @@ def _first_mirror(uri: str) -> str:
 
 
 def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
-    """All configured pockets, verified or not.
+    """Return all configured pockets, verified or not.
 
-    Nothing is fetched: ``fetch_keys`` stores keys that are not in a package in ``keyrings``. Raises ConfigError if no
-    Debian mirror is known.
+    Nothing is fetched. ``fetch_keys`` stores the keys that no package contains in ``keyrings``. Raises ConfigError if
+    no Debian mirror is known.
     """
     image = config.image
     target = target_flavour(image)
@@ -184,7 +185,7 @@ def _mirrors(config: Config) -> dict[str, str]:
     image = config.image
     host = host_mirrors()
     debian_target = image.flavour == "debian"
-    # A trailing slash would precede the suffix of the security mirror.
+    # The suffix of the security mirror is appended, so a trailing slash is removed.
     main = (image.mirror.rstrip("/") if debian_target else "") or host.get("main", "")
     if not main:
         fix = (
@@ -199,7 +200,7 @@ def _mirrors(config: Config) -> dict[str, str]:
 
 
 def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
-    """Archives and their architectures. Every image uses Debian's archive, whatever its flavour (``for_root``)."""
+    """Return the archives and their architectures. Every image uses Debian's, whatever its flavour (``for_root``)."""
     both = tuple(dict.fromkeys((host_architecture().debian, image.architecture)))
     target = target_flavour(image)
     given = target.from_debian if image.kernel == "distribution" else ()
@@ -215,11 +216,11 @@ def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
 def for_root(
     sources: tuple[Source, ...], image: ImageConfig, architectures: tuple[str, ...], packages: Sequence[str]
 ) -> tuple[Source, ...]:
-    """The sources for a root with these packages; the root's own architecture is the first.
+    """Return the sources for a root with these packages; its own architecture is the first.
 
-    A root with only the target's architecture is for the target: it uses the target's distribution, and other archives
-    if they provide one of the packages. All other roots run on this PC and use Debian, also for headers and libraries
-    of the target: apt requires one version of a package if several architectures share its files.
+    A root with only the target's architecture is for the target. It uses the target's distribution, and other archives
+    if they provide one of the packages. All other roots run on this PC and use Debian, even for the target's headers
+    and libraries: apt requires the same version of a package for all architectures that share its files.
     """
     of_the_target = architectures == (image.architecture,)
     own = image.flavour if of_the_target else "debian"
@@ -235,7 +236,7 @@ def _fetched_keyring(flavour: Flavour, folder: Path) -> Path:
 
 
 def fetch_keys(config: Config, keyrings: Path) -> None:
-    """Fetch the keys of ``sources_for`` that are missing in ``keyrings`` or are not the pinned keys.
+    """Fetch the keys for ``sources_for`` that are missing from ``keyrings`` or differ from the pinned keys.
 
     Raises the same exceptions as ``fetch_key``.
     """
@@ -252,7 +253,7 @@ def fetch_keys(config: Config, keyrings: Path) -> None:
 def fetch_key(key: SigningKey, path: Path) -> None:
     """Fetch an archive's signing key, check its fingerprint and store it as a binary keyring.
 
-    Raises NetworkUnreachable, or SourceUnavailable if it is not the pinned key.
+    Raises NetworkUnreachable, or SourceUnavailable if the key is not the pinned one.
     """
     try:
         answer = requests.get(key.url, timeout=60)
@@ -273,19 +274,19 @@ def fetch_key(key: SigningKey, path: Path) -> None:
                 f"the key at {key.url} is not the pinned key",
                 expected=f"fingerprint {key.fingerprint}",
                 found=", ".join(sorted(found)) or "no key",
-                fix="find out why before you go on; if the archive has changed its key, update images/flavours/",
+                fix="find out why before you continue; if the archive has changed its key, update images/flavours/",
             )
 
 
 def _gpg(*words: str, stdin: bytes | None = None) -> str:
-    """Standard output of GnuPG with an empty home, so that the caller's keys and options have no effect."""
+    """Run GnuPG with an empty home, without the caller's keys and options, and return its standard output."""
     with tempfile.TemporaryDirectory(prefix="pitorch-gpg-") as home:
         argv = ["gpg", "--homedir", home, "--batch", "--no-options", *words]
         return run(argv, stdin=stdin, check=False, merge_stderr=False).output
 
 
 def _fingerprints(keyring: Path) -> set[str]:
-    """Fingerprints of the primary keys in a binary keyring."""
+    """Return the fingerprints of the primary keys in a binary keyring."""
     listed = _gpg("--with-colons", "--show-keys", str(keyring))
     found: set[str] = set()
     primary = False
@@ -300,10 +301,10 @@ def _fingerprints(keyring: Path) -> set[str]:
 
 
 def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: float = _UPDATE_LIMIT_S) -> Verified:
-    """Update each pocket on its own; merge the lists of those that verify into ``folder``/lists.
+    """Update each pocket separately; merge the lists of the verified ones into ``folder``/lists.
 
-    A pocket that takes longer than ``limit_s`` fails. Raises MirrorPocketUnusable if a main pocket fails (with
-    ``strict``, any pocket), and DiskFull if the lists cannot be stored.
+    A pocket fails if its update takes longer than ``limit_s``. Raises MirrorPocketUnusable if a main pocket fails or,
+    with ``strict``, if any pocket fails. Raises DiskFull if the lists cannot be stored.
     """
     with files.room_for(_LISTS, folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -366,9 +367,9 @@ def _verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s:
 
 
 def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> tuple[str, str]:
-    """Update a pocket under its other name and store the lists in ``scratch`` under its own name.
+    """Update a pocket under its other name, and store the lists in ``scratch`` under the pocket's own name.
 
-    Returns the date of the index and the reason for a failure, one of them empty; both are empty if there is no other
+    Returns the index's date and the reason for a failure, of which one is empty; both are empty if there is no other
     name.
     """
     also = source.pocket.also
@@ -388,13 +389,13 @@ def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> tuple[s
 
 
 def _release_fields(scratch: Path) -> dict[str, str]:
-    """Fields of the release index in ``scratch``."""
+    """Return the fields of the release index in ``scratch``."""
     release = next((path for path in sorted((scratch / "lists").iterdir()) if path.name.endswith("Release")), None)
     return dict(_FIELD.findall(release.read_text())) if release else {}
 
 
 def _with_origin(source: Source, scratch: Path) -> Source:
-    """Add the origin from the index in ``scratch``, if packages are distinguished by origin."""
+    """Return the source with the origin from the index in ``scratch``, if origins distinguish its packages."""
     if not source.only:
         return source
     if not (origin := _release_fields(scratch).get("Origin", "")):
@@ -408,7 +409,7 @@ def _with_origin(source: Source, scratch: Path) -> Source:
 
 
 def _update(source: Source, scratch: Path, limit_s: float) -> str:
-    """Run ``apt-get update`` for one source in private directories. Returns the reason for a failure, or "".
+    """Run ``apt-get update`` for one source in private directories; return the reason for a failure, or "".
 
     Raises DiskFull.
     """
@@ -417,7 +418,7 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
     (scratch / "status").touch()
     (scratch / "sources.list").write_text(source.line + "\n")
     words = [*_apart(scratch), "-o", f"APT::Architecture={source.architectures[0]}"]
-    words += ["-o", "pkgCacheFile::Generate=false"]  # packages are looked up in the merged lists only
+    words += ["-o", "pkgCacheFile::Generate=false"]  # packages are only looked up in the merged lists
     words += [word for name in source.architectures for word in ("-o", f"APT::Architectures::={name}")]
     try:
         with files.least_room(scratch) as least:
@@ -453,13 +454,13 @@ def download(
     essential: bool = True,
     without: Sequence[str] = (),
 ) -> list[Path]:
-    """Fetch the packages of a root, with their dependencies, into a folder. Returns the files.
+    """Fetch a root's packages and their dependencies into a folder; return the files.
 
     The first architecture is the root's own. With ``essential``, essential packages are fetched too. Packages named in
-    ``without`` (with or without an architecture) are not fetched although others depend on them, nor are dependencies
-    that no other package requires. The configuration of this PC's apt has no effect. Files that are in the folder
-    already are not fetched again. Raises CommandTimedOut, or CommandFailed with the end of apt's output, which is
-    written to ``log``.
+    ``without`` (with or without an architecture) are not fetched even if others depend on them, nor are dependencies
+    that only they require. This PC's apt configuration has no effect. Files that are already in the folder are not
+    fetched again. apt's output is written to ``log``. Raises CommandTimedOut, or CommandFailed with the last lines of
+    that output.
     """
     archives.mkdir(parents=True, exist_ok=True)
     (archives / "partial").mkdir(exist_ok=True)
@@ -468,11 +469,12 @@ def download(
             (scratch / name).mkdir(parents=True)
         (scratch / "etc/preferences.d/pitorch").write_text(preferences_text(sources))
         (scratch / "status").write_text("".join(_installed(name, architectures[0]) for name in without))
-        # apt needs the location of its configuration before it reads any: pass it in a file, as mmdebstrap does.
+        # apt needs its configuration's location before it reads any settings, so pass the location in a file, as
+        # mmdebstrap does.
         config = scratch / "apt.conf"
         config.write_text(f'Dir::Etc::main "/dev/null";\nDir::Etc::parts "{scratch}/etc/apt.conf.d";\n')
         (scratch / "sources.list").write_text(sources_text(sources, tuple(architectures)))
-        # apt prints dpkg's command line instead of running it; its hooks get the paths of the files.
+        # apt prints dpkg's command line instead of running dpkg; apt's hooks receive the paths of the files.
         named = scratch / "named"
         options = [
             ("Dir::State", scratch),
@@ -483,11 +485,11 @@ def download(
             *(("APT::Architectures::", name) for name in architectures),
             ("APT::Install-Recommends", "false"),
             ("APT::Default-Release", ""),
-            ("pkgCacheGen::ForceEssential", ","),  # otherwise apt counts itself as essential
+            ("pkgCacheGen::ForceEssential", ","),  # otherwise apt regards itself as essential
             ("Dir::Etc::preferences", "/dev/null"),
             ("Dir::Etc::preferencesparts", scratch / "etc/preferences.d"),
             ("Acquire::Retries", "3"),
-            ("Debug::NoLocking", "true"),  # other tasks read the lists, too
+            ("Debug::NoLocking", "true"),  # other tasks also read the lists
             ("Debug::pkgDPkgPM", "true"),
             ("APT::Immediate-Configure", "false"),
             ("DPkg::Use-Pty", "false"),
@@ -501,9 +503,9 @@ def download(
 
 
 def download_alone(sources: tuple[Source, ...], lists: Path, package: str, folder: Path, log: Path) -> Path:
-    """Fetch one package without its dependencies into ``folder``, which must be empty. Returns the file.
+    """Fetch one package without its dependencies into ``folder``, which must be empty; return the file.
 
-    Raises CommandTimedOut, or CommandFailed with the end of apt's output, which is written to ``log``.
+    apt's output is written to ``log``. Raises CommandTimedOut, or CommandFailed with the last lines of that output.
     """
     architecture = sources[0].architectures[0]
     with files.scratch_folder(folder.parent, "apt") as scratch:
@@ -525,7 +527,7 @@ def download_alone(sources: tuple[Source, ...], lists: Path, package: str, folde
 
 
 def _installed(name: str, architecture: str) -> str:
-    """An entry of dpkg's status file for a package whose version satisfies all dependencies."""
+    """Return an entry of dpkg's status file for a package whose version satisfies all dependencies."""
     package, _, other = name.partition(":")
     fields = (
         ("Package", package),
@@ -539,7 +541,7 @@ def _installed(name: str, architecture: str) -> str:
 
 
 def _apart(scratch: Path) -> list[str]:
-    """Options that restrict apt to private directories."""
+    """Return the options that restrict apt to private directories."""
     options = {
         "Dir::Etc::sourcelist": scratch / "sources.list",
         "Dir::Etc::sourceparts": "-",
@@ -554,9 +556,9 @@ def _apart(scratch: Path) -> list[str]:
 
 
 def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder: Path, log: Path) -> None:
-    """Fetch a source package's files into ``folder``; apt verifies them by the archive's signature.
+    """Fetch a source package's files into ``folder``; apt verifies them through the archive's signature.
 
-    Pockets that cannot be read are tried under their other names, as in ``verify``: the version identifies the package.
+    Pockets that cannot be read are tried under their other names, as in ``verify``; the version identifies the package.
     Raises SourceUnavailable with apt's first error.
     """
     try:
@@ -602,13 +604,13 @@ def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folde
 
 
 def fetch_file(source: Source, path: str, sha256: str, place: Path, log: Path) -> None:
-    """Fetch one file of an archive, for example one of a source package, unless ``place`` has it already.
+    """Fetch one file of an archive, for example of a source package, unless ``place`` already has it.
 
     apt's downloader compares the SHA-256. Raises SourceUnavailable with apt's first error.
     """
     if place.is_file() and files.sha256_of(place) == sha256:
         return
-    # apt does not copy what it reads by "file:".
+    # apt reads "file:" URIs in place, without copying the file.
     uri = re.sub("^file:", "copy:", f"{source.uri}/{path}")
     with files.scratch_folder(place.parent, "apt") as scratch:
         aside = scratch / place.name
@@ -632,16 +634,16 @@ def _source_line(source: Source) -> str:
 
 
 def package_names(lists: Path, architecture: str) -> set[str]:
-    """Names of all packages of an architecture in verified lists."""
+    """Return the names of all packages for an architecture in the verified lists."""
     found = lists.glob(f"*_binary-{architecture}_Packages*")
     texts = [output_of([_DOWNLOADER, "cat-file", str(path)]) for path in found]
     return set(re.findall(r"^Package: (\S+)$", "\n".join(texts), re.MULTILINE))
 
 
 def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...], *, in_root: bool = False) -> str:
-    """sources.list for a root of these architectures; sources for other architectures are left out.
+    """Return the sources.list for a root with these architectures; sources for other architectures are omitted.
 
-    Keyrings have their paths on this PC or, with ``in_root``, their paths in the root.
+    Keyring paths are those on this PC or, with ``in_root``, those in the root.
     """
     lines = []
     for source in sources:
@@ -653,9 +655,9 @@ def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...], *,
 
 
 def preferences_text(sources: tuple[Source, ...]) -> str:
-    """Preferences of apt for a root of these sources; empty if there are none.
+    """Return apt's preferences for a root with these sources; empty if there are none.
 
-    Only the packages that a source may provide (``only``) are installed from that source.
+    apt installs from each source only the packages that the source may provide (``only``).
     """
     texts = []
     for origin, only in dict.fromkeys((item.origin, item.only) for item in sources if item.only):
@@ -665,6 +667,6 @@ def preferences_text(sources: tuple[Source, ...]) -> str:
 
 
 def fingerprint(verified: Verified) -> str:
-    """SHA-256 over the verified indices: the state of the mirror during the build."""
+    """Return the SHA-256 over the verified indices, which identifies the mirror's state during the build."""
     text = "\n".join(f"{name} {digest}" for name, digest in sorted(verified.indices.items()))
     return hashlib.sha256(text.encode()).hexdigest()

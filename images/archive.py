@@ -1,9 +1,10 @@
-"""Load a root filesystem and further layers into the engine as an image of the target platform.
+"""Load a root filesystem and further layers into the engine as an image for the target platform.
 
 The engine's import always sets the host's architecture, regardless of the requested platform (dockerd 20.10). A
-*docker-archive* contains the image's configuration, so that is loaded instead: a ``manifest.json``, the configuration,
-and each tar as a layer, unchanged. With a fixed creation time the image ID, which is the SHA-256 of the configuration,
-depends on the inputs only. Loading a large layer takes a third of the time of ``ADD`` in a Dockerfile.
+*docker-archive* is loaded instead, because it contains the image's configuration: it consists of a ``manifest.json``,
+the configuration, and each tar as an unchanged layer. The image ID is the configuration's SHA-256; with a fixed
+creation time, it depends on the inputs only. Loading a large layer takes a third of the time of ``ADD`` in a
+Dockerfile.
 
 Format: docker image specification v1.2, "Combined Image JSON + Filesystem Changeset Format".
 """
@@ -42,7 +43,7 @@ class LoadedImage:
 
 @dataclass(frozen=True)
 class Layer:
-    """A tar file that is a layer of an image, and a description for the image's history."""
+    """A layer of an image: a tar file, and a description for the image's history."""
 
     tar: Artefact
     created_by: str = "mmdebstrap"
@@ -51,7 +52,7 @@ class Layer:
 def image_config(
     layers: Sequence[Layer], architecture: Architecture, *, epoch: int, environment: Mapping[str, str]
 ) -> bytes:
-    """The image configuration as JSON; its SHA-256 is the image ID."""
+    """Return the image configuration as JSON; its SHA-256 is the image ID."""
     created = datetime.datetime.fromtimestamp(epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     document: dict[str, Any] = {
         "architecture": architecture.oci_architecture,
@@ -78,10 +79,10 @@ def load(
     epoch: int,
     environment: Mapping[str, str] | None = None,
 ) -> LoadedImage:
-    """Load layers, bottom layer first, as ``reference`` and verify the platform that the engine reports.
+    """Load layers, the bottom one first, as ``reference``, and verify the platform that the engine reports.
 
-    All but the last are layers of an image that the engine already has: they are sent again only if the engine requires
-    complete images. ``epoch`` is the creation time in Unix seconds. Raises CommandFailed or PlatformMismatch.
+    All but the last layer belong to an image that the engine already has; they are sent again only if the engine
+    requires complete images. ``epoch`` is the creation time in Unix seconds. Raises CommandFailed or PlatformMismatch.
     """
     config = image_config(layers, architecture, epoch=epoch, environment=environment or {})
     image_id = "sha256:" + hashlib.sha256(config).hexdigest()
@@ -92,7 +93,8 @@ def load(
     with progress.bar(f"load {reference}", total=sum(layer.tar.size for layer in sent), in_bytes=True) as bar:
         stream = _archive([("manifest.json", manifest), (name, config)], [layer.tar for layer in sent], bar)
         try:
-            # Read all events, or the connection stays open. "message" is the key of a rejected request.
+            # Read all events; otherwise the connection stays open. A rejected request is reported under the key
+            # "message".
             events: list[dict[str, Any]] = list(client.api.load_image(stream))  # type: ignore[no-untyped-call]
             errors = [str(event[key]) for event in events for key in ("error", "message") if key in event]
         except ENGINE_ERRORS as fault:
@@ -108,9 +110,9 @@ def load(
 
 
 def takes_whole_images(client: docker.DockerClient) -> bool:
-    """Whether an archive must contain every layer, as for containerd's image store (the default of Docker 29).
+    """Return whether an archive must contain every layer, as containerd's image store requires (Docker 29's default).
 
-    The engine's own storage drivers identify existing layers by the configuration and do not require their contents.
+    The engine's own storage drivers identify existing layers by the configuration and do not need their contents.
     """
     try:
         status = client.info().get("DriverStatus") or []
@@ -122,7 +124,7 @@ def takes_whole_images(client: docker.DockerClient) -> bool:
 def verify(
     client: docker.DockerClient, reference: str, architecture: Architecture, *, image_id: str = ""
 ) -> LoadedImage:
-    """Compare the platform and ID of an image with the requested ones. Raises PlatformMismatch."""
+    """Check an image's platform and ID, and return the image. Raises PlatformMismatch."""
     try:
         found = client.images.get(reference)
     except docker.errors.ImageNotFound as fault:
@@ -147,7 +149,7 @@ def verify(
 
 
 def _archive(small: Sequence[tuple[str, bytes]], tars: Sequence[Artefact], bar: progress.Bar) -> Iterator[bytes]:
-    """The docker-archive as a stream with at most one block of a layer in memory."""
+    """Yield the docker-archive as a stream with at most one block of a layer in memory."""
     for name, content in small:
         yield _header(name, len(content)) + content + _padding(len(content))
     sent, total = 0, sum(tar.size for tar in tars)

@@ -1,19 +1,18 @@
-"""Native build tools in an emulated container, in addition to the native compiler (images.native).
+"""Provide native build tools in an emulated container, in addition to the native compiler (images.native).
 
-A build spends much of its time in programs that only read and write text and start the compiler: the shell, CMake,
-pkg-config, pip, Meson, Cython. Native programs of the same version write the same text seven to fifteen times faster.
-They are mounted over the emulated programs, like the compiler.
+A build spends much of its time in programs that only process text and start the compiler: the shell, CMake, pkg-config,
+pip, Meson and Cython. Native programs of the same version produce the same text seven to fifteen times faster. Like the
+compiler, they are mounted over the emulated programs.
 
-Programs whose output depends on the machine that they are compiled for stay emulated: ``uname``, ``arch``, dpkg, perl,
-bash (``MACHTYPE``), and programs that print words of the machine's width. CMake calls ``uname``, so it detects the
-target. pkg-config gets the target's paths from the environment; only its variable ``pc_path`` still contains the paths
-of this PC.
+Programs whose output depends on the machine that they are compiled for are still emulated: ``uname``, ``arch``, dpkg,
+perl, bash (``MACHTYPE``), and programs that print machine words. CMake calls ``uname`` and thus detects the target.
+pkg-config reads the target's paths from the environment; only its variable ``pc_path`` still contains this PC's paths.
 
-pip, Meson and Cython are Python programs; the project determines the versions of Meson and Cython. The target's Python
-is replaced by a small program (``stand_in/python.c``). It runs these three with a native Python that describes itself
-as the target's (``stand_in/as_target.py``), and everything else, such as the package's own build scripts, with the
-target's Python. ``INSTALL`` installs the replacement; containers that do not run that command have the target's Python.
-Cython that a ``setup.py`` calls within its own process stays emulated.
+pip, Meson and Cython are Python programs; the package that is built determines the versions of Meson and Cython. A
+small program (``stand_in/python.c``) replaces the target's Python. It runs these three programs with a native Python
+that reports the target's properties (``stand_in/as_target.py``), and all others, such as the package's own build
+scripts, with the target's Python. ``INSTALL`` installs the replacement; containers that do not run that command use the
+target's Python. If a ``setup.py`` calls Cython in its own process, Cython is still emulated.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from toolchain.architecture import Architecture
 HERE = Path(__file__).resolve().parent / "stand_in"
 PLACE = "/usr/libexec/pitorch"
 INSTALL = f"{PLACE}/install"
-"""Program that installs the replacement of Python; run it as root in the container."""
+"""The program that installs the replacement for Python; run it as root in the container."""
 
 _PROGRAMS = (
     *("dash", "cmake", "pkgconf"),
@@ -53,7 +52,7 @@ _PROGRAMS = (
 
 
 def tool_mounts(tools: Path, target: Architecture, suite: Suite) -> Mounts:
-    """Additional mounts for a container of the dev image that has the native compiler's mounts."""
+    """Return the additional mounts for a dev container that has the native compiler's mounts."""
     gnu = target.gnu
     found = {f"/usr/bin/{name}": tools / "usr/bin" / name for name in _PROGRAMS}
     paths = {place: program for place, program in found.items() if program.is_file() and not program.is_symlink()}
@@ -64,7 +63,7 @@ def tool_mounts(tools: Path, target: Architecture, suite: Suite) -> Mounts:
         f"{PLACE}/as_target.py": HERE / "as_target.py",
         INSTALL: HERE / "install",
     }
-    # pkgconf contains the paths of its own machine.
+    # pkgconf has its own machine's paths compiled in.
     folders = [f"/usr/{local}lib/{gnu}" for local in ("local/", "")]
     searched = [f"{folders[0]}/pkgconfig", "/usr/local/lib/pkgconfig", "/usr/local/share/pkgconfig"]
     searched += [f"{folders[1]}/pkgconfig", "/usr/lib/pkgconfig", "/usr/share/pkgconfig"]
@@ -82,5 +81,5 @@ def tool_mounts(tools: Path, target: Architecture, suite: Suite) -> Mounts:
 
 
 def together(first: Mounts, second: Mounts) -> Mounts:
-    """Combine two sets of mounts."""
+    """Return two sets of mounts combined."""
     return Mounts({**first.paths, **second.paths}, {**first.environment, **second.environment})

@@ -1,4 +1,4 @@
-"""Distribution flavours, releases and package lists, read from data files and validated."""
+"""Read and validate the data files with distribution flavours, releases and package lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, kw_only=True)
 class SigningKey:
-    """A key that is in no package: its URL and its OpenPGP fingerprint (40 hex digits)."""
+    """A key that no package contains: its URL and OpenPGP fingerprint (40 hex digits)."""
 
     url: str
     fingerprint: str
@@ -25,18 +25,18 @@ class SigningKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Pocket:
-    """A part of an archive with a separate index. ``mirror`` is ``main``, ``security`` or a URL."""
+    """A part of an archive that has its own index. ``mirror`` is ``main``, ``security`` or a URL."""
 
     name: str
     suite: str
     mirror: str
     also: str = ""
-    """Another name of the suite in the archive, such as ``stable``, while it has that status."""
+    """Another name of the suite in the archive, such as ``stable``, while the suite has that status."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flavour:
-    """An archive: its pockets and the verification of its index."""
+    """An archive: its pockets, and how its index is verified."""
 
     name: str
     title: str
@@ -45,36 +45,36 @@ class Flavour:
     keyring: Path | None
     keyring_package: str
     keyring_in_root: str
-    """Path of the keyring in that package, which may differ from the path on this PC."""
+    """The keyring's path in that package, which may differ from the path on this PC."""
     key: SigningKey | None
     architectures: tuple[str, ...]
     packages: Mapping[str, tuple[str, ...]]
     """Packages that are installed from a kernel archive, by architecture."""
     only: tuple[str, ...]
-    """Patterns of the packages that roots may install from it; empty: all."""
+    """Patterns for the packages that roots may install from this archive; empty: all packages."""
     from_debian: tuple[str, ...]
-    """Patterns of the packages that its roots install from Debian's archive: the kernel."""
+    """Patterns for the packages that this flavour's roots install from Debian's archive: the kernel."""
     compiles_for: str
-    """Target CPU of its compiler, if Debian's cross compiler generates different code for that architecture."""
+    """The target CPU of its compiler, if Debian's cross compiler generates different code for the architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """A release: versions that are part of package names and paths."""
+    """A release, with the versions that occur in package names and paths."""
 
     name: str
     python: str
     gcc: str
     glibc: str
-    """Version of the C library."""
+    """The C library's version."""
     glibcxx: str
-    """Newest symbol version of the C++ library (GLIBCXX_…)."""
+    """The C++ library's newest symbol version (GLIBCXX_…)."""
     torch_libraries: tuple[str, ...]
     """Libraries for a torch wheel that does not include them."""
     torch_python: tuple[str, ...]
-    """Python packages that torch imports, immediately or later."""
+    """Python packages that torch imports, at once or on use."""
     split_usr: bool
-    """Whether packages have files outside /usr, so that a root needs the links of a merged /usr beforehand."""
+    """Whether packages have files outside /usr, so that a root first needs the links of a merged /usr."""
 
     @property
     def python_tag(self) -> str:
@@ -83,7 +83,7 @@ class Suite:
 
 
 def load_flavour(name: str, suite: str) -> Flavour:
-    """The flavour called ``name`` for a release."""
+    """Return the flavour called ``name`` for a release."""
     data = _read(HERE / "flavours" / f"{name}.toml")
     key = data.get("key")
     part = _read(HERE / "flavours" / "suites.toml").get(suite, {}).get("part", "")
@@ -113,7 +113,7 @@ def load_flavour(name: str, suite: str) -> Flavour:
 
 
 def load_suite(name: str) -> Suite:
-    """The release called ``name``."""
+    """Return the release called ``name``."""
     row = _read(HERE / "flavours" / "suites.toml")[name]
     return Suite(
         name=name,
@@ -128,7 +128,7 @@ def load_suite(name: str) -> Suite:
 
 
 def target_flavour(image: ImageConfig) -> Flavour:
-    """The flavour of the target. Raises ConfigError if it does not support the architecture."""
+    """Return the target's flavour. Raises ConfigError if the flavour does not support the architecture."""
     flavour = load_flavour(image.flavour, image.suite)
     if flavour.architectures and image.architecture not in flavour.architectures:
         raise ConfigError(
@@ -141,7 +141,7 @@ def target_flavour(image: ImageConfig) -> Flavour:
 
 
 def kernel_archive(image: ImageConfig) -> Flavour | None:
-    """The separate archive of the kernel, or None. Raises ConfigError if it has no kernel for the architecture."""
+    """Return the kernel's separate archive, or None. Raises ConfigError if it lacks the architecture's kernel."""
     if image.profile != "bootable" or image.kernel != "raspberrypi":
         return None
     archive = load_flavour("raspberrypi-kernel", image.suite)
@@ -156,7 +156,7 @@ def kernel_archive(image: ImageConfig) -> Flavour | None:
 
 
 def packages_for(role: str, image: ImageConfig) -> tuple[str, ...]:
-    """Packages of a role (a table of packages.toml) that the release has, sorted and unique."""
+    """Return the packages of a role (a table in packages.toml) that the release has, sorted and unique."""
     row = _read(HERE / "packages.toml")[role]
     target: Architecture = image.target
     suite = load_suite(image.suite)
@@ -171,7 +171,7 @@ def packages_for(role: str, image: ImageConfig) -> tuple[str, ...]:
 
 
 def packages_not_in(role: str, image: ImageConfig) -> tuple[str, ...]:
-    """Packages of a role that the image's release does not have."""
+    """Return the packages of a role that the image's release does not have."""
     return tuple(_read(HERE / "packages.toml")[role].get("not_in", {}).get(image.suite, ()))
 
 

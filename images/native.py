@@ -1,27 +1,27 @@
-"""The native compiler in an emulated container.
+"""Provide the native compiler in an emulated container.
 
-In a container of the target's architecture every program runs under qemu-user, which makes the compiler seven to ten
-times slower. GCC's cross compiler of the same version produces the same bytes, so it is mounted over the emulated one,
-over each file ``/usr/bin/TRIPLET-gcc-N``. Every program that calls the compiler, by any path, gets the native one:
-``pip wheel``, make, CMake, a plain ``gcc``. Images are not changed, and the mounts are removed together with the
-container.
+In a container of the target's architecture, every program runs under qemu-user, which makes the compiler seven to ten
+times slower. GCC's cross compiler of the same version produces the same bytes, so it is mounted over the emulated
+compiler, at each file ``/usr/bin/TRIPLET-gcc-N``. Every program that calls the compiler then runs the native one, by
+whatever path: ``pip wheel``, make, CMake or ``gcc`` itself. Images are not changed, and the mounts are removed together
+with the container.
 
 The read-only mounts are:
 
-- the PC's dynamic loader and libraries at their multiarch paths, which differ from those of the target;
-- ``cc1plus`` and the other programs of the driver at ``/usr/libexec/gcc-cross``;
+- the PC's dynamic loader and libraries at their multiarch paths, which differ from the target's;
+- ``cc1plus`` and the driver's other programs at ``/usr/libexec/gcc-cross``;
 - a *farm* of links at ``/usr/lib/gcc-cross`` and ``/usr/TRIPLET``, where the cross compiler searches for headers and
   start files. Each link points to the container's file, so both compilers read the same files (Debian's cross compiler
   has the sysroot ``/``; the C library's headers need no link);
-- the compiler's and binutils' programs over those of the same name.
+- the programs of the compiler and binutils over the emulated ones of the same name.
 
-Objects and programs are the same, byte for byte. Only the intermediate data in ``-flto`` objects differs, because it
-depends on the width of the compiler's own machine; the linked programs are again the same.
+Objects and programs are identical, byte for byte. Only the intermediate data in ``-flto`` objects differs, because it
+depends on the word size of the machine that runs the compiler; the linked programs are identical.
 
-This is not used for a distribution whose compiler generates different code by default (``compiles_for`` in
+The mounts are not used for a distribution whose compiler generates different code by default (``compiles_for`` in
 images.flavour).
 
-The cross compiler does not search /usr/local/include by default; the environment adds it.
+The cross compiler does not search /usr/local/include by default; an environment variable adds this folder.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class Mounts:
     environment: dict[str, str] = field(default_factory=dict)
 
     def volumes(self) -> dict[str, dict[str, str]]:
-        """The mounts in docker-py's format."""
+        """Return the mounts in docker-py's format."""
         return {str(source): {"bind": target, "mode": "ro"} for target, source in self.paths.items()}
 
     def binds(self) -> list[str]:
-        """The mounts in the format of the engine's API, in which one source may have several targets."""
+        """Return the mounts in the format of the engine's API, which supports several targets per source."""
         return [f"{source}:{target}:ro" for target, source in self.paths.items()]
 
 
 def make_farm(folder: Path, dev_tar: Path, target: Architecture, suite: Suite) -> None:
-    """Create the farm of links for the cross compiler in a dev root (``folder`` is replaced).
+    """Create the cross compiler's farm of links for a dev root; replace ``folder``.
 
     ``dev_tar`` is the root's tar; its members are the headers to link to.
     """
@@ -89,7 +89,7 @@ def make_farm(folder: Path, dev_tar: Path, target: Architecture, suite: Suite) -
 
 
 def compiler_mounts(tools: Path, farm: Path, target: Architecture, suite: Suite) -> Mounts:
-    """The mounts for a container of the dev image."""
+    """Return the compiler's mounts for a container of the dev image."""
     host = host_architecture().gnu
     gnu, gcc = target.gnu, suite.gcc
     paths = {

@@ -1,4 +1,4 @@
-"""ARM programs of a few bytes, to check without a compiler whether a machine can execute ARM code.
+"""ARM programs of a few bytes that check, without a compiler, whether a machine can execute ARM code.
 
 The source of the 32-bit program is probe.S next to this file; a test assembles it and compares the bytes.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import struct
 
 MESSAGE = b"32-bit ARM code runs\n"
-"""Output of the program without arguments."""
+"""The program's output without arguments."""
 
 LISTED_AT_LEAST = 66
-"""Minimum number of directory entries for status 0: 64 files, and the entries . and .."""
+"""The minimum number of directory entries for status 0: 64 files, and the entries . and .."""
 
 EOVERFLOW = 75
-"""Exit status if an entry does not fit the 32-bit fields of readdir(3)."""
+"""The exit status if an entry does not fit the 32-bit fields of readdir(3)."""
 
 CODE = bytes.fromhex(
     "00409de5020054e3060000aa0100a0e3b8108fe21520a0e30470a0e3000000ef0000a0e3270000ea08009de50119a0e3"
@@ -29,9 +29,9 @@ _HEADERS = struct.Struct("<16sHHIIIIIHHHHHH8I")
 
 
 def elf() -> bytes:
-    """The program as a static ELF executable: one header, one loadable segment, no sections.
+    """Return the 32-bit program as a static ELF executable: one header, one loadable segment, no sections.
 
-    e_flags are version 5 of the ARM EABI with hard-float calls (ELF for the Arm Architecture, aaelf32).
+    e_flags specifies version 5 of the ARM EABI with hard-float calls (ELF for the Arm Architecture, aaelf32).
     """
     size = _HEADERS.size + len(CODE)
     entry = _ADDRESS + _HEADERS.size
@@ -42,13 +42,13 @@ def elf() -> bytes:
 
 
 CODE_64 = bytes.fromhex("000080d2 a80b80d2 010000d4")
-"""mov x0, #0; mov x8, #93 (exit); svc #0."""
+"""The machine code for: mov x0, #0; mov x8, #93 (exit); svc #0."""
 
 _HEADERS_64 = struct.Struct("<16sHHIQQQIHHHHHHIIQQQQQQ")
 
 
 def elf_64() -> bytes:
-    """A program for 64-bit ARM that exits with status 0: a static ELF executable without sections."""
+    """Return a static 64-bit ARM executable without ELF sections that exits with status 0."""
     size = _HEADERS_64.size + len(CODE_64)
     ident = b"\x7fELF\x02\x01\x01" + bytes(9)
     header = (ident, 2, 183, 1, _ADDRESS + _HEADERS_64.size, 64, 0, 0, 64, 56, 1, 64, 0, 0)
@@ -57,4 +57,4 @@ def elf_64() -> bytes:
 
 
 PROGRAMS = {"armhf": elf, "arm64": elf_64}
-"""The programs by Debian's name of the architecture."""
+"""The programs by Debian's architecture name."""

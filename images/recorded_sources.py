@@ -1,4 +1,4 @@
-"""Package sources in the form in which the manifest of the step ``mirror`` records them."""
+"""Convert package sources to and from the form recorded in the manifest of the step ``mirror``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from toolchain.manifest import Manifest
 
 
 def sources_of(mirror: Manifest) -> tuple[Source, ...]:
-    """The verified sources that the manifest records."""
+    """Return the verified sources that the manifest records."""
     return tuple(source_of(record) for record in mirror.facts["sources"])
 
 
 def record_of(source: Source) -> dict[str, Any]:
-    """A source as JSON. Default values are omitted: manifests of earlier versions then describe the same product."""
+    """Return a source as JSON, without default values, so that manifests of earlier versions still apply."""
     record = {**dataclasses.asdict(source), "keyring": str(source.keyring)}
     defaults = {item.name: item.default for item in dataclasses.fields(source)}
     return {name: value for name, value in record.items() if value != defaults[name]}
 
 
 def source_of(record: Mapping[str, Any]) -> Source:
-    """The inverse of ``record_of``."""
+    """Return the source that ``record_of`` recorded."""
     lists = {name: tuple(value) for name, value in record.items() if isinstance(value, list | tuple)}
     pocket, keyring = Pocket(**record["pocket"]), Path(record["keyring"])
     return Source(**{**record, **lists, "pocket": pocket, "keyring": keyring})

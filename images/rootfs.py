@@ -1,16 +1,18 @@
-"""Build root filesystems with mmdebstrap, reproducibly: the same inputs give the same tar, bit for bit.
+"""Build root filesystems with mmdebstrap, reproducibly: the same inputs produce the same tar, bit for bit.
 
 All roots are built from one state of the mirror (images.apt):
 
-- *tools*: programs of this PC's architecture, which are extracted in parallel, without mmdebstrap, and not configured:
-  native replacements of emulated programs, the cross compiler, and the rest of the native builder image;
+- *tools*: programs for this PC's architecture, namely native replacements for emulated programs, the cross compiler,
+  and the rest of the native builder image; the packages are extracted in parallel without mmdebstrap and are not
+  configured;
 - *builders* of recipes that need more: native roots with installed packages;
 - *dev*: a target root with compilers and headers, in which wheels are built;
 - *rootfs*: the target root that is exported and booted.
 
-Target roots are downloaded and unpacked by native programs. Only the configuration of packages runs target code, and
-native tools replace programs that do not depend on the target CPU (images/hooks/install-with-native-tools). If
-``native_tools`` is None, all but the unpacking is emulated, which is several times slower; the tree is the same.
+Native programs download and unpack the packages of target roots. Only the configuration of packages runs target code,
+and even there native tools replace programs that do not depend on the target CPU
+(images/hooks/install-with-native-tools). If ``native_tools`` is None, everything except unpacking is emulated; this is
+several times slower and produces the same tree.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from toolchain.process import require_program, require_root, run
 
 HERE = Path(__file__).resolve().parent
 STANDING_IN = "standing-in"
-"""File in a tools folder: names of the programs that replace emulated ones, one per line."""
+"""The file in a tools folder that names the programs that replace emulated ones, one per line."""
 
 _LIMIT_S = 3600.0
 _PROBE_LIMIT_S = 60.0
@@ -54,12 +56,12 @@ _SCRATCH_SCRIPT = """
 """
 _MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777}
 LEFT_OUT = (
-    # Patterns of files in a tools folder that are not in the builder image; "**" matches any number of folders.
+    # Patterns for files in a tools folder that the builder image omits; "**" matches any number of folders.
     *(*_MOUNT_POINTS, "var", "depmod", STANDING_IN, f"{STANDING_IN}.packages"),
-    # Files that the tools' Python writes, even while the image is built (wheels.byte_code).
+    # Files that the tools' Python may write even while the image is built (wheels.byte_code).
     *("mnt", "**/__pycache__"),
     *(f"usr/share/{name}" for name in ("doc", "info", "lintian", "locale", "man", "zoneinfo", "cmake-*/Help")),
-    # Programs that builds do not use, and the files for link-time optimisation and sanitizers.
+    # Programs that builds do not use, and files for link-time optimisation and sanitizers.
     *(f"usr/bin/{name}" for name in ("cpack", "ctest", "*-lto-dump*", "*-gcov*")),
     "usr/libexec/gcc*/*/*/lto1",
     *(
@@ -83,31 +85,31 @@ class RootSpec:
     role: str
     suite: str
     architectures: tuple[str, ...]
-    """Debian names: the architecture of the root, then foreign architectures (multiarch)."""
+    """Debian's names: the root's architecture, then foreign architectures (multiarch)."""
     packages: tuple[str, ...]
     sources: tuple[Source, ...]
     lists: Path
-    """Verified package lists of the sources (images.apt.verify)."""
+    """The sources' verified package lists (images.apt.verify)."""
     archives: Path
-    """Folder of downloaded packages, which is preserved between builds."""
+    """The folder for downloaded packages, which is preserved between builds."""
     source_date_epoch: int
     fetched: tuple[str, ...] = ()
-    """The result of ``download``, so that apt does not resolve the packages again; if empty, apt resolves them."""
+    """The result of ``download``, which spares apt from resolving dependencies again; if empty, apt resolves them."""
     overlays: tuple[Path, ...] = ()
     """Folders that are copied into the root before packages are unpacked."""
     native_tools: Path | None = None
     keyring_package: str = ""
     split_usr: bool = False
-    """The same as in images.flavour.Suite."""
+    """As in images.flavour.Suite."""
 
     @property
     def architecture(self) -> Architecture:
-        """The architecture of the root."""
+        """The root's architecture."""
         return ARCHITECTURES[self.architectures[0]]
 
 
 def require_execution(architecture: Architecture, probe: Path) -> None:
-    """Execute a program of another architecture. Raises UserError if that fails.
+    """Execute a program for another architecture. Raises UserError if it does not run.
 
     ``probe`` is a static executable of that architecture that exits with status 0.
     """
@@ -129,7 +131,7 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
 
 
 def program_fingerprint() -> str:
-    """SHA-256 of mmdebstrap, which is a single script; ``absent`` if it is not installed."""
+    """Return the SHA-256 of mmdebstrap, which is a single script; ``absent`` if it is not installed."""
     try:
         return files.sha256_of(require_program("mmdebstrap", "to build root filesystems"))
     except (ProgramMissing, OSError):
@@ -137,10 +139,10 @@ def program_fingerprint() -> str:
 
 
 def download(spec: RootSpec, log: Path) -> tuple[str, ...]:
-    """Download the packages of a target root for ``build_tar``; return their SHA-256 and file names.
+    """Download a target root's packages for ``build_tar``; return their SHA-256 and file names.
 
-    The result has lines in sha256sum's format for files that apt has verified. Raises DiskFull, NetworkUnreachable,
-    CommandFailed or CommandTimedOut.
+    The result contains a line in sha256sum's format for each file; apt has verified the files. Raises DiskFull,
+    NetworkUnreachable, CommandFailed or CommandTimedOut.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
@@ -176,7 +178,7 @@ def _fetch(
 
 
 def _named(spec: RootSpec) -> list[str]:
-    """The explicitly requested packages of a target root, without their dependencies."""
+    """Return a target root's explicitly requested packages, without their dependencies."""
     merged = "usr-is-merged" if spec.split_usr else ""
     keyrings = [spec.keyring_package, *(item.keyring_package for item in spec.sources)]
     return sorted({*spec.packages, *filter(None, [*keyrings, merged])})
@@ -207,7 +209,7 @@ def build_tar(spec: RootSpec, tar: Path, log: Path) -> None:
 
 
 def build_native_tar(spec: RootSpec, tar: Path, log: Path) -> None:
-    """Build a root of this PC's architecture with installed packages. Raises the errors of ``build_tar``."""
+    """Build a root for this PC's architecture with installed packages. Raises the same errors as ``build_tar``."""
     _require_root(spec)
     _mmdebstrap(spec, tar, log, ["--variant=apt"], spec.packages, {})
 
@@ -215,9 +217,9 @@ def build_native_tar(spec: RootSpec, tar: Path, log: Path) -> None:
 def build_tools(
     spec: RootSpec, folder: Path, log: Path, *, standing_in: tuple[str, ...], without: tuple[str, ...] = ()
 ) -> None:
-    """Extract native programs into ``folder`` (replaced) and list those that may replace emulated ones.
+    """Extract native programs into ``folder``, replacing it, and list those that may replace emulated ones.
 
-    ``standing_in`` has the packages of these programs, ``without`` the packages to leave out. Raises the errors of
+    ``standing_in`` lists the packages of the replacements, ``without`` the packages to omit. Raises the same errors as
     ``build_tar``.
     """
     _require_root(spec)
@@ -240,9 +242,9 @@ def build_tools(
 
 
 def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
-    """Unpack the files of packages in parallel, large packages first, without configuring them.
+    """Unpack packages in parallel, large ones first, without configuring them.
 
-    Raises CommandFailed for a damaged package, DiskFull.
+    Raises CommandFailed for a damaged package, or DiskFull.
     """
     large_first = sorted(packages, key=lambda path: (-path.stat().st_size, path))
     names = "".join(f"{path}\0" for path in large_first).encode()
@@ -264,10 +266,10 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
 
 
 def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
-    """Pack extracted native programs as the root filesystem of a container, reproducibly (``files.pack``).
+    """Pack extracted native programs reproducibly as a container's root filesystem (``files.pack``).
 
-    The packages are not configured; only the links through which programs are found are created. Files that no build
-    reads are left out, because the engine reads and writes every byte of an image several times. Raises DiskFull.
+    The packages are not configured; only the links that lead to programs are created. Files that no build reads are
+    omitted, because the engine reads and writes every byte of an image several times. Raises DiskFull.
     """
     with files.room_for("the native builder image", tar.parent), files.scratch_folder(tar.parent, tar.name) as overlay:
         for name in ("bin", "sbin", "lib", "lib64"):
@@ -284,7 +286,7 @@ def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
 
 
 def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """A regular expression for any of the patterns: ``*`` matches anything without a slash, ``**`` anything."""
+    """Return a regular expression that matches any pattern: ``*`` matches text without a slash, ``**`` any text."""
     wild = {"*": "[^/]*", "**": ".*"}
     parts = (re.split(r"(\*+)", pattern) for pattern in patterns)
     return re.compile("|".join("".join(wild.get(part) or re.escape(part) for part in words) for words in parts))
@@ -295,7 +297,7 @@ def _require_root(spec: RootSpec) -> None:
 
 
 def _set_depmod_apart(tree: Path) -> None:
-    """Move kmod and its library to a separate folder, which is not bound into target roots."""
+    """Move kmod and its library to a separate folder that is not bound into target roots."""
     apart = tree / "depmod"
     apart.mkdir()
     for path in [*tree.glob("usr/bin/kmod"), *tree.glob("usr/lib/*/libkmod.so*")]:
@@ -358,7 +360,7 @@ def _mmdebstrap(
         scratch.chmod(0o755)
         aside = stack.enter_context(files.replacing(target))
         named = aside.with_name(aside.name + ".tar") if target.suffix == ".tar" else aside
-        if named != aside:  # what mmdebstrap wrote before it failed
+        if named != aside:  # a tar that mmdebstrap wrote before it failed
             stack.callback(files.remove, named)
 
         def build(memory_mib: int) -> None:
@@ -403,7 +405,7 @@ def _quoted(path: Path) -> str:
 
 
 def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str, expected: str) -> Exception:
-    """The error that the log shows; ``summary`` and ``expected`` are for unknown errors."""
+    """Return the error that the log shows, or one with ``summary`` and ``expected`` if the cause is unknown."""
     text = log.read_text(errors="replace")
     if full := files.full_disk(text, f"the {spec.role} root", log.parent):
         return full

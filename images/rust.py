@@ -1,8 +1,8 @@
-"""A native Rust toolchain in an emulated container, in addition to the native compiler (images.native).
+"""Provide a native Rust toolchain in an emulated container, in addition to the native compiler (images.native).
 
-The distribution's rustc and Cargo for this PC compile for the target, with the target's standard library. They are in
+The distribution's rustc and Cargo for this PC compile for the target with the target's standard library. They are in
 one folder; two small programs in /usr/bin start them with their own libraries. Cargo's build scripts and procedural
-macros run on this PC, so the folder also has a C compiler that links them.
+macros run on this PC, so the folder also contains a C compiler that links them.
 
 setuptools-rust and maturin read the target from ``CARGO_BUILD_TARGET``, and PyO3 reads the settings of the target's
 Python from ``PYO3_CROSS_LIB_DIR``.
@@ -26,7 +26,7 @@ _START = """\
 #!/bin/sh
 LD_LIBRARY_PATH={place}/usr/lib/{gnu} exec {place}/usr/bin/{program} "$@"
 """
-# The linker and the C library are those of the folder, too.
+# The linker and the C library are also the folder's.
 _LINK = """\
 #!/bin/sh
 LD_LIBRARY_PATH={place}/usr/lib/{gnu} exec {place}/usr/bin/{gnu}-gcc-{gcc} -B{place}/link/ --sysroot={place} "$@"
@@ -34,7 +34,7 @@ LD_LIBRARY_PATH={place}/usr/lib/{gnu} exec {place}/usr/bin/{gnu}-gcc-{gcc} -B{pl
 
 
 def add_programs(folder: Path, suite: Suite) -> None:
-    """Add the programs that start the toolchain in the container to the folder of extracted packages."""
+    """Add to the folder with the extracted packages the programs that start the toolchain in the container."""
     gnu = host_architecture().gnu
     start, link = folder / "start", folder / "link"
     for place in (start, link):
@@ -51,7 +51,7 @@ def add_programs(folder: Path, suite: Suite) -> None:
 
 
 def rust_mounts(folder: Path, target: Architecture, suite: Suite) -> Mounts:
-    """Additional mounts for a container of the dev image that has the native compiler's mounts."""
+    """Return the additional mounts for a dev container that has the native compiler's mounts."""
     triple, host = (_TRIPLES[item.debian] for item in (target, host_architecture()))
     return Mounts(
         {PLACE: folder, **{f"/usr/bin/{name}": folder / "start" / name for name in ("rustc", "cargo")}},
@@ -60,7 +60,7 @@ def rust_mounts(folder: Path, target: Architecture, suite: Suite) -> Mounts:
             f"{_variable(triple)}_LINKER": f"{target.gnu}-gcc",
             f"{_variable(host)}_LINKER": f"{PLACE}/start/cc",
             "PYO3_CROSS_LIB_DIR": f"/usr/lib/python{suite.python}",
-            # pkg-config in the container is the target's.
+            # The container's pkg-config is the target's.
             "PKG_CONFIG_ALLOW_CROSS": "1",
         },
     )

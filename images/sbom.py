@@ -1,8 +1,7 @@
-"""The software bill of materials (SBOM) of a root filesystem: SPDX 2.3 and CycloneDX 1.6, both as JSON.
+"""Write a root filesystem's bill of materials (SBOM) as SPDX 2.3 and CycloneDX 1.6, both in JSON.
 
-debsbom reads the packages from dpkg's status. The wheels and libraries of this project are added, each with the SHA-256
-of its file. The same input gives the same bytes: the identifiers are derived from the contents, and the time is that of
-the image.
+debsbom reads the packages from dpkg's status. This project's wheels and libraries are added, each with its file's
+SHA-256. The same input produces the same bytes: identifiers are derived from the contents, and the time is the image's.
 
 Both documents are validated before they are written: SPDX by spdx-tools, CycloneDX by the JSON schema in
 cyclonedx-python-lib.
@@ -29,7 +28,7 @@ from toolchain import files, process
 from toolchain.errors import ArtefactDamaged, ArtefactMissing
 
 NAMES = ("sbom.spdx.json", "sbom.cdx.json")
-"""File names of the documents."""
+"""The documents' file names."""
 _CDX_VERSION = "1.6"
 _DISTRIBUTION = "pitorch-system"
 _STATUS = "var/lib/dpkg/status"
@@ -38,19 +37,19 @@ _FILES = frozenset({_STATUS, "var/lib/dpkg/arch-native", "var/lib/apt/extended_s
 
 @dataclass(frozen=True)
 class Part:
-    """A file of this project that an image contains or was made of: a wheel, or a library."""
+    """A file of this project that an image contains or was built from: a wheel or a library."""
 
     file: str
     sha256: str
 
     @property
     def name(self) -> str:
-        """Name of the project."""
+        """The project's name."""
         return str(parse_wheel_filename(self.file)[0]) if self._is_wheel else self.file.partition(".so")[0]
 
     @property
     def version(self) -> str:
-        """Version of the project; empty if the file's name does not contain it."""
+        """The project's version; empty if the file's name does not contain it."""
         return str(parse_wheel_filename(self.file)[1]) if self._is_wheel else self.file.partition(".so.")[2]
 
     @property
@@ -65,7 +64,7 @@ class Part:
 
 
 def libraries_in(tar: Path) -> list[Part]:
-    """The shared libraries in the tar of a layer."""
+    """Return the shared libraries in a layer's tar."""
     with tarfile.open(tar) as archive:
         found = [item for item in archive if item.isfile() and ".so" in Path(item.name).name]
         contents = [(item, archive.extractfile(item)) for item in found]
@@ -84,11 +83,11 @@ def write(
     epoch: int,
     log: Path,
 ) -> tuple[Path, ...]:
-    """Write the documents of a root into ``folder``; their paths, in the order of ``NAMES``.
+    """Write a root's documents into ``folder``; return their paths in the order of ``NAMES``.
 
-    ``root`` is a folder or a tar. ``label`` is the version of the system, such as SUITE-ARCHITECTURE. ``packages`` are
-    lines with SHA-256 and file name of Debian packages, which are added to the packages of the same name and version.
-    ``epoch`` is the time of the documents in Unix seconds.
+    ``root`` is a folder or a tar. ``label`` is the system's version, such as SUITE-ARCHITECTURE. ``packages`` contains
+    a line with the SHA-256 and file name of each Debian package; the SHA-256 is added to the package with the same name
+    and version. ``epoch`` is the documents' time in Unix seconds.
 
     Raises ArtefactMissing for a root without packages, ArtefactDamaged for an invalid document, CommandFailed.
     """
@@ -111,7 +110,7 @@ def write(
                 f"--cdx-schema-version={_CDX_VERSION}", "--spdx-namespace=tag:pitorch,2026:sbom",
                 f"--cdx-serialnumber={uuid.UUID(int=0)}",
             ],
-            env={"PYTHONHASHSEED": "0"},  # so that the order of sets is reproducible
+            env={"PYTHONHASHSEED": "0"},  # makes the order of sets reproducible
             log=log,
         )  # fmt: skip
         made = [scratch / name for name in NAMES]
@@ -128,7 +127,7 @@ def write(
 
 
 def _status_of(tar: Path, folder: Path) -> Path:
-    """Extract the files that debsbom reads; return the folder. With Python 3.11.2, debsbom extracts the whole tar."""
+    """Extract the files that debsbom reads; return their folder. With Python 3.11.2, debsbom extracts the whole tar."""
     with tarfile.open(tar) as archive:
         for item in archive:
             name = item.name.removeprefix("./")
@@ -139,19 +138,19 @@ def _status_of(tar: Path, folder: Path) -> Path:
 
 
 def _sums(packages: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of Debian packages by NAME_VERSION_ARCHITECTURE, from lines with SHA-256 and file name."""
+    """Return Debian packages' SHA-256 by NAME_VERSION_ARCHITECTURE from lines with SHA-256 and file name."""
     pairs = (line.split() for line in packages)
     return {unquote(name).removesuffix(".deb"): digest for digest, name in pairs}
 
 
 def _file_name(purl: str) -> str:
-    """NAME_VERSION_ARCHITECTURE of Debian's package with a package URL."""
+    """Return the NAME_VERSION_ARCHITECTURE of the Debian package that a package URL denotes."""
     found = PackageURL.from_string(purl)
     return f"{found.name}_{found.version}_{dict(found.qualifiers).get('arch')}"
 
 
 def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
-    """Add the parts, the SHA-256 of packages, and a namespace that follows from the contents."""
+    """Add the parts, the packages' SHA-256, and a namespace that is derived from the contents."""
     for item in document["packages"]:
         purls = [
             other["referenceLocator"] for other in item.get("externalRefs", ()) if other["referenceType"] == "purl"
@@ -190,7 +189,7 @@ def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mappin
 
 
 def _complete_cyclonedx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
-    """Add the parts, the SHA-256 of packages, and a serial number that follows from the contents."""
+    """Add the parts, the packages' SHA-256, and a serial number that is derived from the contents."""
     for item in document["components"]:
         if "purl" in item and (found := sums.get(_file_name(item["purl"]))):
             item["hashes"] = [{"alg": "SHA-256", "content": found}]
@@ -219,7 +218,7 @@ def _digest(document: Mapping[str, Any]) -> str:
 
 
 def require_valid(path: Path) -> None:
-    """Validate a document with the library for its format. Raises ArtefactDamaged with the first faults."""
+    """Validate a document with its format's library. Raises ArtefactDamaged with the first faults."""
     check = _faults_of_spdx if path.name.endswith(".spdx.json") else _faults_of_cyclonedx
     if faults := check(path):
         raise ArtefactDamaged(
@@ -239,7 +238,7 @@ def _faults_of_spdx(path: Path) -> list[str]:
         return [item.validation_message for item in validate_full_spdx_document(parse_from_file(str(path)))]
     except SPDXParsingError as fault:
         return list(fault.messages)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:  # spdx-tools checks no types
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:  # spdx-tools does not check types
         return [f"{type(fault).__name__}: {fault}"]
 
 

@@ -1,7 +1,8 @@
-"""The system image: the root filesystem and one layer per recipe.
+"""Build the system image: the root filesystem and one layer per recipe.
 
-The Dockerfile is rendered from a template; the result depends on the arguments only. ``ADD`` unpacks the layers from
-tars. Layers that change rarely come first, so a changed kernel replaces one small layer. Only ``ldconfig`` is emulated.
+The Dockerfile is rendered from a template; it depends on the arguments only. ``ADD`` unpacks the layers from tars.
+Layers that change rarely come first, so a changed QPU kernel replaces only one small layer. Only ``ldconfig`` is
+emulated.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from toolchain.architecture import Architecture
 from toolchain.errors import CommandFailed
 
 LEFT_OUT = "pitorch.left_out"
-"""Label: a JSON list of the pockets (by suite) that were left out because their index could not be verified."""
+"""Label: a JSON list of the pockets (by suite) that were omitted because their index could not be verified."""
 
 WHEELS = "pitorch.wheels"
-"""Label: the wheels in the image, as a JSON object of file names and their SHA-256."""
+"""Label: the wheels in the image, as a JSON object that maps file names to their SHA-256."""
 
 _TEMPLATE = Path(__file__).resolve().parent / "templates" / "Dockerfile.j2"
 
 _LINE_MADE = re.compile(r"^ ---> ([0-9a-f]{12})$", re.MULTILINE)
-"""The engine's output for the image of a Dockerfile instruction, new or from the cache."""
+"""Matches the engine's output about the new or cached image for a Dockerfile instruction."""
 
 _INSPECT = """
 import ctypes, importlib, json, platform, subprocess, sys, sysconfig
@@ -53,14 +54,14 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class Layer:
-    """A tar that is unpacked at the root of the image."""
+    """A tar that is unpacked at the image's root."""
 
     name: str
     tar: Path
 
 
 def render(base: str, layers: Sequence[str], *, labels: Mapping[str, str], bootable: bool) -> str:
-    """The Dockerfile's text."""
+    """Return the Dockerfile's text."""
     values = {"base": base, "layers": list(layers), "labels": sorted(labels.items()), "bootable": bootable}
     return templates.render(_TEMPLATE, values, trim_blocks=True)
 
@@ -72,7 +73,7 @@ def build(
     layers: Sequence[Layer],
     architecture: Architecture,
 ) -> LoadedImage:
-    """Build the image and verify its platform; a failed build leaves no untagged image.
+    """Build the image and verify its platform. A failed build leaves no untagged images.
 
     Raises CommandFailed with the engine's message.
     """
@@ -109,12 +110,12 @@ def build(
 
 
 def _images_of(client: docker.DockerClient) -> set[str]:
-    """IDs of the engine's images, including intermediate ones, shortened as in the build output."""
+    """Return the IDs of the engine's images, including intermediate ones, shortened as in the build output."""
     return {str(name).removeprefix("sha256:")[:12] for name in client.api.images(quiet=True, all=True)}
 
 
 def _remove_unfinished(client: docker.DockerClient, said: Sequence[str], before: set[str]) -> None:
-    """Remove the intermediate images of a failed build; images that existed before or are in use are kept."""
+    """Remove a failed build's intermediate images, except those that existed before or are in use."""
     with contextlib.suppress(*ENGINE_ERRORS):
         for name in reversed([found for found in _LINE_MADE.findall("".join(said)) if found not in before]):
             with contextlib.suppress(docker.errors.APIError):
@@ -132,7 +133,7 @@ def _failed(reference: str, found: str, said: Sequence[str]) -> CommandFailed:
 
 
 class _Context:
-    """The build context as a stream: a thread writes the tar into a pipe, without buffering it in memory."""
+    """The build context as a stream: a thread writes the tar into a pipe, so that it is not held in memory."""
 
     def __init__(self, dockerfile: str, layers: Sequence[Layer], bar: progress.Bar) -> None:
         self._dockerfile, self._layers, self._bar = dockerfile.encode(), layers, bar
@@ -177,10 +178,10 @@ def inspect(
     own_libqpu: bool,
     log: Path,
 ) -> dict[str, Any]:
-    """Start the image, import the modules, load libqpu, and return their versions.
+    """Start the image, import the modules, load libqpu, and return the versions.
 
-    ``own_libqpu``: the library is this project's, so qpu-info is available. Raises CommandFailed if a module does not
-    load: an image is a product only after this test.
+    ``own_libqpu`` means that the library is this project's, so that qpu-info is available. Raises CommandFailed if a
+    module does not load. An image is a product only after this test.
     """
     argv = ["python3", "-c", _INSPECT, json.dumps(list(modules)), json.dumps(own_libqpu)]
     try:

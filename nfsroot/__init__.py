@@ -1,1 +1,1 @@
-"""The root filesystem that the Pi boots: export, audit, chroot helper, servers, and a QEMU machine that boots it."""
+"""Export, audit and serve the root filesystem that a board boots, and boot it in a QEMU machine."""

@@ -1,8 +1,8 @@
-"""SSH access to a board: its address, our login key and its pinned host key.
+"""Access a board over SSH with its address, our login key and the board's pinned host key.
 
-ssh looks up the host key under one fixed name (``HostKeyAlias``), so the key is valid for every address and port of the
-board, including a forwarded port of a virtual machine. Without a pinned key, ssh uses the user's ``known_hosts``. In
-both cases an unknown key is rejected and never added.
+ssh looks up the host key under a fixed name (``HostKeyAlias``), so the key is valid for every address and port of the
+board, including a virtual machine's forwarded port. Without a pinned key, ssh uses the user's ``known_hosts``. In both
+cases an unknown key is rejected and never added.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _DENIED = re.compile(r"Permission denied \(|Too many authentication failures")
 
 @dataclass(frozen=True, kw_only=True)
 class SshAccess:
-    """Address, user and keys of a board.
+    """A board's address, user and keys.
 
-    ``key`` and ``known_hosts`` are None for a board with a system that we did not export: ssh then uses the user's
+    ``key`` and ``known_hosts`` are None for a board whose system this project did not export: ssh then uses the user's
     keys and ``known_hosts``.
     """
 
@@ -38,7 +38,7 @@ class SshAccess:
     known_hosts: Path | None = None
 
     def options(self) -> list[str]:
-        """Options of ``ssh`` for a login without prompts that accepts only the known host key."""
+        """The ``ssh`` options for a login without prompts that accepts only the known host key."""
         words = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
         if self.known_hosts is not None:
             words += [
@@ -51,7 +51,7 @@ class SshAccess:
         return words
 
     def command(self, remote: Sequence[str] = (), *, connect_timeout_s: int = 20) -> list[str]:
-        """The ``ssh`` command line that runs ``remote`` on the board."""
+        """Return the ``ssh`` command line that runs ``remote`` on the board."""
         words = ["ssh", *self.options(), "-o", f"ConnectTimeout={connect_timeout_s}", "-o", "LogLevel=ERROR"]
         words += ["-p", str(self.port), "-l", self.user, self.host]
         return [*words, "--", shlex.join(remote)] if remote else words
@@ -61,7 +61,7 @@ class SshAccess:
 
 
 def parse_host(text: str) -> tuple[str, str, int]:
-    """User, host and port of ``[USER@]HOST[:PORT]`` (``[ADDRESS]:PORT`` for IPv6); user root, port 22 by default."""
+    """Return user (default root), host and port (default 22) of ``[USER@]HOST[:PORT]`` (IPv6: ``[ADDRESS]:PORT``)."""
     found = re.fullmatch(
         r"(?:(?P<user>[\w.][\w.-]*)@)?(?:\[(?P<six>[0-9A-Fa-f:%\w.]+)\]|(?P<host>[\w.][\w.-]*))(?::(?P<port>\d+))?",
         text,
@@ -79,8 +79,8 @@ def parse_host(text: str) -> tuple[str, str, int]:
 def pin(host_keys: Path, destination: Path) -> Path:
     """Write a known_hosts file with all keys of ``host_keys`` under the name ``ALIAS``.
 
-    ``host_keys`` is a known_hosts file or has public keys in ssh-keygen's format. Raises ArtefactMissing if it has no
-    key.
+    ``host_keys`` is a known_hosts file or a file of public keys in ssh-keygen's format. Raises ArtefactMissing if it
+    contains no key.
     """
     try:
         lines = host_keys.read_text().splitlines()
@@ -99,7 +99,7 @@ def pin(host_keys: Path, destination: Path) -> Path:
 
 
 def diagnose(access: SshAccess, output: str) -> UserError | None:
-    """Convert ssh's output into an error; None if a retry may succeed."""
+    """Return the error that ssh's output describes, or None if a retry may succeed."""
     if _REFUSED.search(output):
         pinned = access.known_hosts is not None
         return AccessDenied(
@@ -125,5 +125,5 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
 
 
 def _quoted(path: Path) -> str:
-    """Quote a path for ssh's option parser."""
+    """Return a path quoted for ssh's option parser."""
     return f'"{path}"' if " " in str(path) else str(path)

@@ -1,7 +1,7 @@
-"""Find and fix the parts of a root filesystem that fail when a board boots it over NFS.
+"""Find and fix parts of a root filesystem that would fail when a board boots from it over NFS.
 
-The audit only reads and writes files of the tree: it executes none of them, and needs no chroot or emulator. Links are
-resolved as on the board and never lead out of the tree. A second audit finds nothing to fix.
+The audit only reads and writes files in the tree: it executes none of them and needs neither a chroot nor an emulator.
+Links are resolved as on the board and never lead out of the tree. A second audit finds nothing to fix.
 
 The checks, in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that carries the
 root must not be configured again), host-keys, root-login, capabilities, engine-files, dev, clock, proxies, helper.
@@ -29,13 +29,14 @@ HELPER = Path(__file__).resolve().parent / "enter-nfsroot"
 HELPER_IN_TREE = "/usr/local/sbin/enter-nfsroot"
 _NOTE = "# changed by export-nfsroot: "
 
-# Debian's packages of these programs (their postinst) use setuid if the file system does not support capabilities.
+# If the file system does not support capabilities, these programs' Debian packages set setuid instead (in their
+# postinst).
 _SETUID_WILL_DO = frozenset({
     "ping", "ping4", "ping6", "fping", "mtr-packet", "arping", "clockdiff", "traceroute6.iputils",
     "newuidmap", "newgidmap",
 })  # fmt: skip
 
-# In numerical order, from linux/capability.h.
+# The capabilities in numerical order, from linux/capability.h.
 _CAPABILITIES = (
     "chown", "dac_override", "dac_read_search", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap",
     "linux_immutable", "net_bind_service", "net_broadcast", "net_admin", "net_raw", "ipc_lock", "ipc_owner",
@@ -58,7 +59,7 @@ class Finding:
     fixed: bool = True
 
     def as_json(self) -> dict[str, str | bool]:
-        """The finding as an entry of the manifest."""
+        """Return the finding as an entry of the manifest."""
         return {"check": self.check, "path": self.path, "found": self.found, "fix": self.fix, "fixed": self.fixed}
 
 
@@ -69,11 +70,11 @@ class Settings:
     hostname: str
     nameservers: tuple[str, ...]
     client_public_key: str
-    """One line of authorized_keys."""
+    """A line for authorized_keys."""
     now: int
-    """Unix time: the initial time of a board without a real-time clock."""
+    """The initial time of a board without a real-time clock, as Unix time."""
     host_keys: tuple[str, ...] = ()
-    """Public host keys of an earlier audit of this tree; they are preserved if the tree still has them."""
+    """Public host keys from an earlier audit of this tree; they are preserved if the tree still contains them."""
 
 
 @dataclass
@@ -92,7 +93,7 @@ class Audit:
         self.findings.append(Finding(check=check, path=path, found=found, fix=fix, fixed=fixed))
 
     def text(self, path: str) -> str | None:
-        """The text of a regular file, following links; None if there is none."""
+        """Return the text of a regular file, following links, or None if there is none."""
         try:
             place = follow(self.root, path)
             return place.read_text(errors="surrogateescape") if place.is_file() else None
@@ -100,7 +101,7 @@ class Audit:
             return None
 
     def write(self, path: str, text: str, *, mode: int = 0o644, owner: tuple[int, int] = (0, 0)) -> None:
-        """Write a regular file; an existing entry, including a link, is replaced."""
+        """Write a regular file; replace an existing entry, even a link."""
         place = inside(self.root, path)
         place.parent.mkdir(parents=True, exist_ok=True)
         with replacing(place) as aside:
@@ -110,7 +111,7 @@ class Audit:
         self.touched.append(self._relative(place))
 
     def rewrite(self, path: str, text: str) -> None:
-        """Replace a file's text and preserve its mode and owner."""
+        """Replace a file's text, and preserve the file's mode and owner."""
         place = follow(self.root, path)
         before = place.stat()
         with replacing(place) as aside:
@@ -134,18 +135,18 @@ class Audit:
         self.touched.append(self._relative(place))
 
     def has(self, path: str) -> bool:
-        """Whether the path exists; a dangling link counts."""
+        """Return whether the path exists; a dangling link counts."""
         return os.path.lexists(inside(self.root, path))
 
     def listing(self, folder: str, pattern: str = "*") -> Iterator[str]:
-        """Yield the tree paths of the entries of a folder that match."""
+        """Yield the tree paths of a folder's entries that match."""
         place = follow(self.root, folder)
         if place.is_dir():
             for item in sorted(place.glob(pattern)):
                 yield self.path_of(item)
 
     def path_of(self, place: Path) -> str:
-        """The path on the board."""
+        """Return an entry's path on the board."""
         return f"/{self._relative(place)}"
 
     def _relative(self, place: Path) -> str:
@@ -153,7 +154,7 @@ class Audit:
 
 
 def audit(root: Path, settings: Settings, checks: Sequence[Callable[[Audit], None]] | None = None) -> Audit:
-    """Audit the tree at ``root``, by ``CHECKS`` unless others are given."""
+    """Audit the tree at ``root`` with ``checks``, by default ``CHECKS``, and return the findings."""
     made = Audit(root, settings)
     for check in checks or CHECKS:
         check(made)
@@ -161,7 +162,7 @@ def audit(root: Path, settings: Settings, checks: Sequence[Callable[[Audit], Non
 
 
 def table(findings: Sequence[Finding]) -> Table:
-    """The findings as a table."""
+    """Return the findings as a table."""
     made = Table(title="audit: problems with an NFS root", title_justify="left", title_style="bold")
     for column in ("check", "path", "found", "fix"):
         made.add_column(column, overflow="fold")
@@ -173,7 +174,7 @@ def table(findings: Sequence[Finding]) -> Table:
 
 
 def nameservers_of_host(candidates: Sequence[Path] = ()) -> tuple[str, ...]:
-    """This PC's name servers without loopback addresses, which other machines cannot use."""
+    """Return this PC's name servers, except loopback addresses, which other machines cannot use."""
     for source in candidates or (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf")):
         try:
             lines = source.read_text(errors="replace").splitlines()
@@ -234,7 +235,7 @@ def _machine_id(tree: Audit) -> None:
     if tree.has("/etc") and tree.text(path) != "":
         found = "identical on every board" if tree.has(path) else "absent"
         tree.write(path, "", mode=0o444)
-        tree.note("machine-id", path, found, "emptied: set on the first boot")
+        tree.note("machine-id", path, found, "emptied; it is set on the first boot")
     path = "/var/lib/dbus/machine-id"
     if tree.has(path) and not inside(tree.root, path).is_symlink():
         tree.link(path, "/etc/machine-id")
@@ -242,7 +243,7 @@ def _machine_id(tree: Audit) -> None:
     for path in ("/var/lib/systemd/random-seed", "/var/lib/urandom/random-seed"):
         if tree.has(path):
             tree.remove(path)
-            tree.note("machine-id", path, "identical random seed on every board", "removed")
+            tree.note("machine-id", path, "a random seed that is identical on every board", "removed")
 
 
 def _fstab(tree: Audit) -> None:
@@ -375,7 +376,7 @@ def _capabilities(tree: Audit) -> None:
 
 
 def capability_text(value: bytes) -> str:
-    """Decode a security.capability attribute (struct vfs_cap_data, linux/capability.h, revisions 1 to 3)."""
+    """Return a security.capability attribute as text (struct vfs_cap_data, linux/capability.h, revisions 1 to 3)."""
     try:
         (magic,) = struct.unpack_from("<I", value)
         words = (len(value) - 4) // 8
@@ -436,7 +437,7 @@ def _clock(tree: Audit) -> None:
     if (before := tree.text(path)) is not None and before.strip() < stamp:
         tree.rewrite(path, f"{stamp}\n")
         tree.note("clock", path, f"older time: {before.strip()}", stamp)
-    # systemd sets the clock to at least the time stamp of this file (systemd(1), since 250); pi-init reads it too.
+    # systemd sets the clock to at least this file's time stamp (systemd(1), since 250); pi-init also reads it.
     path = "/usr/lib/clock-epoch"
     if tree.has("/usr/lib") and (not tree.has(path) or inside(tree.root, path).lstat().st_mtime < now):
         first = not tree.has(path)

@@ -1,8 +1,8 @@
-"""The system that the virtual machine boots before it enters the exported tree as a chroot.
+"""Export the system that the virtual machine boots before it enters the exported tree as a chroot.
 
 A real board that runs enter-nfsroot has another system on its card. In QEMU, the image of the root filesystem without
-torch, libqpu and the extension modules takes its place, exported to a separate folder. If the suite finds those
-modules, they are in the entered tree.
+torch, libqpu and the extension modules replaces that system; it is exported to a separate folder. If the suite finds
+torch and the modules, they must come from the entered tree.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _ROLE = "rootfs"
 
 
 def layout_of(config: Config) -> Layout:
-    """The paths of the exported bare system."""
+    """Return the paths of the exported bare system."""
     return Layout(absolute(config.target_root / "bare-system"))
 
 
 def ready(config: Config) -> Layout:
-    """Export the image unless an export of it exists.
+    """Export the image unless it has been exported; return the export's paths.
 
-    Raises RootNeeded, ArtefactMissing if the engine does not have the image (the system image was pulled, not built
-    here), and the errors of ``export``.
+    Raises RootNeeded, ArtefactMissing if the engine does not have the image (because the system image was pulled, not
+    built here), and the same errors as ``export``.
     """
     process.require_root("to export and serve the system that enters the tree", "./inv test-on-pi --chroot")
     layout = layout_of(config)

@@ -1,7 +1,7 @@
-"""Boards that boot over the network, as seen in the logs of dnsmasq and of the NFS server.
+"""Follow boards that boot over the network in the logs of dnsmasq and the NFS server.
 
-A board asks for an address (DHCP), fetches the firmware's files, the kernel and the initramfs (TFTP), mounts its root
-(NFS), and starts its SSH server. ``Boards`` records how far each one has got, and why one stays where it is.
+A board requests an address (DHCP), fetches the firmware's files, the kernel and the initramfs (TFTP), mounts its root
+(NFS), and starts its SSH server. ``Boards`` records which stage each board has reached, and why a board is stuck.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 STALLED_S = 120.0
-"""Seconds without an event after which a board that has not booted gets advice."""
+"""Seconds without an event after which advice is shown for a board that has not booted."""
 
 _STATES = ("address", "files", "mounted", "up")
-"""In the order of a boot."""
+"""The stages of a boot, in order."""
 
 _MAC = r"(?P<mac>(?:[0-9a-f]{2}:){5}[0-9a-f]{2})"
 _DHCP = re.compile(rf"dnsmasq-dhcp\S* (?P<xid>\d+) (?P<kind>DHCP[A-Z]+|PXE)\([^)]*\) (?:(?P<ip>[\d.]+) )?{_MAC}")
@@ -29,17 +29,17 @@ _REFUSED = re.compile(
     r"\d+ .* for client (?:::ffff:)?(?P<ip>[\d.]+)"
 )
 _SERIAL = re.compile(r"[0-9a-f]{8}")
-# The boot loader of a Pi 4 or 5 uses the hardware address instead if TFTP_PREFIX=2 is set.
+# With TFTP_PREFIX=2, the boot loader of a Pi 4 or 5 uses the hardware address instead.
 _FOLDER = re.compile(rf"{_SERIAL.pattern}|([0-9a-f]{{2}}-){{5}}[0-9a-f]{{2}}")
 _DEVICE_TREE = re.compile(r"bcm\d+(?:d0)?-rpi-(?P<model>.+)\.dtb")
-# The firmware also asks for files that may be absent, such as recovery.elf and a folder named after the board.
+# The firmware also requests files that may be absent, such as recovery.elf and a folder named after the board.
 _REQUIRED = re.compile(r"bootcode\.bin|start4?\.elf|fixup4?\.dat|config\.txt|cmdline\.txt|vmlinuz|initrd\.img|.+\.dtb")
 _LAST_FILE = re.compile(r"vmlinuz|initrd\.img")
 
 
 @dataclass
 class Board:
-    """One board. Times are in seconds on one clock."""
+    """A board. All times are in seconds on the same clock."""
 
     mac: str
     began: float
@@ -50,26 +50,26 @@ class Board:
     file: str = ""
     state: str = "address"
     absent: set[str] = field(default_factory=set)
-    """Required files that it asked for and that do not exist."""
+    """Required files that the board requested and that do not exist."""
     lost: bool = False
-    """Whether a transfer has failed."""
+    """Whether a transfer to the board has failed."""
     by_firmware: bool = False
-    """Whether its firmware has asked for an address, and not only a system that it booted from a card."""
+    """Whether the firmware has requested an address, and not only a system booted from a card."""
     declined: bool = False
-    """Whether it was offered an address and has not taken it."""
+    """Whether the board was offered an address and has not accepted it."""
     outside: str = ""
-    """The subnet in which its address is not."""
+    """The configured subnet, if the board's address is outside it."""
     refused: str = ""
-    """Why the NFS server refused it."""
+    """Why the NFS server refused the board."""
 
     def reach(self, state: str, now: float) -> None:
-        """Record an event; states never go back until the board asks for an address again."""
+        """Record an event; a state never goes back until the board requests an address again."""
         self.last = now
         if _STATES.index(state) > _STATES.index(self.state):
             self.state = state
 
     def advice(self, now: float) -> str:
-        """What keeps it from booting, and the fix; empty if it boots, or as long as it may still."""
+        """Return why the board does not boot, and the fix; empty if it has booted or may still boot."""
         if self.state in ("mounted", "up"):
             return ""
         if self.refused:
@@ -83,19 +83,21 @@ class Board:
         if now - self.last < STALLED_S:
             return ""
         if self.lost:
-            return "a transfer was lost: check the cable and the switch, then power the board off and on"
+            return "a transfer failed: check the cable and the switch, then power the board off and on"
         if self.state == "address" and self.declined:
-            return "it takes no address from this PC: if another DHCP server answers it, run netboot without --alone"
+            return "it accepts no address from this PC: if another DHCP server responds, run netboot without --alone"
         if self.state == "address" and not self.by_firmware:
             return (
-                "a system on the board asks for an address, not its firmware: enable network boot (Pi 4 and 5: "
+                "a system on the board requests an address, but its firmware does not: enable network boot (Pi 4, 5: "
                 "BOOT_ORDER=0xf21 in the EEPROM; Pi 3B: program_usb_boot_mode=1), and remove the card"
             )
         if self.state == "address":
-            return "its firmware fetches no file: allow UDP port 69 in the firewall of this PC"
+            return "its firmware fetches no file: allow UDP port 69 in this PC's firewall"
         if _LAST_FILE.fullmatch(self.file):
-            return "its kernel does not mount the tree: nfs.address, the firewall (TCP port of NFS), or its console"
-        return f"it stopped after {self.file}: power it off and on, or see its console"
+            return (
+                "its kernel does not mount the tree: check nfs.address, the firewall (NFS's TCP port) and its console"
+            )
+        return f"it stopped after {self.file}: power it off and on, or check its console"
 
 
 _FIXES = {
@@ -109,14 +111,14 @@ _KERNELS = {
     "bcm2711": "a Pi 4 needs the package linux-image-arm64 (image.architecture: arm64)",
     "bcm2712": "a Pi 5 needs the package linux-image-rpi-v8 (arm64, image.kernel: raspberrypi)",
 }
-"""Kernels with an Ethernet driver, by system on chip."""
+"""Kernels with an Ethernet driver for each system on chip."""
 
 
 class Boards:
-    """All boards that have asked for an address or a file, in that order.
+    """All boards that have requested an address or a file, in the order of their first request.
 
-    ``mac_of`` returns the hardware address of a neighbour, or an empty string: if a router assigns addresses, the
-    address of a board is only known when it fetches a file. Only addresses in ``subnet`` may mount the tree.
+    ``mac_of`` returns a neighbour's hardware address, or an empty string. It is needed if a router assigns addresses: a
+    board's IP address is then unknown until the board fetches a file. Only addresses in ``subnet`` may mount the tree.
     """
 
     def __init__(self, mac_of: Callable[[str], str], subnet: ipaddress.IPv4Network) -> None:
@@ -129,7 +131,7 @@ class Boards:
         return iter(self._by_mac.values())
 
     def record(self, line: str, now: float) -> Board | None:
-        """Record a line of a log; returns the board that it is about."""
+        """Record a log line; return the board that the line is about."""
         if found := _FIRMWARE_ASKS.search(line):
             self._of_firmware.add(found["xid"])
             return None
@@ -149,9 +151,9 @@ class Boards:
         return None
 
     def mounted(self, addresses: Collection[str], now: float) -> list[Board]:
-        """Record the addresses that are connected to the NFS server; returns the boards that are new.
+        """Record the addresses that are connected to the NFS server; return the new boards.
 
-        A board with the firmware on a card appears only here if a router gives out addresses.
+        If a router assigns addresses, a board with the firmware on a card appears only here.
         """
         for address in addresses:
             self._at(address, now)
@@ -173,8 +175,8 @@ class Boards:
 
     def _asked(self, mac: str, kind: str, address: str, now: float) -> Board:
         board = self._by_mac.setdefault(mac, Board(mac, now, now))
-        # The firmware, the initramfs and the system each ask for an address: only the first one after a long silence
-        # is a new boot.
+        # The firmware, the initramfs and the system each request an address: only the first request after a long
+        # silence is a new boot.
         if kind == "DHCPDISCOVER" and board.state == "up" and now - board.last > STALLED_S:
             board = self._by_mac[mac] = Board(mac, now, now, board.address, board.serial, board.model)
         if kind in ("DHCPOFFER", "DHCPACK"):
@@ -188,7 +190,7 @@ class Boards:
     def _refused(self, cause: str, address: str, now: float) -> Board | None:
         board = self._at(address, now)
         if board is not None:
-            board.state = "files"  # a refused board has had a connection to the server for a moment
+            board.state = "files"  # a refused board was connected to the server for a moment
             fix = f"set nfs.subnet to a subnet with {address}" if cause == "Access" else "mount without noresvport"
             board.refused = f"the NFS server refuses it ({cause}): {fix}"
         return board

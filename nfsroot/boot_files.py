@@ -1,7 +1,7 @@
-"""The files next to an exported tree: server configurations, boot files for TFTP, and the chroot helper.
+"""Write the files next to an exported tree: server configurations, boot files for TFTP, and the chroot helper.
 
-They are rendered from templates, the configuration and the contents of the tree (kernel, initramfs, device trees,
-firmware). A warning names each part of a network boot that the tree lacks.
+They are rendered from templates, the configuration and the tree's contents (kernel, initramfs, device trees, firmware).
+A warning names each file for a network boot that the tree lacks.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from toolchain.config import Config
 from toolchain.errors import NetworkUnreachable, ProgramMissing
 
 GPU_MEMORY_MIB = 128
-"""Memory for the buffers of QPU kernels and for the firmware; half of it is enough for small arrays."""
+"""Memory for the firmware and the buffers of QPU kernels; half of this is enough for small arrays."""
 
 _SMALL_SUBNET = 16
-"""Number of addresses below which boards may use the whole subnet."""
+"""The number of addresses below which boards may use the whole subnet."""
 
 _DEVICE_TREES = re.compile(r"bcm(2709|2710|2711|2712(d0)?|2836|2837)-rpi-[a-z0-9-]+\.dtb")
 _OF_THE_RASPBERRY_PI_KERNEL = re.compile(r"bcm27(09|10)-")
-"""Device trees with names that only the Raspberry Pi kernel uses. The firmware selects among them itself."""
+"""Device trees with names that only the Raspberry Pi kernel uses. The firmware itself selects one of them."""
 _ETHERNET_DRIVERS = {
     "bcm2711": re.compile(r"CONFIG_BCMGENET=[ym]"),
     "bcm2712": re.compile(r"CONFIG_(MFD|MISC)_RP1=[ym]"),
 }
-"""Settings of a kernel that supports the Ethernet port of a Pi 4 and 5. Linux 6.12 supports the port of a Pi 4 on arm64
+"""Settings of kernels that support the Ethernet port of a Pi 4 and 5. Linux 6.12 supports the Pi 4's port on arm64
 only, and its device tree for a Pi 5 does not contain the port."""
 
 _TREES_OF = {
@@ -47,16 +47,16 @@ _TREES_OF = {
     "pi400": "bcm2711-rpi-400.dtb",
     "cm4": "bcm2711-rpi-cm4-io.dtb",
 }
-"""The distribution's device trees by filter of config.txt. Order matters: a Pi 3B+ reads section [pi3] too."""
+"""The distribution's device trees by config.txt filter. Order matters: a Pi 3B+ also reads section [pi3]."""
 
 _FIRMWARE = ("bootcode.bin", "start.elf", "fixup.dat", "start4.elf", "fixup4.dat")
-"""The first three are for Pi 2 and 3, the others for Pi 4. A Pi 5 has its firmware in the EEPROM."""
+"""The first three files are for Pi 2 and 3, the others for Pi 4. A Pi 5 has its firmware in the EEPROM."""
 _FIRMWARE_FOLDERS = ("boot/firmware", "usr/lib/raspi-firmware", "boot")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BootParts:
-    """The files of a tree that a Pi fetches before it mounts its root; None or empty if absent."""
+    """A tree's files that a board fetches before it mounts its root; None or empty if absent."""
 
     kernel: Path | None
     initramfs: Path | None
@@ -65,26 +65,26 @@ class BootParts:
 
     @property
     def absent_firmware(self) -> list[str]:
-        """Names of the files of the Pi's firmware that are absent."""
+        """The names of the firmware files that are absent."""
         have = {item.name for item in self.firmware}
         return [name for name in _FIRMWARE if name not in have]
 
     def missing(self) -> list[str]:
-        """Names of the files that a network boot needs and the tree lacks."""
+        """Return the names of the files that a network boot needs and the tree lacks."""
         gone = [] if self.kernel else ["a kernel (image.profile: bootable)"]
         gone += [] if self.device_trees else ["the device tree of a Raspberry Pi"]
         absent = self.absent_firmware
         return gone + ([f"{', '.join(absent)} (package raspi-firmware)"] if absent else [])
 
     def boots(self, soc: str) -> bool:
-        """Whether boards with a system on chip such as ``bcm2712`` can boot them over the network."""
+        """Return whether boards with this system on chip, such as ``bcm2712``, can boot the files over the network."""
         return any(item.name.startswith(soc) for item in self.device_trees)
 
 
 def boot_parts(tree: Path, firmware: Path | None = None) -> BootParts:
-    """Find the newest kernel, its initramfs and device trees, and the Pi's firmware.
+    """Find the newest kernel, its initramfs and device trees, and the boards' firmware.
 
-    Firmware that the tree lacks is taken from the folder ``firmware``.
+    If the tree lacks the firmware, it is taken from the folder ``firmware``.
     """
     boot = follow(tree, "boot")
 
@@ -127,7 +127,7 @@ def boot_parts(tree: Path, firmware: Path | None = None) -> BootParts:
 
 
 def trees_by_filter(device_trees: Iterable[Path]) -> dict[str, str]:
-    """Device tree per filter of config.txt; empty if the firmware selects the right one itself."""
+    """Return a device tree for each config.txt filter; none if the firmware itself selects the right one."""
     names = {item.name for item in device_trees}
     if any(_OF_THE_RASPBERRY_PI_KERNEL.match(name) for name in names):
         return {}
@@ -135,9 +135,9 @@ def trees_by_filter(device_trees: Iterable[Path]) -> dict[str, str]:
 
 
 def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) -> list[str]:
-    """Write the files for ``tree`` into ``folder``; their contents refer to the paths in ``final``.
+    """Write the files for ``tree`` into ``folder``; the files refer to the paths in ``final``.
 
-    Returns warnings: missing parts of a network boot, or an unknown server address.
+    Returns warnings about missing files for a network boot, or about an unknown server address.
     """
     warnings: list[str] = []
     try:
@@ -178,7 +178,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
     served = served_folders(config, final)
     access = [(_exports_path(str(place)), "rw" if is_writable else "ro") for place, is_writable in served.items()]
     (output / final.exports.name).write_text(render("exports", folders=access, subnet=str(subnet)))
-    # For a server that the user starts: serve-nfsroot renders a separate file with its own address and port.
+    # This file is for a server that the user starts; serve-nfsroot renders its own file with its address and port.
     try:
         major = major_version(process.require_program("ganesha.nfsd", "to serve the tree"))
         plugins = plugin_folder()
@@ -213,9 +213,10 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
 
 
 def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: Path, tftp: Path, proxy: bool) -> str:
-    """Render the configuration of the DHCP and TFTP server at ``address``.
+    """Return the configuration of the DHCP and TFTP server at ``address``.
 
-    ``proxy`` leaves addresses to another DHCP server. Otherwise raises NetworkUnreachable if the subnet has none free.
+    With ``proxy``, another DHCP server assigns the addresses. Otherwise raises NetworkUnreachable if the subnet has no
+    free address.
     """
     leases = None if proxy else lease_range(subnet, ipaddress.IPv4Address(address))
     if leases is None and not proxy:
@@ -240,7 +241,7 @@ def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: 
 
 
 def overlay_arguments(config: Config, layout: Layout) -> list[str]:
-    """Words of the kernel command line for the initramfs script ``nfs4``, from ``nfs.overlay``."""
+    """Return the kernel arguments for the initramfs script ``nfs4`` that follow from ``nfs.overlay``."""
     if not config.nfs.overlay:
         return []
     kept = [f"pitorch.boards={layout.boards}", f"pitorch.persistent={','.join(config.nfs.persistent)}"]
@@ -248,7 +249,7 @@ def overlay_arguments(config: Config, layout: Layout) -> list[str]:
 
 
 def write_board_files(config: Config, parts: BootParts, folder: Path, command_line: str) -> None:
-    """Write the files that the firmware of a board reads: ``parts``, config.txt, and the kernel's command line."""
+    """Write the files that a board's firmware reads: ``parts``, config.txt, and the kernel command line."""
     (folder / "cmdline.txt").write_text(command_line)
     (folder / "config.txt").write_text(
         render(
@@ -275,9 +276,10 @@ def write_board_files(config: Config, parts: BootParts, folder: Path, command_li
 def lease_range(
     subnet: ipaddress.IPv4Network, server: ipaddress.IPv4Address
 ) -> tuple[ipaddress.IPv4Address, ipaddress.IPv4Address] | None:
-    """First and last address for boards: the second fifth of the subnet, or a small subnet without the server.
+    """Return the first and last address for boards: the second fifth of the subnet, or all of a small subnet.
 
-    Returns None if the subnet has no address for a board. Does not enumerate addresses: a /8 has 16 million.
+    The server's address is not included. Returns None if the subnet has no address for a board. The addresses are not
+    enumerated, because a /8 has 16 million.
     """
     low, high = subnet.network_address + 1, subnet.broadcast_address - 1
     count = int(high) - int(low) + 1
@@ -289,5 +291,5 @@ def lease_range(
 
 
 def _exports_path(path: str) -> str:
-    """Escape a path for exports(5): octal escapes for blanks, quotes and similar characters."""
+    """Return a path for exports(5), with octal escapes for blanks, quotes and similar characters."""
     return "".join(char if re.match(r"[\w/.,:+@=-]", char) else f"\\{ord(char):03o}" for char in path)

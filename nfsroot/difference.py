@@ -1,7 +1,8 @@
-"""``diff``: the packages, wheels and files that differ between two systems.
+"""``diff``: list the packages, wheels and files that differ between two systems.
 
-A system is an image of the engine, an exported tree, a tar of a root filesystem, or a bill of materials, which has no
-files. Packages come from dpkg's status, wheels from their records in /usr/local and /opt, both read from the files.
+A system is an image in the engine, an exported tree, a tar of a root filesystem, or a bill of materials, which does not
+list files. Except for a bill of materials, packages are read from dpkg's status, and wheels from their records in
+/usr/local and /opt.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from toolchain.errors import UserError
 
 _STATUS = "var/lib/dpkg/status"
 _OF_EXPORT = frozenset({".dockerenv", "dev/console", "etc/resolv.conf", "etc/hostname", "etc/hosts"})
-"""Files that the engine adds to, or empties in, the tree of a container."""
+"""Files that the engine adds to a container's tree, or empties there."""
 _SHOWN = 30
 _FORMS = "the name of an image in the engine, a folder or a tar of a root filesystem, or a bill of materials (.json)"
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """An installed wheel, or a library of a bill of materials.
+    """An installed wheel, or a library in a bill of materials.
 
-    ``digest`` is ``record:`` or ``file:`` and a SHA-256, of the list of the installed files or of the file itself. Only
-    digests of the same kind can be compared.
+    ``digest`` is ``record:`` with the SHA-256 of the list of installed files, or ``file:`` with the SHA-256 of the file
+    itself. Only digests of the same kind can be compared.
     """
 
     version: str
@@ -53,7 +54,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class File:
-    """An entry of a file tree. ``size`` is in bytes; ``identity`` has type, mode, owner, and SHA-256 or target."""
+    """An entry of a file tree. ``size`` is in bytes; ``identity`` is its type, mode, owner, and SHA-256 or target."""
 
     size: int
     identity: str
@@ -61,7 +62,7 @@ class File:
 
 @dataclass
 class System:
-    """The contents of a system. ``files`` is None for a bill of materials."""
+    """A system's contents. ``files`` is None for a bill of materials."""
 
     name: str
     packages: dict[str, str] = field(default_factory=dict)
@@ -70,13 +71,13 @@ class System:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The total size of all files in bytes."""
         return sum(item.size for item in (self.files or {}).values())
 
 
 @dataclass(frozen=True)
 class Change:
-    """One difference; ``old`` or ``new`` is empty if only one system has the item. Sizes are in bytes, or None."""
+    """A difference; ``old`` or ``new`` is empty if only one system has the item. Sizes are in bytes, or None."""
 
     name: str
     old: str
@@ -96,7 +97,7 @@ class Difference:
     files: tuple[Change, ...] | None
 
     def as_json(self) -> str:
-        """All differences, for another program."""
+        """Return all differences as JSON, for other programs."""
         document = {
             "schema": 1,
             "old": self.old.name,
@@ -109,7 +110,7 @@ class Difference:
         return json.dumps(document, indent=2) + "\n"
 
     def print(self, console: Console | None = None) -> None:
-        """Print one table per kind; for files, only those whose sizes differ most."""
+        """Print one table per kind. The table of files shows only those whose sizes differ most."""
         out = console or progress.make_console()
         _print_changes(out, "packages", self.packages)
         _print_changes(out, "wheels and libraries", self.wheels)
@@ -142,9 +143,9 @@ def _cell(text: str, size: int | None) -> str:
 
 
 def compare(config: Config, old: str, new: str, *, folder: Path) -> Difference:
-    """Compare two systems. A name that is not a path relative to ``folder`` is the name of an image.
+    """Return the differences between two systems. A name that is not a path relative to ``folder`` is an image's.
 
-    Raises UserError for anything that is not a system, ArtefactMissing, PlatformMismatch, EngineUnavailable.
+    Raises UserError if a name does not denote a system, ArtefactMissing, PlatformMismatch or EngineUnavailable.
     """
     before, after = (read(config, name, folder) for name in (old, new))
     both = before.files is not None and after.files is not None
@@ -221,11 +222,11 @@ def read(config: Config, name: str, folder: Path) -> System:
 
 
 _Entry = tuple[str, File, bytes]
-"""Path, description, and the content of files that are read."""
+"""A path, its description, and the content of those files that are read."""
 
 
 def _with_contents(system: System, entries: Iterator[_Entry]) -> System:
-    """Fill a system from the entries of its tree. Raises UserError if dpkg's status is not among them."""
+    """Return a system with its tree's entries. Raises UserError if dpkg's status is not among them."""
     system.files = {}
     for path, file, content in entries:
         if path in _OF_EXPORT:
@@ -254,7 +255,7 @@ def _is_read(path: str) -> bool:
 
 
 def _is_record(path: str) -> bool:
-    """Whether a path is the list of files of a wheel that no Debian package installed."""
+    """Return whether a path is the file list of a wheel that was not installed by a Debian package."""
     return path.startswith(("usr/local/", "opt/")) and path.endswith(".dist-info/RECORD")
 
 
@@ -263,14 +264,14 @@ def _is_library(path: str) -> bool:
 
 
 def _packages(status: str) -> Iterator[tuple[str, str]]:
-    """NAME:ARCHITECTURE and version of each installed package in dpkg's status."""
+    """Yield NAME:ARCHITECTURE and the version of each installed package in dpkg's status."""
     for fields in Deb822.iter_paragraphs(status, use_apt_pkg=False):
         if fields.get("Status", "").endswith(" installed"):
             yield f"{fields['Package']}:{fields['Architecture']}", fields["Version"]
 
 
 def _of_folder(top: Path) -> Iterator[_Entry]:
-    """The entries of a folder; links are not followed."""
+    """Yield the entries of a folder; links are not followed."""
     for parent, folders, names in os.walk(top, onerror=_raise):
         for name in sorted((*folders, *names)):
             full = Path(parent, name)
@@ -301,7 +302,7 @@ _TYPES = {
 
 
 def _of_tar(archive: tarfile.TarFile) -> Iterator[_Entry]:
-    """The entries of a tar. A hard link has the description of its target."""
+    """Yield the entries of a tar. A hard link is described as its target."""
     seen: dict[str, tuple[File, bytes]] = {}
     for item in archive:
         path = os.path.normpath(item.name).lstrip("/")
@@ -324,13 +325,13 @@ def _of_tar(archive: tarfile.TarFile) -> Iterator[_Entry]:
 
 
 def _identity(mode: int, uid: int, gid: int, payload: str) -> str:
-    # The mode of a symbolic link has no meaning, and tar programs record different ones.
+    # A symbolic link's mode has no meaning, and tar programs record different ones.
     shown = "l" + "rwxrwxrwx" if stat.S_ISLNK(mode) else stat.filemode(mode)
     return f"{shown} {uid}:{gid} {payload}".rstrip()
 
 
 def _of_sbom(name: str, path: Path) -> System:
-    """Read a document of SPDX or CycloneDX. Raises UserError if it is neither."""
+    """Read an SPDX or CycloneDX document. Raises UserError for any other file."""
     try:
         document = json.loads(path.read_text())
         system = System(name)

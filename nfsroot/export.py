@@ -1,10 +1,10 @@
-"""Export the image as a root filesystem: exact copy, audit, files next to the tree, then an atomic exchange.
+"""Export the image as a root filesystem: copy it exactly, audit it, write the files next to it, and exchange trees.
 
-The old tree stays intact until the new one is complete: the export is prepared in ``.NAME.export`` next to the
-destination; renameat2(RENAME_EXCHANGE) exchanges the trees atomically, then the files next to them; the manifest is
-written last, and then the old tree is removed. An export that is interrupted before the exchange does not change
-the tree, and the next export removes the remaining files. (If the file system does not support the exchange, two
-renames are used; after a SIGKILL between them, the next export restores the old tree first.)
+The old tree is unchanged until the new one is complete. The export is prepared in ``.NAME.export`` next to the
+destination. renameat2(RENAME_EXCHANGE) then exchanges the trees atomically, and after that the files next to them. The
+manifest is written last, and then the old tree is removed. An export that is interrupted before the exchange does not
+change the tree, and the next export removes its remaining files. If the file system does not support the exchange, two
+renames are used; after a SIGKILL between them, the next export first restores the old tree.
 
 A tree is replaced or removed only if the marker next to it identifies that folder (nfsroot.layout), and never while
 something is mounted in it.
@@ -59,16 +59,16 @@ class ExportResult:
     """A finished export."""
 
     layout: Layout | None
-    """The paths of the tree; None if only a tarball was requested."""
+    """The tree's paths; None if only a tarball was requested."""
     tarball: Artefact | None
     image: str
     image_id: str
     method: str
     """How the image was read: overlay or layers."""
     image_tree_sha256: str
-    """Hash of the tree in the image."""
+    """The hash of the tree in the image."""
     rootfs_sha256: str
-    """Hash of the exported tree, after the audit's fixes."""
+    """The hash of the exported tree, after the audit's fixes."""
     counts: dict[str, int]
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...]
@@ -86,12 +86,12 @@ def export(
 ) -> ExportResult:
     """Export the system image to a folder (by default ``nfs.folder``), to a tarball, or to both.
 
-    With a tarball and no destination, no folder is written. With ``fix=False`` the tree is exported without the
-    audit's fixes. ``role`` selects another image of the target, such as ``rootfs``.
+    If only a tarball is given, no folder is written. With ``fix=False``, the tree is exported without the audit's
+    fixes. ``role`` selects another of the target's images, such as ``rootfs``.
 
-    Raises RootNeeded, EngineUnavailable, ArtefactMissing (no image), PlatformMismatch, UserError (the destination
-    was not exported by us), InUse (another export, a server of the tree, or mounts in it), DiskFull, and UserError if
-    the destination cannot be written.
+    Raises RootNeeded, EngineUnavailable, ArtefactMissing if there is no image, PlatformMismatch, InUse if another
+    export or a server uses the tree or something is mounted in it, DiskFull, and UserError if the destination was not
+    created by an export or cannot be written.
     """
     process.require_root("to give files to their owners", _AGAIN)
     began = time.monotonic()
@@ -182,11 +182,11 @@ def export(
 
 
 def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
-    """The origin of the image, as facts for the manifest, from the local build and the image's labels.
+    """Return facts about the image's origin for the manifest, from the local build and the image's labels.
 
-    ``built_image`` is the last image that was built here. ``image_source`` is its commit and ``wheels`` are its wheels,
-    both only if that image is exported (and not a pulled image). ``left_out`` are the pockets that are missing from the
-    image. Unknown facts are absent.
+    ``built_image`` is the last image that was built here. ``image_source`` is its commit and ``wheels`` lists its
+    wheels; both are present only if that image, and not a pulled one, is exported. ``left_out`` lists the pockets that
+    the image lacks. Unknown facts are absent.
     """
     facts: dict[str, Any] = {}
     built = Manifest.read(config.target_root / f"system{MANIFEST_SUFFIX}")
@@ -202,9 +202,9 @@ def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
 
 
 def write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: Path) -> dict[str, str]:
-    """Write the tree's bill of materials into a folder; returns its file names with their SHA-256.
+    """Write the tree's bill of materials into a folder; return its file names with their SHA-256.
 
-    For an image that was built here, this is the bill of materials of the build. A tree without dpkg's status has none.
+    For an image that was built here, the build's bill of materials is used. A tree without dpkg's status has none.
     """
     if not (tree / "var/lib/dpkg/status").is_file():
         return {}
@@ -231,13 +231,13 @@ def write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: P
 
 
 def _same_needs(made: Manifest, system: Manifest) -> bool:
-    """Whether a bill of materials was made from the products that the image was made from."""
+    """Return whether a bill of materials and the image were made from the same products."""
     shared = {name for name in made.inputs if name.startswith("needs:")} & system.inputs.keys()
     return bool(shared) and all(made.inputs[name] == system.inputs[name] for name in shared)
 
 
 def left_out_warnings(origin: Mapping[str, Any]) -> tuple[str, ...]:
-    """Warnings for pockets whose index could not be verified when the image was built."""
+    """Return a warning for each pocket whose index could not be verified when the image was built."""
     return tuple(
         f"the image lacks the updates of pocket {suite}: its index could not be verified"
         for suite in origin.get("left_out", ())
@@ -251,7 +251,7 @@ def _hash(tree: Path, size: int) -> tuple[TreeHash, str]:
 
 
 def _client_key(final: Layout, metadata: Path) -> str:
-    """The public key for logins to the board. The key pair of an earlier export is reused."""
+    """Return the public key for logins to the board. An earlier export's key pair is reused."""
     private, public = metadata / final.client_key.name, metadata / f"{final.client_key.name}.pub"
     old = final.client_key
     if old.is_file() and old.with_name(public.name).is_file():
@@ -265,11 +265,11 @@ def _client_key(final: Layout, metadata: Path) -> str:
 
 
 def _pack(tree: Path, tarball: Path) -> Artefact:
-    """Pack the tree with numeric owners, xattrs and hard links; sorted, so that equal trees give equal archives."""
-    # tar selects the compression by the suffix.
+    """Pack the tree with numeric owners, xattrs and hard links; sorted, so that equal trees yield equal archives."""
+    # tar selects the compression by the file's suffix.
     aside = tarball.with_name(f".part.{tarball.name}")
     try:
-        aside.touch(mode=0o600)  # it contains the board's private host keys
+        aside.touch(mode=0o600)  # the archive contains the board's private host keys
         with progress.step(f"pack {tarball.name}"):
             process.run(
                 [
@@ -326,7 +326,7 @@ def _writable(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _room_for(purpose: str, folder: Path) -> Iterator[None]:
-    """Raise DiskFull if the block or a program started by it finds the disk full."""
+    """Raise DiskFull if the block, or a program that it starts, runs out of disk space."""
     try:
         with room_for(purpose, folder):
             yield
@@ -380,7 +380,7 @@ def _refuse_foreign(final: Layout) -> None:
 
 @contextlib.contextmanager
 def _aside(final: Layout) -> Iterator[Path]:
-    """Create the folder next to the destination for the export; remove it at the end, with the old tree in it."""
+    """Create the export's folder next to the destination; at the end, remove it together with the old tree."""
     aside = final.aside
     if aside.exists():
         if not (aside / MARKER).is_file() and any(aside.iterdir()):
@@ -403,7 +403,7 @@ def _aside(final: Layout) -> Iterator[Path]:
 
 
 def _swap_in(final: Layout, tree: Path | None, metadata: Path, manifest: Manifest) -> None:
-    """Move the finished parts into place. All files are written beforehand, so that a full disk changes nothing."""
+    """Move the finished parts into place. All files have been written by then, so a full disk changes nothing."""
     written = metadata.with_name(final.manifest.name)
     manifest.write(written)
     holder = metadata.with_name(f"{final.place.name}.new")
@@ -413,7 +413,7 @@ def _swap_in(final: Layout, tree: Path | None, metadata: Path, manifest: Manifes
         if tree is not None:
             trees = frozenset({identity_of(tree)})
             if final.folder.is_dir():
-                # If the power fails between the two exchanges, either marker names both trees.
+                # Both markers name both trees, in case the power fails between the two exchanges.
                 write_marker(final, named_trees(final) | trees)
         (metadata / MARKER).write_text(marker_of(trees))
         if tree is not None:
@@ -426,7 +426,7 @@ def _swap_in(final: Layout, tree: Path | None, metadata: Path, manifest: Manifes
 
 
 def _exchange(new: Path, place: Path) -> None:
-    """Exchange two folders atomically; rename if the destination does not exist."""
+    """Exchange two folders atomically, or rename the source if the destination does not exist."""
     if not place.exists():
         new.rename(place)
         return
@@ -444,7 +444,7 @@ def _exchange(new: Path, place: Path) -> None:
 
 
 def _old_name(aside: Path, place: Path) -> Path:
-    """Temporary name of the old entry while two renames replace it."""
+    """Return the old entry's temporary name while two renames replace it."""
     return aside / f"{place.name}.old"
 
 
@@ -459,7 +459,7 @@ def _put_back(final: Layout) -> None:
 
 
 def print_result(result: ExportResult, config: Config) -> None:
-    """Print the findings and the final table of an export, and how other tasks use a tree outside ``nfs.folder``."""
+    """Print an export's findings and final table, and how other tasks can use a tree outside ``nfs.folder``."""
     rows = []
     note = f"read by {result.method}, copied in {result.copy_seconds:.1f} s"
     if result.layout is not None:

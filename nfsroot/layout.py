@@ -1,6 +1,6 @@
-"""The files of an export and their paths.
+"""The paths of an export's files.
 
-The exported tree has the board's files only; all metadata is next to it. For an export to ``…/nfsroot``::
+The exported tree contains only the board's files; all metadata is next to it. For an export to ``…/nfsroot``::
 
     nfsroot/                 mode 0700: no other user of the PC has access to the board's files
     nfsroot/tree/            the root filesystem, with the board's owners and modes
@@ -11,12 +11,13 @@ The exported tree has the board's files only; all metadata is next to it. For an
     .nfsroot.served          held by each server of the tree, so that no export replaces it under a board
     .nfsroot.export/         the next tree while an export runs
 
-The marker identifies trees by inode and birth time. Another folder with the same name is not accepted, even if the
-file system reused the inode of a removed tree.
+The marker identifies trees by inode and birth time. Another folder with the same name is not accepted, even if the file
+system has reused a removed tree's inode.
 
 A board writes as root and can create setuid programs. If other users could enter the folder, a setuid root program
-would make them root on the PC, so the folder has mode 0700. The tree itself cannot have that mode, because it is the
-mode of ``/`` on the board. Earlier versions exported the tree to ``nfsroot/`` itself; ``move_in`` converts it.
+would make them root on the PC, so the folder has mode 0700. The tree itself cannot have that mode, because its mode is
+that of ``/`` on the board. Earlier versions exported the tree to ``nfsroot/`` itself; ``move_in`` converts such an
+export.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Layout:
 
     @classmethod
     def of(cls, config: Config) -> Layout:
-        """The export of the configuration."""
+        """Return the layout of the configured export."""
         return cls(config.nfsroot)
 
     @property
@@ -59,7 +60,7 @@ class Layout:
 
     @property
     def manifest(self) -> Path:
-        """The manifest of the export."""
+        """The export's manifest."""
         return self.place.with_name(f"{self.place.name}.manifest.json")
 
     @property
@@ -69,67 +70,67 @@ class Layout:
 
     @property
     def boards(self) -> Path:
-        """Folders and host keys that boards keep, by serial number or hardware address (``nfs.persistent``)."""
+        """The folders and host keys that boards keep, by serial number or hardware address (``nfs.persistent``)."""
         return self.place.with_name(f"{self.place.name}.boards")
 
     @property
     def lock(self) -> Path:
-        """Lock held while an export runs."""
+        """The lock that an export holds while it runs."""
         return self.place.with_name(f".{self.place.name}.lock")
 
     @property
     def served(self) -> Path:
-        """Lock that servers of the tree hold as shared, and an export that replaces the tree as exclusive."""
+        """The lock that servers of the tree share, and that an export holds exclusively while it replaces the tree."""
         return self.place.with_name(f".{self.place.name}.served")
 
     @property
     def aside(self) -> Path:
-        """Folder in which the next export is prepared, on the same file system as the tree."""
+        """The folder in which the next export is prepared, on the tree's file system."""
         return self.place.with_name(f".{self.place.name}.export")
 
     @property
     def moving(self) -> Path:
-        """The future ``place`` while a tree of an earlier version is moved into it."""
+        """The future ``place`` while an earlier version's tree is moved into it."""
         return self.place.with_name(f".{self.place.name}.moving")
 
     @property
     def client_key(self) -> Path:
-        """Private key for root logins on the board."""
+        """The private key for root logins on the board."""
         return self.folder / "id_ed25519"
 
     @property
     def known_hosts(self) -> Path:
-        """The board's host keys, valid for every address."""
+        """The file with the board's host keys, which are valid for every address."""
         return self.folder / "ssh_known_hosts"
 
     @property
     def exports(self) -> Path:
-        """Line for /etc/exports of the kernel's NFS server."""
+        """The file with a line for /etc/exports of the kernel's NFS server."""
         return self.folder / "exports"
 
     @property
     def ganesha_conf(self) -> Path:
-        """Configuration of the user-space server."""
+        """The user-space server's configuration."""
         return self.folder / "ganesha.conf"
 
     @property
     def tftp(self) -> Path:
-        """TFTP folder for boards without a card: config.txt, cmdline.txt, kernel, initramfs, device trees."""
+        """The TFTP folder for boards without a card: config.txt, cmdline.txt, kernel, initramfs, device trees."""
         return self.folder / "tftp"
 
     @property
     def cmdline(self) -> Path:
-        """Kernel command line of the board."""
+        """The file with the board's kernel command line."""
         return self.tftp / "cmdline.txt"
 
     @property
     def config_txt(self) -> Path:
-        """The firmware's configuration."""
+        """The firmware's configuration file."""
         return self.tftp / "config.txt"
 
     @property
     def helper(self) -> Path:
-        """The script enter-nfsroot, to be copied to the board."""
+        """The script enter-nfsroot, for copying to the board."""
         return self.folder / "enter-nfsroot"
 
     @property
@@ -139,16 +140,16 @@ class Layout:
 
 
 def identity_of(folder: Path) -> str:
-    """Return a unique identity of a folder: inode and birth time, ``INODE@NANOSECONDS``.
+    """Return a folder's unique identity: inode and birth time, ``INODE@NANOSECONDS``.
 
-    Without birth times (ext4 with small inodes) it is the inode alone, which the file system may reuse.
+    On a file system without birth times (ext4 with small inodes), the identity is only the inode, which may be reused.
     """
     inode, birth = folder.stat().st_ino, _birth_of(folder)
     return f"{inode}@{birth}" if birth else f"{inode}"
 
 
 def _birth_of(folder: Path) -> int:
-    """Birth time in nanoseconds from statx(2), which Python does not provide; 0 if unknown."""
+    """Return the birth time in nanoseconds from statx(2), which Python does not provide; 0 if unknown."""
     found = ctypes.create_string_buffer(256)
     libc = ctypes.CDLL(None)
     if libc.statx(_AT_FDCWD, os.fsencode(folder), 0, ctypes.c_uint(_STATX_BTIME), found) != 0:
@@ -159,17 +160,17 @@ def _birth_of(folder: Path) -> int:
 
 
 def named_trees(layout: Layout) -> frozenset[str]:
-    """Identities of the trees in the marker; empty without a valid marker."""
+    """Return the identities of the trees in the marker; none without a valid marker."""
     try:
         marker = json.loads(layout.marker.read_text())
-        # Markers of earlier versions have inodes only.
+        # Markers from earlier versions contain only inodes.
         return frozenset(str(tree) for tree in marker.get("trees", marker.get("inodes", ())))
     except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, TypeError):
         return frozenset()
 
 
 def is_named(layout: Layout) -> bool:
-    """Whether the marker names the folder at the tree's path, at least by its inode."""
+    """Return whether the marker names the folder at the tree's path, at least by its inode."""
     return _named(layout, layout.tree)
 
 
@@ -179,9 +180,9 @@ def _named(layout: Layout, folder: Path) -> bool:
 
 
 def is_ours(layout: Layout) -> bool:
-    """Whether the folder at the tree's path was exported by us and may be replaced.
+    """Return whether an export created the folder at the tree's path, so that it may be replaced.
 
-    If only the inode is known, the folder must also have a host key of the export.
+    If the marker has only the inode, the folder must also contain one of the export's host keys.
     """
     return _ours(layout, layout.tree)
 
@@ -203,21 +204,21 @@ def _has_our_key(layout: Layout, tree: Path) -> bool:
 
 
 def write_marker(layout: Layout, trees: frozenset[str]) -> None:
-    """Mark these trees as created by this program."""
+    """Write the marker that identifies these trees as created by this program."""
     files.write_text_atomically(layout.marker, marker_of(trees))
 
 
 def marker_of(trees: frozenset[str]) -> str:
-    """The contents of a marker."""
+    """Return a marker's contents."""
     return json.dumps({"trees": sorted(trees)}) + "\n"
 
 
 def require_export(layout: Layout) -> Manifest:
-    """The manifest of a complete export.
+    """Return the manifest of a complete export.
 
-    If the caller is root, the folder that contains the tree is made private. An ordinary user cannot access that
-    folder, and gets only the manifest. Raises ArtefactMissing if there is no export or if its folder was replaced,
-    and InUse if a tree of an earlier version must be moved and is in use.
+    If the caller is root, the folder that contains the tree is made private. Ordinary users cannot access that folder,
+    and only read the manifest. Raises ArtefactMissing if there is no export or if its folder was replaced, and InUse if
+    an earlier version's tree must be moved but is in use.
     """
     found = manifest.require(layout.manifest, "export-nfsroot")
     is_root = os.geteuid() == 0
@@ -251,18 +252,18 @@ def require_export(layout: Layout) -> Manifest:
 
 
 def keep_private(layout: Layout) -> None:
-    """Restrict access to the tree's parent folder to root. The caller is root."""
+    """Restrict access to the tree's parent folder to root. The caller must be root."""
     os.chown(layout.place, 0, 0, follow_symlinks=False)
     layout.place.chmod(0o700)
 
 
 def move_in(layout: Layout) -> None:
-    """Move a tree of an earlier version, which all users can enter, into a folder that only root can enter.
+    """Move an earlier version's tree, which all users can enter, into a folder that only root can enter.
 
     The caller is root and holds the locks. Raises InUse if something is mounted in the tree.
     """
     if layout.moving.is_dir() and not os.path.lexists(layout.place):
-        layout.moving.rename(layout.place)  # left by a run that was killed between the two renames below
+        layout.moving.rename(layout.place)  # left by a run that was killed between the two renames
     if not _is_bare(layout):
         return
     require_unmounted(layout.place, "moved")
@@ -278,7 +279,7 @@ def move_in(layout: Layout) -> None:
 
 
 def _is_bare(layout: Layout) -> bool:
-    """Whether the given folder itself is the tree, as in earlier versions."""
+    """Return whether the export's folder is itself the tree, as in earlier versions."""
     return layout.place.is_dir() and not layout.place.is_symlink() and _ours(layout, layout.place)
 
 

@@ -1,7 +1,7 @@
-"""Boot boards without a card: DHCP and TFTP (dnsmasq) and the NFS server in one foreground command.
+"""Boot boards without a card: run DHCP and TFTP (dnsmasq) and the NFS server in the foreground.
 
-dnsmasq serves a copy of the TFTP folder, because it drops root's privileges and only root can access the exported
-folder. A table shows how far each board has got. With ``nfs.overlay`` the boards share a tree that none of them can
+dnsmasq serves a copy of the TFTP folder, because it drops root privileges and only root can access the exported folder.
+A table shows which stage each board has reached. With ``nfs.overlay`` the boards share a tree that none of them can
 change.
 """
 
@@ -54,11 +54,11 @@ def netboot(
 ) -> None:
     """Serve DHCP, TFTP and NFS until Ctrl-C, SIGTERM, SIGHUP or ``stop``, and show the boards.
 
-    ``alone`` also assigns addresses; otherwise a router assigns them. ``fetch_firmware`` returns the folder of the boot
-    firmware; it is called if the tree has none. ``on_event`` is called after each change of a board. Raises the errors
-    of ``running_server``, ArtefactMissing if nothing was exported or the tree does not support ``nfs.overlay``,
-    NetworkUnreachable if this PC has no address in ``nfs.subnet``, InUse if another DHCP or TFTP server runs here, and
-    UserError if a server exits.
+    With ``alone``, this PC assigns addresses; otherwise a router assigns them. ``fetch_firmware`` is called if the tree
+    has no boot firmware, and returns a folder with it. ``on_event`` is called whenever a board's state changes. Raises
+    the same errors as ``running_server``, ArtefactMissing if nothing was exported or the tree does not support
+    ``nfs.overlay``, NetworkUnreachable if this PC has no address in ``nfs.subnet``, InUse if another DHCP or TFTP
+    server runs here, and UserError if a server exits.
     """
     layout = Layout.of(config)
     process.require_root("to serve DHCP, TFTP and NFS", "./inv netboot")
@@ -98,7 +98,7 @@ def _require_overlay(layout: Layout) -> None:
 
 
 def _parts(layout: Layout, fetch_firmware: Callable[[], Path] | None) -> BootParts:
-    """The files that boards fetch; firmware that the tree lacks is fetched, with a warning if that fails."""
+    """Return the files that boards fetch. Fetch firmware that the tree lacks; warn if that fails."""
     parts = boot_parts(layout.tree)
     if parts.absent_firmware and fetch_firmware is not None:
         try:
@@ -124,7 +124,7 @@ def _address_in_subnet(config: Config) -> str:
 def _running_dnsmasq(
     config: Config, layout: Layout, parts: BootParts, address: str, *, proxy: bool
 ) -> Iterator[queue.Queue[str | None]]:
-    """Run dnsmasq; yields the lines of its log, and None at its end."""
+    """Run dnsmasq; yield a queue of its log lines, which ends with None."""
     program = process.require_program("dnsmasq", "to serve DHCP and TFTP")
     with tempfile.TemporaryDirectory(prefix="pitorch-netboot.") as scratch, contextlib.ExitStack() as stack:
         place = Path(scratch)
@@ -133,7 +133,7 @@ def _running_dnsmasq(
         shutil.copytree(layout.tftp, tftp)
         for item in parts.firmware:
             shutil.copyfile(item, tftp / item.name)
-        # The settings may have changed since the export.
+        # The settings may have changed since the export, so the files are written again.
         words = [word for word in (tftp / "cmdline.txt").read_text().split() if not word.startswith("pitorch.")]
         (tftp / "cmdline.txt").write_text(" ".join([*words, *overlay_arguments(config, layout)]) + "\n")
         text = dnsmasq_configuration(subnet_of(config), address, tree=layout.tree, tftp=tftp, proxy=proxy)
@@ -164,7 +164,7 @@ def _read(log: IO[bytes], lines: queue.Queue[str | None]) -> None:
 
 
 def _await_ready(lines: queue.Queue[str | None]) -> None:
-    """Wait until dnsmasq serves TFTP, the last service that it starts. Raises InUse or UserError if it ends."""
+    """Wait until dnsmasq serves TFTP, the last service that it starts. Raises InUse or UserError if it exits."""
     seen: list[str] = []
     deadline = time.monotonic() + _READY_LIMIT_S
     while time.monotonic() < deadline:
@@ -222,7 +222,7 @@ def _watch(
                 raise UserError("the NFS server exited unexpectedly", found=f"see {server.log}", fix="run it again")
             now = time.monotonic()
             if now > hint_at and not any(boards):
-                progress.say("no board has asked for an address: check the cable, and enable network boot on the board")
+                progress.say("no board has requested an address: check the cable, and enable network boot on the board")
                 hint_at = math.inf
             for board in boards.mounted(clients_of(server.port), now):
                 tell(board)
@@ -252,7 +252,7 @@ def _drain(lines: queue.Queue[str | None]) -> Iterator[str | None]:
 
 
 def table(boards: Boards, now: float) -> Table:
-    """One row per board; ``now`` is on the clock of the events."""
+    """Return a table with a row per board; ``now`` is on the events' clock."""
     made = Table()
     for name in ("board", "address", "last file", "state"):
         made.add_column(name, overflow="fold")
@@ -266,16 +266,16 @@ def table(boards: Boards, now: float) -> Table:
 
 
 def clients_of(port: int) -> set[str]:
-    """Addresses that have a connection to a TCP port of this machine."""
+    """Return the addresses that are connected to a TCP port of this machine."""
     listed = process.run(["ss", "-Hnt", "state", "established", f"sport = :{port}"], limit_s=20).output
     peers = (line.split()[-1].rpartition(":")[0] for line in listed.splitlines() if line.strip())
     return {peer.strip("[]").removeprefix("::ffff:") for peer in peers}
 
 
 def pin_host_keys(layout: Layout) -> None:
-    """Add the host keys that boards keep on this PC to ``ssh_known_hosts``.
+    """Add the host keys that boards store on this PC to ``ssh_known_hosts``.
 
-    Boards can write there: links out of the folder and other contents are ignored.
+    Boards can write to their folders, so links that lead out of a folder and contents other than keys are ignored.
     """
     top = layout.boards.resolve()
     known = layout.known_hosts.read_text().splitlines() if layout.known_hosts.is_file() else []
@@ -286,7 +286,7 @@ def pin_host_keys(layout: Layout) -> None:
 
 
 def neighbour(address: str) -> str:
-    """The hardware address of a neighbour on the network; empty if it is unknown."""
+    """Return the hardware address of a neighbour on the network, or an empty string if unknown."""
     listed = json.loads(process.output_of(["ip", "-j", "neighbour", "show", address]) or "[]")
     macs = [
         item["lladdr"] for item in listed if re.fullmatch(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}", item.get("lladdr", ""))

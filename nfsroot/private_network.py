@@ -1,9 +1,9 @@
-"""A private network namespace for a virtual machine and its NFS server.
+"""Create a private network namespace for a virtual machine and its NFS server.
 
-QEMU's user-mode network connects from unprivileged ports, so the server cannot distinguish the machine from other
-programs (``PrivilegedPort`` would reject both). In a private namespace no other process can connect, because entering
-it requires CAP_SYS_ADMIN. The namespace has a loopback interface and no route, and the kernel removes it together with
-the last process in it.
+QEMU's user-mode network connects from unprivileged ports, so the server cannot distinguish the virtual machine from
+other programs (``PrivilegedPort`` would reject both). In a private namespace no other program can connect, because
+entering the namespace requires CAP_SYS_ADMIN. The namespace has a loopback interface and no route. The kernel removes
+it when its last process ends.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from toolchain.errors import UserError
 _CLONE_NEWNET = 0x40000000
 _HERE = Path("/proc/thread-self/ns/net")
 _ADDRESS = "192.0.2.1"
-"""An address for documentation (RFC 5737). NFS-Ganesha resolves its address, which fails if only lo has one."""
+"""An address for documentation (RFC 5737). NFS-Ganesha cannot resolve its own address if only lo has one."""
 
 _made: set[int] = set()
 
 
 def is_entered() -> bool:
-    """Whether the calling thread is in a private namespace."""
+    """Return whether the calling thread is in a private namespace."""
     return _HERE.stat().st_ino in _made
 
 
@@ -34,8 +34,8 @@ def is_entered() -> bool:
 def private_network() -> Iterator[None]:
     """Run the block, including the programs and threads that it starts, in a private network namespace.
 
-    A namespace belongs to a thread: threads that already run are not affected. Raises RootNeeded, and UserError if no
-    namespace can be created.
+    A namespace belongs to a thread, so threads that already run are not affected. Raises RootNeeded, and UserError if
+    no namespace can be created.
     """
     process.require_root("to create a network namespace for the virtual machine", "./inv test-on-pi")
     process.require_program("ip", "to set up the virtual machine's network")

@@ -1,19 +1,19 @@
-"""A virtual machine that boots an exported tree over NFS, in place of a board.
+"""Run a virtual machine that boots an exported tree over NFS, in place of a board.
 
-It is QEMU's ``virt`` machine with the kernel and the initramfs from the tree's /boot. The network is QEMU's user mode:
-10.0.2.2 in the guest is the loopback interface of QEMU's namespace, on which the NFS server listens, and a free port
-there is forwarded to the guest's SSH server. Machine and server must run in a ``private_network``, because the server
-accepts unprivileged ports. The kernel command line is
+The machine is QEMU's ``virt`` with the kernel and the initramfs from the tree's /boot. It uses QEMU's user-mode
+network: 10.0.2.2 in the guest is the loopback interface of QEMU's namespace. The NFS server listens on that interface,
+and a free port there is forwarded to the guest's SSH server. Machine and server must run in a ``private_network``,
+because the server accepts unprivileged ports. The kernel command line is
 
     console=ttyAMA0 boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot=10.0.2.2:PATH,vers=4.1,port=N net.ifnames=0 panic=5
 
-with ``init=/usr/local/sbin/pi-init`` for the lean init. ``boot=nfs4`` selects an initramfs script of the tree, because
-the NFS client of Debian's initramfs supports versions 2 and 3 only. With ``panic=5`` and ``-no-reboot``, QEMU exits
-after a kernel panic, so that a failed boot is detected before the deadline.
+with ``init=/usr/local/sbin/pi-init`` for the lean init. ``boot=nfs4`` selects an initramfs script from the tree,
+because the NFS client in Debian's initramfs supports only versions 2 and 3. With ``panic=5`` and ``-no-reboot``, QEMU
+exits after a kernel panic, so that a failed boot is detected before the time limit.
 
-The serial console is written to a log, and errors quote its end. Use: ``start`` → ``wait_until_answers`` → … → ``end``,
-which asks the guest to power off and then terminates QEMU. If this process is killed, the kernel terminates QEMU
-(PR_SET_PDEATHSIG, set by ``setpriv``).
+The serial console is written to a log, and errors quote its last lines. Call ``start``, then ``wait_until_answers``,
+and finally ``end``, which asks the guest to power off and then terminates QEMU. If this process is killed, the kernel
+terminates QEMU (PR_SET_PDEATHSIG, set by ``setpriv``).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from toolchain import ports, process
 from toolchain.errors import ArtefactMissing, BoardSilent, PlatformMismatch, ProgramMissing, UserError
 
 HOST_SEEN_FROM_GUEST = "10.0.2.2"
-"""The guest's address for the host's loopback interface in QEMU's user-mode network."""
+"""The address of the host's loopback interface as seen from the guest in QEMU's user-mode network."""
 
 LEAN_INIT = "/usr/local/sbin/pi-init"
-"""An init that starts sshd only; creating /run/poweroff shuts it down."""
+"""An init that starts only sshd and shuts down when /run/poweroff is created."""
 
 _POLL_S = 0.5
 _BANNER_WAIT_S = 10.0
@@ -52,7 +52,7 @@ _SYMPTOMS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Kernel panic - not syncing: .*init",
-        "the tree is mounted, but its init does not run: check Minor_Versions of the server and /sbin/init of the tree",
+        "the tree is mounted, but its init does not run: check the server's Minor_Versions and the tree's /sbin/init",
     ),
     (r"Kernel panic", "read the console log upwards from its end: the first error above the panic is the cause"),
     (r"\(initramfs\)", "the initramfs stopped at its prompt: the lines above it show the cause"),
@@ -64,7 +64,7 @@ _MOUNT_REFUSED = re.compile(
     r"mount: mounting \S+ on \S+ failed: (?:No such file or directory|Permission denied|Operation not permitted)"
 )
 _MOUNT_REFUSALS = 3
-"""The initramfs retries for minutes; after this number of rejected mounts, the boot counts as failed."""
+"""The initramfs retries for minutes. After this number of rejected mounts, the boot counts as failed."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Emulation:
 
     program: str
     cpus: tuple[str, ...]
-    """QEMU's names of the CPUs that the suite is run on; the first is the default."""
+    """QEMU's names of the CPUs on which the suite is run; the first is the default."""
     kernel_flavour: str
     console: str
 
@@ -85,7 +85,7 @@ _EMULATIONS = {
 
 
 def cpu_of(architecture: str, wanted: str) -> str:
-    """QEMU's name of a CPU; the architecture's default if ``wanted`` is empty. Raises UserError if it is unsuitable."""
+    """Return QEMU's name of a CPU, by default the architecture's first. Raises UserError for an unsuitable CPU."""
     cpus = _EMULATIONS[architecture].cpus
     if wanted and wanted not in cpus:
         raise UserError(
@@ -99,7 +99,7 @@ def cpu_of(architecture: str, wanted: str) -> str:
 
 @dataclass(frozen=True)
 class BootFiles:
-    """Kernel and initramfs of a tree, and the kernel release."""
+    """A tree's kernel and initramfs, and the kernel release."""
 
     kernel: Path
     initrd: Path
@@ -147,7 +147,7 @@ def _version_key(text: str) -> list[tuple[int, str]]:
 
 
 def qemu_version(architecture: str = "armhf") -> str:
-    """Version of the installed QEMU, such as ``7.2.22``."""
+    """Return the installed QEMU's version, such as ``7.2.22``."""
     program = process.require_program(_EMULATIONS[architecture].program, "to boot the exported tree")
     text = process.output_of([program, "--version"])
     found = re.search(r"version (\d+(?:\.\d+)+)", text)
@@ -156,11 +156,12 @@ def qemu_version(architecture: str = "armhf") -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpec:
-    """Parameters of a virtual machine.
+    """The parameters of a virtual machine.
 
-    ``nfs_path`` and ``nfs_port`` are the tree's path and port on the NFS server of the loopback interface. ``init`` is
-    ``lean`` or ``systemd``, ``cpu`` a name from ``cpu_of``. ``extra_arguments`` are added to the kernel command line.
-    With ``disk``, the raw image of a card, the machine does not use NFS, and ``extra_arguments`` select its root.
+    ``nfs_path`` is the tree's path on the NFS server, and ``nfs_port`` the server's port on the loopback interface.
+    ``init`` is ``lean`` or ``systemd``; ``cpu`` is a name from ``cpu_of``. ``extra_arguments`` are added to the kernel
+    command line. With ``disk``, a card's raw image, the machine does not use NFS, and ``extra_arguments`` select its
+    root.
     """
 
     boot: BootFiles
@@ -175,9 +176,9 @@ class MachineSpec:
     extra_arguments: str = ""
 
     def kernel_command_line(self) -> str:
-        """The kernel command line.
+        """Return the kernel command line.
 
-        Raises UserError for a path that is invalid there.
+        Raises UserError for a path that is invalid on a kernel command line.
         """
         if re.search(r"[\s,:\"']", self.nfs_path):
             raise UserError(
@@ -202,9 +203,9 @@ class MachineSpec:
         return " ".join(words)
 
     def command(self, ssh_port: int, console: Path) -> list[str]:
-        """QEMU's command line, with SSH on the loopback port ``ssh_port`` and the serial console in ``console``.
+        """Return QEMU's command line, with SSH on loopback port ``ssh_port`` and the serial console in ``console``.
 
-        It has only options that QEMU 7.2 and 10.0 interpret in the same way.
+        It contains only options that QEMU 7.2 and 10.0 interpret in the same way.
         """
         emulation = _EMULATIONS[self.architecture]
         drive = f"file={str(self.disk).replace(',', ',,')},if=none,id=card,format=raw"
@@ -222,7 +223,7 @@ class MachineSpec:
 
 
 class Machine:
-    """A virtual machine. ``console`` is the log of its serial console, ``ssh_port`` its SSH port on 127.0.0.1."""
+    """A virtual machine. ``console`` is its serial console's log, ``ssh_port`` its SSH port on 127.0.0.1."""
 
     def __init__(self, spec: MachineSpec, console: Path) -> None:
         self.spec = spec
@@ -235,11 +236,11 @@ class Machine:
 
     @property
     def pid(self) -> int | None:
-        """Process ID of QEMU; None if it is not running."""
+        """QEMU's process ID; None if it is not running."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Start QEMU; returns before the guest responds.
+        """Start QEMU, and return before the guest responds.
 
         Raises ProgramMissing, or BoardSilent if QEMU fails.
         """
@@ -279,9 +280,9 @@ class Machine:
     def wait_until_answers(self, limit_s: float, *, on_line: Callable[[str], None] | None = None) -> float:
         """Wait for the guest's SSH server; return the seconds since the start.
 
-        ``on_line`` is called with each line of the console. An open port is not sufficient, because QEMU accepts the
-        connection itself, so the server's banner is read. Raises BoardSilent after ``limit_s``, and immediately after a
-        kernel panic, a failure of the initramfs or the exit of QEMU.
+        ``on_line`` is called with each console line. QEMU itself accepts connections to the port, so the server's
+        banner is read as well. Raises BoardSilent after ``limit_s``, or immediately after a kernel panic, an initramfs
+        failure or QEMU's exit.
         """
         deadline = time.monotonic() + limit_s
         shown = 0
@@ -297,7 +298,7 @@ class Machine:
                     "the virtual machine stopped before its SSH server responded", "an SSH server that responds"
                 )
             if _death(text):
-                # panic=5: the lines that explain a panic may follow
+                # lines that explain the panic may follow within panic=5 seconds
                 time.sleep(1.0)
                 raise self._silence("the virtual machine failed to boot", "an SSH server that responds")
             left = deadline - time.monotonic()
@@ -311,9 +312,9 @@ class Machine:
             time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
 
     def end(self, power_off: Callable[[], object] | None = None, *, polite_s: float = 30.0) -> None:
-        """Shut the machine down: call ``power_off``, wait ``polite_s`` seconds, then terminate QEMU.
+        """Shut down the machine: call ``power_off``, wait ``polite_s`` seconds, then terminate QEMU.
 
-        The wait also follows a failed ``power_off``: the guest may shut down before it has answered.
+        The wait also follows a failed ``power_off``, because the guest may shut down before it has answered.
         """
         running = self._process
         if running is None:
@@ -330,7 +331,7 @@ class Machine:
             self._process = None
 
     def console_text(self) -> str:
-        """The output of the serial console without terminal control codes."""
+        """Return the serial console's output without terminal control codes."""
         try:
             text = self.console.read_text(errors="replace")
         except FileNotFoundError:
@@ -358,7 +359,7 @@ class Machine:
 
 @contextlib.contextmanager
 def running_machine(spec: MachineSpec, console: Path, *, boot_timeout_s: float) -> Iterator[Machine]:
-    """Run a machine whose SSH server answers; shut it down at the end. Raises the errors of ``Machine``."""
+    """Run a machine, wait for its SSH server, and shut it down at the end. Raises the errors of ``Machine``."""
     machine = Machine(spec, console)
     try:
         machine.start()
@@ -369,7 +370,7 @@ def running_machine(spec: MachineSpec, console: Path, *, boot_timeout_s: float) 
 
 
 def _death(console: str) -> str:
-    """The console line that proves a failed boot; empty otherwise."""
+    """Return the console line that proves a failed boot, or an empty string if there is none."""
     if dead := _DEAD.search(console):
         return dead[0].strip()
     refusals = _MOUNT_REFUSED.findall(console)

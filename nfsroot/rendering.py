@@ -1,4 +1,4 @@
-"""Render the configuration files of the servers and the board."""
+"""Render the configuration files for the servers and the board."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ FOLDER = Path(__file__).resolve().parent / "templates"
 
 
 def render(name: str, **values: object) -> str:
-    """The text of ``templates/NAME.j2`` with these values."""
+    """Return the text of ``templates/NAME.j2`` with these values."""
     return templates.render(FOLDER / f"{name}.j2", values)

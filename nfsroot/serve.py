@@ -1,14 +1,14 @@
-"""The user-space NFS server (NFS-Ganesha): start it, verify that it serves, stop it.
+"""Start and stop the user-space NFS server (NFS-Ganesha), and verify that it serves.
 
 There are two modes:
 
-- NFSv4 only (the default): one TCP port, no portmapper. It is sufficient for enter-nfsroot, for the initramfs script
-  ``boot=nfs4`` and for kernels that mount their root themselves.
-- NFSv3 and NFSv4: for the stock initramfs, whose ``nfsmount`` supports NFSv3 only and asks the portmapper (rpcbind,
-  port 111) for mountd. A running rpcbind is used; otherwise one is started and stopped with the server.
+- NFSv4 only (the default): one TCP port and no portmapper. This is enough for enter-nfsroot, the initramfs script
+  ``boot=nfs4`` and kernels that mount their root themselves.
+- NFSv3 and NFSv4: for the stock initramfs, whose ``nfsmount`` supports only NFSv3 and asks the portmapper (rpcbind,
+  port 111) for mountd's port. If rpcbind is not running, it is started and stopped together with the server.
 
-The server is ready when a client (``nfs-ls`` of libnfs-utils) has listed the exported folder. Its log message is not
-sufficient: it also appears if the export was rejected.
+The server is ready when a client (``nfs-ls`` of libnfs-utils) has listed the exported folder. The server's log message
+does not prove this: it also appears if the export was rejected.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _SCRATCH = "pitorch-nfs."
 _YOUNG_S = 60.0
 _PORTMAPPER = 111
 _RESERVED = 1024
-"""NFS-Ganesha's PrivilegedPort accepts ports below this one."""
+"""NFS-Ganesha's PrivilegedPort accepts only client ports below this one."""
 _READY_LIMIT_S = 60.0
 _STOP_LIMIT_S = 10.0
 _TAIL_LINES = 15
-# Messages that appear in every run without D-Bus, Kerberos and a portmapper, and lines without information.
+# Messages of every run without D-Bus, Kerberos and a portmapper, and lines without information.
 _HARMLESS = re.compile(r"DBUS|dbus|krb5|gssd|RADOS|Cannot register NFS V4|:-{10,}|svc_vc_wait|successfully$")
 
 
@@ -60,7 +60,7 @@ class NfsServer:
     pid: int
 
     def source(self, folder: Path | None = None) -> str:
-        """``ADDRESS:/path``, the source for mount(8)."""
+        """Return ``ADDRESS:/path``, the source for mount(8)."""
         return f"{self.address}:{folder or self.folders[0]}"
 
 
@@ -74,7 +74,7 @@ class ServeResult:
 
 
 def plugin_folder() -> Path:
-    """The folder of the server's back ends. Raises ProgramMissing if the one for local folders is missing."""
+    """Return the folder with the server's back ends. Raises ProgramMissing without the one for local folders."""
     for found in sorted(glob.glob("/usr/lib/*/ganesha/libfsalvfs.so")) + glob.glob("/usr/lib/ganesha/libfsalvfs.so"):
         return Path(found).parent
     raise ProgramMissing(
@@ -86,7 +86,7 @@ def plugin_folder() -> Path:
 
 
 def major_version(program: Path) -> int:
-    """The server's major version: 4 in Debian 12, 6 in Debian 13."""
+    """Return the server's major version: 4 in Debian 12, 6 in Debian 13."""
     output = process.run([program, "-v"], check=False, limit_s=20).output
     found = re.search(r"V(\d+)\.", output)
     if found is None:
@@ -112,10 +112,11 @@ def ganesha_configuration(
     read_only: Collection[Path] = (),
     privileged_port: bool = True,
 ) -> str:
-    """Render the server's configuration.
+    """Return the server's configuration.
 
     ``privileged_port`` rejects clients on ports that ordinary users may use. ``clients`` are addresses or subnets.
-    ``major`` is the server's version; a server rejects unknown settings. Writes to ``read_only`` folders are refused.
+    ``major`` is the server's major version, which matters because a server rejects unknown settings. Writes to
+    ``read_only`` folders are refused.
     """
     for folder in folders:
         if set(str(folder)) & set('"\\\n\r;?'):
@@ -152,14 +153,14 @@ def running_server(
     log: Path | None = None,
     limit_s: float = _READY_LIMIT_S,
 ) -> Iterator[NfsServer]:
-    """Serve folders while the block runs; port 0 selects a free one.
+    """Serve folders while the block runs; with port 0, a free port is chosen.
 
-    ``clients`` may mount and, except in ``read_only``, write as root: keep the list short. They must connect from a
-    port below 1024, except in a ``private_network``. When the block starts, a client has listed every folder; when it
-    ends, the server has stopped.
+    ``clients`` may mount the folders and, except in ``read_only`` ones, write as root, so keep the list short. They
+    must connect from a port below 1024, except in a ``private_network``. Before the block starts, a client has listed
+    every folder; after it ends, the server has stopped.
 
-    Raises RootNeeded, ProgramMissing, InUse, ArtefactMissing (no such folder), InUse (an export is replacing a
-    folder) or UserError with the last lines of the log.
+    Raises RootNeeded, ProgramMissing, ArtefactMissing for a missing folder, InUse if the port is taken or an export is
+    replacing a folder, or UserError with the last lines of the log.
     """
     folders = (folder,) if isinstance(folder, Path) else tuple(folder)
     process.require_root("to serve files of all owners over NFS", "./inv TASK")
@@ -183,7 +184,7 @@ def running_server(
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         configuration = scratch / "ganesha.conf"
-        # The probe runs on this machine, so it must be a client too.
+        # The probe runs on this machine, which must therefore also be a client.
         allowed = list(dict.fromkeys([*clients, address if address != "0.0.0.0" else "127.0.0.1"]))  # noqa: S104
         configuration.write_text(
             ganesha_configuration(
@@ -220,9 +221,9 @@ def running_server(
 def serving_boards(
     config: Config, layout: Layout, *, address: str, port: int | None = None, nfsv3: bool = False
 ) -> Iterator[NfsServer]:
-    """Serve the exported tree to ``nfs.subnet`` and this PC, as configured by ``nfs.overlay`` and ``nfs.persistent``.
+    """Serve the exported tree to ``nfs.subnet`` and this PC according to ``nfs.overlay`` and ``nfs.persistent``.
 
-    Raises the errors of ``running_server``.
+    Raises the same errors as ``running_server``.
     """
     folders = served_folders(config, layout)
     if layout.boards in folders:
@@ -240,31 +241,31 @@ def serving_boards(
 
 
 def served_folders(config: Config, layout: Layout) -> dict[Path, bool]:
-    """The folders that boards mount, and whether they may write there."""
+    """Return the folders that boards mount, and whether they may write there."""
     kept = {layout.boards: True} if config.nfs.overlay and config.nfs.persistent else {}
     return {layout.tree: not config.nfs.overlay, **kept}
 
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """Create a folder for the server's files. Remove folders of killed servers, whose lock is free."""
+    """Create a folder for the server's files. Remove the folders of killed servers, whose locks are free."""
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError, InUse):
-            if left.lstat().st_uid == os.geteuid():  # a folder of another user may contain arbitrary links
+            if left.lstat().st_uid == os.geteuid():  # another user's folder may contain arbitrary links
                 _remove_unheld(left)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder, files.locked(Path(folder)):
         yield Path(folder)
 
 
 def _remove_unheld(folder: Path) -> None:
-    if time.time() - folder.stat().st_mtime > _YOUNG_S:  # a younger folder may not be locked yet
+    if time.time() - folder.stat().st_mtime > _YOUNG_S:  # a newer folder may not be locked yet
         with files.held(folder / "lock", InUse(f"{folder} is in use")):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _locked_for_serving(tree: Path) -> Iterator[None]:
-    """Prevent exports from replacing the tree: its clients would be left with stale handles."""
+    """Prevent exports from replacing the tree, because clients would be left with stale handles."""
     layout = Layout(tree.parent)
     if layout.tree != tree or not layout.marker.is_file():
         yield
@@ -280,7 +281,7 @@ def _locked_for_serving(tree: Path) -> Iterator[None]:
 
 
 def probe(server: NfsServer, folder: Path) -> str:
-    """List a folder through the server as an NFSv4 client; return the error, or an empty string."""
+    """List a served folder as an NFSv4 client; return the error, or an empty string."""
     address = "127.0.0.1" if server.address == "0.0.0.0" else server.address  # noqa: S104
     # libnfs does not decode percent-encoding.
     url = f"nfs://{address}{folder}?version=4&nfsport={server.port}"
@@ -298,8 +299,8 @@ def serve(
 ) -> ServeResult:
     """Serve the exported tree in the foreground until Ctrl-C, SIGTERM, SIGHUP, or ``stop``.
 
-    Clients in ``nfs.subnet`` and this machine may mount it. Prints the commands for the board. Raises the errors of
-    ``running_server``, ArtefactMissing if nothing was exported, and UserError if the server exits.
+    Clients in ``nfs.subnet`` and this machine may mount the tree. Prints the commands for the board. Raises the same
+    errors as ``running_server``, ArtefactMissing if nothing was exported, and UserError if the server exits.
     """
     layout = Layout.of(config)
     process.require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
@@ -329,7 +330,7 @@ def serve(
 
 
 def unprivileged_port_start() -> int:
-    """The first unprivileged port of this machine (ip(7)), by default 1024."""
+    """Return the first unprivileged port of this machine (ip(7)), by default 1024."""
     try:
         return int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
     except FileNotFoundError:
@@ -380,10 +381,10 @@ def _listens(server: NfsServer) -> bool:
 
 
 def _failed(server: NfsServer, summary: str, found: str = "", *, fix: str = "") -> UserError:
-    # The log may be deleted with its folder, so the message includes its last lines.
+    # The log may be deleted with its folder, so the message includes the log's last lines.
     tail = _tail(server.log, _TAIL_LINES)
     if "No IP address found for" in tail:
-        # The resolver omits loopback addresses if no other interface has an address (AI_ADDRCONFIG).
+        # The resolver omits loopback addresses unless another interface has an address (AI_ADDRCONFIG).
         fix = "add an address to an interface other than lo, which the server requires"
     return UserError(
         summary + (f"\n--- last lines of its log ---\n{tail}\n---" if tail else ""),
@@ -402,7 +403,7 @@ def _tail(log: Path, lines: int) -> str:
 
 
 def _provide_mtab() -> None:
-    """Create /etc/mtab, which the server reads; systemd creates it at boot, but containers and chroots lack it."""
+    """Create /etc/mtab, which the server reads. systemd creates it at boot, but containers and chroots lack it."""
     mtab = Path("/etc/mtab")
     if not os.path.lexists(mtab):
         mtab.symlink_to("../proc/self/mounts")
@@ -411,7 +412,7 @@ def _provide_mtab() -> None:
 
 @contextlib.contextmanager
 def _portmapper() -> Iterator[None]:
-    """Use a running portmapper, or start one and stop it at the end of the block."""
+    """Use a running portmapper, or start one and stop it when the block ends."""
 
     def answers() -> bool:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:

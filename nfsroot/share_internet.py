@@ -1,19 +1,19 @@
-"""Share this PC's internet connection with boards: NAT of the board's subnet by nftables.
+"""Share this PC's internet connection with boards by NAT of their subnet with nftables.
 
-``on`` creates the table ``ip pitorch_nat``, which masquerades the subnet on the uplink. Two settings outside the table
-are also changed if necessary, and restored by ``off``:
+``on`` creates the table ``ip pitorch_nat``, which masquerades the subnet on the uplink. If necessary, it also changes
+two settings outside the table, which ``off`` restores:
 
 - ``net.ipv4.ip_forward``: its previous value is stored in the state file;
-- forward chains of other programs with policy drop, such as the Docker engine's: a drop verdict is final in netfilter,
-  even if another table accepts the packet. Each chain gets accept rules for the subnet with our comment, and ``off``
-  removes these rules.
+- other programs' forward chains with policy drop, such as the Docker engine's: a drop verdict is final in netfilter,
+  even if another table accepts the packet. Accept rules for the subnet with our comment are added to each such chain,
+  and ``off`` removes these rules.
 
-A chain with policy accept and a final reject rule (firewalld's) is not changed, because an earlier rule may accept the
-subnet. It is reported as a possible cause of problems.
+A chain with policy accept and a final reject rule, such as firewalld's, is not changed, because an earlier rule may
+accept the subnet. The chain is reported as a possible cause of problems.
 
-All rules are added in one nftables transaction and removed in one. If ``on`` fails or is interrupted, it reverts all
-changes. The state file is written before the first change, so that ``off`` can also undo a killed ``on``. A reboot
-removes the state file, which is in /run, together with the rules.
+All rules are added in one nftables transaction and removed in another. If ``on`` fails or is interrupted, it reverts
+all changes. The state file is written before the first change, so that ``off`` can also undo the changes of a killed
+``on``. The state file is in /run, so a reboot removes it together with the rules.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ STATE = Path("/run/pitorch/share-internet.json")
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _AGAIN = "./inv share-internet"
 _MATCHES_ALL = frozenset({"counter", "log", "reject", "drop", "jump", "goto"})
-"""Expressions of a rule that matches every packet."""
+"""The expressions of a rule that matches every packet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """The state of the sharing."""
+    """The state of connection sharing."""
 
     on: bool
     subnet: str
     uplink: str
-    """Interface to the internet; empty if off."""
+    """The interface to the internet; empty if sharing is off."""
     gateway: str
-    """This PC's address in the subnet; empty if it has none."""
+    """This PC's address in the subnet; empty if the PC has none."""
     ip_forward: bool
     packets: int
-    """Number of translated connections."""
+    """The number of translated connections."""
     opened: tuple[str, ...]
-    """Chains of other programs with our accept rules."""
+    """Other programs' chains with our accept rules."""
     problems: tuple[str, ...]
-    """Problems, each with its fix."""
+    """The problems, each with its fix."""
 
     def lines(self) -> list[str]:
-        """The state as text."""
+        """Return the state as lines of text."""
         text = [f"internet for {self.subnet}: {'on, through ' + self.uplink if self.on else 'off'}"]
         if self.on:
             text.append(f"  translated connections: {self.packets}")
@@ -71,10 +71,10 @@ class Sharing:
 
 
 def on(config: Config, *, state: Path = STATE) -> Sharing:
-    """Share this PC's internet connection with ``nfs.subnet``; a second call restores missing parts.
+    """Share this PC's internet connection with ``nfs.subnet``, and return the state.
 
-    Raises RootNeeded, ProgramMissing (nft, ip) or UserError (no uplink, the uplink is in the subnet, or a
-    setting cannot be changed; then nothing is changed).
+    A second call restores missing parts. Raises RootNeeded, ProgramMissing if nft or ip is missing, or UserError if
+    there is no uplink, the uplink is in the subnet, or a setting cannot be changed. After an error, nothing is changed.
     """
     process.require_root("to translate addresses", f"{_AGAIN} on")
     process.require_program("nft", "to translate the board's addresses")
@@ -86,11 +86,11 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
         kept = None
     first = kept is None
     if kept is None:
-        # Record the value before our first change only.
+        # Record the value only before our first change.
         kept = {"subnet": str(subnet), "uplink": uplink, "ip_forward": _FORWARD.read_text().strip()}
         write_text_atomically(state, json.dumps(kept) + "\n", mode=0o600)
     try:
-        # Rules without a state file may be for another subnet.
+        # Existing rules without a state file may be for another subnet.
         old = _deletions() if first else []
         closed = [chain for chain in _closed_chains() if first or not any(_is_ours(rule) for rule in _rules(chain))]
         ruleset = render(
@@ -110,7 +110,7 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
 
 
 def off(config: Config, *, state: Path = STATE) -> Sharing:
-    """Undo all changes made by ``on``, if any."""
+    """Undo all changes made by ``on``, if any, and return the state."""
     process.require_root("to translate addresses", f"{_AGAIN} off")
     process.require_program("nft", "to translate the board's addresses")
     _revert(state)
@@ -126,7 +126,7 @@ def _revert(state: Path) -> None:
 
 
 def _revert_after(fault: BaseException, state: Path) -> None:
-    """Revert the changes of a failed ``on``; if that fails too, add it to the error."""
+    """Revert a failed ``on``; if that fails too, add the second failure to the error."""
     try:
         _revert(state)
     except UserError as second:
@@ -136,7 +136,7 @@ def _revert_after(fault: BaseException, state: Path) -> None:
 
 
 def _deletions() -> list[str]:
-    """The nft commands that remove all of our rules."""
+    """Return the nft commands that remove all our rules."""
     rules = [
         f"delete rule {_place(chain)} handle {rule['handle']}"
         for chain in _forward_chains()
@@ -167,7 +167,7 @@ def _set_forward(value: str) -> None:
 
 
 def status(config: Config, *, state: Path = STATE) -> Sharing:
-    """Determine the state and its problems."""
+    """Return the state and its problems."""
     process.require_root("to read the packet filter", f"{_AGAIN} status")
     process.require_program("nft", "to read the packet filter")
     subnet = subnet_of(config)
@@ -218,9 +218,9 @@ def status(config: Config, *, state: Path = STATE) -> Sharing:
 
 
 def find_uplink(subnet: ipaddress.IPv4Network) -> str:
-    """The interface of the default route with the lowest metric.
+    """Return the interface of the default route with the lowest metric.
 
-    Raises UserError if there is none, or if it leads into the board's subnet.
+    Raises UserError if there is no default route, or if it leads into the board's subnet.
     """
     routes = json.loads(process.output_of(["ip", "-j", "-4", "route", "show", "default"]) or "[]")
     usable = [route for route in routes if "dev" in route and "linkdown" not in route.get("flags", ())]
@@ -265,7 +265,7 @@ def _has_table() -> bool:
 
 
 def _forward_chains() -> Iterator[dict[str, Any]]:
-    """Base chains of other programs for forwarded IPv4 packets."""
+    """Yield other programs' base chains for forwarded IPv4 packets."""
     for item in _listed("list", "chains"):
         chain = item.get("chain", {})
         if chain.get("hook") == "forward" and chain["family"] in ("ip", "inet") and chain["table"] != TABLE:
@@ -286,7 +286,7 @@ def _rules(chain: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rejects_all(chain: dict[str, Any], depth: int = 16) -> bool:
-    """Whether the chain has a rule that rejects every packet, directly or through another chain."""
+    """Return whether the chain has a rule that rejects every packet, directly or through another chain."""
     for rule in _rules(chain):
         expressions = {name: value for part in rule["expr"] for name, value in part.items()}
         if expressions.keys() <= _MATCHES_ALL:

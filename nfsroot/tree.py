@@ -1,13 +1,13 @@
-"""Root filesystem trees: a deterministic hash, and path resolution that never leaves the tree.
+"""Hash root filesystem trees deterministically, and resolve paths without leaving the tree.
 
-The hash is the SHA-256 over one record per entry, in the byte order of the paths. A record has these fields, separated
-by NUL and terminated by a line feed: path, type with permission bits (octal ``st_mode``), uid, gid, content (the
-SHA-256 of a regular file, the target of a link, the numbers of a device), the first path of the group of hard links
-(empty without one), and extended attributes. Times and labels of the host's security module are not included: an image
-has the same hash on every machine.
+The hash is the SHA-256 over one record per entry, in the byte order of the paths. A record consists of these fields,
+separated by NUL and terminated by a line feed: path, type with permission bits (octal ``st_mode``), uid, gid, content
+(a regular file's SHA-256, a link's target, or a device's numbers), the first path of the hard-link group (empty without
+one), and extended attributes. Times and the labels of the host's security module are not included, so an image has the
+same hash on every machine.
 """
 
-# Names in a root filesystem are bytes; pathlib supports text only.
+# Names in a root filesystem are bytes; pathlib supports only text.
 # ruff: noqa: PTH115, PTH118, PTH120
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ class _Entry:
     head: bytes
     tail: bytes
     inode: int
-    """0 unless the file has several names."""
+    """The inode of a file with several names; otherwise 0."""
     mode: int
     size: int
 
 
 @dataclass
 class TreeHash:
-    """The records of a tree, so that a few changed entries do not require a second full pass."""
+    """A tree's records, kept so that a few changed entries do not require a second full pass."""
 
     root: Path
     _entries: dict[bytes, _Entry] = field(default_factory=dict)
 
     @classmethod
     def of(cls, root: Path, *, on_bytes: Callable[[int], object] = lambda _: None) -> TreeHash:
-        """Read a whole tree; ``on_bytes`` is called with the number of content bytes read so far."""
+        """Read a whole tree; call ``on_bytes`` with the number of content bytes read so far."""
         made = cls(root)
         top = os.fsencode(root)
         paths = list(_walk(top))
         done = 0
-        # Hashing releases the GIL: with two threads, reading and hashing overlap.
+        # Hashing releases the GIL, so with two threads reading and hashing overlap.
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             chunks = [paths[start : start + 256] for start in range(0, len(paths), 256)]
             hashed = pool.map(lambda part: [_entry(top, path) for path in part], chunks)
@@ -64,9 +64,9 @@ class TreeHash:
         return made
 
     def refresh(self, changed: Iterable[str | bytes]) -> None:
-        """Read entries and their parent folders again (paths relative to the root).
+        """Read entries, given by paths relative to the root, and their parent folders again.
 
-        Removed entries are dropped together with everything below them.
+        The records of removed entries are dropped, together with those below them.
         """
         top = os.fsencode(self.root)
         wanted: set[bytes] = {b"."}
@@ -104,7 +104,7 @@ class TreeHash:
         return digest.hexdigest()
 
     def counts(self) -> Mapping[str, int]:
-        """Number of entries per type, and the number of content bytes."""
+        """The number of entries per type, and the number of content bytes."""
         names = {
             stat.S_IFREG: "files", stat.S_IFDIR: "folders", stat.S_IFLNK: "symlinks",
             stat.S_IFCHR: "devices", stat.S_IFBLK: "devices", stat.S_IFIFO: "fifos", stat.S_IFSOCK: "sockets",
@@ -161,7 +161,7 @@ def _entry(top: bytes, path: bytes) -> _Entry:
 
 
 def xattrs_of(path: bytes) -> list[tuple[str, bytes]]:
-    """Extended attributes that are part of the tree, sorted by name; empty if the file system does not support them."""
+    """Return the extended attributes that belong to the tree, sorted by name; none if unsupported."""
     try:
         names = os.listxattr(path, follow_symlinks=False)
     except OSError:
@@ -185,7 +185,7 @@ def _content(path: bytes) -> str:
 
 
 def inside(root: Path, path: str) -> Path:
-    """Resolve ``path`` in the tree as the board would, without following the last component.
+    """Resolve ``path`` in the tree as on the board, without following the last component.
 
     Absolute link targets are relative to the tree's root, and ``..`` never leaves it.
     """
@@ -212,7 +212,7 @@ def inside(root: Path, path: str) -> Path:
 
 
 def follow(root: Path, path: str) -> Path:
-    """Like ``inside``, but also follow the last component."""
+    """Resolve ``path`` as ``inside`` does, but also follow the last component."""
     for _ in range(_SYMLINK_LIMIT):
         found = inside(root, path)
         if not found.is_symlink():
@@ -224,14 +224,14 @@ def follow(root: Path, path: str) -> Path:
 
 
 def mounts_below(folder: Path) -> list[str]:
-    """Mount points at or below a folder in this process's mount namespace (proc(5), mountinfo)."""
+    """Return the mount points at or below a folder in this process's mount namespace (proc(5), mountinfo)."""
     top = os.path.realpath(folder)
     points = (mount.mountpoint for mount in psutil.disk_partitions(all=True))
     return [point for point in points if point == top or point.startswith(top + "/")]
 
 
 def require_unmounted(folder: Path, purpose: str) -> None:
-    """Raise InUse if something is mounted at or below ``folder``: removal would delete the mounted files."""
+    """Raise InUse if something is mounted at or below ``folder``, because removal would delete the mounted files."""
     if found := mounts_below(folder):
         raise InUse(
             f"{folder} cannot be {purpose}: something is mounted there",

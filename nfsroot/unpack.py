@@ -1,12 +1,12 @@
-"""Unpack an image of the engine exactly: numeric owners, modes, hard links, devices, byte names, xattrs, times.
+"""Unpack an image exactly: numeric owners, modes, hard links, devices, names as bytes, xattrs and times.
 
-``docker export`` and ``docker cp`` return a container's tree, with an additional /.dockerenv, an empty resolv.conf and
-a regular file at /dev/console. Two exact methods are used instead:
+``docker export`` and ``docker cp`` return a container's tree with an additional /.dockerenv, an empty resolv.conf and a
+regular file at /dev/console. Two exact methods are used instead:
 
-- *overlay*: the engine is local and stores images as overlay2, and we are root. The image's layer folders are mounted
-  read-only as an overlay in a private mount namespace and copied by ``cp -a``, without packing.
-- *layers*: for all other engines. ``image save`` is written to disk layer by layer; then each layer's whiteouts are
-  applied (OCI image-spec, layer.md) and its tar is unpacked. Memory use is constant.
+- *overlay*, for root and a local engine that stores images with overlay2: the image's layer folders are mounted
+  read-only as an overlay in a private mount namespace and copied with ``cp -a``, without packing.
+- *layers*, in all other cases: the output of ``image save`` is written to disk layer by layer; then each layer's
+  whiteouts are applied (OCI image-spec, layer.md) and its tar is unpacked. Memory use is constant.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _POLL_S = 0.1
 
-# $1 overlay mount point, $2 options, $3 destination. The working directory has short links to the layers, because
-# mount(2) accepts one page of options and a layer's path has more than a hundred characters.
+# $1 overlay mount point, $2 options, $3 destination. The working directory contains short links to the layers, because
+# mount(2) accepts only one page of options and a layer's path has more than a hundred characters.
 _OVERLAY_SCRIPT = """
 set -e
 mount -t overlay overlay -o "$2" "$1"
@@ -59,14 +59,14 @@ class SourceImage:
     id: str
     digests: tuple[str, ...]
     size: int
-    """Bytes of content in all layers."""
+    """The number of content bytes in all layers."""
     layers: tuple[Path, ...]
-    """Local folders of the layers, top layer first; empty for other storage drivers."""
+    """The layers' local folders, top layer first; empty for storage drivers other than overlay2."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_image(client: docker.DockerClient, reference: str, target: Architecture) -> SourceImage:
-    """Look the image up and verify its platform.
+    """Look up the image and verify its platform.
 
     Raises ArtefactMissing or PlatformMismatch.
     """
@@ -102,8 +102,8 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
 def unpack(client: docker.DockerClient, source: SourceImage, destination: Path) -> str:
     """Copy the image's tree to ``destination``, which must not exist; return the method.
 
-    A full disk is an OSError, or a CommandFailed with the program's output. Raises CommandFailed if the engine's
-    stream is not an image, EngineUnavailable if the connection to the engine is lost.
+    A full disk causes an OSError, or a CommandFailed with the program's output. Raises CommandFailed if the engine's
+    stream is not an image, or EngineUnavailable if the connection to the engine is lost.
     """
     if source.layers and os.geteuid() == 0:
         copy_overlay(source, destination)
@@ -130,7 +130,7 @@ def copy_overlay(source: SourceImage, destination: Path) -> None:
         links.mkdir()
         for number, folder in enumerate(source.layers):
             (links / str(number)).symlink_to(folder)
-        # An overlay needs two layers; an empty one at the bottom changes nothing.
+        # An overlay needs two layers; an empty bottom layer changes nothing.
         (links / "e").mkdir()
         (scratch / "merged").mkdir()
         options = "ro,lowerdir=" + ":".join([*map(str, range(len(source.layers))), "e"])
@@ -143,7 +143,7 @@ def copy_overlay(source: SourceImage, destination: Path) -> None:
             _written_by_child(bar, source.size) as watch,
         ):
             process.run(
-                # If this process is killed, the copy ends too and cannot disturb the next export.
+                # If this process is killed, the copy also ends and cannot interfere with the next export.
                 [
                     *("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"),
                     *("sh", "-c", _OVERLAY_SCRIPT, "copy-image", str(scratch / "merged"), options, str(destination)),
@@ -157,7 +157,7 @@ def copy_overlay(source: SourceImage, destination: Path) -> None:
 
 @contextlib.contextmanager
 def _written_by_child(bar: progress.Bar, total: int) -> Iterator[Any]:
-    """A line callback that reads ``pid N`` and then shows the bytes written by that process on ``bar``."""
+    """Yield a line callback that reads ``pid N`` and then shows on ``bar`` how many bytes that process has written."""
     ended = threading.Event()
     threads: list[threading.Thread] = []
 
@@ -182,7 +182,7 @@ def _written_by_child(bar: progress.Bar, total: int) -> Iterator[Any]:
 
 
 def unpack_layers(client: docker.DockerClient, source: SourceImage, destination: Path) -> None:
-    """Write ``image save`` to disk and apply its layers, bottom layer first."""
+    """Write the output of ``image save`` to disk and apply its layers, bottom layer first."""
     with scratch_folder(destination.parent, "layers") as scratch:
         with _reported_errors(), progress.bar(f"reading {source.reference}", total=source.size, in_bytes=True) as bar:
             image = client.images.get(source.id)
@@ -201,7 +201,7 @@ def unpack_layers(client: docker.DockerClient, source: SourceImage, destination:
 
 @contextlib.contextmanager
 def _reported_errors() -> Iterator[None]:
-    """Convert errors of the engine and of the connection into user errors."""
+    """Convert errors of the engine and the connection into user errors."""
     try:
         yield
     except docker.errors.APIError as fault:
@@ -226,11 +226,11 @@ class ChunkReader(io.RawIOBase):
         self._chunks, self._rest, self._bar, self._done, self._total = iter(chunks), b"", bar, 0, total
 
     def readable(self) -> bool:
-        """Whether ``readinto`` works."""
+        """Return whether ``readinto`` works."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer with the next bytes; returns their number."""
+        """Fill the buffer with the next bytes; return their number."""
         if not self._rest:
             self._rest = next(self._chunks, b"")
             self._done += len(self._rest)
@@ -244,7 +244,8 @@ class ChunkReader(io.RawIOBase):
 def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
     """Write the members of a docker-archive to files and return the layers, bottom layer first.
 
-    The names of layers differ between engines, and a repeated layer may be a link; the manifest lists them.
+    The layers are found through the manifest, because their names differ between engines and a repeated layer may be a
+    link.
     """
     stored: dict[str, Path] = {}
     links: dict[str, str] = {}
@@ -286,10 +287,10 @@ def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
 
 
 def apply_layer(layer: Path, root: Path) -> None:
-    """Apply a layer's tar to a tree: whiteouts and changes of type first, then its entries."""
+    """Apply a layer's tar to a tree: first whiteouts and type changes, then the entries."""
     with tarfile.open(layer, mode="r:*", encoding="utf-8", errors="surrogateescape") as archive:
         while (member := archive.next()) is not None:
-            # Free the headers that the archive collects.
+            # Free the headers that the archive accumulates.
             archive.members.clear()  # type: ignore[attr-defined]
             folder, name = posixpath.split(posixpath.normpath(member.name))
             place = inside(root, f"{folder}/{name}")

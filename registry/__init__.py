@@ -1,1 +1,1 @@
-"""Image registries: push, pull, mirror, a local registry, OCI artefacts."""
+"""Use image registries: push and pull images and OCI artefacts, configure mirrors, and run a local registry."""

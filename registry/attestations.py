@@ -1,9 +1,9 @@
-"""Signatures and statements of an image in a registry, in the layout of cosign.
+"""Signatures and statements about an image in a registry, in cosign's layout.
 
-The repository of the image contains two more manifests. Their tags are the image's digest with a suffix:
-``sha256-HEX.sig`` has cosign's signature, and ``sha256-HEX.att`` has DSSE envelopes with in-toto statements: the
-provenance, and the bill of materials in both formats. Both manifests name the image as their ``subject`` (OCI image
-specification 1.1), so a registry that supports the referrers API lists them for the image.
+The image's repository contains two more manifests, whose tags are the image's digest with a suffix. ``sha256-HEX.sig``
+contains cosign's signature. ``sha256-HEX.att`` contains DSSE envelopes with in-toto statements: the provenance, and the
+bill of materials in both formats. Both manifests name the image as their ``subject`` (OCI image specification 1.1), so
+a registry that supports the referrers API lists them for the image.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Verified:
 
     @property
     def finished(self) -> str:
-        """When the image was built, as the signer states it (ISO 8601, UTC)."""
+        """The time when the image was built, as stated by the signer (ISO 8601, UTC)."""
         return _path(self.statements[PROVENANCE], "runDetails", "metadata", "finishedOn")
 
 
 def statement(name: str, digest: str, kind: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
-    """An in-toto statement about an image."""
+    """Return an in-toto statement about an image."""
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": name, "digest": {"sha256": digest.removeprefix("sha256:")}}],
@@ -61,7 +61,7 @@ def statement(name: str, digest: str, kind: str, predicate: Mapping[str, Any]) -
 
 
 def attach(store: Store, digest: str, predicates: Mapping[str, Mapping[str, Any]], signer: CryptoSigner) -> None:
-    """Sign an image of the registry, and push the signature and the signed statements.
+    """Sign an image in the registry, and push the signature and the signed statements.
 
     Raises AccessDenied, RegistryFull, RegistryBroke or RegistryFailed.
     """
@@ -76,7 +76,7 @@ def attach(store: Store, digest: str, predicates: Mapping[str, Mapping[str, Any]
 
 
 def sign(store: Store, digest: str, signer: CryptoSigner) -> None:
-    """Sign an image or an index of the registry, and push the signature. Raises the errors of ``attach``."""
+    """Sign an image or an index in the registry, and push the signature. Raises the same errors as ``attach``."""
     payload = json.dumps(
         {
             "critical": {
@@ -93,7 +93,7 @@ def sign(store: Store, digest: str, signer: CryptoSigner) -> None:
 
 
 def _subject(store: Store, digest: str) -> dict[str, Any]:
-    """The descriptor of an image or an index."""
+    """Return the descriptor of an image or an index."""
     body, manifest = distribution.read_manifest(store.connection, digest)
     return {"mediaType": body.get("mediaType", MANIFEST_TYPE), "digest": digest, "size": manifest.size}
 
@@ -105,7 +105,7 @@ def _tag(digest: str, suffix: str) -> str:
 def _push(
     store: Store, tag: str, layers: Sequence[tuple[bytes, Mapping[str, str]]], kind: str, subject: Mapping[str, Any]
 ) -> None:
-    """Push a manifest with the given layers. cosign reads it as an image."""
+    """Push a manifest with the given layers, which cosign reads as an image."""
     diffs = [digest_of(content) for content, _ in layers]
     config = json.dumps(
         {
@@ -130,7 +130,7 @@ def _push(
 
 
 def verify(connection: Connection, image: RemoteImage, key: PublicKey) -> Verified:
-    """Verify the signature of an image and its statements, and the signature of the index that it was selected from.
+    """Verify the signatures of an image, of its statements, and of the index that it was selected from.
 
     Raises SignatureRefused, RegistryBroke or RegistryFailed.
     """
@@ -161,7 +161,7 @@ def verify(connection: Connection, image: RemoteImage, key: PublicKey) -> Verifi
 
 
 def document_text(document: Mapping[str, Any]) -> str:
-    """A bill of materials in the form that images.sbom writes. The provenance contains the SHA-256 of this form."""
+    """Return a bill of materials as images.sbom writes it, which is the form that the provenance lists by SHA-256."""
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -187,12 +187,12 @@ def _require_subject(stated: str, digest: str, what: str) -> None:
             f"{what} belongs to another image",
             expected=f"the digest {digest}",
             found=stated or "no digest",
-            fix="do not use the image: another user replaced the signatures. Push it again with --sign",
+            fix="do not use the image, because another user has replaced its signatures; push it again with --sign",
         )
 
 
 def _path(value: Any, *keys: str) -> str:
-    """A string in nested objects, or in JSON; empty if it is absent."""
+    """Return a string from nested objects or JSON text, or an empty string if it is absent."""
     if isinstance(value, bytes):
         try:
             value = json.loads(value)
@@ -204,7 +204,7 @@ def _path(value: Any, *keys: str) -> str:
 
 
 def _layers(connection: Connection, digest: str, suffix: str, what: str) -> list[tuple[bytes, Mapping[str, Any]]]:
-    """Contents and annotations of a manifest about an image. Raises SignatureRefused if there is none."""
+    """Return the contents and annotations of a manifest about an image. Raises SignatureRefused if none exists."""
     tag = _tag(digest, suffix)
     path = f"/v2/{connection.reference.repository}/manifests/{tag}"
     if connection.request("HEAD", path, headers={"Accept": MANIFEST_TYPE}).status_code == 404:
@@ -241,7 +241,7 @@ def _damaged(what: str, stated: str, content: bytes) -> SignatureRefused:
 
 
 def check_contents(connection: Connection, image: RemoteImage) -> None:
-    """Download the layers of an image and compare their digests. Raises SignatureRefused or RegistryBroke."""
+    """Download an image's layers and compare their digests. Raises SignatureRefused or RegistryBroke."""
     reference = connection.reference
     with progress.bar(f"read {reference}", total=image.size, in_bytes=True) as bar:
         done = 0

@@ -1,14 +1,14 @@
 """Push the system image to a registry and pull it, and verify the result in the registry.
 
-To push, check the platform of the image, log in, and let the engine push. Then read the manifest, the configuration and
-the size of every layer from the registry, and compare the computed digest of the manifest with the one that the engine
-reported. To pull, read the manifest and the platform of the tag first, then let the engine pull that digest. Only an
-image for the right platform is tagged with the local name.
+To push, check the image's platform, log in, and let the engine push. Then read the manifest, the configuration and
+every layer's size from the registry, and compare the manifest's computed digest with the one that the engine reported.
+To pull, first read the tag's manifest and platform, then let the engine pull that digest. Only an image for the right
+platform is tagged with the local name.
 
 If the registry fails during a transfer, the transfer is retried (registry.retries), in addition to the engine's own
 retries per layer. Layers that have arrived are not sent again: they are stored by digest.
 
-Images of several architectures share a tag as an OCI image index, which is pushed after the images.
+Images for several architectures share a tag through an OCI image index, which is pushed after the images.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _ROLE = "system"
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """An image in the registry, verified there."""
+    """An image in the registry, which was verified there."""
 
     reference: Reference
     digest: str
-    """Digest of the manifest, computed over the received bytes."""
+    """The manifest's digest, computed over the received bytes."""
     size: int
-    """Bytes in the registry: the compressed layers, and the configuration."""
+    """The size in the registry in bytes: the compressed layers and the configuration."""
     layers: int
     sent: int
-    """Number of layers that were transferred; the registry already had the others."""
+    """The number of layers that were transferred; the registry already had the others."""
     attempts: int
     seconds: float
 
@@ -75,25 +75,25 @@ class Pulled:
     digest: str
     platform: str
     size: int
-    """Bytes in the registry: the compressed layers, and the configuration."""
+    """The size in the registry in bytes: the compressed layers and the configuration."""
     layers: int
     received: int
-    """Number of layers that were transferred; the engine already had the others."""
+    """The number of layers that were transferred; the engine already had the others."""
     attempts: int
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushedIndex:
-    """The images of several architectures under one tag, verified in the registry."""
+    """The images for several architectures under one tag, which were verified in the registry."""
 
     reference: Reference
     digest: str
-    """Digest of the OCI image index."""
+    """The digest of the OCI image index."""
     size: int
-    """Bytes of the index."""
+    """The index's size in bytes."""
     images: tuple[Pushed, ...]
-    """Each also has a tag of its own, TAG-ARCHITECTURE."""
+    """The images. Each also has its own tag, TAG-ARCHITECTURE."""
     seconds: float
 
 
@@ -101,7 +101,7 @@ def push(config: Config, *, registry: str | None = None, tag: str | None = None,
     """Push the system image and verify that the registry holds it.
 
     ``registry`` is HOST[:PORT]/NAMESPACE; the defaults are in the configuration. The password comes from
-    registry.credentials. Raises UserError, ReferenceNotFound (no such image in the engine), PlatformMismatch,
+    registry.credentials. Raises UserError, ReferenceNotFound if the engine does not have the image, PlatformMismatch,
     AccessDenied, RegistryUnreachable, RegistryUntrusted, RegistryFailed or EngineUnavailable.
     """
     reference = resolve(config, registry=registry, tag=tag)
@@ -114,15 +114,15 @@ def push(config: Config, *, registry: str | None = None, tag: str | None = None,
 def push_index(
     configs: Sequence[Config], *, registry: str | None = None, tag: str | None = None, user: str | None = None
 ) -> PushedIndex:
-    """Push the images of several architectures, and an OCI image index, from which an engine selects its platform.
+    """Push the images for several architectures, and an OCI image index from which an engine selects its platform.
 
-    The index has the tag of ``shared_reference``; it is stored last, so an error leaves the tag unchanged. The
-    configurations must differ only in their architecture. Options and errors are those of ``push``.
+    The index has the tag from ``shared_reference`` and is stored last, so an error leaves the tag unchanged. The
+    configurations must differ only in their architecture. Options and errors are as for ``push``.
     """
     began = time.monotonic()
     reference = shared_reference(configs, registry=registry, tag=tag)
     own_tags = [f"{reference.tag}-{config.image.architecture}" for config in configs]
-    for name in own_tags:  # raises UserError if one is too long
+    for name in own_tags:  # raises UserError if a reference is too long
         resolve(configs[0], registry=registry, tag=name)
     with _engine("pushed the images") as client:
         for config in configs:
@@ -154,8 +154,8 @@ def pull(
     """Pull system images from one tag, verify their digests and platforms, and tag them with their local names.
 
     The configurations must differ only in their architecture, by which each image is selected from an index.
-    ``digests`` are the only accepted digests, one for each image; if it is empty, any digest is accepted. Options and
-    errors are those of ``push``; ReferenceNotFound means that the registry does not have the tag. PlatformMismatch is
+    ``digests`` lists the accepted digests, one for each image; if it is empty, any digest is accepted. Options and
+    errors are as for ``push``; ReferenceNotFound means that the registry does not have the tag. PlatformMismatch is
     raised before the transfer.
     """
     reference = shared_reference(configs, registry=registry, tag=tag)
@@ -171,7 +171,7 @@ def pull(
 
 
 def shared_reference(configs: Sequence[Config], *, registry: str | None, tag: str | None) -> Reference:
-    """The reference of these images. The default tag for several architectures does not name an architecture."""
+    """Return the images' shared reference; the default tag for several architectures names no architecture."""
     config = configs[0]
     if len(configs) > 1:
         tag = tag or config.registry.tag or config.image.release
@@ -201,7 +201,7 @@ def _build_command(config: Config) -> str:
 def _push(
     client: docker.DockerClient, remote: Connection, credentials: Credentials | None, config: Config
 ) -> tuple[Pushed, RemoteImage]:
-    """Push the system image to the connection's tag; also returns the image in the registry."""
+    """Push the system image to the connection's tag; return the result and the image in the registry."""
     began = time.monotonic()
     reference = remote.reference
     name = config.image_reference(_ROLE)
@@ -242,7 +242,7 @@ def _pull(
     pulled: set[str],
     required: str,
 ) -> Pulled:
-    """Pull the image of the connection's tag; adds its digest to ``pulled``. ``required`` is as in ``pull``."""
+    """Pull the image at the connection's tag, and add its digest to ``pulled``. ``required`` is as in ``pull``."""
     began = time.monotonic()
     reference = remote.reference
     name = config.image_reference(_ROLE)
@@ -251,7 +251,7 @@ def _pull(
 
     def attempt() -> tuple[RemoteImage, Mapping[str, Any]]:
         held = read_image(remote, platform)
-        # The digest of the manifest, not of the index: the images of one index get different names.
+        # Use the manifest's digest, not the index's, so that the images in one index have different names.
         digest = held.manifest.digest
         if required and digest != required:
             raise RegistryFailed(
@@ -315,7 +315,7 @@ def _engine(doing: str) -> Iterator[docker.DockerClient]:
 def _session(
     client: docker.DockerClient, reference: Reference, *, actions: str, user: str
 ) -> Iterator[tuple[Connection, Credentials | None]]:
-    """A connection to the registry, logged in, and the credentials (None for anonymous access)."""
+    """Yield a logged-in connection to the registry, and the credentials (None for anonymous access)."""
     insecure = is_insecure(reference.host, client.api.info())
     with Connection(reference, insecure=insecure, actions=actions) as remote:
         yield remote, log_in(remote, actions=actions, user=user)
@@ -342,7 +342,7 @@ def _require_platform(image: Mapping[str, Any], name: str, platform: str) -> Non
 
 @contextlib.contextmanager
 def _temporary_name(client: docker.DockerClient, name: str, reference: Reference) -> Iterator[None]:
-    """Tag an image with its name in the registry, which the engine requires for a push; restore the tag afterwards."""
+    """Tag an image with its registry name, which the engine requires for a push; restore the tag afterwards."""
     before = _inspect(client, str(reference))
     image = client.images.get(name).attrs
     client.api.tag(image["Id"], reference.name, reference.tag)
@@ -358,11 +358,12 @@ def _temporary_name(client: docker.DockerClient, name: str, reference: Reference
 
 @contextlib.contextmanager
 def _temporary_digests(client: docker.DockerClient) -> Iterator[set[str]]:
-    """Remove digests that a pull has added to the engine's images; yields the set of pulled digests.
+    """Yield a set for pulled digests, and afterwards remove these digests from the engine's images.
 
     This removes an image that has no other name.
     """
-    # One request: client.images.list() sends one per image, and fails if an image is removed meanwhile.
+    # This is a single request. client.images.list() sends one per image, and fails if an image is removed in the
+    # meantime.
     before = {digest for one in client.api.images() for digest in one["RepoDigests"] or []}
     pulled: set[str] = set()
     try:
@@ -382,7 +383,7 @@ def _transfer(
     pulled_as: str = "",
     platform: str = "",
 ) -> None:
-    """Make the engine push or pull a name, and translate the engine's errors."""
+    """Make the engine push or pull an image by name, and translate the engine's errors."""
     auth = credentials.for_engine(reference.host) if credentials else {}
     if pulled_as:
         path, params = "/images/create", {"fromImage": pulled_as, "platform": platform}
@@ -404,7 +405,7 @@ def _transfer(
 
 
 def _stop_if_full(remote: Connection) -> None:
-    """Raise RegistryFull, which retries cannot fix; the retries handle other errors."""
+    """Raise RegistryFull if the storage is full, which retrying cannot fix; other errors are left to the retries."""
     try:
         require_space(remote)
     except RegistryFull:
@@ -419,10 +420,10 @@ def _on_engine_retry(remote: Connection, reference: Reference) -> None:
 
 
 def _compare(reference: Reference, stated: str, digest: str, held: RemoteImage, image: Mapping[str, Any]) -> None:
-    """Compare the digest that the engine reported and the image's id with the registry's manifest.
+    """Compare the digest that the engine reported, and the image's id, with the registry's manifest.
 
-    ``digest`` is the digest that was transferred, either of the manifest or of its index. The id of an image is the
-    digest of its configuration or, in the containerd image store, the digest that was transferred.
+    ``digest`` is the transferred digest, of either the manifest or its index. An image's id is its configuration's
+    digest or, in the containerd image store, the transferred digest.
     """
     if stated != digest:
         raise RegistryFailed(

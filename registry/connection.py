@@ -1,8 +1,9 @@
-"""HTTP requests to a registry, with authentication.
+"""Send HTTP requests to a registry, with authentication.
 
-Authentication follows the token specification of the distribution project: a 401 response contains a challenge.
-``Basic`` (RFC 7617) requires a user name and a password. ``Bearer`` names a realm, a service and a scope: a token is
-requested from the realm with GET, user name and password, or with an OAuth 2 POST request and an identity token.
+Authentication follows the distribution project's token specification. A 401 response contains a challenge. ``Basic``
+(RFC 7617) requires a user name and a password. ``Bearer`` names a realm, a service and a scope. A token is then
+requested from the realm, either by GET with a user name and a password, or by an OAuth 2 POST request with an identity
+token.
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ from toolchain.text import one_line
 _CONNECT_S = 10.0
 _READ_S = 60.0
 _FIRST_READ_S = 15.0
-"""For GET /v2/."""
+"""The time limit for GET /v2/."""
 
 
 class Body(Protocol):
-    """The body of a request. Its length in bytes is known in advance."""
+    """A request's body, whose length in bytes is known in advance."""
 
     def __len__(self) -> int:
-        """Total number of bytes."""
+        """Return the total number of bytes."""
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes, at most ``size`` of them."""
+        """Return the next bytes, at most ``size`` of them."""
 
 
 class Connection:
     """A connection to one registry, for one repository and tag."""
 
     def __init__(self, reference: Reference, *, insecure: bool, actions: str) -> None:
-        """``actions`` is the requested scope, ``pull`` or ``pull,push``; ``insecure`` as in ``is_insecure``."""
+        """Set the scope ``actions``, ``pull`` or ``pull,push``; ``insecure`` is as in ``is_insecure``."""
         self.reference = reference
         self.activity = Activity()
         self._scope = f"repository:{reference.repository}:{actions}"
@@ -65,7 +66,7 @@ class Connection:
         self._authorization = ""
         self._base = f"https://{reference.api_host}"
         self._session = requests.Session()
-        # Ignore ~/.netrc: credentials come from registry.credentials only.
+        # Ignore ~/.netrc: credentials come only from registry.credentials.
         self._session.trust_env = False
         self._session.mount("https://", TlsAdapter(reference.api_host, insecure=insecure))
         if not is_loopback(reference.api_host):
@@ -80,13 +81,13 @@ class Connection:
         self._session.close()
 
     def at(self, tag: str) -> Connection:
-        """A copy of this connection for another tag of the repository. Closing this connection closes the copy."""
+        """Return a copy of this connection for another tag in the repository; closing the original closes the copy."""
         other = copy.copy(self)
         other.reference = dataclasses.replace(self.reference, tag=tag)
         return other
 
     def ping(self) -> bool:
-        """Choose HTTPS or HTTP; returns whether the registry requires authentication.
+        """Choose HTTPS or HTTP; return whether the registry requires authentication.
 
         Raises RegistryUnreachable, RegistryUntrusted or RegistryFailed.
         """
@@ -98,14 +99,15 @@ class Connection:
         return answer.status_code == 401
 
     def _first_answer(self) -> requests.Response:
-        """The response to GET /v2/ over HTTPS or, if the host is insecure, over HTTP."""
+        """Return the response to GET /v2/ over HTTPS or, if the host is insecure, over HTTP."""
         try:
             return self._send("GET", f"{self._base}/v2/", read_s=_FIRST_READ_S)
         except (RegistryUntrusted, RegistryUnreachable, RegistryBroke) as fault:
             if not self._insecure or self._base.startswith("http:"):
                 raise
             over_https = fault
-        # Outside the except block: otherwise faults.explain would take the first error for a cause of the second one.
+        # This is outside the except block; otherwise faults.explain would treat the first error as the cause of the
+        # second one.
         secure, self._base = self._base, f"http://{self.reference.api_host}"
         try:
             return self._send("GET", f"{self._base}/v2/", read_s=_FIRST_READ_S)
@@ -116,7 +118,7 @@ class Connection:
             raise
 
     def login(self, credentials: Credentials | None) -> None:
-        """Authenticate, or check that anonymous access is allowed. Raises AccessDenied."""
+        """Authenticate, or check that anonymous access is permitted. Raises AccessDenied."""
         self._credentials = credentials
         self._authorization = ""
         answer = self.request("GET", "/v2/")
@@ -132,7 +134,7 @@ class Connection:
         body: Callable[[], Body | bytes] | None = None,
         stream: bool = False,
     ) -> requests.Response:
-        """Send a request; ``body`` makes a new body for each attempt. Raises AccessDenied."""
+        """Send a request, and return the response; ``body`` makes a new body for each attempt. Raises AccessDenied."""
         url = self._base + path
         answer = self._send(method, url, headers=headers, data=body() if body else None, stream=stream)
         if answer.status_code == 401:
@@ -144,7 +146,7 @@ class Connection:
         return answer
 
     def upload_path(self, answer: requests.Response) -> str:
-        """The path in a ``Location`` header. Raises RegistryUntrusted if it names another host."""
+        """Return the path in a ``Location`` header. Raises RegistryUntrusted if it names another host."""
         parts = _split(answer.headers.get("Location", ""), self._base)
         if parts.netloc != urlsplit(self._base).netloc:
             raise RegistryUntrusted(
@@ -156,7 +158,7 @@ class Connection:
         return f"{parts.path}{'?' + parts.query if parts.query else ''}"
 
     def unexpected(self, answer: requests.Response, what: str) -> RegistryFailed:
-        """The error for a response with an unexpected status."""
+        """Return the error for a response with an unexpected status."""
         kind = RegistryBroke if answer.status_code >= 500 or answer.status_code == 429 else RegistryFailed
         return kind(
             f"unexpected response from {self.reference.host}",
@@ -166,7 +168,7 @@ class Connection:
         )
 
     def _authenticate(self, answer: requests.Response) -> str:
-        """The ``Authorization`` header for a challenge."""
+        """Return the ``Authorization`` header for a challenge."""
         kind, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
         if kind.lower() == "basic":
             if self._credentials is None or not self._credentials.user:
@@ -211,7 +213,7 @@ class Connection:
             raise RegistryFailed(
                 f"the token server of {self.reference.host} sent no token",
                 expected="a JSON object with a token",
-                found=f"{len(answer.content)} bytes of something else",
+                found=f"{len(answer.content)} bytes without a token",
                 fix="report this to the registry's administrator",
             )
         return token
@@ -228,7 +230,7 @@ class Connection:
         stream: bool = False,
         read_s: float = 0.0,
     ) -> requests.Response:
-        """Send one request, with the ``Authorization`` header if ``authorized``. Any status is returned."""
+        """Send one request, with the ``Authorization`` header if ``authorized``; return a response of any status."""
         authorization = {"Authorization": self._authorization} if authorized and self._authorization else {}
         host = urlsplit(url).netloc
         try:
@@ -253,7 +255,7 @@ class Connection:
 
 
 def log_in(remote: Connection, *, actions: str, user: str) -> Credentials | None:
-    """Log in if the registry requires it; returns the credentials, or None for anonymous access.
+    """Log in if the registry requires it; return the credentials, or None for anonymous access.
 
     Server errors, lost connections and timeouts are retried; an unknown host and a refused connection are not.
     """
@@ -285,5 +287,5 @@ def _split(url: str, base: str = "") -> SplitResult:
 
 
 def _challenge(text: str) -> dict[str, str]:
-    """The parameters of a ``WWW-Authenticate`` header (RFC 7235)."""
+    """Return the parameters of a ``WWW-Authenticate`` header (RFC 7235)."""
     return {name.lower(): value for name, value in re.findall(r'([A-Za-z_]+)="([^"]*)"', text)}

@@ -1,15 +1,13 @@
-"""Credentials for a registry: user and password, or an identity token.
+"""Find the credentials for a registry: user and password, or an identity token.
 
-The password comes from the first of these sources that has one:
+The password comes from the first of these sources that contains one:
 
 1. ``PITORCH_REGISTRY_PASSWORD`` in the environment, with the user in ``--user``, ``registry.user`` or the credential
-   store;
-2. Docker's credential store: the helper in ``config.json`` (``credHelpers``, ``credsStore``), or the entries in
-   ``auths`` that ``docker login`` has written;
-3. a prompt, on a terminal.
+store; 2. Docker's credential store: the helper in ``config.json`` (``credHelpers``, ``credsStore``), or the entries in
+``auths`` that ``docker login`` has written; 3. a prompt on a terminal.
 
-It is never passed as an argument, never logged, and never part of an object's ``repr``. It is removed from the
-environment before any program is started.
+The password is never passed as an argument, never logged, and never part of an object's ``repr``. It is removed from
+the environment before any program is started.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ _taken = ""
 
 
 def take_password() -> str:
-    """The password in the environment. The first call removes it from there; later calls return it again."""
+    """Return the password from the environment. The first call removes it there; later calls return it again."""
     global _taken
     _taken = os.environ.pop(PASSWORD_VARIABLE, "") or _taken
     return _taken
@@ -52,7 +50,7 @@ class Credentials:
     identity_token: str = field(default="", repr=False)
     """An OAuth 2 refresh token, which some registries store instead of a password."""
     source: str = ""
-    """Source of the credentials, for messages."""
+    """The source of the credentials, for messages."""
 
     @property
     def basic(self) -> str:
@@ -60,17 +58,17 @@ class Credentials:
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
     def for_engine(self, host: str) -> dict[str, str]:
-        """The credentials in the format of the engine's API (``X-Registry-Auth``)."""
+        """Return the credentials in the format of the engine's API (``X-Registry-Auth``)."""
         if self.identity_token:
             return {"identitytoken": self.identity_token, "serveraddress": host}
         return {"username": self.user, "password": self.password, "serveraddress": host}
 
 
 def find(reference: Reference, *, user: str = "") -> Credentials | None:
-    """Credentials for a registry in the environment or in Docker's credential store, or None.
+    """Return a registry's credentials from the environment or Docker's credential store, or None.
 
-    The store's password is not used if ``user`` is another user. Raises AccessDenied if the store's helper is
-    missing or fails.
+    The store's password is not used if ``user`` differs from the store's user. Raises AccessDenied if the store's
+    helper is missing or fails.
     """
     stored = _stored(reference.host)
     if password := take_password():
@@ -89,7 +87,7 @@ def find(reference: Reference, *, user: str = "") -> Credentials | None:
 
 
 def ask(reference: Reference, *, user: str = "") -> Credentials:
-    """Prompt on the terminal. Raises AccessDenied if there is no terminal, or the input is empty."""
+    """Prompt for credentials on the terminal. Raises AccessDenied without a terminal or for empty input."""
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise AccessDenied(
             f"authentication required at {reference.host}",
@@ -124,12 +122,12 @@ def require_readable() -> None:
             fault = f"a JSON {type(document).__name__}"
         else:
             docker.auth.load_config(config_dict=document)
-    except (FileNotFoundError, NotADirectoryError):  # also if a parent is a file
+    except (FileNotFoundError, NotADirectoryError):  # this includes a parent that is a file
         return
     except OSError as problem:
         fault = problem.strerror or str(problem)
     except (docker.errors.InvalidConfigFile, KeyError, TypeError, AttributeError, ValueError) as problem:
-        # The text of other exceptions may contain an entry, and so a password.
+        # Other exceptions may quote an entry, and thus a password.
         known = (json.JSONDecodeError, docker.errors.InvalidConfigFile)
         fault = str(problem) if isinstance(problem, known) else "an invalid entry"
     if fault:
@@ -144,7 +142,7 @@ def require_readable() -> None:
 def _stored(host: str) -> Credentials | None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # docker-py warns about a missing helper, which is an error here
+            warnings.simplefilter("ignore")  # docker-py only warns about a missing helper
             entry: dict[str, Any] | None = docker.auth.load_config().resolve_authconfig(host)
     except docker.errors.DockerException as fault:
         raise AccessDenied(
@@ -154,7 +152,7 @@ def _stored(host: str) -> Credentials | None:
             fix=f"install or unlock that helper, set {PASSWORD_VARIABLE}, or remove it from config.json",
         ) from fault
     except ValueError:
-        # The exception's text would contain the helper's output.
+        # The exception would quote the helper's output.
         raise AccessDenied(
             "Docker's credential helper failed",
             expected="a JSON object with Username and Secret",

@@ -1,7 +1,7 @@
-"""Read images from a registry with the distribution API (``/v2/``), and write manifests and indices.
+"""Read images from a registry through the distribution API (``/v2/``), and write manifests and indices.
 
-The engine reports what it has pushed; these requests verify what the registry holds. Every digest is computed over the
-received bytes, never taken from a header.
+These requests verify what the registry holds, independently of the engine's report. Every digest is computed over the
+received bytes, never read from a header.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _PLATFORM_FIELDS = ("os", "architecture", "variant")
 
 @dataclass(frozen=True, kw_only=True)
 class Blob:
-    """A layer, the configuration or the manifest of an image."""
+    """An image's layer, configuration or manifest."""
 
     digest: str
     size: int
-    """Bytes as stored, that is, compressed."""
+    """The size in bytes as stored, that is, compressed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,23 +46,23 @@ class RemoteImage:
     """The image that a registry holds under a tag, for one platform."""
 
     digest: str
-    """Digest of the manifest or index: ``docker pull NAME@DIGEST`` accepts it."""
+    """The digest of the manifest or index, which ``docker pull NAME@DIGEST`` accepts."""
     manifest: Blob
     """The manifest for this platform, not the index."""
     media_type: str
-    """Media type of that manifest."""
+    """The media type of that manifest."""
     platform: str
     config: Blob
     layers: tuple[Blob, ...]
 
     @property
     def size(self) -> int:
-        """Bytes in the registry: the compressed layers, and the configuration."""
+        """The size in the registry in bytes: the compressed layers and the configuration."""
         return self.config.size + sum(layer.size for layer in self.layers)
 
 
 def read_image(remote: Connection, platform: str) -> RemoteImage:
-    """Read the manifest and the configuration of the tag, and check that every blob is complete.
+    """Read the tag's manifest and configuration, check that every blob is complete, and return the image.
 
     Raises ReferenceNotFound, PlatformMismatch or RegistryFailed.
     """
@@ -104,7 +104,7 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
 
 
 def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict[str, Any], Blob]:
-    """The manifest of a tag or digest, and its digest and size. ``fix`` is the advice in the error if there is none.
+    """Return the manifest of a tag or digest, with its digest and size; ``fix`` is the advice if it is missing.
 
     Raises ReferenceNotFound, RegistryBroke or RegistryFailed.
     """
@@ -122,7 +122,7 @@ def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict
             f"the manifest of {reference} is damaged",
             expected=f"{stated}, as the registry states",
             found=f"{digest}, computed over the received bytes",
-            fix="push the image again; if that does not help, check the registry's storage and any proxy before it",
+            fix="push the image again; if the error persists, check the registry's storage and any proxy before it",
         )
     try:
         body = json.loads(answer.content)
@@ -139,7 +139,7 @@ def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict
 
 
 def put_manifest(remote: Connection, document: bytes, media_type: str) -> None:
-    """Store a manifest or an index under the tag, and verify that.
+    """Store a manifest or an index under the tag, and verify the stored copy.
 
     Raises AccessDenied, RegistryBroke or RegistryFailed.
     """
@@ -159,7 +159,7 @@ def put_manifest(remote: Connection, document: bytes, media_type: str) -> None:
 
 
 def index(images: Iterable[RemoteImage]) -> bytes:
-    """An OCI image index. It depends on the images only, not on their order."""
+    """Return an OCI image index, which does not depend on the order of the images."""
     entries = [
         {
             "mediaType": image.media_type,
@@ -211,7 +211,7 @@ def require_space(remote: Connection) -> None:
 
 
 def tags(remote: Connection) -> list[str]:
-    """The first page of the repository's tags; empty if there are none, or the request fails."""
+    """Return the first page of the repository's tags; none if there are no tags or the request fails."""
     answer = remote.request("GET", f"/v2/{remote.reference.repository}/tags/list")
     if answer.status_code != 200:
         return []
@@ -221,7 +221,7 @@ def tags(remote: Connection) -> list[str]:
 
 
 def choose_platform(index: Mapping[str, Any], platform: str, reference: Reference) -> str:
-    """The digest for a platform in an index (a manifest list). Raises PlatformMismatch."""
+    """Return the digest for a platform in an index (a manifest list). Raises PlatformMismatch."""
     found: dict[str, str] = {}
     entries = index.get("manifests")
     for entry in entries if isinstance(entries, list) else []:
@@ -238,7 +238,7 @@ def choose_platform(index: Mapping[str, Any], platform: str, reference: Referenc
 
 
 def digest_of(content: bytes) -> str:
-    """The digest of some bytes, as registries write it."""
+    """Return the digest of a byte string, as registries write it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
@@ -262,6 +262,6 @@ def _configuration(remote: Connection, blob: Blob) -> Mapping[str, Any]:
 
 
 def _platform_text(settings: Mapping[str, Any]) -> str:
-    """OS/ARCHITECTURE[/VARIANT]."""
+    """Return a platform as OS/ARCHITECTURE[/VARIANT]."""
     parts = [str(settings.get(name, "")) for name in _PLATFORM_FIELDS]
     return "/".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""Errors of registries: the causes of failed requests, and the messages."""
+"""Translate failed requests to registries into errors with messages."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from toolchain.text import one_line
 
 
 def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUntrusted | RegistryFailed:
-    """The error for a failed request. It is chosen by the types of the causes where possible, not by their text."""
+    """Return the error for a failed request, chosen where possible by the types of its causes, not by text."""
     chain = list(_causes(fault))
     texts = " | ".join(str(item) for item in chain)
     found = _innermost_text(chain)
     if any(isinstance(item, ssl.SSLCertVerificationError) for item in chain) or "CERTIFICATE_VERIFY" in texts:
         return untrusted(host, found)
-    # The text of the TLS error only: outer errors contain the requested address, which may contain any letters.
+    # Use only the text of the TLS error: outer errors contain the requested address, which may contain any words.
     of_tls = [str(item) for item in chain if isinstance(item, ssl.SSLError) and not isinstance(item, TimeoutError)]
     if of_tls:
         if re.search(r"WRONG_VERSION_NUMBER|RECORD_LAYER|UNKNOWN_PROTOCOL|HTTP_REQUEST|PACKET_LENGTH", str(of_tls)):
@@ -61,7 +61,7 @@ def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUn
 
 
 def _causes(fault: BaseException) -> Iterator[BaseException]:
-    """A chain of exceptions, outermost first; requests and urllib3 store causes in ``args`` and ``reason``."""
+    """Yield a chain of exceptions, outermost first; requests and urllib3 store causes in ``args`` and ``reason``."""
     waiting, seen = [fault], set()
     while waiting:
         item = waiting.pop(0)
@@ -81,7 +81,7 @@ def _innermost_text(chain: list[BaseException]) -> str:
 
 
 def response_text(answer: requests.Response) -> str:
-    """The status and the error messages of a response (``errors`` of the distribution API), in one line."""
+    """Return a response's status and error messages (``errors`` in the distribution API) as one line."""
     messages = ""
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         errors = answer.json().get("errors") or []
@@ -90,14 +90,14 @@ def response_text(answer: requests.Response) -> str:
 
 
 def is_full(text: str, repository: str) -> bool:
-    """Whether a registry's response reports full storage, regardless of the names of the repository and its folder."""
+    """Return whether a registry's response reports full storage, whatever the names of repository and folder."""
     text = re.sub(r'"Path": ?"[^"]*"', "", text).replace(repository, "")
-    # The filesystem driver reports the error number (28, ENOSPC), others report text.
+    # The filesystem driver reports the error number (28, ENOSPC); other drivers report text.
     return re.search(r'"Err": ?28\b|no space left|quota|insufficient', text, re.IGNORECASE) is not None
 
 
 def refused(reference: Reference, credentials: Credentials | None, found: str) -> AccessDenied:
-    """Authentication failed, or is required."""
+    """Return the error for failed or missing authentication."""
     if credentials is None:
         return AccessDenied(
             f"authentication required at {reference.host}",
@@ -114,7 +114,7 @@ def refused(reference: Reference, credentials: Credentials | None, found: str) -
 
 
 def denied(reference: Reference, credentials: Credentials | None, found: str) -> AccessDenied:
-    """The user is not allowed to access the repository; a login would not help."""
+    """Return the error for a user who may not access the repository; a login would not help."""
     return AccessDenied(
         f"access to {reference.repository} at {reference.host} denied",
         expected="permission to read or write the repository",
@@ -128,17 +128,17 @@ def _user_of(credentials: Credentials) -> str:
 
 
 def full(reference: Reference, found: str) -> RegistryFull:
-    """The registry's storage is full."""
+    """Return the error for a registry whose storage is full."""
     return RegistryFull(
         f"no space left at {reference.host}",
         expected="space for the image's layers",
         found=found,
-        fix="delete old tags there and run its garbage collection, or have the quota of the namespace raised",
+        fix="delete old tags there and run its garbage collection, or have the namespace's quota raised",
     )
 
 
 def stalled(host: str, found: str = "") -> RegistryFailed:
-    """A transfer has stopped making progress."""
+    """Return the error for a transfer that has stopped making progress."""
     return RegistryFailed(
         f"the transfer with {host} stalled",
         expected=f"progress within {STALL_S:.0f} s",
@@ -148,7 +148,7 @@ def stalled(host: str, found: str = "") -> RegistryFailed:
 
 
 def connection_lost(host: str, found: str, expected: str = "a response") -> RegistryBroke:
-    """The registry closed the connection, or sent an invalid response."""
+    """Return the error for a registry that closed the connection or sent an invalid response."""
     return RegistryBroke(
         f"connection to {host} lost",
         expected=expected,
@@ -158,7 +158,7 @@ def connection_lost(host: str, found: str, expected: str = "a response") -> Regi
 
 
 def unknown_host(host: str) -> RegistryHostUnknown:
-    """The host's name does not resolve."""
+    """Return the error for a host name that does not resolve."""
     return RegistryHostUnknown(
         f"unknown host {host.rpartition(':')[0] or host}",
         expected="a name that resolves",
@@ -168,8 +168,8 @@ def unknown_host(host: str) -> RegistryHostUnknown:
 
 
 def connection_refused(host: str, found: str) -> RegistryConnectionRefused:
-    """The host exists, but nothing listens on the port."""
-    fix = f"check --registry and its port; is a registry running there (curl -i http://{host}/v2/)?"
+    """Return the error for a host on which nothing listens on the port."""
+    fix = f"check --registry and its port, and whether a registry is running there (curl -i http://{host}/v2/)"
     return RegistryConnectionRefused(
         f"no registry listens at {host}",
         expected="a registry",
@@ -179,17 +179,17 @@ def connection_refused(host: str, found: str) -> RegistryConnectionRefused:
 
 
 def unreachable(host: str, found: str) -> RegistryUnreachable:
-    """The host does not respond, or there is no route to it."""
+    """Return the error for a host that does not respond, or to which there is no route."""
     return RegistryUnreachable(
         f"no response from a registry at {host}",
         expected="a registry",
         found=found,
-        fix=f"check --registry, the network and no_proxy; does it respond (curl -i http://{host}/v2/)?",
+        fix=f"check --registry, the network and no_proxy, and whether it responds (curl -i http://{host}/v2/)",
     )
 
 
 def untrusted(host: str, found: str) -> RegistryUntrusted:
-    """The registry's certificate is not trusted."""
+    """Return the error for a registry whose certificate is not trusted."""
     return RegistryUntrusted(
         f"{host} cannot be trusted",
         expected="TLS with a certificate that this machine trusts",
@@ -199,7 +199,7 @@ def untrusted(host: str, found: str) -> RegistryUntrusted:
 
 
 def plain_http(host: str) -> RegistryUntrusted:
-    """The registry does not support TLS."""
+    """Return the error for a registry that does not support TLS."""
     fault = untrusted(host, "it uses plain HTTP")
     fault.fix = (
         f'enable TLS there, or add "insecure-registries": ["{host}"] to /etc/docker/daemon.json and reload the engine '

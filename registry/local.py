@@ -1,12 +1,12 @@
-"""A registry on this machine, for experiments and tests: Debian's ``docker-registry`` as a background process.
+"""Run a registry on this machine for experiments and tests: Debian's ``docker-registry`` as a background process.
 
-``up`` renders a configuration from ``registry.yml.j2``, starts ``docker-registry serve`` in a new session and waits
-for the response to ``GET /v2/`` (distribution API specification). The process record, log and images are in
-``registry/`` of the build folder. ``down`` keeps the images.
+``up`` renders a configuration from ``registry.yml.j2``, starts ``docker-registry serve`` in a new session and waits for
+the response to ``GET /v2/`` (distribution API specification). The process record, the log and the images are in
+``registry/`` of the build folder. ``down`` preserves the images.
 
-The registry listens on ``registry.address`` if that is an address of this machine, otherwise on the loopback address:
-it has no access control, and engines accept plain HTTP on loopback addresses only. Tests use ``serve`` for registries
-with TLS, passwords, token authentication or another storage folder.
+The registry has no access control, and engines accept plain HTTP only on loopback addresses. It therefore listens on
+the loopback address unless ``registry.address`` is an address of this machine. Tests use ``serve`` for registries with
+TLS, passwords, token authentication or another storage folder.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True)
 class TokenService:
-    """The token server of a registry."""
+    """A registry's token server."""
 
     realm: str
-    """URL of the token server."""
+    """The token server's URL."""
     service: str
     issuer: str
     certificate: Path
-    """PEM certificate of the key that signs tokens."""
+    """The PEM certificate of the key that signs tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a registry."""
+    """A registry's settings."""
 
     folder: Path
-    """Folder of the configuration, the process record, the log and, unless ``storage`` is set, the images."""
+    """The folder for the configuration, the process record, the log and, unless ``storage`` is set, the images."""
     host: str = _LOOPBACK
     port: int = 0
-    """TCP port; 0: any free one."""
+    """The TCP port; 0 selects a free one."""
     storage: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
@@ -89,22 +89,22 @@ class Settings:
 
     @property
     def log(self) -> Path:
-        """The output of the registry, including the access log."""
+        """The file with the registry's output, including the access log."""
         return self.folder / "registry.log"
 
     @property
     def state(self) -> Path:
-        """The record of the running process."""
+        """The file that records the running process."""
         return self.folder / "state.json"
 
     @property
     def configuration(self) -> Path:
-        """The configuration of ``docker-registry serve``."""
+        """The configuration file of ``docker-registry serve``."""
         return self.folder / "registry.yml"
 
     @property
     def images(self) -> Path:
-        """The folder of the images."""
+        """The folder with the images."""
         return self.storage or self.folder / "images"
 
 
@@ -113,7 +113,7 @@ class Registry:
     """A running registry, or (with pid 0) a registry that is not running."""
 
     address: str
-    """HOST:PORT; empty if it is not running."""
+    """HOST:PORT; empty if the registry is not running."""
     url: str
     pid: int
     settings: Settings
@@ -121,7 +121,7 @@ class Registry:
 
     @property
     def running(self) -> bool:
-        """Whether it is running."""
+        """Whether the registry is running."""
         return self.pid != 0
 
 
@@ -144,7 +144,7 @@ def down(config: Config, *, purge: bool = False) -> Registry:
 
 
 def status(config: Config) -> Registry:
-    """The current state of the registry."""
+    """Return the current state of the registry."""
     return look(Settings.of(config))
 
 
@@ -158,7 +158,7 @@ def serve(settings: Settings) -> Iterator[Registry]:
 
 
 def start(settings: Settings) -> Registry:
-    """Like ``up``, with the given settings."""
+    """Start a registry as ``up`` does, but with the given settings."""
     program = process.require_program("docker-registry", "to run a local registry")
     with files.owned(settings.folder):
         running = _recorded(settings)
@@ -173,7 +173,7 @@ def start(settings: Settings) -> Registry:
 
 
 def stop(settings: Settings) -> bool:
-    """Like ``down``, with the given settings; returns whether the registry was running."""
+    """Stop a registry as ``down`` does, but with the given settings; return whether it was running."""
     if not settings.folder.is_dir():
         return False
     with files.owned(settings.folder):
@@ -181,7 +181,7 @@ def stop(settings: Settings) -> bool:
 
 
 def look(settings: Settings) -> Registry:
-    """Like ``status``, with the given settings."""
+    """Return a registry's state as ``status`` does, but for the given settings."""
     running = _recorded(settings)
     if running is not None and _responds(running, settings):
         return running
@@ -226,7 +226,7 @@ def _start(program: Path, settings: Settings, port: int) -> Registry:
         child.kill()
         child.wait()
         raise
-    # The registry outlives this process: without a return code, Popen would emit a ResourceWarning.
+    # The registry outlives this process; without a return code, Popen would emit a ResourceWarning.
     child.returncode = 0
     return running
 
@@ -264,7 +264,7 @@ def _render(settings: Settings, port: int) -> None:
 
 
 def _secret(settings: Settings) -> str:
-    """Signs the state of uploads. It is stored, so that uploads survive a restart of the registry."""
+    """Return the secret that signs upload states. It is stored so that uploads survive a restart of the registry."""
     path = settings.folder / "secret"
     if not path.exists():
         files.write_text_atomically(path, secrets.token_hex(32), mode=0o600)
@@ -308,7 +308,7 @@ def _end(settings: Settings) -> bool:
                 "the local registry does not stop",
                 expected="an exit after SIGTERM or SIGKILL",
                 found=f"pid {registry.pid} is still running",
-                fix="the process waits for a disk: check dmesg",
+                fix="the process is waiting for a disk: check dmesg",
             )
         with contextlib.suppress(ChildProcessError):
             os.waitpid(running.pid, os.WNOHANG)
@@ -319,7 +319,7 @@ def _end(settings: Settings) -> bool:
 def _require_free(host: str, port: int) -> None:
     deadline = time.monotonic() + _PORT_LIMIT_S
     while fault := _bind_fault(host, port):
-        # Threads of a killed registry can keep the port open slightly longer than the process exists.
+        # A killed registry's threads can keep the port open slightly longer than the process exists.
         if fault.errno == errno.EADDRINUSE and time.monotonic() < deadline:
             time.sleep(0.05)
             continue

@@ -1,13 +1,14 @@
 """Add and remove registry mirrors in the engine's ``daemon.json``.
 
-A mirror is a pull-through cache that the engine uses before Docker Hub. The engine accepts ``http(s)://HOST[:PORT]``
-without path, query, fragment or user (moby: registry/config.go, ValidateMirror) and prints it with a slash at the end.
+A mirror is a pull-through cache that the engine queries before Docker Hub. The engine accepts ``http(s)://HOST[:PORT]``
+without path, query, fragment or user (moby: registry/config.go, ValidateMirror) and prints the URL with a slash at the
+end.
 
-The file keeps its other keys, their order, its indentation, owner and mode, and a backup is written. The new file is
-validated (as JSON, and by ``dockerd --validate`` of version 23.0 and later) and renamed into place. If systemd runs the
-engine or ``./inv`` has started it, it is reloaded; mirrors do not require a restart. Otherwise the command to reload it
-is printed. Finally the engine reports which mirrors it uses. If they differ from the file, or the reload failed, the
-old file is restored and the engine is reloaded again.
+The file's other keys, their order, and its indentation, owner and mode are preserved, and a backup is written. The new
+file is validated (as JSON and, from version 23.0, by ``dockerd --validate``) and renamed into place. If systemd or
+``./inv`` started the engine, it is reloaded; mirrors do not require a restart. Otherwise the command for reloading the
+engine is printed. Finally the engine is asked which mirrors it uses. If they differ from the file, or if the reload
+failed, the old file is restored and the engine is reloaded again.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Mirrors:
     changed: bool = False
     backup: Path | None = None
     reload: str = ""
-    """The command that reloaded the engine, or the one to run."""
+    """The command that reloaded the engine, or that has to be run."""
 
     @property
     def in_effect(self) -> bool:
@@ -64,7 +65,7 @@ class Mirrors:
         ]
 
     def lines(self) -> list[str]:
-        """The state as text."""
+        """Return the state as lines of text."""
         found = [f"{self.file}: {'changed' if self.changed else 'unchanged'}, {_listed(self.configured)}"]
         if self.backup is not None:
             found.append(f"backup of the old file: {self.backup}")
@@ -81,10 +82,10 @@ def _listed(urls: Sequence[str]) -> str:
 
 
 def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: Daemon | None = None) -> Mirrors:
-    """Append mirrors to the existing ones; mirrors that exist already keep their position.
+    """Append mirrors to the existing ones; mirrors that already exist keep their position.
 
-    ``daemon`` is the engine that ``./inv`` may have started (``Daemon.of(config)``). Raises UserError for
-    an invalid URL, before any change, EngineUnavailable, or UserError if the engine does not use the mirrors.
+    ``daemon`` is the engine that ``./inv`` may have started (``Daemon.of(config)``). Raises UserError for an invalid
+    URL before any change, EngineUnavailable, or UserError if the engine does not use the mirrors.
     """
     added = [_checked(url) for url in urls]
 
@@ -96,7 +97,7 @@ def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: Daemo
 
 
 def remove(urls: Sequence[str] = (), *, daemon_json: Path = DAEMON_JSON, daemon: Daemon | None = None) -> Mirrors:
-    """Remove some mirrors, or all if ``urls`` is empty; unknown mirrors are ignored.
+    """Remove the given mirrors, or all if ``urls`` is empty; unknown mirrors are ignored.
 
     Raises the same exceptions as ``merge``.
     """
@@ -109,13 +110,13 @@ def remove(urls: Sequence[str] = (), *, daemon_json: Path = DAEMON_JSON, daemon:
 
 
 def show(*, daemon_json: Path = DAEMON_JSON) -> Mirrors:
-    """The mirrors in the file and those that the engine uses. Raises EngineUnavailable."""
+    """Return the mirrors in the file and those that the engine uses. Raises EngineUnavailable."""
     document, _ = _read(daemon_json)
     return Mirrors(file=daemon_json, configured=tuple(document.get(_KEY, [])), active=_active())
 
 
 def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: Daemon | None) -> Mirrors:
-    selected()  # raises an error for an engine on another machine, which does not use this machine's file
+    selected()  # raises an error for an engine on another machine, which does not read this machine's file
     path = daemon_json.resolve()
     with _locked(path):
         document, old = _read(path)
@@ -124,7 +125,8 @@ def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: 
         active = _active()
         backup = None
         if after != before:
-            # An empty list, not a missing key: a reload only changes keys in the file (moby: daemon/reload.go).
+            # Write an empty list instead of removing the key: a reload changes only settings whose keys are in the file
+            # (moby: daemon/reload.go).
             document[_KEY] = after
             _refuse_option(daemon)
             backup = _write(path, document, old)
@@ -147,7 +149,7 @@ def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: 
 
 
 def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
-    """Reload the engine if systemd or ``./inv`` started it, and check which mirrors it uses."""
+    """Reload the engine if systemd or ``./inv`` started it; check which mirrors it uses, and return the state."""
     if state.in_effect:
         return state
     if state.active is None:
@@ -156,7 +158,7 @@ def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
     pid = _pid_of(daemon)
     if not argv:
         how = f"kill -HUP {pid}" if pid else "kill -HUP $(pidof dockerd)"
-        return replace(state, reload=f"reload it yourself, because neither systemd nor ./inv has started it: {how}")
+        return replace(state, reload=f"reload it yourself, because neither systemd nor ./inv started it: {how}")
     process.run(argv, limit_s=60, fix="reload the engine by hand")
     deadline = time.monotonic() + _RELOAD_LIMIT_S
     while True:
@@ -176,7 +178,7 @@ def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
 
 
 def _reload_restored(daemon: Daemon | None, used: Sequence[str] | None) -> str:
-    """Reload the engine after the file was restored, or start it again if it has exited; returns the result as text."""
+    """Reload the engine after the file was restored, or start it again if it has exited; return the outcome."""
     if used is None:
         return "and no engine was running before"
     try:
@@ -195,7 +197,7 @@ def _reload_restored(daemon: Daemon | None, used: Sequence[str] | None) -> str:
 
 
 def _reload_command(daemon: Daemon | None) -> list[str]:
-    """SIGHUP to the engine that ``./inv`` started, ``systemctl reload`` for systemd's; else nothing."""
+    """Return the command that reloads an engine that ``./inv`` or systemd started; empty for other engines."""
     sudo = ["sudo"] if os.geteuid() != 0 else []
     if daemon is not None and (started := daemon.recorded_process()):
         return [*sudo, "kill", "-HUP", str(started.pid)]
@@ -216,7 +218,7 @@ def _restore(path: Path, backup: Path | None) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Let one task at a time change the file. The folder is the lock, so that no lock file is left in it."""
+    """Let one task at a time change the file. The folder itself is locked, so that no lock file remains in it."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(files.locked(path.parent, lock_file=False))
@@ -226,7 +228,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _checked(url: str) -> str:
-    """Normalise a URL. Raises UserError."""
+    """Return a normalised URL. Raises UserError if it is invalid."""
     fault = ""
     try:
         parts = urlsplit(url)
@@ -259,12 +261,12 @@ def _checked(url: str) -> str:
 
 
 def _plain(url: str) -> str:
-    """A URL without the slash that the engine appends. Scheme and host are case-insensitive."""
+    """Return a URL without the slash that the engine appends. Scheme and host are case-insensitive."""
     return url.rstrip("/").lower()
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:
-    """The document and its text; a missing or empty file is an empty document. Raises EngineUnavailable."""
+    """Return the document and its text; both are empty for a missing or empty file. Raises EngineUnavailable."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -306,7 +308,7 @@ def _unusable(path: Path, expected: str, found: str, *, fix: str = "") -> Engine
 
 
 def _write(path: Path, document: dict[str, Any], old: str) -> Path | None:
-    """Validate, back up and replace the file; returns the backup, or None if there was no file."""
+    """Validate, back up and replace the file; return the backup, or None if there was no file."""
     text = json.dumps(document, indent=_indentation(old), ensure_ascii=False) + "\n"
     backup = None
     try:
@@ -336,13 +338,13 @@ def _back_up(path: Path) -> Path:
 
 
 def _indentation(text: str) -> int | str:
-    """The indentation of a file; by default two spaces, as in Docker's documentation."""
+    """Return the indentation of a file; by default two spaces, as in Docker's documentation."""
     match = re.search(r"^([ \t]+)\"", text, re.MULTILINE)
     return match[1] if match else 2
 
 
 def _validate(aside: Path, path: Path) -> None:
-    """Validate with dockerd if it is installed and has ``--validate`` (23.0 and later)."""
+    """Validate the file with dockerd if it is installed and supports ``--validate`` (23.0 and later)."""
     search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     program = shutil.which("dockerd", path=search)
     if program is None or "--validate" not in process.output_of([program, "--help"]):
@@ -355,7 +357,7 @@ def _validate(aside: Path, path: Path) -> None:
 
 
 def _refuse_option(daemon: Daemon | None) -> None:
-    """Raise an error if mirrors are on dockerd's command line: dockerd would not start with both."""
+    """Raise an error if dockerd's command line sets mirrors: dockerd would not start with both."""
     pid = _pid_of(daemon)
     if pid is None:
         return
@@ -370,7 +372,7 @@ def _refuse_option(daemon: Daemon | None) -> None:
 
 
 def _active() -> tuple[str, ...] | None:
-    """The mirrors that the engine uses; None if no engine responds."""
+    """Return the mirrors that the engine uses, or None if no engine responds."""
     try:
         client = connect(timeout_s=20)
     except EngineUnavailable:
@@ -385,7 +387,7 @@ def _active() -> tuple[str, ...] | None:
 
 
 def _pid_of(daemon: Daemon | None) -> int | None:
-    """The process id in the pid file of the local dockerd, if that process is a dockerd."""
+    """Return the process id in the pid file of the local dockerd, if that process is a dockerd."""
     own = [daemon.folder / "docker.pid"] if daemon is not None else []
     for pidfile in (*own, *_PIDFILES):
         with contextlib.suppress(OSError, ValueError):

@@ -1,11 +1,11 @@
-"""Files in an OCI registry, in the layout of ORAS: ``oras pull`` can download them.
+"""Store files in an OCI registry in ORAS's layout, so that ``oras pull`` can download them.
 
 An artefact is an image manifest (OCI image specification 1.1, "Guidelines for Artifact Usage") with an
-``artifactType``, the empty configuration, and one layer per file, neither compressed nor packed, with the file's name
-in the annotation ``org.opencontainers.image.title``. The manifest does not depend on the time or place of the push: the
-same files have the same digest.
+``artifactType``, the empty configuration, and one layer per file. The layers are neither compressed nor packed; the
+annotation ``org.opencontainers.image.title`` contains the file's name. The manifest does not depend on the time or
+place of the push, so the same files have the same digest.
 
-No engine is involved. Registries store blobs by digest, so existing blobs are not sent again. Downloads are hashed
+No engine is required. Registries store blobs by digest, so existing blobs are not sent again. Downloads are hashed
 while they are written, and rejected if the digest is wrong.
 """
 
@@ -48,20 +48,20 @@ _MEDIA_TYPES = {
     ".xz": "application/x-xz",
     ".provenance.json": "application/vnd.in-toto+json",
 }
-# The engine's default, for machines without an engine.
+# The engine's default, used on machines without an engine.
 _LOOPBACK_ONLY = {"RegistryConfig": {"InsecureRegistryCIDRs": ["127.0.0.0/8", "::1/128"]}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class File(Blob):
-    """A file of an artefact."""
+    """A file in an artefact."""
 
     name: str
     media_type: str
 
     @classmethod
     def of(cls, path: Path) -> File:
-        """Describe a file on this machine."""
+        """Return the description of a file on this machine."""
         kinds = (kind for suffix, kind in _MEDIA_TYPES.items() if path.name.endswith(suffix))
         return cls(
             digest=f"sha256:{sha256_of(path)}",
@@ -76,7 +76,7 @@ class Artefact:
     """The artefact that a registry holds under a tag."""
 
     digest: str
-    """Digest of the manifest, computed over the received bytes."""
+    """The manifest's digest, computed over the received bytes."""
     kind: str
     """``artifactType``."""
     files: tuple[File, ...]
@@ -84,12 +84,12 @@ class Artefact:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The total size of all files in bytes."""
         return sum(item.size for item in self.files)
 
 
 def manifest(kind: str, files: Sequence[File], annotations: Mapping[str, str]) -> bytes:
-    """The manifest of an artefact. It depends on its contents only."""
+    """Return the manifest of an artefact, which depends only on the artefact's contents."""
     document = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
@@ -122,7 +122,7 @@ def connect(reference: Reference, *, actions: str, user: str) -> Iterator[Store]
 
 
 def _engine_info() -> Mapping[str, Any]:
-    """The output of ``docker info``, for the list of insecure registries."""
+    """Return the output of ``docker info``, which lists insecure registries."""
     try:
         with contextlib.closing(engine.connect.connect(timeout_s=10)) as client:
             info: Mapping[str, Any] = client.api.info()
@@ -140,14 +140,14 @@ class Store:
         self._path = f"/v2/{connection.reference.repository}"
 
     def find(self) -> Artefact | None:
-        """The artefact of the tag, or None. Raises RegistryFailed if it is not an artefact with files."""
+        """Return the artefact at the tag, or None. Raises RegistryFailed if it is not an artefact with files."""
         path = f"{self._path}/manifests/{self._reference.tag}"
         if self.connection.request("HEAD", path, headers={"Accept": MANIFEST_TYPE}).status_code == 404:
             return None
         return self.artefact()
 
     def artefact(self) -> Artefact:
-        """The artefact of the tag. Raises ReferenceNotFound, or RegistryFailed if it is not an artefact with files."""
+        """Return the artefact at the tag. Raises ReferenceNotFound, or RegistryFailed for other contents."""
         fix = "run ./inv push-artefacts on the machine that built it, or build it here"
         body, document = distribution.read_manifest(self.connection, self._reference.tag, fix=fix)
         try:
@@ -173,11 +173,11 @@ class Store:
         )
 
     def is_complete(self, held: Artefact) -> bool:
-        """Whether the registry holds every file of the artefact, in its full size."""
+        """Return whether the registry holds every file of the artefact in full size."""
         return all(self._holds(item) for item in held.files)
 
     def push(self, kind: str, paths: Sequence[Path], annotations: Mapping[str, str]) -> tuple[Artefact, int]:
-        """Send missing files, tag the artefact, and read it back; returns it and the number of files sent.
+        """Send missing files, tag the artefact, and read it back; return it and the number of files sent.
 
         Raises AccessDenied, RegistryFull, RegistryBroke or RegistryFailed.
         """
@@ -199,7 +199,7 @@ class Store:
         return held, sent
 
     def add_tag(self, tag: str) -> None:
-        """Point another tag of the repository to the same artefact, and verify that.
+        """Point another tag in the repository to the same artefact, and verify the tag.
 
         Raises AccessDenied, RegistryBroke or RegistryFailed.
         """
@@ -210,7 +210,7 @@ class Store:
         distribution.put_manifest(self.connection.at(tag), answer.content, MANIFEST_TYPE)
 
     def put(self, tag: str, document: bytes, blobs: Sequence[bytes]) -> None:
-        """Send a manifest and its blobs under a tag of the repository, and verify that.
+        """Send a manifest and its blobs under a tag in the repository, and verify the stored manifest.
 
         Raises AccessDenied, RegistryFull, RegistryBroke or RegistryFailed.
         """
@@ -220,9 +220,9 @@ class Store:
         distribution.put_manifest(self.connection.at(tag), document, MANIFEST_TYPE)
 
     def download(self, item: File, to: Path) -> None:
-        """Download a file; ``to`` exists only if size and digest are correct.
+        """Download a file; ``to`` is created only if size and digest are correct.
 
-        Raises RegistryBroke (can be retried), RegistryFailed or DiskFull.
+        Raises RegistryBroke, after which a retry may succeed, RegistryFailed or DiskFull.
         """
         path = f"{self._path}/blobs/{item.digest}"
         digest, size = hashlib.sha256(), 0
@@ -262,7 +262,7 @@ class Store:
         return answer.status_code == 200 and answer.headers.get("Content-Length") == str(blob.size)
 
     def _upload(self, blob: Blob, body: Callable[[], _Reader]) -> bool:
-        """Upload a blob in one piece (distribution API, "monolithic") unless it exists; returns whether it was sent."""
+        """Upload a blob in one request ("monolithic") unless it exists; return whether it was sent."""
         if self._holds(blob):
             return False
         opened = self.connection.request("POST", f"{self._path}/blobs/uploads/")
@@ -279,7 +279,7 @@ class Store:
         return True
 
     def _require_space(self, answer: requests.Response) -> None:
-        """Distinguish a full registry from other server errors."""
+        """Raise RegistryFull if a server error means that the registry is full."""
         if answer.status_code >= 500:
             distribution.require_space(self.connection)
 
@@ -319,6 +319,6 @@ class _Reader:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a file name from a registry stays in the folder that it is written to."""
+    """Return whether a file name from a registry cannot lead out of the folder that it is written to."""
     plain = bool(name) and PurePosixPath(name).name == name and "\\" not in name
     return plain and name.isprintable() and not name.startswith(".")

@@ -1,6 +1,6 @@
 """References of images: registry, repository and tag.
 
-The grammar is that of the distribution project's reference package: ``HOST[:PORT]/PATH[:TAG]``, with at most 255
+The grammar follows the distribution project's reference package: ``HOST[:PORT]/PATH[:TAG]``, with at most 255
 characters before the tag. The host is always included; otherwise the engine would use a public registry.
 """
 
@@ -35,7 +35,7 @@ class Reference:
 
     @property
     def api_host(self) -> str:
-        """The host of the registry API. For Docker Hub it is not the host in the names of images."""
+        """The host of the registry API. For Docker Hub it differs from the host in image names."""
         return "registry-1.docker.io" if self.host in (_HUB, f"index.{_HUB}") else self.host
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Reference:
 
 
 def resolve(config: Config, *, registry: str | None = None, tag: str | None = None) -> Reference:
-    """The reference of the system image; the arguments override the section ``registry`` of the configuration.
+    """Return the system image's reference; the arguments override the configuration's section ``registry``.
 
     ``registry`` is HOST[:PORT]/NAMESPACE; the default namespace is the configured one. Raises UserError.
     """
@@ -66,7 +66,7 @@ def resolve(config: Config, *, registry: str | None = None, tag: str | None = No
 
 
 def parse(text: str) -> Reference:
-    """The reference HOST[:PORT]/REPOSITORY:TAG. Raises UserError."""
+    """Return the reference HOST[:PORT]/REPOSITORY:TAG. Raises UserError."""
     name, _, tag = text.rpartition(":")
     host, _, repository = name.partition("/")
     if not repository or not _TAG.fullmatch(tag):
@@ -117,7 +117,7 @@ def _check_host(host: str, registry: str) -> None:
 def _check_repository(host: str, repository: str) -> None:
     if repository != repository.lower():
         raise UserError(
-            "the name of the repository must be in lower case",
+            "the repository name must be in lower case",
             expected=repository.lower(),
             found=repository,
             fix=f"--registry {host}/{repository.lower().rpartition('/')[0]}",
@@ -125,14 +125,14 @@ def _check_repository(host: str, repository: str) -> None:
     if not _PATH.fullmatch(repository):
         tagged = ":" in repository or "@" in repository
         raise UserError(
-            f"{repository!r} is not a valid name of a repository",
+            f"{repository!r} is not a valid repository name",
             expected="lower-case letters and digits, separated by single '.', '_', '/' or by '-'",
             found=repository,
             fix="pass the tag with --tag" if tagged else "pass another namespace: --registry HOST[:PORT]/NAMESPACE",
         )
     if len(host) + 1 + len(repository) > _LONGEST_NAME:
         raise UserError(
-            "the name of the image is too long",
+            "the image name is too long",
             expected=f"at most {_LONGEST_NAME} characters before the tag",
             found=f"{len(host) + 1 + len(repository)}",
             fix="pass a shorter namespace: --registry HOST[:PORT]/NAMESPACE",

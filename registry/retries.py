@@ -1,4 +1,4 @@
-"""Retry an operation while a registry fails temporarily."""
+"""Retry operations that fail because of temporary registry errors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from toolchain import progress
 from toolchain.errors import RegistryBroke, RegistryConnectionRefused, RegistryHostUnknown, RegistryUnreachable
 
 RETRY_DELAYS_S = (2.0, 5.0, 10.0, 20.0)
-"""Delays between attempts."""
+"""The delays between attempts."""
 STALL_S = 90.0
 """A transfer without progress for this time is cancelled."""
 PATIENCE_S = 50.0
-"""Operations are retried if a transfer made progress within this time."""
+"""An operation is retried only if a transfer made progress within this time."""
 _STEP = 1 << 16
 
 Result = TypeVar("Result")
 
 
 class Activity:
-    """The time of the last progress of transfers to or from a registry, across all attempts."""
+    """The time of the last transfer progress to or from a registry, across all attempts."""
 
     def __init__(self) -> None:
         self._best: dict[str, float] = {}
@@ -32,14 +32,14 @@ class Activity:
         self._at = time.monotonic()
 
     def note(self, name: str, amount: float) -> None:
-        """Record that this attempt has transferred ``amount`` bytes of a part. Repeated bytes are not progress."""
+        """Record that this attempt has transferred ``amount`` bytes of a part; repeated bytes are not progress."""
         if amount >= self._best.get(name, 0) + _STEP:
             self._best[name] = amount
             self.begin()
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last progress."""
+        """The seconds since the last progress."""
         return time.monotonic() - self._at
 
 
@@ -53,10 +53,10 @@ class Remote(Protocol):
 
 
 def with_retries(attempt: Callable[[], Result], remote: Remote, *, at_first: bool = False) -> tuple[Result, int]:
-    """Run ``attempt`` until it succeeds or fails permanently; returns its result and the number of attempts.
+    """Run ``attempt`` until it succeeds or fails permanently; return its result and the number of attempts.
 
-    It is not retried after ``PATIENCE_S`` seconds without progress. With ``at_first``, it is not retried either if the
-    host does not exist or no registry listens there.
+    The operation is not retried after ``PATIENCE_S`` seconds without progress. With ``at_first``, it is also not
+    retried if the host does not exist or no registry listens there.
     """
     delays = iter(RETRY_DELAYS_S)
     number = 0

@@ -1,7 +1,7 @@
-"""Keys and signatures: DSSE envelopes of in-toto statements, and cosign's signatures of images.
+"""Load keys, and make and verify signatures: DSSE envelopes with in-toto statements, and cosign's image signatures.
 
-Keys are ECDSA keys on the curve P-256 in PEM files, the kind that cosign uses. The password of an encrypted key comes
-from ``PITORCH_SIGNING_PASSWORD`` or from a prompt. It is handled like the registry's password: it is never an argument,
+Keys are ECDSA keys on the curve P-256 in PEM files, as cosign uses them. An encrypted key's password comes from
+``PITORCH_SIGNING_PASSWORD`` or a prompt. It is handled like the registry's password: it is never passed as an argument,
 never logged, and removed from the environment before any program is started.
 """
 
@@ -32,13 +32,13 @@ STATEMENT_TYPE = "application/vnd.in-toto+json"
 _KIND = "an ECDSA key on the curve P-256 in a PEM file"
 _MAKE = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes-256-cbc -out signing.pem"
 _KEY_ID = ""
-"""cosign ignores an empty key id. It would look up any other value among its own key ids."""
+"""The key id is empty, because cosign ignores an empty one and would look up any other among its own key ids."""
 
 _taken = ""
 
 
 def take_password() -> str:
-    """The password in the environment. The first call removes it from there; later calls return it again."""
+    """Return the password from the environment. The first call removes it there; later calls return it again."""
     global _taken
     _taken = os.environ.pop(PASSWORD_VARIABLE, "") or _taken
     return _taken
@@ -58,10 +58,10 @@ def load_private(path: Path) -> CryptoSigner:
     try:
         try:
             key = load_pem_private_key(content, None)
-        except TypeError:  # it is encrypted
+        except TypeError:  # the key is encrypted
             key = load_pem_private_key(content, _password(path).encode())
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        # The library's text is left out: it may quote the input.
+        # The library's text is omitted, because it may quote the input.
         raise UserError(
             f"{path} cannot be used to sign",
             expected=f"{_KIND}, and its password",
@@ -122,14 +122,14 @@ def _public(key: ec.EllipticCurvePublicKey) -> SSlibKey:
 
 
 def envelope(statement: Mapping[str, Any], signer: CryptoSigner) -> bytes:
-    """A DSSE envelope with a signed statement."""
+    """Return a DSSE envelope with a signed statement."""
     made = Envelope(json.dumps(statement, sort_keys=True).encode(), STATEMENT_TYPE, {})
     made.sign(signer)
     return json.dumps(made.to_dict(), sort_keys=True).encode()
 
 
 def open_envelope(content: bytes, key: PublicKey, what: str, *, fix: str) -> dict[str, Any]:
-    """The statement in an envelope, if the key verifies it. Raises SignatureRefused; ``fix`` is for other contents."""
+    """Return a verified envelope's statement. Raises SignatureRefused, with ``fix`` for other contents."""
     try:
         found = Envelope.from_dict(json.loads(content))
         found.verify([key.key], 1)
@@ -149,12 +149,12 @@ def open_envelope(content: bytes, key: PublicKey, what: str, *, fix: str) -> dic
 
 
 def sign(content: bytes, signer: CryptoSigner) -> str:
-    """Sign bytes as cosign does: the base64 form of the signature."""
+    """Sign bytes as cosign does, and return the signature in base64."""
     return base64.b64encode(bytes.fromhex(signer.sign(content).signature)).decode()
 
 
 def require_signed(content: bytes, signature: str, key: PublicKey, what: str) -> None:
-    """Raise SignatureRefused if the key does not verify cosign's signature of some bytes."""
+    """Raise SignatureRefused if the key does not verify cosign's signature for the given bytes."""
     try:
         raw = base64.b64decode(signature, validate=True).hex()
         key.key.verify_signature(Signature(_KEY_ID, raw), content)
@@ -163,7 +163,7 @@ def require_signed(content: bytes, signature: str, key: PublicKey, what: str) ->
 
 
 def wrong_key(what: str, key: PublicKey) -> SignatureRefused:
-    """A signature that the key does not verify."""
+    """Return the error for a signature that the key does not verify."""
     return SignatureRefused(
         f"{what} was not signed with this key, or was changed afterwards",
         expected=f"a signature by the key of {key.path}",

@@ -1,9 +1,9 @@
-"""Follow the engine's event stream during a push or pull: progress bars per layer, and errors.
+"""Follow the engine's event stream during a push or pull to show progress per layer and to detect errors.
 
-The engine responds with success immediately, and reports errors in the stream: an error is an event with ``error`` (or
-``errorDetail``), and ends the stream. During a push ``total`` counts uncompressed bytes, and ``current`` may exceed it;
-during a pull it counts compressed bytes. Messages differ between versions of the engine (20.10 to 28), so errors are
-recognised by the parts of a message that are common to all versions; the order of the checks matters.
+The engine immediately responds with success and reports errors in the stream: an error is an event with ``error`` (or
+``errorDetail``) and ends the stream. ``total`` counts uncompressed bytes during a push, when ``current`` may exceed it,
+and compressed bytes during a pull. Messages differ between engine versions (20.10 to 28), so errors are recognised by
+the parts of a message that all versions share; the order of the checks matters.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EngineReported(Exception):
 
 
 class Stalled(Exception):
-    """The engine reports no progress; the text is the reason, if it is known."""
+    """The engine reports no progress; the text is the reason, if known."""
 
 
 class _Layer:
@@ -92,11 +92,11 @@ class _Layer:
 def events(
     client: docker.DockerClient, path: str, params: Mapping[str, str], auth: Mapping[str, str]
 ) -> Iterator[Iterator[Mapping[str, Any]]]:
-    """Make the engine push or pull; yields the stream of its events, and closes it at the end of the block.
+    """Make the engine push or pull; yield its event stream, which is closed at the end of the block.
 
-    Closing the connection stops the engine; docker-py's generators cannot do that. ``auth`` is sent even if it is
-    empty: docker-py would look for credentials itself. Raises EngineReported if the engine rejects the request
-    immediately.
+    Closing the connection stops the engine, which docker-py's generators cannot do. ``auth`` is sent even if it is
+    empty, because docker-py would otherwise look for credentials itself. Raises EngineReported if the engine
+    immediately rejects the request.
     """
     api = client.api
     answer = api.post(
@@ -124,21 +124,21 @@ class Transfer:
     def __init__(
         self, title: str, on_retry: Callable[[], None] = lambda: None, activity: Activity | None = None
     ) -> None:
-        """``on_retry`` is called before the engine waits to retry a layer; it may raise."""
+        """Set the callback ``on_retry``, which is called before the engine waits to retry a layer and may raise."""
         self._title = title
         self._activity = activity or Activity()
         self._on_retry = on_retry
         self._done: set[str] = set()
         self.moved: set[str] = set()
-        """The engine's short names of the layers that were transferred; the others existed."""
+        """The engine's short names of the transferred layers; the other layers already existed."""
         self.digest = ""
-        """Digest of the manifest; empty until the engine has reported it."""
+        """The manifest's digest; empty until the engine has reported it."""
 
     def follow(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Show the progress of an attempt until its stream ends.
 
-        A terminal shows a bar for the image and one for each layer, a log only lines for the image. Raises
-        EngineReported for an error in the stream, Stalled if no layer makes progress.
+        A terminal shows a bar for the image and one for each layer; a log shows only lines for the image. Raises
+        EngineReported for an error in the stream, or Stalled if no layer makes progress.
         """
         layers: dict[str, _Layer] = {}
         bars: dict[str, progress.Bar] = {}
@@ -174,7 +174,7 @@ class Transfer:
                 )
 
     def _watch(self, name: str, layer: _Layer, event: Mapping[str, Any]) -> None:
-        """Note the progress of a layer; raise Stalled if there has been no new progress for too long."""
+        """Record a layer's progress; raise Stalled if there has been no progress for too long."""
         detail = event.get("progressDetail") or {}
         if layer.done and name not in self._done:
             self._done.add(name)
@@ -190,7 +190,7 @@ class Transfer:
 
 
 def _digest_in(event: Mapping[str, Any], status: str) -> str:
-    """The digest in an event. Push: ``aux.Digest``, or "TAG: digest: sha256:… size: N"; pull: "Digest: sha256:…"."""
+    """Return an event's digest: ``aux.Digest`` or "TAG: digest: sha256:… size: N" (push), "Digest: sha256:…" (pull)."""
     stated = str((event.get("aux") or {}).get("Digest", ""))
     if not stated and "igest: " in status:
         stated = status
@@ -199,7 +199,7 @@ def _digest_in(event: Mapping[str, Any], status: str) -> str:
 
 
 def explain(message: str, reference: Reference, credentials: Credentials | None) -> UserError:
-    """Translate an engine's message about a registry into an error."""
+    """Return the error for an engine's message about a registry."""
     found = _shortened(message)
     text = _without_names(message, reference).lower()
 
@@ -267,7 +267,8 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
     if has("unknown error", "blob upload", "digest did not match", "toomanyrequests", "unavailable", "500 internal"):
         return connection_lost(reference.host, found)
     if has("blob unknown"):
-        # Two pushes of the same image: the manifest arrived before the registry had linked the other push's layer.
+        # This occurs with two pushes of the same image: the manifest arrived before the registry had linked the other
+        # push's layer.
         return connection_lost(reference.host, found)
     return RegistryFailed(
         f"{reference} could not be transferred",
@@ -278,9 +279,9 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
 
 
 def _without_names(message: str, reference: Reference) -> str:
-    """A message in one line, without addresses, digests and the name of the image.
+    """Return a message on one line, without addresses, digests and the image's name.
 
-    They may contain text that looks like an error: a port or digest 401, a repository "denied".
+    These may look like an error: a port or digest with 401, or a repository called "denied".
     """
     text = _URLS.sub(" ", " ".join(message.split()))
     for name in (str(reference), reference.name, reference.api_host, reference.host, reference.repository):
@@ -289,6 +290,6 @@ def _without_names(message: str, reference: Reference) -> str:
 
 
 def _shortened(message: str) -> str:
-    """In one line, without the state in upload addresses. The cause is at the end, so the middle is cut."""
+    """Return a message on one line without upload states; cut the middle, because the cause is at the end."""
     line = re.sub(r"[?&]_state=[^\s\":&]+", "", one_line(message))
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"

@@ -1,4 +1,4 @@
-"""TLS for registries, with the same rules as the Docker engine.
+"""Configure TLS for registries with the same rules as the Docker engine.
 
 The system's certificates and those in ``/etc/docker/certs.d/HOST:PORT`` are trusted. Hosts that the engine lists as
 insecure (loopback addresses by default) may use any certificate, or plain HTTP.
@@ -20,14 +20,14 @@ import requests.adapters
 from toolchain.errors import RegistryUntrusted
 
 CERTIFICATES = Path("/etc/docker/certs.d")
-"""The engine's folder of certificates by registry (Docker: "Verify repository client with certificates")."""
+"""The engine's folder with certificates by registry (Docker: "Verify repository client with certificates")."""
 
 
 def is_insecure(host: str, engine_info: Mapping[str, Any]) -> bool:
-    """Whether the engine accepts any certificate of a host.
+    """Return whether the engine accepts any certificate of a host.
 
-    ``engine_info`` is the output of ``docker info``: it lists hosts by name, and networks. A host is insecure if any of
-    its addresses is in one of the networks (moby: registry/config.go).
+    ``engine_info`` is the output of ``docker info``, which lists insecure hosts by name, and insecure networks. A host
+    is also insecure if any of its addresses is in one of the networks (moby: registry/config.go).
     """
     settings = engine_info.get("RegistryConfig") or {}
     named = (settings.get("IndexConfigs") or {}).get(host)
@@ -41,19 +41,19 @@ def is_insecure(host: str, engine_info: Mapping[str, Any]) -> bool:
 
 
 def bare_host(host: str) -> str:
-    """A host without its port and brackets."""
+    """Return a host without its port and brackets."""
     return urlsplit(f"//{host}").hostname or host
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, with or without a port, is a loopback address or localhost."""
+    """Return whether a host, with or without a port, is a loopback address or localhost."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(bare_host(host)).is_loopback
     return bare_host(host) == "localhost"
 
 
 class TlsAdapter(requests.adapters.HTTPAdapter):
-    """HTTPS to one registry."""
+    """An adapter for HTTPS connections to one registry."""
 
     def __init__(self, host: str, *, insecure: bool) -> None:
         """Load the certificates. Raises RegistryUntrusted if a certificate for the host cannot be read."""
@@ -69,7 +69,7 @@ class TlsAdapter(requests.adapters.HTTPAdapter):
         return super().proxy_manager_for(*args, ssl_context=self._context, **kwargs)
 
     def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
-        """Do not add the certificate bundle of the requests library, which the engine does not use."""
+        """Do not add requests' own certificate bundle, which the engine does not use."""
 
 
 def _context(host: str, *, insecure: bool) -> ssl.SSLContext:

@@ -1,1 +1,1 @@
-"""Leaves: configuration, errors, subprocesses, steps and progress. They import no other package of this project."""
+"""Configuration, errors, subprocesses, steps and progress: modules that import no other package of this project."""

@@ -1,4 +1,4 @@
-"""The address at which boards reach this PC."""
+"""Determine the address at which boards reach this PC."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolchain.errors import NetworkUnreachable
 
 
 def subnet_of(config: Config) -> ipaddress.IPv4Network:
-    """The board's subnet. Raises NetworkUnreachable if ``nfs.subnet`` is not valid."""
+    """Return the board's subnet. Raises NetworkUnreachable if ``nfs.subnet`` is not valid."""
     try:
         return ipaddress.IPv4Network(config.nfs.subnet, strict=False)
     except ValueError as fault:
@@ -25,7 +25,7 @@ def subnet_of(config: Config) -> ipaddress.IPv4Network:
 
 
 def own_addresses() -> dict[ipaddress.IPv4Address, str]:
-    """This machine's IPv4 addresses, with their interfaces."""
+    """Return this machine's IPv4 addresses, with their interfaces."""
     listed = json.loads(process.output_of(["ip", "-j", "-4", "address", "show"]) or "[]")
     return {
         ipaddress.IPv4Address(item["local"]): link["ifname"]
@@ -36,7 +36,7 @@ def own_addresses() -> dict[ipaddress.IPv4Address, str]:
 
 
 def server_address(config: Config) -> str:
-    """``nfs.address``, else this machine's address in the board's subnet, else the source address of the route to it.
+    """Return ``nfs.address``, or else this machine's address in the board's subnet, or else the route's source address.
 
     Raises NetworkUnreachable if there is no route to the board's subnet.
     """
@@ -48,7 +48,7 @@ def server_address(config: Config) -> str:
             return str(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # No packet is sent: connecting a datagram socket only looks up the route.
+            # Connecting a datagram socket only looks up the route; no packet is sent.
             probe.connect((str(subnet.network_address + 1), 9))
         except OSError as fault:
             raise NetworkUnreachable(

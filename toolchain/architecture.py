@@ -1,6 +1,6 @@
-"""Architectures under the names that Debian, OCI, GNU, wheels and QEMU use for them.
+"""The supported architectures, with their names in Debian, OCI, GNU, wheels and QEMU.
 
-``uname`` describes the kernel, not the userland, and is not used here. To add an architecture, add a row to
+``uname`` is not used, because it describes the kernel, not the userland. To add an architecture, add a row to
 ``ARCHITECTURES``.
 """
 
@@ -20,13 +20,13 @@ class Architecture:
     """Debian's name (``dpkg --print-architecture``)."""
     oci_architecture: str
     oci_variant: str
-    """Fields of an OCI image configuration; the variant is empty if the platform has none."""
+    """Fields of an OCI image configuration. The variant is empty if the platform has none."""
     gnu: str
-    """GNU triplet and name of Debian's multiarch folder."""
+    """The GNU triplet, which is also the name of Debian's multiarch folder."""
     wheel_platform: str
-    """Platform tag of wheels (PEP 425)."""
+    """The platform tag of wheels (PEP 425)."""
     qemu: str
-    """Suffix of the qemu-user program and of its binfmt_misc entry (``arm`` of ``qemu-arm``)."""
+    """The suffix of the qemu-user program and its binfmt_misc entry (``arm`` in ``qemu-arm``)."""
     kernel_package: str
     """The distribution's kernel package that boots on boards and on QEMU's ``virt`` machine."""
     bits: int
@@ -76,7 +76,7 @@ ARCHITECTURES = {
 
 
 def host_architecture() -> Architecture:
-    """The architecture of this machine's userland according to dpkg.
+    """Return the architecture of this machine's userland according to dpkg.
 
     Raises PlatformMismatch if it is not in the table.
     """

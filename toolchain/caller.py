@@ -1,7 +1,7 @@
-"""The caller's folder, home and command line.
+"""Determine the caller's folder, home and command line.
 
-``./inv`` changes to the checkout before it starts a task and passes the caller's folder in ``PITORCH_CALLER_CWD``:
-paths on the command line are relative to it. The command line and the names of the variables that were set are stored
+``./inv`` changes to the checkout before it starts a task, and passes the caller's folder in ``PITORCH_CALLER_CWD``:
+paths on the command line are relative to that folder. The command line and the names of the set variables are stored
 for error messages that show how to repeat the command as root.
 """
 
@@ -27,17 +27,17 @@ _set: list[str] = []
 
 
 def folder() -> Path:
-    """The folder from which ./inv was called."""
+    """Return the folder from which ./inv was called."""
     return Path(os.environ.get("PITORCH_CALLER_CWD") or Path.cwd())
 
 
 def path(given: str) -> Path:
-    """Resolve a path from the command line against the caller's folder."""
+    """Return a path from the command line, resolved against the caller's folder."""
     return folder() / given
 
 
 def home() -> str:
-    """The caller's home; under sudo, the home of the user who ran sudo."""
+    """Return the caller's home; under sudo, the home of the user who ran sudo."""
     uid = os.environ.get("SUDO_UID", "")
     if os.geteuid() == 0 and uid.isdecimal():
         with contextlib.suppress(KeyError):
@@ -46,7 +46,7 @@ def home() -> str:
 
 
 def expanded(given: str) -> str:
-    """Replace ``~`` by ``home()`` and ``~NAME`` by that user's home."""
+    """Return a path with ``~`` replaced by ``home()``, and ``~NAME`` by that user's home."""
     if given == "~" or given.startswith("~/"):
         return home() + given[1:]
     return os.path.expanduser(given)  # noqa: PTH111 (Path.expanduser raises if there is no such user)
@@ -61,7 +61,7 @@ def remember(words: Sequence[str], variables: Iterable[str]) -> None:
 def as_root(task: str) -> str:
     """Return the command that repeats the caller's command as root; ``sudo task`` if none was stored.
 
-    It preserves variables by name, without their values: a value may be a password.
+    The command preserves variables by name, without their values, because a value may be a password.
     """
     if not _typed:
         return f"sudo {task}"

@@ -1,4 +1,4 @@
-"""The Git state of the checkout that this code runs from: commit and uncommitted changes."""
+"""Determine the Git state of the checkout that contains this code: commit and uncommitted changes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _CHANGES_SHOWN = 50
 
 
 def state(folder: Path = ROOT) -> dict[str, Any]:
-    """Return ``commit`` (40 hex digits), ``dirty`` and the list of ``changes``.
+    """Return the state as ``commit`` (40 hex digits), ``dirty`` and the list of ``changes``.
 
     If ``folder`` is not the top of a Git checkout, ``commit`` is empty, ``dirty`` is None and ``reason`` explains why.
     """
     try:
-        # Without locks: a git command of the user that runs at the same time must not fail.
+        # No locks are used, so that a git command that the user runs at the same time does not fail.
         git = ("git", "--no-optional-locks")
         top, commit = process.output_of([*git, "rev-parse", "--show-toplevel", "HEAD"], cwd=folder).splitlines()
         if Path(top).resolve() != folder.resolve():
@@ -47,7 +47,7 @@ def described(source: Mapping[str, Any]) -> str:
 
 
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool | None:
-    """Whether both are the same commit without changes; None if either is unknown."""
+    """Return whether both states are the same commit without changes, or None if either is unknown."""
     if not one.get("commit") or not other.get("commit"):
         return None
     return one["commit"] == other["commit"] and not one.get("dirty") and not other.get("dirty")

@@ -1,6 +1,6 @@
 """``./inv test``: run the linters, the type checker and the tests, and report all failures at the end.
 
-Tests marked ``expensive`` are skipped: they take many minutes each and are selected by name.
+Tests marked ``expensive`` are skipped, because they take many minutes each; they are selected by name.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _DIRECTIVE = b"# shellcheck shell="
 
 
 def files_of_the_project() -> tuple[Path, ...]:
-    """Files under version control and new files that Git does not ignore, without symbolic links."""
+    """Return files under version control and new files that Git does not ignore, without symbolic links."""
     listed = process.output_of(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
     paths = (ROOT / name for name in listed.splitlines())
     return tuple(path for path in paths if path.is_file() and not path.is_symlink())
 
 
 def shell_scripts() -> tuple[Path, ...]:
-    """The project's shell scripts."""
+    """Return the project's shell scripts."""
     return tuple(path for path in files_of_the_project() if is_shell_script(path))
 
 
 def is_shell_script(path: Path) -> bool:
-    """Whether the suffix, the shebang line or a shellcheck directive marks the file as a shell script."""
+    """Return whether its suffix, shebang line or a shellcheck directive marks a file as a shell script."""
     if path.suffix in (".sh", ".bash"):
         return True
     if path.suffix:
@@ -56,7 +56,7 @@ def is_shell_script(path: Path) -> bool:
 
 
 def folders_of_tests() -> tuple[str, ...]:
-    """Arguments for one mypy run each: the folders have modules of the same name (conftest), and no packages."""
+    """Return the folders for separate mypy runs: they have modules of the same name (conftest), not packages."""
     folders = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/*.py")}
     return ("tests/conftest.py", *sorted(folders))
 
@@ -66,7 +66,7 @@ SCRIPTS = ("images/hooks/date-byte-code",)
 
 
 def linters() -> tuple[Check, ...]:
-    """The linters, the type checker and the spelling check."""
+    """Return the linters, the type checker and the spelling check."""
     python = (sys.executable, "-m")
     scripts = tuple(str(path.relative_to(ROOT)) for path in shell_scripts())
     return (
@@ -80,14 +80,14 @@ def linters() -> tuple[Check, ...]:
 
 
 def unit_tests(select: str = "") -> Check:
-    """Tests that need neither root, the engine nor the network; ``select`` is an expression for pytest's -k."""
+    """Return the tests that need no root, engine or network; ``select`` is an expression for pytest's -k."""
     return _pytest("unit tests", select, "-n", "2", "--dist", "loadfile", "tests/unit")
 
 
 def all_tests(select: str = "", lanes: int = 1) -> Check:
-    """The unit tests and the integration tests.
+    """Return the unit tests and the integration tests.
 
-    With two ``lanes`` the tests that share one image build run in one process, and all others in a second one
+    With two ``lanes``, the tests that share one image build run in one process, and all others in another
     (tests/conftest.py).
     """
     words = ("-n", str(lanes), "--dist", "loadscope", "--no-loadscope-reorder") if lanes > 1 else ()
@@ -104,7 +104,7 @@ BUILDERS = ("mmdebstrap", "dockerd")
 
 
 def missing_for_builds() -> tuple[str, ...]:
-    """What this machine lacks to build images; if anything is missing, the tests of the main job are skipped."""
+    """Return what this machine lacks for building images; without it, the tests of the main job are skipped."""
     found = [] if os.geteuid() == 0 else ["root privileges"]
     for name in BUILDERS:
         try:
@@ -119,8 +119,8 @@ def run_tests(
 ) -> None:
     """Run the linters and all tests; only the linters; or, with ``quick``, the linters and the unit tests.
 
-    Raises ChecksFailed before anything runs if the machine cannot build images, because the tests of the main job
-    would be skipped. With ``partial`` the other tests run, and a warning at the end names what was skipped.
+    If the machine cannot build images, the tests of the main job would be skipped, so ChecksFailed is raised before
+    anything runs. With ``partial``, the other tests run instead, and a warning at the end names the skipped ones.
     """
     if checks_only:
         run_all(linters())
@@ -145,7 +145,7 @@ def run_tests(
 
 
 def run_all(checks: Sequence[Check]) -> None:
-    """Run all checks, then raise ChecksFailed with the names of those that failed, if any."""
+    """Run all checks; then raise ChecksFailed with the names of the failed ones, if any."""
     failed: list[str] = []
     for check in checks:
         with progress.step(check.name):

@@ -1,12 +1,12 @@
-"""Extensions to Invoke's command line.
+"""Extend Invoke's command line.
 
-``mirror URL URL`` accepts any number of URLs: Invoke supports only a fixed number of positional arguments, so they are
-converted into repeated options. ``TASK --help`` works for every task: Invoke would take ``--help`` as the value of a
-positional argument.
+``mirror URL URL`` accepts any number of URLs. Invoke supports only a fixed number of positional arguments, so they are
+converted into repeated options. ``TASK --help`` works for every task; Invoke alone would interpret ``--help`` as the
+value of a positional argument.
 
-Errors for which Invoke would print a traceback end the program with a message and an exit code: a malformed
-invoke.yaml, an option that is not a number, and errors of the operating system, such as a full disk when standard
-output is a file.
+Errors for which Invoke would print a traceback end the program with a message and an exit code. These are a malformed
+invoke.yaml, an option value that is not a number, and operating system errors, such as a full disk when standard output
+is a file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MANY = {"mirror": "--url"}
 
 
 def spelt_out(argv: Sequence[str]) -> list[str]:
-    """Convert the arguments into a form that Invoke accepts."""
+    """Return the arguments in a form that Invoke accepts."""
     if argv and not argv[0].startswith("-") and {"--help", "-h"} & set(argv[1:2]):
         return ["--help", argv[0]]
     words: list[str] = []
@@ -60,7 +60,7 @@ def _report_invalid_numbers() -> None:
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output. Its OSErrors, such as a full disk, name "standard output" as the file."""
+    """Standard output, whose OSErrors, such as a full disk, name "standard output" as the file."""
 
     def write(self, text: str) -> int:
         with _named("standard output"):
@@ -81,7 +81,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _leave(code: int, message: str = "") -> NoReturn:
-    """End the program with a message. Unwritten standard output is discarded, so that Python does not retry it."""
+    """End the program with a message. Discard unwritten standard output, so that Python does not write it again."""
     with contextlib.suppress(OSError):
         print(message, end="\n" if message else "", file=sys.stderr, flush=True)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -94,7 +94,7 @@ def _leave(code: int, message: str = "") -> NoReturn:
 
 
 def main() -> None:
-    """Run Invoke."""
+    """Run Invoke with these extensions."""
     from invoke.main import program
 
     from toolchain.settings import SettingsFiles
@@ -113,7 +113,7 @@ def main() -> None:
     except UserError as fault:
         _leave(fault.exit_code, str(fault))
     except BrokenPipeError:
-        _leave(128 + signal.SIGPIPE)  # as a shell reports a program killed by SIGPIPE
+        _leave(128 + signal.SIGPIPE)  # the status that a shell reports for a program killed by SIGPIPE
     except OSError as fault:
         if fault.errno is None:
             raise

@@ -1,6 +1,6 @@
-"""The code behind a product: the modules that a module imports, directly and indirectly, inside this project.
+"""Find the code behind a product: the modules of this project that a module imports, directly and indirectly.
 
-They are read from the import statements, anywhere in a file; nothing is imported. ``LEAVES`` lists the exceptions.
+They are determined from the import statements anywhere in a file; nothing is imported. ``LEAVES`` lists exceptions.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ LEAVES = frozenset(
     {
         "engine",  # runs the given command in a container of the given image
         "registry",  # transfers finished artefacts and verifies their SHA-256
-        "toolchain.caller",  # who called ./inv, and from where
-        "toolchain.checkout",  # the commit that manifests record
-        "toolchain.config",  # parses settings; the values that matter are inputs of the steps
-        "toolchain.errors",  # texts of errors
-        "toolchain.jobs",  # how many compilers run at once
+        "toolchain.caller",  # determines who called ./inv, and from where
+        "toolchain.checkout",  # determines the commit that manifests record
+        "toolchain.config",  # parses settings; relevant values are step inputs
+        "toolchain.errors",  # defines error messages
+        "toolchain.jobs",  # determines how many compilers run at once
         "toolchain.leftovers",  # removes files of killed tasks
-        "toolchain.manifest",  # records what was made
+        "toolchain.manifest",  # records the products
         "toolchain.process",  # runs the given command
         "toolchain.progress",  # prints progress
         "toolchain.reaper",  # ends the programs of a killed task
@@ -31,12 +31,12 @@ LEAVES = frozenset(
 )
 """Modules, and packages with all their modules, that cannot change the bytes of a product.
 
-They are not in a closure, and neither are modules that only they import.
+Closures do not contain them, nor modules that only they import.
 """
 
 
 def digests(module: str) -> dict[str, str]:
-    """SHA-256 of every file in the closure of a module, by its path relative to the checkout."""
+    """Return the SHA-256 of each file in a module's closure, by path relative to the checkout."""
     found: dict[str, str] = {}
     waiting = [module]
     seen = set(waiting)
@@ -56,7 +56,7 @@ def digests(module: str) -> dict[str, str]:
 
 
 def _path_of(module: str) -> str | None:
-    """The file of a module or package of this project; None for anything else."""
+    """Return the file of a module or package of this project, or None for anything else."""
     base = module.replace(".", "/")
     return next((path for path in (f"{base}.py", f"{base}/__init__.py") if (ROOT / path).is_file()), None)
 
@@ -66,7 +66,7 @@ def _is_leaf(module: str) -> bool:
 
 
 def _has_code(content: bytes) -> bool:
-    """Whether there is more than a docstring, as in most ``__init__.py``."""
+    """Return whether a file has more than a docstring, which is all that most ``__init__.py`` files contain."""
     return any(not isinstance(item, ast.Expr) for item in _parsed(content).body)
 
 
@@ -77,7 +77,7 @@ def _parsed(content: bytes) -> ast.Module:
 
 @functools.lru_cache(maxsize=1024)
 def _imported(content: bytes, package: str) -> frozenset[str]:
-    """Names that may be modules which a file imports, and the packages that contain them."""
+    """Return names in a file's imports that may be modules, and the packages that contain them."""
     names: set[str] = set()
     for node in ast.walk(_parsed(content)):
         if isinstance(node, ast.Import):

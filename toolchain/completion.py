@@ -1,4 +1,4 @@
-"""Shell completion for ./inv: scripts in completions/ that get the candidates from Invoke."""
+"""Provide shell completion for ./inv: the scripts in completions/, which get the candidates from Invoke."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The configuration: read from Invoke's hierarchy, validated once, then immutable.
+"""The configuration, which is read from Invoke's hierarchy, validated once, and then immutable.
 
-There is one dataclass per section of invoke.yaml. It defines type, default and help of each setting; the defaults for
-INVOKE_* variables, the documentation table and the messages are derived from it. All errors are reported at once, an
-unknown key together with the nearest valid name.
+There is one dataclass per section of invoke.yaml. It defines each setting's type, default and help text, from which the
+INVOKE_* variables, the documentation tables and the messages are derived. All errors are reported at once. For an
+unknown key, the nearest valid name is suggested.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ ROOT = Path(__file__).resolve().parent.parent
 _SHOWN = 160
 
 EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
-"""The variable that build tools take time stamps from (https://reproducible-builds.org/specs/source-date-epoch/)."""
+"""The variable from which build tools read time stamps (https://reproducible-builds.org/specs/source-date-epoch/)."""
 
 Check = Callable[[Any], str]
-"""Returns the error in a value, or an empty string."""
+"""A function that returns the error in a value, or an empty string."""
 
 
 def _setting(
@@ -102,7 +102,7 @@ def _tree(value: Any) -> str:
 
 
 def _place(value: str | Path, *, is_folder: bool) -> str:
-    """Return the error in a path relative to the checkout; an empty path is valid."""
+    """Return the error in a path relative to the checkout, or an empty string; an empty path is valid."""
     if value in ("", Path()):
         return ""
     path = ROOT / value
@@ -116,7 +116,7 @@ _REGISTRY = re.compile(rf"({_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::(\d{{1,
 
 
 def split_registry(address: str) -> tuple[str, int]:
-    """Split a registry's ``HOST[:PORT]``; an IPv6 address is returned without brackets, a missing port as 0.
+    """Split a registry's ``HOST[:PORT]``; return an IPv6 address without brackets, and 0 for a missing port.
 
     Raises ValueError with the expected form.
     """
@@ -126,7 +126,8 @@ def split_registry(address: str) -> tuple[str, int]:
     if found[2] and not 0 < int(found[2]) < 65536:
         raise ValueError(_BAD_PORT)
     host, port = found[1], int(found[2] or 0)
-    # The engine interprets a first component without dot, colon or "localhost" as a name on Docker Hub.
+    # If the first component is not "localhost" and has no dot or colon, the engine interprets it as a name on Docker
+    # Hub.
     if not port and "." not in host and host != "localhost" and not host.startswith("["):
         raise ValueError("expected a host with a dot or a port: an engine interprets this as a name on Docker Hub")
     return host.strip("[]"), port
@@ -172,7 +173,7 @@ def _each(check: Check) -> Check:
 
 
 def _gpu_architectures(values: tuple[str, ...]) -> str:
-    """At least one architecture, each of them once."""
+    """Return the error unless there is at least one architecture and none occurs twice."""
     if not values:
         return "expected at least one architecture, such as 90+PTX"
     names = [value.removesuffix("+PTX") for value in values]
@@ -187,27 +188,29 @@ def _gpu_architectures(values: tuple[str, ...]) -> str:
 class ImageConfig:
     """The image: section ``image``."""
 
-    flavour: str = _setting("debian", "the distribution: a file in images/flavours/", _one_of("debian", "raspbian"))
-    suite: str = _setting("trixie", "release of the distribution", _one_of("trixie", "bookworm"))
+    flavour: str = _setting("debian", "distribution: a file in images/flavours/", _one_of("debian", "raspbian"))
+    suite: str = _setting("trixie", "the distribution's release", _one_of("trixie", "bookworm"))
     architecture: str = _setting("armhf", "Debian's name of the target architecture", _one_of(*ARCHITECTURES))
     profile: str = _setting("bootable", "bootable (systemd, kernel) or container", _one_of("bootable", "container"))
-    kernel: str = _setting("distribution", "kernel of the bootable profile", _one_of("distribution", "raspberrypi"))
+    kernel: str = _setting(
+        "distribution", "origin of the bootable profile's kernel", _one_of("distribution", "raspberrypi")
+    )
     extra_packages: tuple[str, ...] = _setting(
-        [], "additional packages in the root filesystem and in the image for shells", _each(_package)
+        [], "additional packages for the root filesystem and the image for shells", _each(_package)
     )
-    companions: bool = _setting(True, "torchvision and torchaudio, compiled for the torch wheel, and Pillow")
+    companions: bool = _setting(True, "install torchvision and torchaudio, compiled for the torch wheel, and Pillow")
     ml_packages: bool = _setting(
-        False, "onnxruntime, OpenCV, SciPy, pandas, scikit-learn, Pillow and Matplotlib of the distribution"
+        False, "install the distribution's onnxruntime, OpenCV, SciPy, pandas, scikit-learn, Pillow and Matplotlib"
     )
-    card: bool = _setting(False, "packages for card images: cloud-init, growpart, a DHCP client and sudo")
-    documentation: bool = _setting(False, "install packages with documentation, translations and tests")
+    card: bool = _setting(False, "install packages for card images: cloud-init, growpart, a DHCP client and sudo")
+    documentation: bool = _setting(False, "install packages with their documentation, translations and tests")
     name: str = _setting("pitorch", "first part of all image names", _name)
-    mirror: str = _setting("", "apt mirror; empty: the mirror of this host's apt", _url)
-    security_mirror: str = _setting("", "mirror of the security pocket; empty: the same as image.mirror", _url)
-    strict: bool = _setting(False, "a mirror pocket that cannot be verified is an error, not a warning")
+    mirror: str = _setting("", "apt mirror; empty: the mirror that this host's apt uses", _url)
+    security_mirror: str = _setting("", "mirror for the security pocket; empty: as image.mirror", _url)
+    strict: bool = _setting(False, "report a mirror pocket that cannot be verified as an error instead of a warning")
     source_date_epoch: int = _setting(
         1735689600,
-        f"newest time stamp in images, Unix seconds; unset: the value of {EPOCH_VARIABLE}, if that is set",
+        f"newest time stamp in images, in Unix seconds; unset: the value of {EPOCH_VARIABLE}, if that is set",
         _between(1, 4102444800),
     )
 
@@ -218,12 +221,12 @@ class ImageConfig:
 
     @property
     def release(self) -> str:
-        """``SUITE``, or ``FLAVOUR-SUITE`` for a flavour other than the default."""
+        """The release's name: ``SUITE``, or ``FLAVOUR-SUITE`` for a flavour other than the default."""
         return self.suite if self.flavour == "debian" else f"{self.flavour}-{self.suite}"
 
     @property
     def label(self) -> str:
-        """``SUITE-ARCH``, or ``FLAVOUR-SUITE-ARCH`` for a flavour other than the default."""
+        """The target's name: ``SUITE-ARCH``, or ``FLAVOUR-SUITE-ARCH`` for a flavour other than the default."""
         return f"{self.release}-{self.architecture}"
 
 
@@ -236,30 +239,34 @@ class BuildConfig:
     )
     jobs: int = _setting(
         0,
-        "number of parallel compiler processes; 0: depends on cores, free memory and cgroup limits",
+        "number of parallel compiler processes; 0: according to cores, free memory and cgroup limits",
         _between(0, 1024),
     )
-    memory_per_job_mib: int = _setting(1500, "maximum memory of one compiler process", _between(64, 65536, "MiB"))
+    memory_per_job_mib: int = _setting(
+        1500, "maximum memory that one compiler process uses", _between(64, 65536, "MiB")
+    )
     native_compiler: bool = _setting(True, "run the native compiler inside emulated containers")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig:
-    """Where the torch wheel comes from: section ``torch``."""
+    """The origin of the torch wheel: section ``torch``."""
 
     wheelhouse: tuple[str, ...] = _setting(
         ["wheelhouse"], "folders that are searched for wheels, in this order", is_folder=True
     )
-    required: bool = _setting(False, "a missing torch wheel is an error, not a warning")
-    from_source: bool = _setting(False, "build the wheel from source first, and use this wheel")
+    required: bool = _setting(False, "report a missing torch wheel as an error instead of a warning")
+    from_source: bool = _setting(False, "build the wheel from source first, and use it")
     source: str = _setting(
         "archive",
         "what build-torch builds: the distribution's source package (archive) or upstream's tag (git); or the only "
-        "place to take torch from: the pinned wheel (pypi), python3-torch (distribution), wheelhouse",
+        "source of torch: the pinned wheel (pypi), python3-torch (distribution), or wheelhouse",
         _one_of("archive", "git", "pypi", "distribution", "wheelhouse"),
     )
-    variant: str = _setting("neon", "CPU of the wheel: a variant in recipes/torch/recipe.toml", _name)
-    options: tuple[str, ...] = _setting([], "CMake options NAME=VALUE that override the recipe's", _each(_option))
+    variant: str = _setting("neon", "the CPU that the wheel is for: a variant in recipes/torch/recipe.toml", _name)
+    options: tuple[str, ...] = _setting(
+        [], "CMake options NAME=VALUE that override the recipe's options", _each(_option)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,10 +274,10 @@ class QpuConfig:
     """The QPU library: section ``qpu``. Settings that begin with ``upstream`` apply only to ``library: upstream``."""
 
     library: str = _setting("local", "QPU library: libqpu (local) or QPULib (upstream)", _one_of("local", "upstream"))
-    upstream_mode: str = _setting("emulation", "mode in which QPULib is compiled", _one_of("emulation", "qpu"))
+    upstream_mode: str = _setting("emulation", "mode for which QPULib is compiled", _one_of("emulation", "qpu"))
     upstream_debug: bool = _setting(False, "compile QPULib with its DEBUG option")
     upstream_source: str = _setting(
-        "", "checkout of QPULib; empty: fetched into sources/qpulib in the build folder", is_folder=True
+        "", "checkout of QPULib; empty: fetch it into sources/qpulib in the build folder", is_folder=True
     )
 
 
@@ -281,7 +288,7 @@ class RegistryConfig:
     address: str = _setting("127.0.0.1:5000", "HOST[:PORT] of the registry", _hostport)
     namespace: str = _setting("pitorch", "namespace (project) in the registry", _name)
     repository: str = _setting("system", "repository in the namespace", _name)
-    artefacts: str = _setting("artefacts", "repository of finished wheels in the namespace", _name)
+    artefacts: str = _setting("artefacts", "repository for finished wheels in the namespace", _name)
     tag: str = _setting("", "tag; empty: the image's suite and architecture", _tag)
     user: str = _setting("", "user name; empty: the name in Docker's credential store")
     signing_key: str = _setting("", "private key for push --sign, a PEM file (ECDSA, P-256)", is_path=True)
@@ -299,15 +306,15 @@ class NfsConfig:
         is_folder=True,
     )
     address: str = _setting(
-        "", "address of this PC for the board; empty: determined from the route to the board", _address
+        "", "address at which boards reach this PC; empty: determined from the route to the board", _address
     )
     port: int = _setting(2049, "TCP port of the user-space NFS server", _between(1, 65535))
     subnet: str = _setting("192.168.77.0/24", "subnet of the boards (for NFS exports and NAT)", _subnet)
     overlay: bool = _setting(
-        False, "boards mount the tree read-only and keep what they write in memory, so that many boards share one tree"
+        False, "boards mount the tree read-only and keep changes in memory, so that many boards can share one tree"
     )
     persistent: tuple[str, ...] = _setting(
-        [], "with overlay: folders of which this PC keeps one copy for each board", _each(_kept_folder)
+        [], "with overlay: folders of which this PC stores a separate copy for each board", _each(_kept_folder)
     )
 
 
@@ -316,13 +323,13 @@ class SdConfig:
     """The card image and its first boot: section ``sd``. Raspberry Pi Imager's settings replace those of first boot."""
 
     hostname: str = _setting("", "host name; empty: the first part of image names", _host_name)
-    user: str = _setting("", "user that the first boot creates, with sudo; empty: none", _user)
+    user: str = _setting("", "user that the first boot creates, with permission to use sudo; empty: none", _user)
     password_hash: str = _setting(
-        "", "hash of the user's password, by openssl passwd -6; empty: no log-in by password", _password_hash
+        "", "hash of the user's password, from openssl passwd -6; empty: no login with a password", _password_hash
     )
-    ssh_keys: tuple[str, ...] = _setting([], "public SSH keys of the user", _each(_public_key))
+    ssh_keys: tuple[str, ...] = _setting([], "the user's public SSH keys", _each(_public_key))
     locale: str = _setting("", "locale that the first boot generates, such as en_GB.UTF-8", _locale)
-    url: str = _setting("", "URL of the folder where the image is published, for Raspberry Pi Imager", _url)
+    url: str = _setting("", "URL of the folder in which the image is published, for Raspberry Pi Imager", _url)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +337,7 @@ class WheelsConfig:
     """The package index for the board's pip: section ``wheels``."""
 
     address: str = _setting(
-        "", "address on which the index listens; empty: the address of this PC for the board", _address
+        "", "address on which the index listens; empty: the address at which boards reach this PC", _address
     )
     port: int = _setting(8080, "TCP port of the index", _between(1, 65535))
 
@@ -359,12 +366,12 @@ class LabConfig:
 
     coordinator: str = _setting(
         "",
-        "HOST:PORT of labgrid's coordinator; empty: 127.0.0.1:20408. At an address of this PC, lab up starts it",
+        "HOST:PORT of labgrid's coordinator, which lab up starts if it is on this PC; empty: 127.0.0.1:20408",
         _coordinator,
     )
     boards: tuple[str, ...] = _setting(
         [],
-        "boards of this PC, one text each: NAME=ADDRESS TAG=VALUE … power=MODEL/INDEX/HOST; ADDRESS is qemu or "
+        "this PC's boards, one string each: NAME=ADDRESS TAG=VALUE … power=MODEL/INDEX/HOST; ADDRESS is qemu or "
         "[USER@]HOST[:PORT] (docs/lab.md)",
         lab_boards.check,
     )
@@ -375,11 +382,13 @@ class LabConfig:
 class RemoteConfig:
     """Boards for kernel profiling: section ``remote``."""
 
-    devices: tuple[str, ...] = _setting([], "boards by name, for example pi3=tracker://HOST:9190/KEY", _each(_device))
+    devices: tuple[str, ...] = _setting(
+        [], "boards as NAME=ADDRESS, for example pi3=tracker://HOST:9190/KEY", _each(_device)
+    )
     linker: str = _setting("", "program that links kernels for the target; empty: GNU-TRIPLET-g++", is_path=True)
     server_in_image: bool = _setting(False, "include TVM's RPC server in the image (arm64, amd64)")
     ffi_in_image: bool = _setting(
-        False, "include the wheel of apache-tvm-ffi for 32-bit ARM (build-tvm-ffi) in the image (armhf, trixie)"
+        False, "include the apache-tvm-ffi wheel for 32-bit ARM (build-tvm-ffi) in the image (armhf, trixie)"
     )
     queue_limit_s: float = _setting(60.0, "maximum time to wait for a busy board", _between(1, 86400, "s"))
     session_limit_s: float = _setting(120.0, "maximum duration of a session", _between(1, 86400, "s"))
@@ -387,16 +396,16 @@ class RemoteConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CudaConfig:
-    """The wheel of CUDA operators: section ``cuda``."""
+    """The wheel with CUDA operators: section ``cuda``."""
 
     architectures: tuple[str, ...] = _setting(
         ["75", "80", "86", "90+PTX"],
-        "GPU architectures with machine code in the wheel; +PTX: code that drivers of later GPUs translate",
+        "GPU architectures with machine code in the wheel; +PTX: also code that drivers for later GPUs translate",
         _gpu_architectures,
     )
     toolkit: str = _setting(
         "",
-        "folder of a CUDA toolkit, or pypi; empty: the system's if it is the pinned release, else PyPI's",
+        "folder of a CUDA toolkit, or pypi; empty: the system's toolkit if it is the pinned release, else PyPI's",
         is_path=True,
     )
     python: str = _setting(
@@ -423,31 +432,31 @@ class Config:
 
     @property
     def build_root(self) -> Path:
-        """The build folder, absolute."""
+        """The absolute path of the build folder."""
         return ROOT / self.build.folder
 
     @property
     def target_root(self) -> Path:
-        """Products for the configured suite and architecture."""
+        """The folder with the products for the configured suite and architecture."""
         return self.build_root / self.image.label
 
     @property
     def nfsroot(self) -> Path:
-        """The folder of the exported tree, without symbolic links: boards use this path."""
+        """The folder of the exported tree, with symbolic links resolved, because boards use this path."""
         return absolute(ROOT / self.nfs.folder if self.nfs.folder else self.target_root / "nfsroot")
 
     @property
     def qpulib_source(self) -> Path:
-        """Upstream QPULib's checkout."""
+        """The folder with the checkout of upstream's QPULib."""
         return ROOT / self.qpu.upstream_source if self.qpu.upstream_source else self.build_root / "sources" / "qpulib"
 
     @property
     def tag(self) -> str:
-        """Tag of images, locally and in the registry."""
+        """The tag of images, both locally and in the registry."""
         return self.registry.tag or self.image.label
 
     def image_reference(self, role: str) -> str:
-        """Local name of the image with a role such as rootfs, dev, builder or system."""
+        """Return the local name of the image with a role such as rootfs, dev, builder or system."""
         return f"{self.image.name}/{role}:{self.image.label}"
 
 
@@ -466,11 +475,11 @@ _BARE_VARIABLES = [name.removeprefix("INVOKE_") for name in _VARIABLES]
 
 
 def take_variables(environment: MutableMapping[str, str]) -> dict[str, str]:
-    """Remove the INVOKE_* variables that are not Invoke's own from an environment and return them.
+    """Remove the INVOKE_* variables, except Invoke's own, from an environment, and return them.
 
-    Invoke would convert each to the type of the value in invoke.yaml: it takes ``false`` as true, raises an exception
-    for a word in place of a number or text in place of a list, and ignores unknown names. ``load_config`` validates
-    the variables instead.
+    Invoke would convert each variable to the type of the value in invoke.yaml: it would interpret ``false`` as true,
+    raise an exception for a word in place of a number or text in place of a list, and ignore unknown names.
+    ``load_config`` therefore validates the variables.
     """
     own = tuple(f"INVOKE_{key}".upper() for key in _INVOKE_KEYS)
     names = [name for name in environment if name.startswith("INVOKE_") and not name.startswith(own)]
@@ -478,7 +487,7 @@ def take_variables(environment: MutableMapping[str, str]) -> dict[str, str]:
 
 
 def defaults(environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return the tree of defaults for Invoke; lists are comma-separated text.
+    """Return the tree of defaults for Invoke, with lists as comma-separated text.
 
     SOURCE_DATE_EPOCH in ``environment`` is the default of ``image.source_date_epoch``.
     """
@@ -502,13 +511,13 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     named: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Validate a tree of settings (Invoke's merged configuration, or a plain dict).
+    """Validate a tree of settings (Invoke's merged configuration or a plain dict), and return the configuration.
 
-    ``environment`` has the INVOKE_* variables (see ``take_variables``); they override the tree, except its part
-    ``named``, which comes from the file of --config. ``options`` are settings of the command line, such as
-    ``{"qpu.library": "upstream"}``; they override both, and empty ones are ignored. The text of a variable is split at
-    commas for a list; a list in ``options`` is used unchanged. Raises ConfigError with all errors, including variables
-    that name no setting.
+    ``environment`` contains the INVOKE_* variables (see ``take_variables``). They override the tree, except for its
+    part ``named``, which comes from the --config file. ``options`` contains settings from the command line, such as
+    ``{"qpu.library": "upstream"}``; they override both, and empty ones are ignored. For a list, a variable's text is
+    split at commas; a list in ``options`` is used unchanged. Raises ConfigError with all errors, including variables
+    that do not name a setting.
     """
     faults: list[str] = []
     stronger = {
@@ -544,14 +553,14 @@ def load_config(
 
 
 def _with_its_variable(fault: str) -> str:
-    """Name SOURCE_DATE_EPOCH in an error about the time stamp that was taken from it."""
+    """Return an error about a time stamp from SOURCE_DATE_EPOCH with that variable's name."""
     value = os.environ.get(EPOCH_VARIABLE)
     from_variable = fault.startswith("image.source_date_epoch:") and value and fault.endswith(f"found {value!r}")
     return f"{fault} in {EPOCH_VARIABLE}" if from_variable else fault
 
 
 def _of_flavour(image: ImageConfig) -> list[str]:
-    """Return the error if the flavour's archive does not have the architecture."""
+    """Return an error if the flavour's archive does not have the architecture; otherwise none."""
     flavour = tomllib.loads((ROOT / "images" / "flavours" / f"{image.flavour}.toml").read_text())
     offered = flavour.get("architectures", [image.architecture])
     if image.architecture in offered:
@@ -598,13 +607,13 @@ def _load_section(name: str, section: Any, given: Mapping[str, Any], faults: lis
 
 
 def _shortened(raw: Any) -> str:
-    """The representation of a value, shortened to one line."""
+    """Return a value's representation, shortened to one line."""
     text = repr(raw)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]} ({len(text)} characters)"
 
 
 def _expanded(value: Any) -> Any:
-    """Expand ``~`` to the caller's home, in a path or in each path of a tuple."""
+    """Return a path, or a tuple of paths, with ``~`` expanded to the caller's home."""
     if isinstance(value, tuple):
         return tuple(caller.expanded(item) for item in value)
     return type(value)(caller.expanded(os.fspath(value))) if isinstance(value, Path) else caller.expanded(value)
@@ -616,7 +625,7 @@ def _nearest(key: str, valid: typing.Iterable[str]) -> str:
 
 
 def _convert(raw: Any, wanted: Any) -> Any:
-    """Convert a YAML value or the text of a variable. Raises ValueError with the expected form."""
+    """Return a YAML value or a variable's text as the setting's type. Raises ValueError with the expected form."""
     if isinstance(wanted, types.GenericAlias):
         if isinstance(raw, str):
             raw = [part.strip() for part in raw.split(",") if part.strip()]

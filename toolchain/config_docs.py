@@ -1,4 +1,4 @@
-"""Generates docs/configuration.md from the types, defaults and help texts of all settings.
+"""Generate docs/configuration.md from the types, defaults and help texts of all settings.
 
 ``python -m toolchain.config_docs`` writes the page, and a test checks that it is up to date.
 """
@@ -25,12 +25,12 @@ _KINDS: dict[Any, tuple[str, Any]] = {
     int: ("whole number", -math.inf),
     float: ("number", -math.inf),
 }
-"""For each type: its name in the page, and a value that every check rejects."""
+"""For each type, its name on the page and a value that every check rejects."""
 
 _HEAD = """\
 # Configuration
 
-Every setting has a default, so `invoke.yaml` is optional and needs to contain only what differs:
+Every setting has a default, so `invoke.yaml` is optional and only needs to contain what differs:
 
 ```yaml
 image:
@@ -123,7 +123,7 @@ def _table(name: str, section: Any) -> str:
 
 
 def _valid(hint: Any, check: Check | None) -> str:
-    """Describe the valid values, taken from the error of the check for an invalid value."""
+    """Return a description of the valid values, taken from the check's error for an invalid value."""
     name = "list" if isinstance(hint, types.GenericAlias) else _KINDS[hint][0]
     impossible = ("\0",) if name == "list" else _KINDS[hint][1]
     expected = check(impossible).partition("expected ")[2].partition("; did you mean")[0] if check else ""

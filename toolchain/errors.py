@@ -1,9 +1,9 @@
 """Errors that the user can fix, and their exit codes (docs/tasks.md lists them).
 
 An error states what was expected, what was found and the fix. Only the outermost layer (``tasks.py``,
-``toolchain/cli.py``) converts it into an exit code, together with any unhandled ``OSError``. Other exceptions are bugs
-and stop the program with a traceback. A separate class exists only if code or a script handles the case differently.
-Exit codes 1 and 2 belong to Invoke (a failed task body, an invalid command line); 130 is Ctrl-C.
+``toolchain/cli.py``) converts errors, and any unhandled ``OSError``, into exit codes. Other exceptions are bugs and
+stop the program with a traceback. A separate class exists only if code or a script handles the case differently. Invoke
+uses exit codes 1 (a failed task body) and 2 (an invalid command line); 130 means Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolchain.text import printable
 class UserError(Exception):
     """An error that the user can fix.
 
-    ``expected`` and ``found`` are short noun phrases, ``fix`` is the command or the change that helps.
+    ``expected`` and ``found`` are short noun phrases; ``fix`` is the command or change that solves the problem.
     """
 
     exit_code = 10
@@ -39,7 +39,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """Errors in invoke.yaml, an INVOKE_* variable or an option; all of them are listed."""
+    """Errors in invoke.yaml, INVOKE_* variables or options, which are listed together."""
 
     exit_code = 11
 
@@ -82,11 +82,11 @@ class CommandFailed(UserError):
 
 
 class CommandTimedOut(CommandFailed):
-    """A subprocess was terminated at its deadline."""
+    """A subprocess was terminated because it exceeded its time limit."""
 
 
 class EngineUnavailable(UserError):
-    """No usable Docker engine: no engine responds or can be started, or the configuration is invalid."""
+    """No Docker engine responds or can be started, or its configuration is invalid."""
 
     exit_code = 16
 
@@ -114,13 +114,13 @@ class RegistryConnectionRefused(RegistryUnreachable):
 
 
 class DiskFull(UserError):
-    """There is not enough space for the output of a step."""
+    """There is not enough disk space for a step's output."""
 
     exit_code = 21
 
 
 class ArtefactMissing(UserError):
-    """A product of an earlier step is missing."""
+    """An earlier step's product is missing."""
 
     exit_code = 25
 
@@ -132,7 +132,7 @@ class SourceUnavailable(UserError):
 
 
 class ArtefactDamaged(UserError):
-    """A file does not have the size or the SHA-256 of its manifest."""
+    """A file does not have the size or the SHA-256 in its manifest."""
 
     exit_code = 26
 
@@ -168,19 +168,19 @@ class AccessDenied(UserError):
 
 
 class RegistryUntrusted(UserError):
-    """The registry's certificate is not trusted, or it uses plain HTTP where TLS is expected."""
+    """The registry's certificate is not trusted, or the registry uses plain HTTP where TLS is expected."""
 
     exit_code = 30
 
 
 class ReferenceNotFound(UserError):
-    """The registry or the engine does not have that image or tag."""
+    """The registry or the engine does not have the requested image or tag."""
 
     exit_code = 34
 
 
 class RegistryFailed(UserError):
-    """The registry's response is invalid: it is not a registry, or a digest or a layer does not match."""
+    """The response is invalid: the server is not a registry, or a digest or a layer does not match."""
 
     exit_code = 35
 
@@ -194,7 +194,7 @@ class RegistryBroke(RegistryFailed):
 
 
 class SignatureRefused(UserError):
-    """A signature is missing, invalid, made with another key or for another image, or the image is an older one."""
+    """A signature is missing, invalid, or for another key or image, or the image is older than one already verified."""
 
     exit_code = 36
 
@@ -218,7 +218,7 @@ class DeviceTestsFailed(UserError):
 
 
 class ResultMismatch(UserError):
-    """The result of a kernel differs from its reference."""
+    """A kernel's result differs from its reference."""
 
     exit_code = 42
 
@@ -250,7 +250,7 @@ _FIXES = {
 
 
 def of_system(fault: OSError) -> UserError:
-    """Convert an OSError into a user error with the path it names: DiskFull for a full disk."""
+    """Return the user error for an OSError, with the path that it names; for a full disk, DiskFull."""
     names = [
         os.fsdecode(name) for name in (fault.filename, fault.filename2) if isinstance(name, (str, bytes, os.PathLike))
     ]

@@ -1,4 +1,4 @@
-"""Files and folders: atomic replacement, locks, fingerprints, full disks, reproducible tars."""
+"""Handle files and folders: atomic replacement, locks, fingerprints, full disks and reproducible tars."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from toolchain import caller, process
 from toolchain.errors import CommandFailed, DiskFull, RootNeeded, UserError
 
 MARKER = ".pitorch-owned"
-"""Name of the file that marks a folder as ours. Only folders with it are deleted."""
+"""The name of the file that marks a folder as created by this project. Only marked folders are deleted."""
 
 NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|enough free space|Wrote only \d+ of \d+ bytes")
-"""Messages of programs about a full disk or an exceeded quota. The last one is GNU tar's, the one before it apt's."""
+"""Matches programs' messages about a full disk or an exceeded quota. The last is GNU tar's, the one before apt's."""
 
 _BLOCK = 1 << 20
 _POLL_S = 0.05
 _UNFINISHED = re.compile(r"\..+\.(?:scratch|part|part\.tar)")
-"""Names of scratch folders and of partly written files. mmdebstrap is given a name with another suffix."""
+"""Matches the names of scratch folders and partly written files. For mmdebstrap, the names have another suffix."""
 
 
 def absolute(path: Path) -> Path:
-    """The absolute path without symbolic links and ``..``, except that the last component is not resolved."""
+    """Return the absolute path without ``..`` and symbolic links, except that the last component may be a link."""
     return path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
 
 
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4095
 _VIRTUAL = ("/proc", "/sys")
-"""File systems of the kernel, where files and folders cannot be created."""
+"""The kernel's file systems, in which files and folders cannot be created."""
 
 
 def path_fault(path: Path) -> str:
-    """Why a path cannot name a file or folder to read or create; empty if it can.
+    """Return why a path cannot name a file or folder to read or create; empty if it can.
 
-    The limits are those of limits.h (NAME_MAX, PATH_MAX). Nothing is created. Paths that cannot be examined are valid.
+    The limits are those in limits.h (NAME_MAX, PATH_MAX). Nothing is created. Paths that cannot be examined are valid.
     """
     name = os.fspath(path)
     if "\0" in name:
@@ -68,7 +68,7 @@ def path_fault(path: Path) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's content."""
+    """Return the SHA-256 of a file's content in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):
@@ -77,7 +77,7 @@ def sha256_of(path: Path) -> str:
 
 
 def tree_fingerprint(root: Path, *patterns: str) -> str:
-    """SHA-256 of the names, modes and contents of the files below ``root`` that match a glob pattern.
+    """Return the SHA-256 over names, modes and contents of the files below ``root`` that match a glob pattern.
 
     Without patterns all files are included, except byte-code caches.
     """
@@ -100,7 +100,7 @@ def write_text_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path next to ``path``, which replaces ``path`` if the block succeeds and is removed otherwise."""
+    """Yield a temporary path next to ``path``; on success it replaces ``path``, otherwise it is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -113,9 +113,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A temporary folder below ``parent``, removed on exit.
+    """Yield a temporary folder below ``parent``, which is removed on exit.
 
-    This process holds a lock on it. That distinguishes it from the leftovers of killed tasks (toolchain.leftovers).
+    This process holds a lock on the folder, which distinguishes it from leftovers of killed tasks
+    (toolchain.leftovers).
     """
     parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -126,7 +127,7 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def _hold(folder: Path, stack: contextlib.ExitStack) -> bool:
-    """Lock a new folder, if its file system supports that; false if another task has just removed it as a leftover."""
+    """Lock a new folder if its file system permits; return false if another task has just removed it as a leftover."""
     with contextlib.suppress(FileNotFoundError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         stack.callback(os.close, handle)
@@ -136,7 +137,7 @@ def _hold(folder: Path, stack: contextlib.ExitStack) -> bool:
 
 
 def unfinished_in(folder: Path) -> Iterator[Path]:
-    """The scratch folders and partly written files in ``folder``, in use or left by killed tasks."""
+    """Yield the scratch folders and partly written files in ``folder``, in use or left by killed tasks."""
     if not folder.is_symlink():
         yield from (path for path in folder.glob(".*") if _UNFINISHED.fullmatch(path.name))
 
@@ -145,7 +146,7 @@ def unfinished_in(folder: Path) -> Iterator[Path]:
 def locked(folder: Path, *, lock_file: bool = True) -> Iterator[None]:
     """Run the block in one process at a time; other processes wait. The folder is created if necessary.
 
-    The lock is the file ``lock`` in the folder, or without ``lock_file`` the folder itself.
+    The lock is the file ``lock`` in the folder or, without ``lock_file``, the folder itself.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, flags = (folder / "lock", os.O_WRONLY | os.O_CREAT) if lock_file else (folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -159,7 +160,7 @@ def locked(folder: Path, *, lock_file: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Create a folder with our marker, and run the block in one process at a time. Raises as ``require_owned``."""
+    """Create a folder with our marker and run the block in one process at a time. Raises as ``require_owned`` does."""
     require_owned(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARKER).touch()
@@ -169,9 +170,9 @@ def owned(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock file, which is created and not removed. Raises ``refusal`` at once if another process holds it.
+    """Hold a lock file, which is created and never removed. Raises ``refusal`` at once if another process holds it.
 
-    Read permission is enough to hold the file of another user. Raises PermissionError if it cannot be read or created.
+    Read permission is enough for another user's file. Raises PermissionError if the file cannot be read or created.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -188,7 +189,7 @@ def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[No
 
 
 def belongs_to_another(folder: Path, found: str) -> RootNeeded:
-    """The error for a build folder without write permission."""
+    """Return the error for a build folder without write permission."""
     return RootNeeded(
         f"{folder} belongs to another user",
         expected="a build folder with write permission",
@@ -202,7 +203,7 @@ def swapping() -> Iterator[None]:
     """Delay the signals that stop a task until the renames in the block are done."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        # The handler of a pending signal may raise from this call, after the signals are blocked.
+        # A pending signal's handler may raise an exception from this call, after the signals are blocked.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
         yield
     finally:
@@ -218,7 +219,7 @@ def remove(path: Path) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Disk usage of a folder in bytes, as far as this user can read it."""
+    """Return a folder's disk usage in bytes, as far as this user can read the folder."""
     found = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -260,7 +261,7 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
 
 @contextlib.contextmanager
 def least_room(folder: Path) -> Iterator[list[int]]:
-    """The minimum of free bytes at ``folder`` (or its nearest existing parent) since the block began.
+    """Yield the minimum of free bytes at ``folder``, or its nearest existing parent, since the block began.
 
     The free space is polled, because a program that fails on a full disk may remove its files before it exits.
     """
@@ -287,7 +288,7 @@ def least_room(folder: Path) -> Iterator[list[int]]:
 
 
 def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
-    """The error for a program whose output reports a full disk or quota, with that line; None otherwise."""
+    """Return the error for a program that reports a full disk or quota, with that line, or None otherwise."""
     lines = (line.strip() for line in said.splitlines() if NO_ROOM.search(line))
     if (found := next(lines, None)) is None:
         return None
@@ -301,11 +302,11 @@ def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
 
 @contextlib.contextmanager
 def room_for(purpose: str, folder: Path) -> Iterator[None]:
-    """Raise DiskFull if the block, which writes below ``folder``, fails because of a full disk or quota."""
+    """Raise DiskFull if the block, which writes below ``folder``, fails because of a full disk or an exceeded quota."""
     try:
         yield
     except OSError as fault:
-        # The error of copytree has no errno. Its text contains the messages of all errors.
+        # copytree's error has no errno; its text contains the messages of all errors.
         words = NO_ROOM.search(str(fault)) if isinstance(fault, shutil.Error) else None
         if fault.errno not in (errno.ENOSPC, errno.EDQUOT) and words is None:
             raise
@@ -322,8 +323,8 @@ def pack(
 ) -> None:
     """Write a folder as a reproducible tar: sorted, owned by root, no time stamp newer than ``epoch``.
 
-    The same tree gives the same bytes. The tar is not compressed: it becomes a layer of an image. ``overlay`` is a
-    second folder whose files replace or complete those of the first. A file or folder of the first is omitted if
+    The same tree produces the same bytes. The tar is not compressed, because it becomes an image layer. ``overlay`` is
+    a second folder whose files replace or complete those in the first. A file or folder in the first is omitted if
     ``leave_out`` matches its whole relative name (with ``/``). Raises DiskFull.
     """
     found = dict(_below(folder, leave_out))
@@ -349,7 +350,7 @@ def pack(
 
 
 def _below(folder: Path, leave_out: re.Pattern[str] | None = None, inside: str = "") -> Iterator[tuple[str, Path]]:
-    """All files and folders below a folder: relative names and paths."""
+    """Yield the relative names and paths of all files and folders below a folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = inside + entry.name
@@ -361,7 +362,7 @@ def _below(folder: Path, leave_out: re.Pattern[str] | None = None, inside: str =
 
 
 def unpack(tar: Path, folder: Path) -> None:
-    """Extract a tar that ``pack`` wrote; ``folder`` is replaced. Raises DiskFull."""
+    """Extract a tar that ``pack`` wrote, and replace ``folder`` by its contents. Raises DiskFull."""
     with scratch_folder(folder.parent, folder.name) as scratch:
         stage = scratch / "root"
         stage.mkdir()

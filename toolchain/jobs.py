@@ -1,4 +1,4 @@
-"""The number of parallel compiler processes, from cores and available memory."""
+"""Compute the number of parallel compiler processes from the cores and the available memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from toolchain.config import BuildConfig
 
-# Mount points and files of cgroups version 2 and 1: limit, usage, and the reclaimable part of the page cache within the
-# usage. (cgroups(7); the kernel's admin-guide/cgroup-v2 and cgroup-v1/memory)
+# Mount points of cgroups version 2 and 1, and their files for the limit, the usage, and the reclaimable page cache that
+# the usage includes. (cgroups(7); the kernel's admin-guide/cgroup-v2 and cgroup-v1/memory)
 _CONTROLLERS = (
     ("", "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -18,7 +18,7 @@ _CONTROLLERS = (
 
 
 def available_memory_mib() -> int:
-    """Memory in MiB available to new processes without swapping: MemAvailable of proc(5), or a lower cgroup limit."""
+    """Return the MiB that new processes can use without swapping: MemAvailable (proc(5)), or a lower cgroup limit."""
     free = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, value = line.split(":")
@@ -28,7 +28,7 @@ def available_memory_mib() -> int:
 
 
 def _left_in_cgroups() -> Iterator[int]:
-    """Yield the bytes left in each cgroup with a limit that contains this process."""
+    """Yield the bytes left in each cgroup that contains this process and has a limit."""
     try:
         lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except OSError:
@@ -46,7 +46,7 @@ def _left_in_cgroups() -> Iterator[int]:
 
 
 def compile_jobs(build: BuildConfig, *, available_mib: int | None = None) -> int:
-    """Parallel compiler processes: ``build.jobs`` if set, else limited by cores and available memory, at least one."""
+    """Return ``build.jobs`` if set, else the number that cores and memory permit, but at least one."""
     if build.jobs:
         return build.jobs
     free_mib = available_memory_mib() if available_mib is None else available_mib

@@ -1,4 +1,4 @@
-"""The rows of ``lab.boards``: ``NAME=ADDRESS [TAG=VALUE ...] [power=MODEL/INDEX/HOST]``."""
+"""Parse the rows of ``lab.boards``: ``NAME=ADDRESS [TAG=VALUE ...] [power=MODEL/INDEX/HOST]``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 OWN_TAGS = ("kind", "project", "quarantine")
 """Tags that ``./inv lab`` sets itself."""
 
-_NAME = re.compile(r"[a-z][a-z0-9-]*")  # labgrid makes a place of its own for a group whose name is a number
+_NAME = re.compile(r"[a-z][a-z0-9-]*")  # labgrid creates an extra place for a group whose name is a number
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+@)?(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\])(?::(?P<port>\d+))?")
 _KEY = re.compile(r"[a-z][a-z0-9_]+")
 _VALUE = re.compile(r"[a-z0-9_.-]+")
@@ -26,7 +26,7 @@ class Power:
 
 @dataclass(frozen=True)
 class BoardRow:
-    """One board. ``address`` is ``qemu`` for a virtual machine of this PC, otherwise ``[USER@]HOST[:PORT]``."""
+    """A board. ``address`` is ``qemu`` for a virtual machine on this PC, otherwise ``[USER@]HOST[:PORT]``."""
 
     name: str
     address: str
@@ -35,12 +35,12 @@ class BoardRow:
 
     @property
     def virtual(self) -> bool:
-        """Whether the board is a virtual machine of this PC."""
+        """Whether the board is a virtual machine on this PC."""
         return self.address == "qemu"
 
 
 def parse(text: str) -> BoardRow:
-    """The row that a text describes. Raises ValueError with the expected form."""
+    """Return the board that a text describes. Raises ValueError with the expected form."""
     first, *rest = text.split() or [""]
     name, mark, address = first.partition("=")
     if not mark or not _NAME.fullmatch(name):
@@ -73,7 +73,7 @@ def _power(text: str) -> Power:
 
 
 def check(rows: Sequence[str]) -> str:
-    """Return the error in a list of rows, or an empty string."""
+    """Return the error in a list of rows, or an empty string if there is none."""
     faults, names = [], []
     for text in rows:
         try:

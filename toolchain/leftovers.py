@@ -17,11 +17,11 @@ _LISTED = 3
 
 
 def clear(found: Iterable[Path], base: Path) -> None:
-    """Remove these files and folders below ``base``, and print how much space that freed.
+    """Remove these files and folders below ``base``, and print how much space was freed.
 
-    Does not remove links, entries that this user may not remove, mount points and folders that contain one, scratch
-    folders that a process still locks (toolchain.files), and entries whose name another process uses, because programs
-    of a killed task may run for a while.
+    Programs of a killed task may run for a while, so entries whose name another process uses are not removed. Neither
+    are links, entries that this user may not remove, mount points, folders that contain one, and scratch folders that a
+    process still locks (toolchain.files).
     """
     with contextlib.ExitStack() as stack:
         unlocked = [path for path in map(files.absolute, found) if _removable(path, stack)]
@@ -47,7 +47,7 @@ def clear(found: Iterable[Path], base: Path) -> None:
 
 
 def _removable(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Whether the path exists, this user may remove it, and no process locks it; a folder stays locked in ``stack``."""
+    """Return whether the path exists, is removable for this user and not locked; ``stack`` then holds its lock."""
     if not os.access(path.parent, os.W_OK, effective_ids=True):
         return False
     try:
@@ -63,9 +63,9 @@ def _removable(path: Path, stack: contextlib.ExitStack) -> bool:
 
 
 def _used(paths: Sequence[Path]) -> Iterator[Path]:
-    """The paths whose names another process uses: as an argument, open file, working folder, program or mount.
+    """Yield paths whose names another process uses, as an argument, open file, working folder, program or mount.
 
-    The names are random or contain a process number.
+    The names are random or contain a process number, so the name alone identifies a path.
     """
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -86,6 +86,6 @@ def _uses(process: Path) -> Iterator[bytes]:
 
 
 def _mounted(paths: Sequence[Path]) -> Iterator[Path]:
-    """The paths that are mount points or contain one."""
+    """Yield the paths that are mount points or contain one."""
     points = [Path(mount.mountpoint) for mount in psutil.disk_partitions(all=True)]
     yield from (path for path in paths if any(point.is_relative_to(path) for point in points))

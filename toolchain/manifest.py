@@ -1,9 +1,9 @@
-"""Manifests: what a step passes to the next steps. A manifest describes the files that the step created.
+"""Manifests, which describe the files that a step created and pass facts to later steps.
 
-A manifest is JSON: the name and key of the step, the inputs of the key, the artefacts (path, size, SHA-256), facts for
-later steps (an image id, a package list), warnings, the duration in seconds, and the commit of the checkout. Paths are
-relative to the manifest, so that a build folder can be moved. The commit is not part of the key or of the product: a
-different commit alone does not make a step run.
+A manifest is a JSON file with the step's name and key, the key's inputs, the artefacts (path, size, SHA-256), facts for
+later steps (an image id, a package list), warnings, the duration in seconds, and the checkout's commit. Paths are
+relative to the manifest, so that a build folder can be moved. The commit is not part of the key or the product: a
+different commit alone does not cause a step to run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Artefact:
 
     @classmethod
     def of(cls, path: Path) -> Artefact:
-        """Measure a file."""
+        """Return the artefact for a file, with its size and SHA-256."""
         return cls(path, path.stat().st_size, sha256_of(path))
 
     def verify(self) -> None:
@@ -65,13 +65,13 @@ class Manifest:
 
     @property
     def product(self) -> str:
-        """SHA-256 of the product: names and contents of the artefacts, and the facts."""
+        """The SHA-256 of the product: the artefacts' names and contents, and the facts."""
         made = [[item.path.name, item.sha256] for item in self.artefacts]
         text = json.dumps([made, dict(self.facts)], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def artefact(self, suffix: str) -> Artefact:
-        """The only artefact whose file name has this suffix."""
+        """Return the only artefact whose file name has this suffix."""
         found = [item for item in self.artefacts if item.path.name.endswith(suffix)]
         if len(found) != 1:
             raise ArtefactMissing(
@@ -81,7 +81,7 @@ class Manifest:
         return found[0]
 
     def write(self, path: Path) -> None:
-        """Write the manifest atomically, with relative paths of the artefacts."""
+        """Write the manifest atomically, with relative artefact paths."""
         document = {
             "schema": SCHEMA,
             "step": self.step,
@@ -100,7 +100,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Manifest | None:
-        """The manifest at ``path``; None if it does not exist, is incomplete or has another schema."""
+        """Return the manifest at ``path``, or None if it does not exist, is incomplete or has another schema."""
         try:
             document = json.loads(path.read_text())
             if document["schema"] != SCHEMA:
@@ -123,7 +123,7 @@ class Manifest:
 
 
 def require(path: Path, task: str) -> Manifest:
-    """The manifest at ``path``. Raises ArtefactMissing, which names the task that creates it."""
+    """Return the manifest at ``path``. Raises ArtefactMissing with the task that creates it."""
     manifest = Manifest.read(path)
     if manifest is None:
         raise ArtefactMissing(
@@ -136,5 +136,5 @@ def require(path: Path, task: str) -> Manifest:
 
 
 def all_warnings(manifests: Sequence[Manifest]) -> list[str]:
-    """All warnings without duplicates, in order."""
+    """Return all warnings without duplicates, in order."""
     return list(dict.fromkeys(warning for manifest in manifests for warning in manifest.warnings))

@@ -19,13 +19,13 @@ _PORTS = 16384
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A free port at an address of this machine.
+    """Return a free port at an address of this machine.
 
-    If possible it is not an ephemeral port (ip(7): ip_local_port_range): another program or connection could get such
-    a port before the server listens. Raises OSError for an address that is not this machine's.
+    Ephemeral ports (ip(7): ip_local_port_range) are avoided if possible, because another program or connection could
+    get such a port before the server listens. Raises OSError for an address that is not this machine's.
     """
     end = _LOWEST
-    with contextlib.suppress(OSError):  # without this file the ephemeral ports are unknown
+    with contextlib.suppress(OSError):  # without this file, the ephemeral ports are unknown
         end = int(_EPHEMERAL.read_text().split()[0])
     first = max(_LOWEST, end - _PORTS)
     for _ in range(100 if first < end else 0):
@@ -36,7 +36,7 @@ def free_port(host: str = LOOPBACK) -> int:
 
 
 class _Taken(Exception):
-    """Another program uses the port, or this user may not use it."""
+    """Another program uses the port, or this user is not permitted to use it."""
 
 
 def _bound(host: str, port: int) -> int:
@@ -51,9 +51,9 @@ def _bound(host: str, port: int) -> int:
 
 
 def require_free(address: str, port: int, *, server: str, section: str) -> None:
-    """Raise InUse if another program listens on the port, UserError if the address is not this machine's.
+    """Raise InUse if another program listens on the port, or UserError if the address is not this machine's.
 
-    ``section`` is the section of invoke.yaml with the address and port. Raises UserError if the port is out of range.
+    ``section`` is the section of invoke.yaml with the address and port. Also raises UserError for a port out of range.
     """
     if not 0 < port < 65536:
         raise UserError(
@@ -86,7 +86,7 @@ def require_free(address: str, port: int, *, server: str, section: str) -> None:
 
 
 def _listener(port: int) -> str:
-    """The program that listens on a port, as far as ss(8) can determine it."""
+    """Return a description of the program that listens on a port, as far as ss(8) can determine it."""
     with contextlib.suppress(ProgramMissing):
         listed = process.run(["ss", "-Hltnp", f"sport = :{port}"], check=False, limit_s=10).output.split()
         users = [word for word in listed if word.startswith("users:")]

@@ -1,8 +1,9 @@
-"""Run subprocesses from argument lists, with a time limit; logged command lines can be pasted into a shell.
+"""Run subprocesses from argument lists with a time limit, and log command lines that can be pasted into a shell.
 
 Each child leads its own session and process group. After an error or Ctrl-C, the entire group is stopped with SIGTERM,
-then SIGKILL. If this process is killed, a reaper stops the groups (toolchain.reaper). Exit codes are explained: 127 and
-ENOENT as the missing program, 137 as the kernel's out-of-memory killer, negative ones as the signal's name.
+then SIGKILL. If this process is killed, a reaper stops the groups (toolchain.reaper). Error messages explain exit
+codes: 127 and ENOENT mean a missing program, 137 usually the kernel's out-of-memory killer, and negative ones a signal,
+which is named.
 """
 
 from __future__ import annotations
@@ -62,15 +63,15 @@ class Completed:
 
 
 def pasteable(argv: Sequence[str | os.PathLike[str]], cwd: Path | None = None) -> str:
-    """The command as a shell command line."""
+    """Return the command as a line that can be pasted into a shell."""
     line = shlex.join(os.fspath(part) for part in argv)
     return f"cd {shlex.quote(str(cwd))} && {line}" if cwd else line
 
 
 def require_program(name: str, why: str) -> Path:
-    """The program's path. Raises ProgramMissing with the reason why it is needed, and its package.
+    """Return the program's path. Raises ProgramMissing with the reason why the program is needed, and its package.
 
-    The sbin folders are searched too: they are not on an ordinary user's PATH.
+    The sbin folders, which are not on an ordinary user's PATH, are also searched.
     """
     search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
     found = shutil.which(name, path=search)
@@ -87,7 +88,7 @@ def require_program(name: str, why: str) -> Path:
 def require_root(why: str, again: str) -> None:
     """Raise RootNeeded unless the user is root.
 
-    The fix is the user's command with sudo, or ``again`` if that command is unknown.
+    The error's fix is the user's command with sudo, or ``again`` if that command is unknown.
     """
     if os.geteuid() != 0:
         raise RootNeeded(
@@ -99,7 +100,7 @@ def require_root(why: str, again: str) -> None:
 
 
 def explain_exit(returncode: int) -> str:
-    """A description of an exit status."""
+    """Return a description of an exit status."""
     if returncode < 0:
         known = -returncode in signal.valid_signals() and -returncode < signal.SIGRTMIN
         return f"killed by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
@@ -116,7 +117,7 @@ _registry_lock = threading.Lock()
 
 @contextlib.contextmanager
 def on_interrupt(end: Callable[[], object]) -> Iterator[None]:
-    """While the block runs, ``interrupt_all`` calls ``end``. Threads do not receive Ctrl-C themselves."""
+    """Let ``interrupt_all`` call ``end`` while the block runs, because threads do not receive Ctrl-C themselves."""
     token = id(end)
     with _registry_lock:
         _interruptible[token] = end
@@ -128,7 +129,7 @@ def on_interrupt(end: Callable[[], object]) -> Iterator[None]:
 
 
 def interrupt_all() -> None:
-    """Stop everything that threads wait for."""
+    """Stop all programs that threads are waiting for."""
     with _registry_lock:
         pending = list(_interruptible.values())
     for end in pending:
@@ -137,18 +138,18 @@ def interrupt_all() -> None:
 
 
 class _Reaper:
-    """The process of toolchain.reaper, started on first use."""
+    """The process that runs toolchain.reaper, started on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it if it is not running, so that the next program can be registered without delay."""
+        """Start the reaper if it is not running, so that the next program can be registered without delay."""
         self.send("")
 
     def send(self, line: str) -> None:
-        """Write a line to it. If the process was killed, a new one is started, which receives only the later lines."""
+        """Write a line to the reaper. If it was killed, start a new one, which receives only the later lines."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = subprocess.Popen(
@@ -166,7 +167,7 @@ class _Reaper:
                     self._process.stdin.flush()
 
     def close(self) -> None:
-        """Close its input, so that it exits, and wait for it."""
+        """Close the reaper's input, so that it exits, and wait for it."""
         with self._lock:
             if self._process is not None and self._process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -181,7 +182,7 @@ atexit.register(_reaper.close)
 
 @contextlib.contextmanager
 def reaped(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """If this process is killed while the block runs, the reaper stops the session that ``process`` leads."""
+    """Register ``process`` while the block runs: if this process is killed, the reaper stops the session it leads."""
     _reaper.send(f"+{process.pid}\n")
     try:
         yield
@@ -192,7 +193,7 @@ def reaped(process: subprocess.Popen[bytes]) -> Iterator[None]:
 def end_group(process: subprocess.Popen[bytes], *, polite_s: float = _TERM_WAIT_S) -> None:
     """Stop the process group that ``process`` leads: SIGTERM, a wait of ``polite_s`` seconds, then SIGKILL.
 
-    This waits for all members of the group: a child that ignores SIGTERM outlives the leader.
+    All members of the group are waited for, because a child that ignores SIGTERM outlives the leader.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not _signal_group(process.pid, number):
@@ -213,7 +214,7 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 def _group_runs(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a member of the group is running; zombies do not count."""
+    """Return whether a member of the group is running; zombies are ignored."""
     if process.poll() is None:
         return True
     return _signal_group(process.pid, 0) and any(group == process.pid for _, group, _ in reaper.running())
@@ -235,11 +236,12 @@ def run(
     """Run a command to completion and return its output.
 
     ``env`` extends this process's environment. The locale is set to English, because callers search the output.
-    ``on_line`` is called with each line immediately; the command and its full output are appended to ``log``. If
-    ``merge_stderr`` is false, only stdout is returned, and stderr is used in error messages.
+    ``on_line`` is called with each line as it is written; the command and its full output are appended to ``log``. If
+    ``merge_stderr`` is false, only stdout is returned, and stderr is used only in error messages.
 
-    Raises ProgramMissing, UserError if the kernel cannot execute the program's format, CommandFailed (if ``check`` is
-    false, only for a program that cannot be started), or CommandTimedOut after ``limit_s`` seconds.
+    Raises ProgramMissing, UserError if the kernel cannot execute the program's format, CommandFailed, or
+    CommandTimedOut after ``limit_s`` seconds. If ``check`` is false, CommandFailed is raised only for a program that
+    cannot be started.
     """
     words = tuple(os.fspath(part) for part in argv)
     began = time.monotonic()
@@ -317,7 +319,7 @@ def run(
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Handle SIGINT, SIGTERM and SIGHUP at the end of the block, so that a child that was just started is not lost.
+    """Handle SIGINT, SIGTERM and SIGHUP only at the end of the block, so that a newly started child is not lost.
 
     The signals are not blocked, because the child would inherit the signal mask.
     """
@@ -377,7 +379,7 @@ def _start_error(words: Sequence[str], fault: OSError) -> UserError:
 
 
 def output_of(argv: Sequence[str | os.PathLike[str]], *, limit_s: float = 60.0, cwd: Path | None = None) -> str:
-    """Standard output of a short command, stripped. Raises the errors of ``run``."""
+    """Return the stripped standard output of a short command. Raises the same errors as ``run``."""
     return run(argv, limit_s=limit_s, merge_stderr=False, cwd=cwd).output.strip()
 
 
@@ -392,7 +394,7 @@ def _log_sink(log: Path | None) -> Iterator[Callable[[bytes], object]]:
 
 
 def _lines(process: subprocess.Popen[bytes], stdin: bytes | None, deadline: float) -> Iterator[tuple[bool, bytes]]:
-    """Write ``stdin`` and yield the lines of stdout and stderr immediately; raises TimeoutError at the deadline."""
+    """Write ``stdin``, and yield lines of stdout and stderr as they arrive; raise TimeoutError at the time limit."""
     rest: dict[int, bytes] = {}
     stdout_fd = process.stdout.fileno() if process.stdout else -1
     poller = select.poll()
@@ -433,7 +435,7 @@ def _lines(process: subprocess.Popen[bytes], stdin: bytes | None, deadline: floa
 
 @contextlib.contextmanager
 def stopped_by_signals(stop: threading.Event) -> Iterator[list[int]]:
-    """Let SIGINT, SIGTERM and SIGHUP set ``stop``; yields the list of received signals.
+    """Let SIGINT, SIGTERM and SIGHUP set ``stop``; yield the list of received signals.
 
     Only the main thread can handle signals; in other threads this has no effect.
     """

@@ -1,6 +1,6 @@
 """Identify a process across program runs by its number and its creation time.
 
-The kernel reuses process numbers. A number together with a creation time identifies one process.
+The kernel reuses process numbers; only the number and the creation time together identify a process.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 
 _TOLERANCE_S = 2.0
-"""psutil adds the boot time to the start time in clock ticks; adjusting the clock moves the boot time a little."""
+"""The tolerance in seconds: psutil adds the boot time to the start time, and a clock adjustment shifts the former."""
 
 
 def running(process: psutil.Process) -> bool:
-    """Whether the process is running.
+    """Return whether the process is running.
 
     A zombie counts as running if it has other threads, which keep its files and ports open.
     """
@@ -26,7 +26,7 @@ def running(process: psutil.Process) -> bool:
 
 
 def find(pid: int) -> psutil.Process | None:
-    """The running process with this number, if there is one."""
+    """Return the running process with this number, if there is one."""
     with contextlib.suppress(psutil.NoSuchProcess, ValueError):
         process = psutil.Process(pid)
         return process if running(process) else None
@@ -34,14 +34,14 @@ def find(pid: int) -> psutil.Process | None:
 
 
 def record(process: psutil.Process) -> dict[str, int | float]:
-    """The process's identity as JSON values, for ``find_recorded``."""
+    """Return the process's identity as JSON values, for ``find_recorded``."""
     return {"pid": process.pid, "created": process.create_time()}
 
 
 def find_recorded(identity: Mapping[str, Any]) -> psutil.Process | None:
-    """The process that ``record`` describes, if it is still running.
+    """Return the process that ``record`` describes, if it is still running.
 
-    Raises KeyError, TypeError or ValueError for anything else.
+    Returns None if the process has ended. Raises KeyError, TypeError or ValueError for an invalid record.
     """
     process = find(int(identity["pid"]))
     if process is not None and abs(process.create_time() - float(identity["created"])) < _TOLERANCE_S:

@@ -1,7 +1,7 @@
-"""Progress output: steps with their duration, progress bars, warnings and the final table.
+"""Print progress: steps with their duration, progress bars, warnings and the final table.
 
-On a terminal the bars are live (rich); in a log they are plain lines. All of it goes to stderr: stdout has only the
-result of a task.
+On a terminal the bars are live (rich); in a log they are plain lines. Progress is printed to stderr; stdout contains
+only a task's result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from toolchain.text import printable
 
 
 def make_console(**options: Any) -> Console:
-    """Make a console that prints text verbatim: no markup (``[x]``) and no emoji codes (``:b:``)."""
+    """Return a console that prints text verbatim, without interpreting markup (``[x]``) or emoji codes (``:b:``)."""
     return Console(highlight=False, markup=False, emoji=False, **options)
 
 
@@ -47,7 +47,7 @@ class Bar(Protocol):
     """A progress bar."""
 
     def update(self, completed: float, *, total: float | None = None, note: str = "") -> None:
-        """Set the completed amount and a note on the current item."""
+        """Set the completed amount and a note about the current item."""
 
 
 class _RichBar:
@@ -59,7 +59,7 @@ class _RichBar:
 
 
 class _LineBar:
-    """Prints the progress every 10 s, for logs."""
+    """A bar for logs, which prints the progress every 10 s."""
 
     _EVERY_S = 10.0
 
@@ -108,7 +108,7 @@ def _display() -> Progress:
 
 @contextlib.contextmanager
 def bar(title: str, *, total: float | None = None, in_bytes: bool = False) -> Iterator[Bar]:
-    """Show a progress bar; with ``in_bytes`` it also shows the amount, the rate and the remaining time.
+    """Show a progress bar; with ``in_bytes``, also show the amount, the rate and the remaining time.
 
     Bars of all threads share one display, which is removed together with the last bar.
     """
@@ -175,12 +175,12 @@ class Row:
 
 
 def row_of(name: str, artefact: Artefact, seconds: float, note: str = "") -> Row:
-    """Make the row for a file."""
+    """Return the row for a file."""
     return Row(name, artefact.size, artefact.sha256, seconds, note)
 
 
 def human_size(size: float) -> str:
-    """Format a number of bytes in B, KiB, MiB or GiB."""
+    """Return a number of bytes as text in B, KiB, MiB or GiB."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -189,7 +189,7 @@ def human_size(size: float) -> str:
 
 
 def summary(title: str, rows: Iterable[Row], *, warnings: Sequence[str] = ()) -> None:
-    """Print the final table of a task to stdout, followed by all warnings again."""
+    """Print a task's final table to stdout, then repeat all warnings."""
     out = make_console()
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("artefact", overflow="fold")

@@ -1,10 +1,10 @@
-"""A process that stops the programs of a killed task.
+"""Stop the programs of a killed task, as a separate process.
 
-The task starts it in a separate session and writes to its standard input: ``+ID`` when a program that leads session ID
-has started, ``-ID`` when the program has exited. The kernel closes that pipe when the task exits for any reason,
-including SIGKILL. The remaining processes of those sessions then get SIGTERM and, after ``POLITE_S`` seconds, SIGKILL.
-A parent-death signal would only reach the programs, and not their children. The module is run by ``python -I -S``, and
-does not import other modules of this project.
+The task starts this process in a separate session and writes to its standard input: ``+ID`` when a program that leads
+session ID has started, ``-ID`` when the program has exited. The kernel closes that pipe when the task exits for any
+reason, including SIGKILL. The remaining processes in those sessions are then sent SIGTERM and, after ``POLITE_S``
+seconds, SIGKILL. A parent-death signal would reach only the programs, not their children. The module is run with
+``python -I -S`` and does not import other modules of this project.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ POLITE_S = 5.0
 
 
 def running() -> Iterator[tuple[int, int, int]]:
-    """Number, process group and session of every running process (/proc/PID/stat, proc(5)); zombies are left out."""
+    """Yield number, process group and session of each running process (/proc/PID/stat, proc(5)), except zombies."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError):
-                # The command's name, field 2, may contain spaces and brackets: split after the last bracket.
+                # Field 2, the command's name, may contain spaces and brackets, so split after the last bracket.
                 text = (entry / "stat").read_text(errors="replace")
                 state, _, group, session = text.rpartition(")")[2].split()[:4]
                 if state not in "ZX":
@@ -33,7 +33,7 @@ def running() -> Iterator[tuple[int, int, int]]:
 
 
 def end(sessions: Collection[int]) -> None:
-    """Stop all processes of these sessions."""
+    """Stop all processes in these sessions."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + POLITE_S
         for pid, _, session in running():

@@ -1,4 +1,4 @@
-"""Read invoke.yaml and the file of --config through Invoke, and check that they consist of sections with settings.
+"""Read invoke.yaml and the --config file through Invoke, and check that they consist of sections with settings.
 
 Empty sections are ignored.
 """
@@ -18,10 +18,10 @@ from toolchain.errors import ConfigError
 
 
 class SettingsFiles(config.Config):
-    """Invoke's configuration. A malformed file stops the program with all errors, like ConfigError."""
+    """Invoke's configuration. Malformed files stop the program, which lists all errors as ConfigError does."""
 
     def load_runtime(self, merge: bool = True) -> None:
-        """Read the file of --config, relative to the caller's folder. Unlike the other files, it must exist."""
+        """Read the --config file, relative to the caller's folder. Unlike the other files, it must exist."""
         if given := self._runtime_path:
             path = caller.path(caller.expanded(os.fspath(given)))
             if path.suffix.lstrip(".") not in self._file_suffixes:
@@ -46,7 +46,7 @@ class SettingsFiles(config.Config):
 
 
 def named(settings: Any) -> Mapping[str, Any]:
-    """The contents of the file of --config; empty without that option."""
+    """Return the contents of the --config file; empty without that option."""
     found: Mapping[str, Any] = getattr(settings, "_runtime", {})
     return found
 
@@ -57,11 +57,11 @@ def _read(path: Any, form: str, load: Callable[[Any], Any]) -> dict[str, Any]:
         found, faults = checked(document)
     except OSError as fault:
         if fault.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise FileNotFoundError(errno.ENOENT, fault.strerror, path) from fault  # Invoke tries the next file
+            raise FileNotFoundError(errno.ENOENT, fault.strerror, path) from fault  # Invoke then tries the next file
         raise _refusal([f"{path}: {fault.strerror}"]) from fault
     except RecursionError as fault:
         raise _refusal([f"{path}: expected sections with settings, found {form} that is nested too deeply"]) from fault
-    except Exception as fault:  # the YAML reader raises many classes for invalid tags, dates and numbers
+    except Exception as fault:  # the YAML reader raises various exceptions for invalid tags, dates and numbers
         raise _refusal([f"{path}: not {form}: {' '.join(str(fault).split())}"]) from fault
     if faults:
         raise _refusal([f"{path}: {fault}" for fault in faults])
@@ -69,7 +69,7 @@ def _read(path: Any, form: str, load: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def checked(document: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the non-empty sections of a file and the list of errors in its form."""
+    """Return a file's non-empty sections and the list of errors in its structure."""
     if document is None:
         return {}, []
     if not isinstance(document, Mapping):
@@ -100,7 +100,7 @@ def checked(document: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _not_of_invoke(section: str, key: Any, value: Any) -> str:
-    """Return the error in one of Invoke's own settings, or an empty string. The tasks use none of them."""
+    """Return the error in one of Invoke's own settings, or an empty string. No task uses these settings."""
     usual = config.Config.global_defaults()[section]
     if key not in usual:
         return f"no such setting of Invoke; valid: {', '.join(usual)}"

@@ -1,14 +1,14 @@
-"""Steps that run only when an input has changed, and report which input has changed.
+"""Run steps only when an input has changed, and report which input has changed.
 
-A step's *key* is the SHA-256 of its inputs as canonical JSON. Inputs are named texts: settings, fingerprints of source
-files, the SHA-256 of each module of this project that makes the product (toolchain.closure), and the SHA-256 of the
-products of the steps that it needs. The manifest of a finished step records the key and the inputs. The next run
-compares them; the difference is the reason that is shown. A step also runs when its products are missing, which its
-``missing`` probe detects. A step that produces the same bytes again does not cause the steps that depend on it to run.
-Planning does not change anything. A plan assumes that all steps that depend on a running step also run; the execution
-decides this again with the actual products. Steps whose dependencies are done run concurrently (two by default: an
-emulated step and a compilation rarely compete for a core). After the first failure no further steps start. Running
-steps are completed, then the failure is raised.
+A step's *key* is the SHA-256 of its inputs as canonical JSON. Inputs are named texts: settings, source file
+fingerprints, the SHA-256 of each module of this project that contributes to the product (toolchain.closure), and the
+SHA-256 of the products of the steps on which it depends. A finished step's manifest records the key and the inputs. The
+next run compares them and shows the difference as the reason. A step also runs when its products are missing, which its
+``missing`` function detects. If a step produces the same bytes again, the steps that depend on it do not run. Planning
+does not change anything. A plan assumes that all steps that depend on a running step also run; execution makes this
+decision again with the actual products. Steps whose dependencies are complete run concurrently, by default two at a
+time, because an emulated step and a compilation rarely compete for a core. After the first failure, no further steps
+start. Running steps are completed, and then the failure is raised.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CODE = "code:"
 
 @dataclass(frozen=True)
 class Made:
-    """The result of a step's action."""
+    """The result of a step's action: its products."""
 
     artefacts: tuple[Path | Artefact, ...] = ()
     """Files, or artefacts that have already been measured."""
@@ -45,10 +45,10 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step: its inputs, the steps that it needs, and its action.
+    """A step: its inputs, the steps that it needs, and its action.
 
-    ``action`` gets the manifests of the steps in ``needs``. ``missing`` gets the manifest of the previous run and
-    names the missing part of its product, or returns an empty string. Missing artefacts are always detected.
+    ``action`` receives the manifests of the steps in ``needs``. ``missing`` receives the previous run's manifest and
+    returns the name of the missing part of its product, or an empty string. Missing artefacts are always detected.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Step:
     inputs: Mapping[str, str]
     action: Callable[[Mapping[str, Manifest]], Made]
     code: str = ""
-    """Name of the module that makes the product. Every module in its import closure is an input.
+    """The name of the module that makes the product. Every module in its import closure is an input.
 
     If it is empty, no module is an input.
     """
@@ -66,7 +66,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a step runs, and why."""
+    """The decision whether a step runs, and why."""
 
     step: Step
     key: str
@@ -77,7 +77,7 @@ class Decision:
 
 
 def key_of(name: str, inputs: Mapping[str, str]) -> str:
-    """SHA-256 of a step's name and inputs."""
+    """Return the SHA-256 of a step's name and inputs."""
     text = json.dumps([name, dict(inputs)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -95,11 +95,11 @@ class Pipeline:
         self.steps = tuple(steps)
 
     def manifest_path(self, name: str) -> Path:
-        """Path of a step's manifest."""
+        """Return the path of a step's manifest."""
         return self.folder / f"{name}{MANIFEST_SUFFIX}"
 
     def plan(self, *, force: frozenset[str] = frozenset(), only: Sequence[str] = ()) -> list[Decision]:
-        """Decide for every step, or for the steps in ``only`` and those that they need. Nothing is changed."""
+        """Return a decision for each step, or for the steps in ``only`` and their dependencies. Changes nothing."""
         wanted = set(only) or {step.name for step in self.steps}
         for step in reversed(self.steps):
             wanted |= set(step.needs) if step.name in wanted else set()
@@ -124,17 +124,17 @@ class Pipeline:
         return Decision(step, key, bool(reason), reason or "inputs unchanged", previous, step.name in force)
 
     def execute(self, decisions: Sequence[Decision], *, at_once: int = 2) -> list[Manifest]:
-        """Run the steps of a plan; the manifests of all its steps, in order.
+        """Run a plan's steps; return the manifests of all its steps, in order.
 
         Of the steps that can start, the one with the longest chain of dependent steps starts first. Ctrl-C stops the
-        programs of running steps (toolchain.process), and then the steps.
+        running steps' programs (toolchain.process), and then the steps.
         """
         force = frozenset(decision.step.name for decision in decisions if decision.forced)
         done: dict[str, Manifest] = {}
         chains = _chain_lengths([decision.step for decision in decisions])
         waiting = sorted((decision.step for decision in decisions), key=lambda step: -chains[step.name])
-        faults: list[BaseException] = []  # in the order in which they occurred
-        # Computed once for all steps, because git reads the whole checkout.
+        faults: list[BaseException] = []  # in the order of occurrence
+        # Determined once for all steps, because git reads the whole checkout.
         origin = functools.cache(checkout.origin)
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             running: dict[concurrent.futures.Future[Manifest], Step] = {}
@@ -211,7 +211,7 @@ class Pipeline:
 
 
 def _chain_lengths(steps: Sequence[Step]) -> dict[str, int]:
-    """For each step, the length of the longest chain of steps that depend on it."""
+    """Return, for each step, the length of the longest chain of steps that depend on it."""
     found: dict[str, int] = {}
     for step in reversed(steps):
         found[step.name] = max((found[other.name] + 1 for other in steps if step.name in other.needs), default=0)
@@ -219,7 +219,7 @@ def _chain_lengths(steps: Sequence[Step]) -> dict[str, int]:
 
 
 def _interrupt(running: Iterable[concurrent.futures.Future[Manifest]]) -> None:
-    """Stop the programs that running steps have started, and any programs that they start until they stop."""
+    """Stop the programs of running steps, including those that are started until the steps stop."""
     left = set(running)
     while left:
         process.interrupt_all()
@@ -246,7 +246,7 @@ def _reason(step: Step, inputs: Mapping[str, str], key: str, previous: Manifest 
 
 
 def _difference(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The changed inputs. A manifest without modules comes from an earlier version; then all modules are new."""
+    """Return the changed inputs. If a manifest from an earlier version lists no modules, all modules count as new."""
     changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     modules = [name for name in changed if name.startswith(_CODE)]
     shown = [
@@ -260,7 +260,7 @@ def _difference(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def _change(old: str, new: str) -> str:
-    """The old and the new value; for lists of words, the added and the removed ones."""
+    """Return the old and the new value; for lists of words, the added and the removed ones."""
     before, now = set(old.split()), set(new.split())
     moved = [*(f"+{word}" for word in sorted(now - before)), *(f"-{word}" for word in sorted(before - now))]
     if len(before & now) > 1 and len(moved) <= _MOVED_SHOWN:
@@ -273,7 +273,7 @@ def _short(value: str) -> str:
 
 
 def plan_table(decisions: Sequence[Decision]) -> str:
-    """A plan as text: one line per step, with what is done and why."""
+    """Return a plan as text: one line per step with the action and its reason."""
     width = max(len(item.step.title) for item in decisions)
     return "\n".join(
         f"{item.step.title:{width}}  {'runs   ' if item.runs else 'skipped'}  {item.reason}" for item in decisions

@@ -1,1 +1,1 @@
-"""Python wheels: find, audit, build, cache and serve them."""
+"""Find, audit, build, cache and serve Python wheels."""

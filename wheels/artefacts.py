@@ -1,16 +1,17 @@
-"""The artefact cache: wheels that take an hour to build are built only once per machine or per team.
+"""The artefact cache, through which a wheel that takes an hour to build is built only once per machine or team.
 
-An entry has a finished wheel, the symbols that were split off, and the provenance, in ``artefacts/NAME/KEY/`` of the
-build folder. The key depends on everything that the build used: the recipe's key, the compiler and the installed
-packages. A manifest in the folder has sizes and SHA-256 digests, which are verified on every use. An entry that fails
-verification is renamed and never used. It is not deleted, so that the cause can be examined.
+An entry consists of a finished wheel, the debug symbols that were split off, and the provenance, in
+``artefacts/NAME/KEY/`` of the build folder. The key depends on everything that the build used: the recipe's key, the
+compiler and the installed packages. A manifest in the folder lists sizes and SHA-256 digests, which are verified on
+every use. An entry that fails verification is renamed and never used. It is not deleted, so that the cause can be
+examined.
 
-An entry also records the recipe's key, which is known before anything is installed. ``of_recipe`` returns the newest
-wheel of a recipe, regardless of the compiler that built it; ``get`` returns the one with a given key.
+An entry also records the recipe's key, which is known before anything is installed. ``of_recipe`` returns a recipe's
+newest wheel, regardless of the compiler that built it; ``get`` returns the wheel with a given key.
 
-In a registry the entries are OCI artefacts (registry.oras) with the tag ``NAME-KEY``, where KEY is the first 40
-digits of the key. The latest push also gets the tag ``NAME-RECIPE``. Complete keys are in the manifest's annotations.
-Users who can write to the registry are trusted: downloads are verified against the digests that the registry states and
+In a registry, the entries are OCI artefacts (registry.oras) with the tag ``NAME-KEY``, where KEY is the first 40 digits
+of the key. The latest push also has the tag ``NAME-RECIPE``. Complete keys are in the manifest's annotations. Users who
+can write to the registry are trusted: downloads are verified only against the digests that the registry states and
 against their provenance, which is required unless the recipe writes none.
 """
 
@@ -39,7 +40,7 @@ KIND = "application/vnd.pitorch.artefact.v1"
 """``artifactType`` in registries."""
 MANIFEST = "manifest.json"
 PROVENANCE = ".provenance.json"
-"""Suffix of the name of the in-toto statement."""
+"""The suffix of the in-toto statement's file name."""
 
 _KEY_ANNOTATION, _NAME_ANNOTATION, _RECIPE_ANNOTATION = "pitorch.key", "pitorch.name", "pitorch.recipe"
 _RECIPE = "recipe"
@@ -60,44 +61,45 @@ class Entry:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Its files, sorted by name."""
+        """The entry's files, sorted by name."""
         return tuple(item.path for item in self.files)
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The total size of all files in bytes."""
         return sum(item.size for item in self.files)
 
     @property
     def tag(self) -> str:
-        """Its tag in a registry."""
+        """The entry's tag in a registry."""
         return _tag(self.name, self.key)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """An entry that is on this machine and in a registry."""
+    """An entry that is both on this machine and in a registry."""
 
     entry: Entry
     reference: Reference
     digest: str
     moved: int
-    """Number of files that were transferred."""
+    """The number of transferred files."""
     seconds: float
     note: str
 
     @property
     def row(self) -> progress.Row:
-        """Its row in the final table."""
+        """The entry's row in the final table."""
         return progress.Row(str(self.reference), self.entry.size, self.digest, self.seconds, self.note)
 
 
 def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: str = "") -> tuple[Path, ...]:
-    """Store copies of files under a recipe's name and a key; returns their paths. Replaces an existing entry.
+    """Store copies of files under a recipe's name and a key; return their paths. Replace an existing entry.
 
-    ``recipe`` is the recipe's key, for ``of_recipe``.
+    ``recipe`` is the recipe's key, which ``of_recipe`` looks up.
 
-    Raises ArtefactMissing for a missing file, ArtefactDamaged if a provenance statement has other digests, DiskFull.
+    Raises ArtefactMissing for a missing file, ArtefactDamaged if a provenance statement lists other digests, or
+    DiskFull.
     """
     place = _place(config, name, key)
     _require_all(paths)
@@ -123,21 +125,21 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: s
 
 
 def get(config: Config, name: str, key: str) -> tuple[Path, ...] | None:
-    """The files that are stored under a recipe's name and a key, verified; None if there are none.
+    """Return the verified files stored under a recipe's name and a key, or None if there are none.
 
-    Raises ArtefactDamaged if they have changed. In that case the entry is renamed, and the next call returns None.
+    Raises ArtefactDamaged if the files have changed. In that case the entry is renamed, and the next call returns None.
     """
     found = entry(config, name, key)
     return found.paths if found else None
 
 
 def keys(config: Config, name: str) -> tuple[str, ...]:
-    """Keys of all entries of a recipe. They are not verified."""
+    """Return the keys of all of a recipe's entries, which are not verified."""
     return tuple(sorted(path.parent.name for path in (_folder(config) / name).glob(f"*/{MANIFEST}")))
 
 
 def keys_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
-    """Keys of the entries with a recipe's key, the newest first. They are not verified: a plan must be fast."""
+    """Return the keys of entries with a recipe's key, newest first; unverified, because a plan must be fast."""
     found: list[tuple[int, str]] = []
     for path in (_folder(config) / name).glob(f"*/{MANIFEST}"):
         manifest = Manifest.read(path) if _KEY.fullmatch(path.parent.name) else None
@@ -147,15 +149,15 @@ def keys_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
 
 
 def of_recipe(config: Config, name: str, recipe: str) -> tuple[Path, ...] | None:
-    """Like ``get``, for the newest entry with a recipe's key."""
+    """Return files as ``get`` does, for the newest entry with a recipe's key."""
     keys = keys_of_recipe(config, name, recipe)
     return get(config, name, keys[0]) if keys else None
 
 
 def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
-    """The files of an entry that is a folder in this repository; empty if the entry has another recipe key.
+    """Return the files of an entry in this repository; none if the entry has another recipe key.
 
-    Raises ArtefactDamaged if it does not match its manifest.
+    Raises ArtefactDamaged if the entry does not match its manifest.
     """
     manifest = Manifest.read(folder / MANIFEST)
     if manifest is None or manifest.inputs.get(_RECIPE) != recipe:
@@ -172,7 +174,7 @@ def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
 
 
 def entry(config: Config, name: str, key: str) -> Entry | None:
-    """Like ``get``, with sizes and digests."""
+    """Return an entry as ``get`` does, but with sizes and digests."""
     place = _place(config, name, key)
     while True:
         try:
@@ -200,7 +202,9 @@ def _intact(place: Path, name: str, key: str) -> Entry:
     manifest = Manifest.read(place / MANIFEST)
     if manifest is None or (manifest.step, manifest.key) != (name, key):
         raise ArtefactDamaged(
-            f"{place} is not a complete artefact", expected=f"a manifest of {name}, {key}", found="another, or none"
+            f"{place} is not a complete artefact",
+            expected=f"a manifest of {name}, {key}",
+            found="another manifest, or none",
         )
     strays = [item.path for item in manifest.artefacts if item.path.parent != place]
     if strays:
@@ -209,13 +213,13 @@ def _intact(place: Path, name: str, key: str) -> Entry:
         for item in manifest.artefacts:
             item.verify()
         _check_statement(manifest.artefacts)
-    except FileNotFoundError as fault:  # removed meanwhile
+    except FileNotFoundError as fault:  # removed in the meantime
         raise ArtefactMissing(f"{fault.filename} is gone") from fault
     return Entry(name=name, key=key, recipe=manifest.inputs.get(_RECIPE, ""), files=manifest.artefacts)
 
 
 def entries(config: Config) -> Iterator[Entry]:
-    """All entries on this machine. Raises ArtefactDamaged at the first damaged one."""
+    """Yield all entries on this machine. Raises ArtefactDamaged at the first damaged one."""
     for place in sorted(_folder(config).glob("*/*")):
         if place.is_dir() and _NAME.fullmatch(place.parent.name) and _KEY.fullmatch(place.name):
             found = entry(config, place.parent.name, place.name)
@@ -224,10 +228,10 @@ def entries(config: Config) -> Iterator[Entry]:
 
 
 def push(config: Config, *, registry: str | None = None, user: str | None = None, name: str = "") -> list[Shared]:
-    """Push all entries (or those with one ``name``) to a registry, and verify that it holds them.
+    """Push all entries, or those called ``name``, to a registry, and verify that it holds them.
 
     ``registry`` is HOST[:PORT]/NAMESPACE. A complete artefact with the same tag is not replaced: the first push wins.
-    Raises ArtefactMissing if there is nothing to push, ArtefactDamaged, and the same exceptions as registry.oras.
+    Raises ArtefactMissing if there is nothing to push, ArtefactDamaged, or the same exceptions as registry.oras.
     """
     found = [item for item in entries(config) if name in ("", item.name)]
     if not found:
@@ -243,13 +247,13 @@ def push(config: Config, *, registry: str | None = None, user: str | None = None
 def pull(
     config: Config, name: str, key: str, *, registry: str | None = None, user: str | None = None, stated: bool = True
 ) -> Shared:
-    """Pull the artefact with a recipe's name and a key (the artefact's or the recipe's), unless this machine has it.
+    """Pull the artefact with a name and a key, the artefact's or the recipe's, unless this machine has it.
 
-    A damaged entry on this machine is renamed and replaced. ``stated`` is false for a recipe that writes no provenance;
-    otherwise a provenance statement must list every file.
+    A damaged entry on this machine is renamed and replaced. ``stated`` is false for a recipe that does not write
+    provenance; otherwise a provenance statement must list every file.
 
-    Raises ReferenceNotFound if the registry does not have it, RegistryFailed if it is damaged, has no provenance or is
-    another artefact, and the same exceptions as registry.oras.
+    Raises ReferenceNotFound if the registry does not have the artefact, RegistryFailed if the artefact is damaged, has
+    no provenance or is not the requested one, and the same exceptions as registry.oras.
     """
     began = time.monotonic()
     reference = _reference(config, _tag(name, key), registry)
@@ -277,7 +281,7 @@ def pull(
                 put(config, name, own, [scratch / item.name for item in held.files], recipe=recipe)
             except ArtefactDamaged as fault:
                 raise RegistryFailed(
-                    f"{reference} contradicts itself ({fault.summary})",
+                    f"the contents of {reference} are inconsistent ({fault.summary})",
                     expected=fault.expected,
                     found=fault.found,
                     fix="delete that tag there and push it again from the machine that built it",
@@ -295,7 +299,7 @@ def pull(
 
 
 def _entry_or_warning(config: Config, name: str, key: str) -> Entry | None:
-    """The entry, or None. A damaged entry only causes a warning, because it is pulled again next."""
+    """Return the entry, or None. A damaged entry only causes a warning, because it is then pulled again."""
     try:
         return entry(config, name, key)
     except ArtefactDamaged as fault:
@@ -342,7 +346,7 @@ def _tag_as_newest(remote: oras.Store, item: Entry) -> None:
 
 
 def _same(held: oras.Artefact, item: Entry) -> bool:
-    """Whether the files are the same, except provenance statements, which contain the time of the build."""
+    """Return whether the files are the same, apart from provenance statements, which contain the build's time."""
     there = {file.name: file.digest for file in held.files if not file.name.endswith(PROVENANCE)}
     here = {file.path.name: f"sha256:{file.sha256}" for file in item.files if not file.path.name.endswith(PROVENANCE)}
     return there == here
@@ -366,7 +370,7 @@ def _tag(name: str, key: str) -> str:
 
 
 def _reference(config: Config, tag: str, registry: str | None) -> Reference:
-    """The reference of an artefact: like an image's reference, but in the repository for artefacts."""
+    """Return an artefact's reference, which is like an image's, but in the repository for artefacts."""
     section = dataclasses.replace(config.registry, repository=config.registry.artefacts)
     return resolve(dataclasses.replace(config, registry=section), registry=registry, tag=tag)
 
@@ -394,7 +398,7 @@ def _require_all(paths: Sequence[Path]) -> None:
 
 
 def _check_statement(made: Sequence[Artefact]) -> None:
-    """Compare digests in provenance statements (in-toto) with the files. Raises ArtefactDamaged."""
+    """Compare the digests in provenance statements (in-toto) with the files. Raises ArtefactDamaged."""
     there = {item.path.name: item.sha256 for item in made}
     for item in made:
         if not item.path.name.endswith(PROVENANCE):
@@ -450,7 +454,7 @@ def _warn_if_changed(place: Path, made: Sequence[Artefact]) -> None:
 
 
 def _set_aside(config: Config, place: Path, folder: int) -> Path | None:
-    """Rename a damaged entry, whose folder is open; returns its new path, or None if it has been replaced.
+    """Rename a damaged entry, whose folder is open; return its new path, or None if it has been replaced.
 
     The inode of an open folder is not reused, so it distinguishes the entry from one that another process has stored.
     """
@@ -467,6 +471,6 @@ def _set_aside(config: Config, place: Path, folder: int) -> Path | None:
 
 @contextlib.contextmanager
 def _locked(config: Config) -> Iterator[None]:
-    """Lock the cache for the moment that a change takes."""
+    """Lock the cache for the duration of a change."""
     with files.locked(_folder(config)):
         yield

@@ -1,8 +1,8 @@
-"""Build the wheel of any Python package with ``pip wheel`` in a container of the target.
+"""Build a wheel of any Python package with ``pip wheel`` in a container of the target.
 
-The container has compilers, torch and libqpu. Native programs are mounted over its emulated compiler and build tools
-(images.native, images.build_tools). pip creates its usual isolated build environment there; it finds requirements in
-the wheelhouses, among the wheels that the caller passes, and where pip on this PC finds its packages
+The container contains compilers, torch and libqpu. Native programs are mounted over its emulated compiler and build
+tools (images.native, images.build_tools). pip creates its usual isolated build environment there. It finds requirements
+in the wheelhouses, among the wheels that the caller passes, and in the package indices of pip on this PC
 (wheels.pip_settings).
 
 The result is audited (archive, RECORD, ELF files, tag) before it is put into the wheelhouse.
@@ -42,8 +42,8 @@ _HOME = "/usr/src/wheel"
 _WHEELHOUSE = "/usr/src/wheelhouse"
 _LISTS = "/usr/src/lists"
 _LIBRARIES = "libraries"
-"""File next to the wheel that lists the container's libraries by package."""
-# Distinguishes a failure of apt from one of pip; neither of them uses this exit code.
+"""The file next to the wheel that lists the container's libraries by package."""
+# Distinguishes an apt failure from a pip failure, because neither program uses this exit code.
 _APT_FAILED = 83
 _LIMIT_S = 24 * 3600.0
 # Prefixes of sonames that every system with Python has (PEP 599, as far as it applies to 32-bit ARM).
@@ -56,7 +56,7 @@ _NOT_COPIED = ("__pycache__", ".venv", "venv", ".tox", ".nox", ".mypy_cache", ".
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContainer:
-    """The container that wheels are built in."""
+    """The container in which wheels are built."""
 
     image: str
     mounts: native.Mounts
@@ -64,7 +64,7 @@ class BuildContainer:
     wheels: Sequence[Path] = ()
     """Wheels outside the wheelhouses that a build may require."""
     sources: Sequence[apt.Source] = ()
-    """Package sources whose indices are searched for files that a build misses."""
+    """Package sources whose indices are searched for files that a build did not find."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +73,13 @@ class Done:
 
     wheel: Artefact
     elf_files: int
-    """Number of programs and libraries in it."""
+    """The number of programs and libraries in the wheel."""
     seconds: float
     warnings: tuple[str, ...]
 
     @property
     def row(self) -> progress.Row:
-        """Its row in the final table."""
+        """The wheel's row in the final table."""
         note = f"{self.elf_files} ELF file{'s' if self.elf_files > 1 else ''}" if self.elf_files else "pure Python"
         return progress.row_of(self.wheel.path.name, self.wheel, self.seconds, note)
 
@@ -89,8 +89,8 @@ def build(
 ) -> Done:
     """Build one wheel and put it into the first wheelhouse.
 
-    Raises SourceUnavailable (no such package or version), NetworkUnreachable, DiskFull, CommandFailed (the package's
-    own build failed), RustMissing, PlatformMismatch or WheelUnusable (the wheel does not fit the target).
+    Raises SourceUnavailable if there is no such package or version, NetworkUnreachable, DiskFull, CommandFailed if the
+    package's own build failed, RustMissing, or PlatformMismatch or WheelUnusable if the wheel does not fit the target.
     """
     began = time.monotonic()
     wheelhouse = wheelhouses(config)[0]
@@ -160,7 +160,7 @@ def build(
 
 
 def audit(wheel: Path, config: Config) -> int:
-    """Audit a wheel and its tag; returns the number of its ELF files. Raises WheelUnusable or PlatformMismatch."""
+    """Audit a wheel and its tag; return the number of its ELF files. Raises WheelUnusable or PlatformMismatch."""
     image, suite = config.image, load_suite(config.image.suite)
     count = wheels.audit(wheel, image.target)
     tags = parse_wheel_filename(wheel.name)[3]
@@ -175,7 +175,7 @@ def audit(wheel: Path, config: Config) -> int:
 
 
 def libraries_not_included(wheel: Path) -> list[str]:
-    """Sonames that a wheel's ELF files require, and that are neither in the wheel nor on every system with Python."""
+    """Return required sonames of a wheel's ELF files that neither the wheel nor every Python system contains."""
     needed: set[str] = set()
     with zipfile.ZipFile(wheel) as archive:
         own = {Path(name).name for name in archive.namelist()}
@@ -188,9 +188,9 @@ def libraries_not_included(wheel: Path) -> list[str]:
 
 
 def packages_of(sonames: Iterable[str], listing: Path) -> dict[str, str]:
-    """The distribution's package of each library, by soname.
+    """Return the distribution package of each library, by soname.
 
-    ``listing`` has lines of ``…/PACKAGE[:ARCHITECTURE].list:PATH``, the output of grep over dpkg's file lists.
+    ``listing`` is grep's output over dpkg's file lists, with lines such as ``…/PACKAGE[:ARCHITECTURE].list:PATH``.
     """
     known: dict[str, str] = {}
     for line in listing.read_text().splitlines() if listing.is_file() else ():
@@ -200,7 +200,7 @@ def packages_of(sonames: Iterable[str], listing: Path) -> dict[str, str]:
 
 
 def libraries_text(sonames: Sequence[str], owners: Mapping[str, str]) -> str:
-    """The packages to install on the board, with the libraries in parentheses, and libraries of unknown packages."""
+    """Return text with the packages to install on the board, their libraries, and libraries of unknown packages."""
     by_package: dict[str, list[str]] = {}
     for name in sonames:
         by_package.setdefault(owners.get(name, ""), []).append(name)
@@ -210,9 +210,9 @@ def libraries_text(sonames: Sequence[str], owners: Mapping[str, str]) -> str:
 
 
 def wheel_mounts(found: Sequence[Path], wanted: Wanted) -> list[str]:
-    """Mounts of wheels that the build may require. Of two wheels with the same name, the first one is mounted.
+    """Return the mounts of wheels that the build may require; of two with the same name, only the first.
 
-    Wheels of the package itself are excluded: pip would return them instead of building it.
+    Wheels of the package itself are excluded, because pip would return them instead of building the package.
     """
     name = canonicalize_name(wanted.name)
     others = {path.name: path for path in reversed(found) if path.is_file()}
@@ -224,10 +224,10 @@ def wheel_mounts(found: Sequence[Path], wanted: Wanted) -> list[str]:
 
 
 def copy_project(wanted: Wanted, source: Path, config: Config) -> str:
-    """Copy a project for the container, because builds write into its folder; returns pip's requirement.
+    """Copy a project for the container, because builds write into the folder; return pip's requirement.
 
-    The build folder is not copied if it is inside the project. ``.git`` is copied: many builds derive the version from
-    it. Raises SourceUnavailable if a file cannot be copied, or DiskFull.
+    The build folder is not copied if it is inside the project. ``.git`` is copied, because many builds derive the
+    version from it. Raises SourceUnavailable if a file cannot be copied, or DiskFull.
     """
     if wanted.project is None:
         return str(wanted)
@@ -240,7 +240,7 @@ def copy_project(wanted: Wanted, source: Path, config: Config) -> str:
             else:
                 shutil.copyfile(wanted.project, target)
     except (shutil.Error, PermissionError) as fault:
-        # shutil.Error holds a list of all files that could not be copied, each with the reason.
+        # shutil.Error lists all files that could not be copied, each with the reason.
         reason = fault.args[0][0][2] if isinstance(fault, shutil.Error) else str(fault)
         raise SourceUnavailable(
             f"{wanted.project} cannot be copied for the build",
@@ -257,7 +257,7 @@ def _ignored(ours: Set[Path], folder: str, names: list[str]) -> set[str]:
 
 
 def command(requirement: str, wanted: Wanted, scratch: Path, options: Options) -> Sequence[str]:
-    """The container's command: apt, pip, then chown. Without chown this user could not delete root's files."""
+    """Return the container's command: apt, pip, then chown, so that this user can delete the files."""
     words = ["python3", "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-cache-dir", "--wheel-dir", f"{_HOME}/out"]
     words += ["--no-binary", wanted.name] if options.from_source and wanted.name else []
     words += [] if options.isolated else ["--no-build-isolation"]
@@ -287,7 +287,7 @@ def _environment(config: Config) -> dict[str, str]:
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PIP_NO_INPUT": "1",
         "PIP_PROGRESS_BAR": "off",
-        # Use wheels for build requirements even if the index has newer source: do not compile numpy for a build.
+        # Use wheels for build requirements even if the index has newer source, so that no build compiles numpy.
         "PIP_PREFER_BINARY": "1",
         # maturin would download a Rust compiler, which would run under emulation.
         "MATURIN_NO_INSTALL_RUST": "1",

@@ -1,8 +1,8 @@
 """Byte-compile Python modules for the target with a native Python of the same version.
 
-Byte code does not depend on the machine: for the same Python version the files are identical to those that the
-emulated Python writes, in a seventh of the time. The native Python is in the tools folder, because this PC may have
-another version. It runs in a chroot, in a separate mount namespace.
+Byte code does not depend on the machine: with the same Python version, the files are identical to those that the
+emulated Python writes, and take a seventh of the time. The native Python is in the tools folder, because this PC may
+have another version. It runs in a chroot in a separate mount namespace.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SCRIPT = """
     mount --bind "$1" "$0/mnt"
     exec chroot "$0" "/usr/bin/python$2" -I -c "$3"
 """
-# The workers of compileall, which take files from a queue, wrote different bytes in one of five builds. Probable cause
-# (inferred, not proven): marshal writes objects with several references differently, and files that one process
-# compiled earlier share objects. Here each process compiles the same files every time, and starts in the same state.
+# compileall's workers, which take files from a queue, wrote different bytes in one of five builds. The probable cause
+# (inferred, not proven) is that marshal writes objects with several references differently, and that files compiled by
+# the same process share objects. Here each process compiles the same files every time and starts in the same state.
 _COMPILE = """
 import compileall, os, py_compile, sys
 modules = sorted(os.path.join(folder, name) for folder, _, names in os.walk("/mnt") for name in names
@@ -45,11 +45,12 @@ while running:
 
 
 def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> int:
-    """Compile every module below ``root``, a staged root; returns the number of modules compiled.
+    """Compile every module below the staged root ``root``; return the number of compiled modules.
 
-    The byte code contains the paths on the target. Every module gets the time stamp ``epoch``, which validates its byte
-    code: unlike with hashes (PEP 552), an import does not read the source. Modules that do not compile (templates, code
-    for other versions) are skipped, as in pip. Raises CommandFailed if no module was compiled.
+    The byte code contains the paths on the target. Every module's time stamp is set to ``epoch``, by which Python
+    validates the byte code; unlike validation by hash (PEP 552), this does not read the source on import. Modules that
+    do not compile (templates, code for other versions) are skipped, as in pip. Raises CommandFailed if no module was
+    compiled.
     """
     for module in root.rglob("*.py"):
         os.utime(module, (epoch, epoch), follow_symlinks=False)

@@ -13,7 +13,7 @@ _HOME = Path("/root")
 
 
 def of_this_pc() -> Mounts:
-    """``~/.cargo/config.toml`` and the folders of crates that it names; nothing if there is no such file.
+    """Return mounts of ``~/.cargo/config.toml`` and the folders of crates that it names; none without the file.
 
     Raises UserError if the file cannot be read or a folder that it names does not exist.
     """

@@ -1,7 +1,7 @@
-"""Find the distribution's package for a file that a build did not find, in the archive's Contents indices.
+"""Find the distribution package that contains a file that a build did not find, in the archive's Contents indices.
 
-An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``) is downloaded when a build first misses a file, and again
-after the package lists were updated. It is used for messages only; packages are installed from the verified lists.
+An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``) is downloaded when a build first lacks a file, and again
+after the package lists were updated. It is used only for messages; packages are installed from the verified lists.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolchain.config import Config
 _LIMIT_S = 60.0
 _GNU = r"(?:[\w-]+-linux-\w+/)?"
 _MOST = 3
-"""Maximum number of missing files that are looked up: the last ones in the output."""
+"""The maximum number of missing files that are looked up: the last ones in the output."""
 _MISSING = re.compile(
     r"fatal error: '?(?P<header>[\w./+-]+)'?(?:: No such file or directory| file not found)"
     r"|cannot find -l(?P<library>[\w.+-]+)"
@@ -37,13 +37,13 @@ class Missing:
 
     name: str
     pattern: str
-    """Regular expression for its path below ``/``."""
+    """A regular expression for the file's path below ``/``."""
     default: str
-    """Regular expression for the paths that are searched without any option."""
+    """A regular expression for the paths that are searched without any option."""
 
 
 def missing_in(output: str) -> list[Missing]:
-    """Headers, libraries and pkg-config files that a build did not find: the last ``_MOST``, without duplicates."""
+    """Return the last ``_MOST`` headers, libraries and pkg-config files that a build lacked, without duplicates."""
     found: dict[Missing, None] = {}
     for line in _MISSING.finditer(output):
         if name := line["header"]:
@@ -61,9 +61,9 @@ def missing_in(output: str) -> list[Missing]:
 
 
 def advice(output: str, sources: Sequence[apt.Source], config: Config) -> str:
-    """One line of advice for each file that a build did not find; empty if its output names none.
+    """Return a line of advice for each file that a build did not find; empty if its output names none.
 
-    ``sources`` are the package sources of the image.
+    ``sources`` are the image's package sources.
     """
     wanted = missing_in(output)
     if not wanted:
@@ -79,9 +79,9 @@ def advice(output: str, sources: Sequence[apt.Source], config: Config) -> str:
 
 
 def owners_in(index: Path, wanted: Sequence[Missing]) -> dict[Missing, list[str]]:
-    """The packages that contain each file, for the files in the index.
+    """Return, for each file in the index, the packages that contain it.
 
-    If packages have a file on a default path, packages that have it elsewhere are omitted.
+    If some packages contain a file on a default path, packages that contain it elsewhere are omitted.
     """
     default: dict[Missing, set[str]] = {}
     elsewhere: dict[Missing, set[str]] = {}
@@ -108,7 +108,7 @@ def _line(item: Missing, packages: Sequence[str], *, searched: bool) -> str:
 
 
 def _indices(sources: Sequence[apt.Source], config: Config) -> Iterator[Path]:
-    """The indices of the target's main archive, downloaded if needed; those that cannot be downloaded are skipped."""
+    """Yield the indices of the target's main archive; download missing ones, and skip them if that fails."""
     updated = (config.target_root / "mirror.manifest.json").stat().st_mtime if sources else 0.0
     for source in sources:
         if source.pocket.name != "main" or config.image.target.debian not in source.architectures:

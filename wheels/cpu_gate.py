@@ -1,13 +1,13 @@
-"""Find instructions in a wheel that a CPU does not support, and determine which of them run only after a check of it.
+"""Find a wheel's instructions that a CPU does not support, and determine which of them run only after a CPU check.
 
-64-bit files are decoded by LLVM. Each function with instructions that the CPU does not support is one of:
+LLVM decodes 64-bit files. Each function with unsupported instructions is one of:
 
-- *checked*: there is a sign that the function runs only on CPUs that have the instructions (the helpers of
-  outline-atomics, its name, a call to a function that reads the CPU's capabilities, callers that are all checked);
-- *unchecked*: it has only instructions that a compiler emits for ordinary C++, such as LSE atomics. The file was
-  compiled for a newer CPU, and will crash;
-- *unproven*: it has vector or cryptographic instructions and no such sign. Libraries call such code after a check,
-  often through pointers; the result of running the wheel determines the verdict.
+- *checked*: there is a sign that the function runs only on CPUs that have the instructions: the helpers of
+  outline-atomics, its name, a call to a function that reads the CPU's capabilities, or callers that are all checked;
+- *unchecked*: all unsupported instructions are such as a compiler emits for ordinary C++, for example LSE atomics. The
+  file was compiled for a newer CPU and will crash;
+- *unproven*: the function contains vector or cryptographic instructions and has no such sign. Libraries call such code
+  after a check, often through pointers; the result of running the wheel determines the verdict.
 
 The signs are defined in cpu_gate.toml. For 32-bit files, the build attributes are checked instead.
 """
@@ -44,24 +44,24 @@ _SYMBOL = np.dtype(
 _RELOCATION = np.dtype([("offset", "<u8"), ("kind", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 _JUMP_SLOT, _RELATIVE, _IRELATIVE = 1026, 1027, 1032
 _NEAR = 4
-"""Maximum number of words from the instruction that loads the page of an address to the one that completes it."""
+"""The maximum distance in words between the instruction that loads an address's page and the one that completes it."""
 Addresses = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Cpu:
-    """A CPU of boards."""
+    """A CPU that boards have."""
 
     name: str
     architecture: str
     """Debian's name."""
     boards: str
     without: tuple[str, ...]
-    """Extensions that LLVM assumes and the boards' chips lack."""
+    """Extensions that LLVM assumes but the boards' chips lack."""
     attributes: Mapping[str, int]
-    """The highest build attributes of 32-bit files that it executes."""
+    """The highest build attributes of 32-bit files that the CPU executes."""
     lacks: tuple[int, int, str]
-    """A capability that it does not have: entry of the auxiliary vector, bit, name."""
+    """A capability that the CPU does not have: entry in the auxiliary vector, bit and name."""
 
 
 @dataclass(frozen=True)
@@ -70,24 +70,24 @@ class Function:
 
     file: str
     name: str
-    """Its symbol, or section and offset."""
+    """The function's symbol, or its section and offset."""
     instructions: Mapping[str, int]
-    """Number of instructions by extension."""
+    """The number of unsupported instructions by extension."""
     state: str
     """``CHECKED``, ``UNCHECKED`` or ``UNPROVEN``."""
     reason: str
-    """The sign of a check; empty without one."""
+    """The sign that the CPU is checked; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Static:
-    """The result for a wheel."""
+    """The static examination's result for a wheel."""
 
     files: int
     functions: tuple[Function, ...]
 
     def count(self, state: str) -> int:
-        """The number of functions in a state."""
+        """Return the number of functions in a state."""
         return sum(item.state == state for item in self.functions)
 
 
@@ -97,7 +97,7 @@ def _data() -> Mapping[str, Any]:
 
 
 def load_cpu(name: str) -> Cpu:
-    """The CPU called ``name``. Raises ConfigError if it is unknown."""
+    """Return the CPU called ``name``. Raises ConfigError if it is unknown."""
     row = _data()["cpus"].get(name)
     if row is None:
         raise ConfigError([f"--cpu: expected one of {', '.join(_data()['cpus'])}, found {name!r}"])
@@ -107,7 +107,7 @@ def load_cpu(name: str) -> Cpu:
 
 
 def probe_of(wheel: Path) -> list[tuple[str, str]]:
-    """The names and code of the probe's steps for a wheel; the first one is the import."""
+    """Return the names and code of the probe's steps for a wheel; the first step is the import."""
     row = _data()["probes"].get(parse_wheel_filename(wheel.name)[0])
     if row is None:
         row = {"import": f"import {', '.join(_modules(wheel))}", "steps": {}}
@@ -115,7 +115,7 @@ def probe_of(wheel: Path) -> list[tuple[str, str]]:
 
 
 def _modules(wheel: Path) -> list[str]:
-    """The top-level modules and packages in a wheel. Raises WheelUnusable if there are none."""
+    """Return the top-level modules and packages in a wheel. Raises WheelUnusable if there are none."""
     with zipfile.ZipFile(wheel) as archive:
         paths = [PurePosixPath(name) for name in archive.namelist()]
     found = {path.parts[0] for path in paths if len(path.parts) == 2 and path.name == "__init__.py"}
@@ -131,7 +131,7 @@ def _modules(wheel: Path) -> list[str]:
 
 
 def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
-    """Examine every ELF file of a wheel. Raises CommandFailed, and the exceptions of ``wheels.find.elf_members``."""
+    """Examine a wheel's ELF files, and return the result. Raises CommandFailed, or as ``find.elf_members`` does."""
     count = 0
     found: list[Function] = []
     with zipfile.ZipFile(wheel) as archive:
@@ -146,7 +146,7 @@ def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
 
 
 def _by_attributes(file: str, elf: ELFFile, cpu: Cpu) -> list[Function]:
-    """A 32-bit file as one function, if its build attributes exceed the CPU's."""
+    """Return a function for each build attribute of a 32-bit file that exceeds the CPU's."""
     beyond = {
         tag.removeprefix("TAG_"): value
         for tag, value in wheels.arm_attributes(elf).items()
@@ -166,23 +166,23 @@ class _Code:
 
 @dataclass(frozen=True)
 class _Program:
-    """The data of an ELF file that the examination requires."""
+    """The data in an ELF file that the examination requires."""
 
     code: tuple[_Code, ...]
     starts: Addresses
-    """Start addresses of all known functions, sorted."""
+    """The start addresses of all known functions, sorted."""
     names: Mapping[int, str]
-    """Names by start address."""
+    """The functions' names by start address."""
     stubs: Mapping[int, str]
-    """Names of the imported functions by the address of their stub in the procedure linkage table."""
+    """The imported functions' names by the address of their stub in the procedure linkage table."""
     data: tuple[tuple[int, int], ...]
-    """Address ranges of data in code, from mapping symbols."""
+    """The address ranges of data in code, from mapping symbols."""
     resolvers: frozenset[int]
-    """Start addresses of functions that choose another one when the file is loaded (ifunc)."""
+    """The start addresses of functions that select an implementation when the file is loaded (ifunc)."""
     referenced: frozenset[int]
-    """Addresses in tables of pointers."""
+    """The addresses in tables of pointers."""
     exported: frozenset[int]
-    """Start addresses of functions that other files can call."""
+    """The start addresses of functions that other files can call."""
 
     @classmethod
     def read(cls, elf: ELFFile) -> _Program:
@@ -228,7 +228,7 @@ class _Program:
         )
 
     def start_of(self, addresses: Addresses) -> Addresses:
-        """The start of the function that contains each address; -1 before the first one."""
+        """Return the start of the function that contains each address; -1 before the first one."""
         index = np.searchsorted(self.starts, addresses, side="right") - 1
         return np.where(index >= 0, self.starts[np.maximum(index, 0)], -1) if self.starts.size else index
 
@@ -242,7 +242,7 @@ def _text(texts: bytes, offset: int) -> str:
 
 
 def _data_ranges(symbols: npt.NDArray[Any], texts: bytes) -> tuple[tuple[int, int], ...]:
-    """From each mapping symbol ``$d`` to the next ``$x`` (Arm IHI 0056)."""
+    """Return the ranges from each mapping symbol ``$d`` to the next ``$x`` (Arm IHI 0056)."""
     marks = sorted(
         (int(row["value"]), text[:2])
         for row in symbols[(symbols["info"] == 0) & (symbols["section"] != 0)]
@@ -253,11 +253,11 @@ def _data_ranges(symbols: npt.NDArray[Any], texts: bytes) -> tuple[tuple[int, in
 
 
 def _frame_starts(header: Section | None) -> Addresses:
-    """Function starts from the table in .eh_frame_hdr, which stripped files have too."""
+    """Return function starts from the table in .eh_frame_hdr, which stripped files also have."""
     if header is None:
         return np.zeros(0, np.int64)
     content = header.data()
-    if content[:4] != b"\x01\x1b\x03\x3b":  # version 1; pcrel|sdata4, udata4, datarel|sdata4: what linkers write
+    if content[:4] != b"\x01\x1b\x03\x3b":  # version 1; pcrel|sdata4, udata4, datarel|sdata4: as linkers write it
         return np.zeros(0, np.int64)
     count = int.from_bytes(content[8:12], "little")
     table = np.frombuffer(content, "<i4", count * 2, 12)
@@ -265,7 +265,7 @@ def _frame_starts(header: Section | None) -> Addresses:
 
 
 def _pages(words: Words, addresses: Addresses) -> Addresses:
-    """The page that each ``adrp`` loads."""
+    """Return the page that each ``adrp`` loads."""
     offset = ((words >> 29 & 3) | (words >> 5 & 0x7FFFF) << 2).astype(np.int64)
     return (addresses & ~0xFFF) + (np.where(offset & 1 << 20, offset - (1 << 21), offset) << 12)
 
@@ -273,7 +273,7 @@ def _pages(words: Words, addresses: Addresses) -> Addresses:
 def _stubs(
     elf: ELFFile, code: Sequence[_Code], sections: Mapping[str, Section], relocations: npt.NDArray[Any]
 ) -> Mapping[int, str]:
-    """Names of imported functions by stub: ``[bti c;] adrp x16, PAGE; ldr x17, [x16, #OFFSET]``."""
+    """Return imported functions' names by stub: ``[bti c;] adrp x16, PAGE; ldr x17, [x16, #OFFSET]``."""
     plt = next((item for item in code if item.name == ".plt"), None)
     if plt is None or ".dynsym" not in sections:
         return {}
@@ -293,7 +293,7 @@ def _stubs(
 
 
 def _functions(file: str, program: _Program, cpu: Cpu, disassembler: Disassembler) -> list[Function]:
-    """The functions of a file with instructions that the CPU does not have."""
+    """Return the functions of a file with instructions that the CPU does not have."""
     extensions, general = _data()["extensions"], set(_data()["general"]["extensions"])
     beyond = unsupported(
         disassembler,
@@ -353,7 +353,7 @@ def _inside(addresses: Addresses, ranges: Sequence[tuple[int, int]]) -> npt.NDAr
 
 
 def _behind_flag(words: Words, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether the words before each position test a flag."""
+    """Return, for each position, whether the words before it test a flag."""
     found = np.zeros(at.shape, bool)
     for flag in _data()["flag"]:
         length = len(flag["words"])
@@ -365,7 +365,7 @@ def _behind_flag(words: Words, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool
 
 
 def _reasons(program: _Program, functions: Mapping[int, object], direct: set[int]) -> dict[int, str]:
-    """The signs of a check, by the start of the function. In ``direct`` functions, no flag is tested before them."""
+    """Return the signs of checks by function start. ``direct`` functions do not test a flag beforehand."""
     patterns = [(row["reason"], re.compile(row["pattern"])) for row in _data()["names"]]
     found: dict[int, str] = {}
 
@@ -401,7 +401,7 @@ def _reasons(program: _Program, functions: Mapping[int, object], direct: set[int
 
 
 def _callers(program: _Program, targets: Addresses) -> dict[int, set[int]]:
-    """The other functions that call, jump to or load the address of each target, by the target's address."""
+    """Return, by each target's address, the other functions that call it, jump to it or load its address."""
     found: dict[int, set[int]] = {}
     for code in program.code:
         jumps = np.flatnonzero(code.words & 0x7C000000 == 0x14000000)  # b, bl

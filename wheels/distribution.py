@@ -1,9 +1,9 @@
-"""Make wheels of the distribution's numpy, SciPy and pandas, for pip's isolated build environments.
+"""Make wheels from the distribution's numpy, SciPy and pandas for pip's isolated build environments.
 
-An isolated environment hides the packages of the distribution, so pip would build numpy from source for every project
-that requires it: the index has no wheel for 32-bit ARM. The wheels contain the unchanged files of the development root
-(``dev.tar``); the libraries that they require are in the container. They are only
-used for builds: they are not served and not stored in the wheelhouse.
+An isolated environment hides the distribution's packages, so pip would build numpy from source for every project that
+requires it, because the index has no wheel for 32-bit ARM. The wheels contain the unchanged files of the development
+root (``dev.tar``); the libraries that they require are in the container. They are used only for builds: they are
+neither served nor stored in the wheelhouse.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def make(dev_tar: Path, folder: Path, target: Architecture, suite: Suite) -> None:
-    """Write a wheel of each package in ``NAMES`` that the root in ``dev_tar`` has. ``folder`` appears when complete.
+    """Write a wheel of each package in ``NAMES`` that ``dev_tar`` contains; create ``folder`` only when complete.
 
     Raises DiskFull.
     """
@@ -87,14 +87,14 @@ def _write(
         found[f"{stem}.dist-info/entry_points.txt"] = _content(archive, members, points)
     record = "".join(f"{path},sha256={_digest(content)},{len(content)}\n" for path, content in sorted(found.items()))
     found[f"{stem}.dist-info/RECORD"] = f"{record}{stem}.dist-info/RECORD,,\n".encode()
-    # Not compressed: pip unpacks it under emulation.
+    # The wheel is not compressed, because pip unpacks it under emulation.
     with zipfile.ZipFile(folder / f"{stem}-{tag}.whl", "w", zipfile.ZIP_STORED) as wheel:
         for path, content in sorted(found.items()):
             wheel.writestr(zipfile.ZipInfo(path, _EPOCH), content)
 
 
 def _below(members: dict[str, tarfile.TarInfo], folder: str) -> dict[str, None]:
-    """Paths of files below a folder, following links to folders (the headers of Debian's numpy are behind one)."""
+    """Return the paths of files below a folder; follow links to folders, as for the headers of Debian's numpy."""
     found: dict[str, None] = {}
     for path in [path for path in members if path.startswith(f"{folder}/")]:
         member = members[path]
@@ -110,7 +110,7 @@ def _below(members: dict[str, tarfile.TarInfo], folder: str) -> dict[str, None]:
 
 
 def _resolved(members: dict[str, tarfile.TarInfo], path: str) -> str:
-    """Resolve symbolic links in all parts of a path."""
+    """Return a path with the symbolic links in all its parts resolved."""
     for _ in range(40):  # the limit of Linux
         parts = path.split("/")
         links = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]

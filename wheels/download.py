@@ -1,4 +1,4 @@
-"""Download wheels for the target and their dependencies, from the package index of pip on this PC."""
+"""Download wheels for the target and their dependencies from the package index configured for pip on this PC."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from wheels.pip import run_pip
 
 
 def download(requirement: str, folder: Path, target: Architecture, suite: Suite, log: Path) -> Path:
-    """Download the wheel of one requirement that fits the target, without dependencies.
+    """Download the wheel that satisfies a requirement and fits the target, without dependencies.
 
-    Raises SourceUnavailable if the index has none, NetworkUnreachable or CommandFailed.
+    Raises SourceUnavailable if the index has no such wheel, NetworkUnreachable or CommandFailed.
     """
 
     def unfound(missing: str) -> SourceUnavailable:
@@ -43,7 +43,7 @@ def dependencies(wheel: Path, folder: Path, target: Architecture, suite: Suite, 
     """Download the direct and indirect dependencies of a wheel. Raises the same exceptions as ``download``.
 
     pip would evaluate markers such as ``platform_machine`` for this PC instead of the target, so each package is
-    requested by itself; the first requirement for a package determines its version.
+    requested separately; the first requirement for a package determines its version.
     """
     environment: dict[str, str | Set[str]] = {
         **{key: str(value) for key, value in default_environment().items()},

@@ -1,4 +1,4 @@
-"""Explain why ``build-wheel`` failed, from the output of pip, apt and the compiler."""
+"""Determine why ``build-wheel`` failed from the output of pip, apt and the compiler."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from wheels.request import Wanted
 
 _INDEX_LIMIT_S = 120.0
 _TASKS = {"torch": "./inv build-torch", "apache-tvm-ffi": "./inv build-tvm-ffi"}
-"""Tasks that build a package by a recipe of this repository."""
-# Messages of setuptools-rust, maturin, and Python.
+"""Tasks that build a package with a recipe in this repository."""
+# The messages are those of setuptools-rust, maturin and Python.
 _WITHOUT_RUST = re.compile(
     r"can't find Rust compiler|Cargo, the Rust package manager, is not installed|No such file or directory: 'cargo'"
 )
@@ -41,7 +41,7 @@ _APT_NAMES = {
     "scikit-image": "skimage",
     "scikit-learn": "sklearn",
 }
-"""Names of the distribution's packages, after ``python3-``, where they differ from the index's."""
+"""The names of distribution packages, after ``python3-``, where they differ from the index's."""
 
 
 class RustMissing(CommandFailed):
@@ -51,9 +51,9 @@ class RustMissing(CommandFailed):
 def explain(
     fault: CommandFailed, wanted: Wanted, text: str, config: Config, sources: Sequence[apt.Source] = ()
 ) -> UserError:
-    """The error for a failed ``pip wheel``, from its output. If the distribution has the package, the fix names it.
+    """Return the error for a failed ``pip wheel``. If the distribution has the package, the fix names it.
 
-    If the package's own build failed, this is ``fault`` with advice about missing files added to its output;
+    If the package's own build failed, the error is ``fault`` with advice about missing files added to its output;
     ``sources`` are the package sources that are searched for these files.
     """
     error = _explained(fault, wanted, text, config, sources)
@@ -64,7 +64,7 @@ def explain(
 
 
 def distribution_package(name: str, config: Config) -> str:
-    """The package of the image's verified lists that contains a package of the index; empty if there is none."""
+    """Return the package in the image's verified lists that contains a package of the index; empty if none."""
     canonical = canonicalize_name(name)
     package = f"python3-{_APT_NAMES.get(canonical, canonical.removeprefix('python-'))}"
     known = apt.package_names(config.target_root / "mirror" / "lists", config.image.architecture) if name else set()
@@ -106,7 +106,7 @@ def _explained(
         )
     if not output.name:
         pin = f"=={wanted.version}"
-        # If a constraint names the package, pip reports a conflict even if the index has no file that fits.
+        # If a constraint names the package, pip reports a conflict even when the index has no file that fits.
         if output.is_conflict and wanted.name and (others := wheels_for_others(wanted.name, pin, config)):
             return _without_source(wanted, wanted.name, pin, others)
         return _with_advice(fault, text, config, sources)
@@ -130,10 +130,10 @@ def _explained(
 
 
 def wheels_for_others(name: str, pin: str, config: Config) -> list[str]:
-    """The index's wheels of a package for other platforms; none if it has source or a wheel that fits.
+    """Return the index's wheels of a package for other platforms; none if it has source or a suitable wheel.
 
-    If ``pin`` is ``==VERSION``, only that version counts. pip on this PC queries the index: the emulated pip would
-    take minutes to list all wheels.
+    If ``pin`` is ``==VERSION``, only that version is considered. pip on this PC queries the index, because the emulated
+    pip would need minutes to list all wheels.
     """
     image = config.image
     with files.scratch_folder(config.target_root / "work", "wheel") as scratch:
@@ -147,7 +147,7 @@ def wheels_for_others(name: str, pin: str, config: Config) -> list[str]:
 
 
 def _is_of(file: str, name: str, pin: str) -> bool:
-    """Whether a file in the index belongs to a package and, if ``pin`` is ``==VERSION``, to that version."""
+    """Return whether a file in the index belongs to a package and, if ``pin`` is ``==VERSION``, to that version."""
     try:
         project, version = (parse_wheel_filename if file.endswith(".whl") else parse_sdist_filename)(file)[:2]
         return project == canonicalize_name(name) and (not pin.startswith("==") or version == Version(pin[2:]))
@@ -175,7 +175,7 @@ def _without_source(wanted: Wanted, name: str, pin: str, others: list[str]) -> S
 
 
 def _with_advice(fault: CommandFailed, text: str, config: Config, sources: Sequence[apt.Source]) -> CommandFailed:
-    """The error, with advice about missing files added to its output."""
+    """Return the error, with advice about missing files added to its output."""
     if not (advice := contents.advice(text, sources, config)):
         return fault
     return CommandFailed(
@@ -189,7 +189,7 @@ def _with_advice(fault: CommandFailed, text: str, config: Config, sources: Seque
 
 
 def explain_apt(fault: CommandFailed, text: str, config: Config) -> Exception:
-    """The error for packages of the distribution that could not be installed for a build, from apt's output."""
+    """Return the error, from apt's output, for distribution packages that could not be installed for a build."""
     if full := files.full_disk(text, "packages in the engine's folder", config.target_root):
         return full
     errors = [line.removeprefix("E: ") for line in text.splitlines() if line.startswith("E: ")]
@@ -220,6 +220,6 @@ def explain_apt(fault: CommandFailed, text: str, config: Config) -> Exception:
 
 
 def shortened(line: str) -> str:
-    """A line of output for a message: its beginning and end if it is long."""
+    """Return an output line for a message, shortened to its beginning and end if it is long."""
     text = " ".join(line.split())
     return text if len(text) <= 240 else f"{text[:120]} … {text[-120:]}"

@@ -1,4 +1,4 @@
-"""Find a wheel that fits the target, audit it, and unpack it as the target's pip would.
+"""Find a wheel that fits the target, audit it, and unpack it as the target's pip would do.
 
 None of this requires emulation.
 """
@@ -32,19 +32,19 @@ from toolchain.architecture import Architecture
 from toolchain.errors import PlatformMismatch, WheelUnusable
 
 _EF_ARM_ABI_FLOAT_HARD = 0x400
-"""Flag in e_flags of hard-float ARM programs: ELF for the Arm Architecture (IHI 0044), table 4-2."""
+"""The flag in e_flags of hard-float ARM programs: ELF for the Arm Architecture (IHI 0044), table 4-2."""
 UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
     *(NotImplementedError, RuntimeError, UnicodeDecodeError),
 )
-"""Exceptions of zipfile, in addition to OSError, for damaged, encrypted or unsupported archives."""
+"""What zipfile raises, in addition to OSError, for damaged, encrypted or unsupported archives."""
 _MACHINES = {"armhf": ("EM_ARM", 32), "arm64": ("EM_AARCH64", 64), "amd64": ("EM_X86_64", 64)}
 
 
 _OLDEST_GLIBC = {"amd64": 5}
-"""Minor version of glibc 2; 17 for the others, as in pip."""
+"""The minor version of the oldest glibc 2 that pip supports, per machine; 17 for other machines."""
 _EARLIER_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-"""By glibc version (PEP 599, 571, 513)."""
+"""Legacy tag names by glibc version (PEP 599, 571, 513)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Candidate:
 
 
 def platforms_for(target: Architecture, suite: Suite) -> list[str]:
-    """Platform tags of wheels for a machine, the most specific first: manylinux (PEP 600), then linux.
+    """Return the wheel platform tags for a machine, most specific first: manylinux (PEP 600), then linux.
 
     The manylinux tags range from the release's glibc down to the oldest that pip supports, including legacy names.
     """
@@ -71,7 +71,7 @@ def platforms_for(target: Architecture, suite: Suite) -> list[str]:
 
 
 def tags_for(target: Architecture, suite: Suite) -> frozenset[Tag]:
-    """Wheel tags that the target's Python supports (PEP 425), with all platform tags."""
+    """Return the wheel tags that the target's Python supports (PEP 425), with all platform tags."""
     python = suite.python_tag
     major, minor = suite.python.split(".")
     platforms = platforms_for(target, suite)
@@ -86,7 +86,7 @@ def tags_for(target: Architecture, suite: Suite) -> frozenset[Tag]:
 def candidates(
     wheelhouses: Sequence[Path], distribution: str, tags: frozenset[Tag]
 ) -> tuple[list[Candidate], list[str]]:
-    """Wheels of a distribution that fit, best first, and reasons why others do not fit.
+    """Return a distribution's wheels that fit, best first, and the reasons why others do not fit.
 
     An earlier wheelhouse takes precedence over a later one; within one, newer versions come first.
     """
@@ -111,13 +111,13 @@ def candidates(
 
 
 def audit(wheel: Path, target: Architecture) -> int:
-    """Check the archive and every ELF file in it; returns the number of ELF files.
+    """Check the archive and every ELF file in it; return the number of ELF files.
 
-    Raises WheelUnusable for a damaged archive, PlatformMismatch for a program of another machine or float ABI.
+    Raises WheelUnusable for a damaged archive, or PlatformMismatch for a program for another machine or float ABI.
     """
     count = 0
     try:
-        # This reads every byte, so it verifies the archive's own checksums too.
+        # This reads every byte, so it also verifies the archive's own checksums.
         with WheelFile.open(wheel) as source:
             source.validate_record(validate_contents=True)
         with zipfile.ZipFile(wheel) as archive:
@@ -126,7 +126,7 @@ def audit(wheel: Path, target: Architecture) -> int:
                 count += 1
     except (*UNREADABLE, InstallerError, OSError) as fault:
         if isinstance(fault, OSError) and fault.errno not in (errno.EINVAL, None):
-            raise  # not caused by the archive. EINVAL: an offset outside of it; no number: a bzip2 error
+            raise  # not caused by the archive; EINVAL means an offset outside it, no number a bzip2 error
         raise WheelUnusable(
             f"{wheel.name} is damaged",
             expected="a zip archive whose RECORD matches its files",
@@ -137,7 +137,7 @@ def audit(wheel: Path, target: Architecture) -> int:
 
 
 def elf_members(archive: zipfile.ZipFile) -> Iterator[tuple[str, IO[bytes]]]:
-    """ELF files of the archive, each as a seekable temporary file: a library of 80 MB should not be in memory."""
+    """Yield the archive's ELF files as seekable temporary files, so that a library of 80 MB is not kept in memory."""
     for member in archive.infolist():
         if member.is_dir():
             continue
@@ -173,7 +173,7 @@ def _check_elf(name: str, content: IO[bytes], target: Architecture) -> None:
 
 
 def _is_hard_float(elf: ELFFile) -> bool:
-    """Whether floats are passed in VFP registers, by the flag in the header or the attribute section.
+    """Return whether floats are passed in VFP registers, according to the header's flag or the attributes.
 
     Older linkers do not set the flag; Tag_ABI_VFP_args (ARM IHI 0045) is 1 for the hard-float variant.
     """
@@ -183,7 +183,7 @@ def _is_hard_float(elf: ELFFile) -> bool:
 
 
 def arm_attributes(elf: ELFFile) -> dict[str, int]:
-    """The numeric attributes of a 32-bit ARM file, by name (ARM IHI 0045)."""
+    """Return the numeric attributes of a 32-bit ARM file, by name (ARM IHI 0045)."""
     section = elf.get_section_by_name(".ARM.attributes")
     if not isinstance(section, ARMAttributesSection):
         return {}
@@ -197,7 +197,7 @@ def arm_attributes(elf: ELFFile) -> dict[str, int]:
 
 
 def unpack(wheel: Path, root: Path, suite: Suite) -> None:
-    """Install a wheel into a staged root, in the folder of Debian's Python for locally installed packages.
+    """Install a wheel into a staged root, in Debian's folder for locally installed Python packages.
 
     Scripts use the target's interpreter. Raises WheelUnusable.
     """

@@ -1,9 +1,10 @@
-"""A package index for pip (PEP 503) that serves a given set of wheels over HTTP.
+"""Serve a given set of wheels over HTTP as a package index for pip (PEP 503).
 
-The index is read-only. A request names one of the wheels, or gets 404: no path leads to another file. Wheels are
-listed with their SHA-256, which pip verifies. Byte ranges are supported, so pip can resume an interrupted download.
+The index is read-only. A request for anything but one of the wheels gets status 404: no path leads to another file.
+Wheels are listed with their SHA-256, which pip verifies. Byte ranges are supported, so pip can resume an interrupted
+download.
 
-The server uses plain HTTP on one address. Use it on trusted networks only.
+The server uses plain HTTP on one address. Use it only on trusted networks.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 Offered = Callable[[], Mapping[str, Path]]
-"""Returns the wheels to serve, by file name. Called for every request."""
+"""A function that returns the wheels to serve by file name, and is called for every request."""
 
 _IDLE_S = 60
-"""Connections that are idle for this time are closed."""
+"""The time after which idle connections are closed."""
 _ONE_RANGE = re.compile(r"bytes\s*=[^,]*", re.IGNORECASE)
-"""The ranges that are supported. Other units must be ignored, and multiple ranges may be (RFC 9110, 14.2)."""
+"""Matches the supported ranges. Other units must be ignored, and multiple ranges may be (RFC 9110, 14.2)."""
 
 
 class _Index:
-    """The index as a WSGI application."""
+    """The package index as a WSGI application."""
 
     def __init__(self, offered: Offered) -> None:
         self._offered = offered
@@ -96,7 +97,7 @@ class _Index:
 
 
 def wheels_in(folders: Sequence[Path]) -> dict[str, Path]:
-    """The wheels in some folders by file name, without subfolders and symbolic links.
+    """Return the wheels in some folders by file name, without subfolders and symbolic links.
 
     Of two wheels with the same name, the one in the first folder is used.
     """
@@ -114,7 +115,7 @@ def _project_of(name: str) -> str:
 
 
 def _page(title: str, links: Sequence[tuple[str, str, str]]) -> Response:
-    """A page of PEP 503. Each link has an address, a text and a specifier of Python versions."""
+    """Return a page as in PEP 503. Each link has an address, a text and a specifier for Python versions."""
     lines = [
         f'<a href="{escape(address)}"{f" data-requires-python={chr(34)}{escape(python)}{chr(34)}" if python else ""}>'
         f"{escape(text)}</a><br>"
@@ -136,7 +137,7 @@ def _cached_sha256(path: Path, size: int, time_ns: int) -> str:
 
 
 def _requires_python(path: Path) -> str:
-    """``Requires-Python`` of a wheel's metadata; empty if it has none or cannot be read."""
+    """Return ``Requires-Python`` from a wheel's metadata, or an empty string if it is absent or unreadable."""
     with contextlib.suppress(OSError, StopIteration, *wheels.UNREADABLE), zipfile.ZipFile(path) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         head = email.parser.BytesHeaderParser().parsebytes(archive.read(name))
@@ -155,14 +156,14 @@ class _Handler(WSGIRequestHandler):
             self.send_error(400)
 
     def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002  (the base class's name)
-        """Print nothing: ``_Log`` prints requests when they are complete."""
+        """Print nothing, because ``_Log`` prints completed requests."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Print nothing."""
+        """Print nothing, as in ``log``."""
 
 
 class _Log:
-    """Print one line for each completed request, and a progress bar while a wheel is sent.
+    """WSGI middleware that prints a line for each completed request, and a progress bar while a wheel is sent.
 
     Errors are printed as warnings. The client receives status 500, or an incomplete download.
     """
@@ -217,7 +218,7 @@ class _Log:
 
 @contextlib.contextmanager
 def running_index(offered: Offered, *, address: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve wheels while the block runs; yields the URL of the index. Port 0 is any free port.
+    """Serve wheels while the block runs; yield the index's URL. With port 0, a free port is chosen.
 
     Raises InUse, or UserError if the address is not this machine's.
     """
@@ -255,10 +256,10 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def instructions(url: str, names: Sequence[str]) -> list[str]:
-    """The list of wheels, and the commands for the board.
+    """Return the list of wheels, and the commands for the board.
 
-    pip merges all its indices and chooses the newest version, so it would compile newer source from the default index
-    on the board. With ``--prefer-binary`` it chooses a wheel, even an older one, if the requirement allows that.
+    pip merges all its indices and selects the newest version, so it would compile newer source from the default index
+    on the board. With ``--prefer-binary`` it selects a wheel, even an older one, if the requirement permits.
     """
     host = url.split("/")[2].rpartition(":")[0]
     package = "torch" if any(name.startswith("torch-") for name in names) else names[0].partition("-")[0]
@@ -281,5 +282,5 @@ def _warn(fault: Exception, environ: WSGIEnvironment) -> None:
 
 
 def _printable(text: str) -> str:
-    """A string from a request, escaped: clients must not be able to write control sequences to this terminal."""
+    """Return a request's string escaped, so that clients cannot write control sequences to this terminal."""
     return text if text.isprintable() else ascii(text)

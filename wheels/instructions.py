@@ -1,4 +1,4 @@
-"""Which instructions of an arm64 program a CPU cannot execute, according to LLVM's tables."""
+"""Determine which of an arm64 program's instructions a CPU cannot execute, according to LLVM's tables."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from toolchain import process
 
 Words = npt.NDArray[np.uint32]
 _LLVM = "usr/lib/llvm-19"
-# With no match, grep exits with 1. Most lines are instructions that can be decoded: Python need not read them.
+# Without a match, grep exits with 1. grep filters the lines, because most are decoded instructions that Python need not
+# read.
 _FILTER = 'set -o pipefail; "$@" | { grep -F "<unknown>" || [ $? = 1 ]; }'
 _OFFSET = re.compile(r"\s*([0-9a-f]+):")
 
 
 @dataclass(frozen=True)
 class Disassembler:
-    """LLVM's programs in an extracted root of native packages."""
+    """LLVM's programs in a root of extracted native packages."""
 
     root: Path
 
     def command(self, program: str) -> list[str | Path]:
-        """The beginning of a command line that runs a program with the libraries of the root."""
+        """Return the beginning of a command line that runs a program with the root's libraries."""
         (loader,) = self.root.glob("usr/lib*/ld-linux*.so.*")
         folders = [*self.root.glob("usr/lib/*-linux-gnu"), self.root / _LLVM / "lib"]
         return [loader, "--library-path", ":".join(map(str, folders)), self.root / _LLVM / "bin" / program]
 
     def undecoded(self, words: Words, *options: str) -> Words:
-        """The words that are not instructions according to llvm-objdump with ``options``. Raises CommandFailed."""
+        """Return the words that llvm-objdump with ``options`` does not decode. Raises CommandFailed."""
         if not words.size:
             return words
         with tempfile.TemporaryDirectory(prefix="pitorch-gate-") as scratch:
@@ -47,7 +48,7 @@ class Disassembler:
         return words[np.array(offsets, dtype=np.int64) // 4]
 
     def demangled(self, names: Sequence[str]) -> list[str]:
-        """C++ names in readable form."""
+        """Return C++ names in readable form."""
         text = "".join(f"{name}\n" for name in names).encode()
         return process.run(self.command("llvm-cxxfilt"), stdin=text, limit_s=60).output.splitlines()
 
@@ -55,9 +56,9 @@ class Disassembler:
 def unsupported(
     disassembler: Disassembler, words: Words, cpu: str, *, without: Iterable[str], extensions: Sequence[str]
 ) -> Mapping[str, Words]:
-    """The distinct words that are instructions of other CPUs only, grouped by extension.
+    """Return the distinct words that are instructions only on other CPUs, grouped by extension.
 
-    ``words`` are the distinct words of a program. Words that no CPU can decode are data, and are left out.
+    ``words`` are a program's distinct words. Words that no CPU can decode are data and are omitted.
     """
     removed = [f"-{name}" for name in without]
     base = [f"--mcpu={cpu}"]

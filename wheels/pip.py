@@ -18,31 +18,32 @@ _UNREACHABLE = re.compile(
 )
 _NOT_FOUND = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)([^\s;(]*)")
 _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
-# Printed if --verbose is given twice.
+# pip prints these lines if --verbose is given twice.
 _OTHER_PLATFORM = re.compile(
     r"Skipping link: none of the wheel's tags \(.*\) are compatible .*?[:/]([^/\s#]+\.whl)(?:#|\s|$)"
 )
 _SOURCE = re.compile(r"Skipping link: No sources permitted for .*?[:/]([^/\s#]+\.(?:tar\.gz|zip))(?:#|\s|$)")
-# pip's messages for a program that it ran and that failed: the package's own build, and pip for its build requirements.
+# pip's messages about programs that it ran and that failed: the package's own build, and pip itself for build
+# requirements.
 _BUILD_FAILED = "subprocess-exited-with-error"
 _REQUIREMENTS_FAILED = "pip subprocess to install build dependencies did not run successfully"
 _CONFLICT = "ResolutionImpossible"
 _OTHER_BYTES = re.compile(r"Got\s+([0-9a-f]{64})")
-"""Matches the SHA-256 of a file that does not have the required one (--require-hashes)."""
+"""Matches the SHA-256 of a file that differs from the required one (--require-hashes)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What pip's output reports about a failure."""
+    """The causes of a failure that pip's output reports."""
 
     name: str
     """The requirement that has no matching distribution; empty if there is none."""
     specifier: str
-    """Its version specifier."""
+    """The version specifier of that requirement."""
     versions: list[str]
-    """Versions of it that the index has."""
+    """The versions of that package in the index."""
     unreachable: str
-    """The first line about a failed connection; empty if an index answered, or no connection failed."""
+    """The first line about a failed connection; empty if an index responded or no connection failed."""
     socks_missing: bool
     """Whether the proxy requires SOCKS, which pip does not support without PySocks."""
     build_failed: bool
@@ -52,11 +53,11 @@ class Output:
     other_platforms: list[str]
     """File names of wheels that are incompatible with the platform or the version of Python."""
     sources: list[str]
-    """File names of source archives that were not allowed."""
+    """File names of source archives that were not permitted."""
 
     @classmethod
     def parse(cls, text: str) -> Output:
-        """Read the output."""
+        """Return the causes of a failure in pip's output."""
         missing = _NOT_FOUND.search(text)
         found = next((match[1] for match in _VERSIONS.finditer(text) if match[1] != "none"), "")
         versions = [item.strip() for item in found.split(",") if item]
@@ -65,7 +66,7 @@ class Output:
             name=missing[1] if missing else "",
             specifier=missing[2] if missing else "",
             versions=versions,
-            # Without a network, pip retries and then reports that it found no distribution.
+            # Without a network connection, pip retries and then reports that it found no distribution.
             unreachable="" if versions else next(lines, ""),
             socks_missing=SOCKS_MISSING in text,
             build_failed=missing is None and _BUILD_FAILED in text and _REQUIREMENTS_FAILED not in text,
@@ -85,10 +86,10 @@ def run_pip(
     environment: Mapping[str, str] | None = None,
     limit_s: float = 1800.0,
 ) -> None:
-    """Run ``python -m pip WORDS`` without prompts; ``what`` is the name of the download in error messages.
+    """Run ``python -m pip WORDS`` without prompts; ``what`` names the download in error messages.
 
-    ``unfound`` makes the error for a requirement that the index does not have. Raises that error, SourceUnavailable for
-    a file whose SHA-256 is not the required one, NetworkUnreachable, or CommandFailed with the last lines of pip's
+    ``unfound`` returns the error for a requirement that the index does not have. Raises that error, SourceUnavailable
+    for a file whose SHA-256 is not the required one, NetworkUnreachable, or CommandFailed with the last lines of pip's
     output.
     """
     try:

@@ -1,9 +1,9 @@
 """Pass the package indices in this PC's pip configuration to build containers.
 
-``pip config list`` prints the settings of pip.conf files and PIP_* variables. Those for indices, certificates and
-proxies are passed as PIP_* variables. Local paths in them (a folder of wheels, a ``file://`` index, a certificate) are
-mounted read-only at the same path. Values may contain passwords: they are passed in the container's environment only,
-never on a command line or in a log.
+``pip config list`` prints the settings from pip.conf files and PIP_* variables. The settings for indices, certificates
+and proxies are passed as PIP_* variables. Local paths in them (a folder of wheels, a ``file://`` index, a certificate)
+are mounted read-only at the same path. Values may contain passwords, so they are passed only in the container's
+environment, never on a command line or in a log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from urllib.parse import unquote, urlsplit
 from toolchain import process
 
 _OF_INDICES = (
-    # Not "retries": without its messages a missing network could not be distinguished from a missing package.
+    # "retries" is not passed, because without its messages a missing network is indistinguishable from a missing
+    # package.
     *("index-url", "extra-index-url", "find-links", "no-index", "trusted-host"),
     *("cert", "client-cert", "proxy", "timeout", "default-timeout", "constraint", "build-constraint"),
 )
@@ -31,22 +32,22 @@ _CERTIFICATES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
 
 @dataclass(frozen=True)
 class PipSettings:
-    """Environment and mounts of a container."""
+    """A container's environment and mounts."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, Path] = field(default_factory=dict)
-    """Container path to host path."""
+    """The mounts: a map from container path to host path."""
 
     def binds(self) -> list[str]:
-        """The mounts in the format of the engine's API."""
+        """Return the mounts in the format of the engine's API."""
         return [f"{source}:{target}:ro" for target, source in self.paths.items()]
 
 
 def of_this_pc(find_links: Sequence[str] = (), constraints: Sequence[str] = ()) -> PipSettings:
-    """The settings of pip on this PC.
+    """Return the environment and mounts for this PC's pip settings.
 
-    ``find_links`` are additional folders of wheels in the container, ``constraints`` additional constraints files:
-    absolute paths on this PC, or URLs.
+    ``find_links`` lists additional folders with wheels in the container; ``constraints`` lists additional constraints
+    files as absolute paths on this PC or URLs.
     """
     listing = process.run([sys.executable, "-m", "pip", "config", "list"], merge_stderr=False, limit_s=60).output
     settings = parse(listing)
@@ -56,7 +57,7 @@ def of_this_pc(find_links: Sequence[str] = (), constraints: Sequence[str] = ()) 
 
 
 def parse(listing: str) -> dict[str, str]:
-    """Parse ``pip config list``: lines of ``section.name='value'``, with the value as a Python literal."""
+    """Return the settings in ``pip config list``'s output: ``section.name='value'``, the value a Python literal."""
     found: dict[str, dict[str, str]] = {}
     for line in listing.splitlines():
         name, equals, text = line.partition("=")
@@ -72,7 +73,7 @@ def parse(listing: str) -> dict[str, str]:
 
 
 def for_container(settings: Mapping[str, str], environ: Mapping[str, str], find_links: Sequence[str]) -> PipSettings:
-    """The container's environment and mounts for some settings."""
+    """Return the container's environment and mounts for some settings."""
     environment = {f"PIP_{key.upper().replace('-', '_')}": settings[key] for key in _OF_INDICES if settings.get(key)}
     environment |= {name: environ[name] for name in _CERTIFICATES if environ.get(name)}
     words = [
@@ -81,7 +82,7 @@ def for_container(settings: Mapping[str, str], environ: Mapping[str, str], find_
         for word in (value.split() if name.removeprefix("PIP_").lower().replace("_", "-") in _LISTS else [value])
     ]
     named = [path for path in map(_local, words) if path is not None and path.exists()]
-    # In a local index, the files are next to the folder "simple".
+    # In a local index, the wheels are next to the folder "simple".
     folders = [path.parent if path.name == "simple" and path.is_dir() else path for path in named]
     paths = {str(path): path.resolve() for path in folders}
     if find_links:
@@ -91,7 +92,7 @@ def for_container(settings: Mapping[str, str], environ: Mapping[str, str], find_
 
 
 def _local(word: str) -> Path | None:
-    """The local path in a setting, or None."""
+    """Return the local path in a setting, or None."""
     parts = urlsplit(word)
     if parts.scheme == "file":
         return Path(unquote(parts.path))

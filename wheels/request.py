@@ -1,4 +1,4 @@
-"""The arguments of ``build-wheel``: a package or a project, and the options of its build."""
+"""Parse the arguments of ``build-wheel``: a package or a project, and the build's options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Wanted:
 
     @property
     def label(self) -> str:
-        """Used in the name of the log."""
+        """A name for the log."""
         text = self.project.name if self.project else f"{canonicalize_name(self.name)}-{self.version}"
         return re.sub(r"[^A-Za-z0-9._+-]", "-", text)
 
@@ -40,7 +40,7 @@ class Wanted:
     def parse(cls, text: str, *, folder: Path) -> Wanted:
         """Parse NAME==VERSION, or the path (relative to ``folder``) of a project's folder or source archive.
 
-        Raises SourceUnavailable for anything else, and if there is no project at the path.
+        Raises SourceUnavailable for any other text, and if there is no project at the path.
         """
         if not _looks_like_path(text, folder):
             return cls._pinned(text)
@@ -82,7 +82,7 @@ class Wanted:
             raise SourceUnavailable(
                 f"{text!r} does not identify one wheel",
                 expected="NAME==VERSION, or the path of a project",
-                found="more or less than one version" if not isinstance(fault, InvalidRequirement) else repr(text),
+                found="no version, or more than one" if not isinstance(fault, InvalidRequirement) else repr(text),
                 fix=fix,
             ) from fault
         if pin.operator != "==" or requirement.extras or requirement.marker or requirement.url:
@@ -97,18 +97,18 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of a build."""
+    """The options of a build."""
 
     from_source: bool = False
-    """Build the package even if the index has a wheel of it."""
+    """Whether to build the package even if the index has a wheel of it."""
     packages: Sequence[str] = ()
-    """Packages of the distribution to install for this build."""
+    """Distribution packages to install for this build."""
     isolated: bool = True
-    """Install build requirements into an isolated environment, instead of using the container's packages."""
+    """Whether to install build requirements into an isolated environment instead of using the container's packages."""
     constraints: Sequence[str] = ()
-    """pip's constraints files, which apply to build requirements too: paths on this PC, or URLs."""
+    """pip's constraints files, which also apply to build requirements, as paths on this PC or URLs."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the build; they override all others."""
+    """The build's environment variables, which override all others."""
 
     @classmethod
     def parse(
@@ -121,7 +121,7 @@ class Options:
         constraints: Sequence[str],
         variables: Sequence[str],
     ) -> Options:
-        """Parse a task's options. Paths are relative to ``folder``, ``variables`` are NAME=VALUE, or NAME if it is set.
+        """Parse a task's options. Paths are relative to ``folder``; ``variables`` are NAME=VALUE, or NAME if set.
 
         Raises SourceUnavailable for invalid options.
         """

@@ -1,4 +1,4 @@
-"""Wheelhouses: folders of wheels that the user configures. A finished wheel is put into the first one."""
+"""Wheelhouses: configured folders with wheels. A finished wheel is put into the first one."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from toolchain import files
 from toolchain.config import ROOT, Config
 
 REPLACED = "replaced"
-"""Folder in a wheelhouse for wheels that were replaced by another one of the same name."""
+"""The folder in a wheelhouse for wheels that were replaced by a different one of the same name."""
 
 
 def wheelhouses(config: Config) -> list[Path]:
-    """The configured folders, absolute."""
+    """Return the absolute paths of the configured folders."""
     return [ROOT / folder for folder in config.torch.wheelhouse]
 
 
 def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
-    """Copy a wheel into the wheelhouse; returns its path there, and warnings.
+    """Copy a wheel into the wheelhouse; return its path there and warnings.
 
-    A different wheel of the same name is moved to ``REPLACED``. Raises DiskFull, which leaves the wheelhouse unchanged.
+    A different wheel of the same name is moved to ``REPLACED``. On DiskFull, the wheelhouse is unchanged.
     """
     target = wheelhouse / wheel.name
     warnings = []
@@ -30,7 +30,7 @@ def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
         if target.is_file() and (before := files.sha256_of(target)) != files.sha256_of(wheel):
             aside = wheelhouse / REPLACED / before[:16] / wheel.name
             aside.parent.mkdir(parents=True, exist_ok=True)
-            # A hard link first: at every moment the old wheel exists under at least one of the two names.
+            # The hard link is created first, so that the old wheel always exists under at least one of the two names.
             files.remove(aside)
             aside.hardlink_to(target)
             warnings.append(f"{target.name} existed with other contents; that wheel is now {aside}")

@@ -1,1 +1,1 @@
-"""One module per step. ``step(context)`` describes it: its inputs, the steps that it needs, and what it does."""
+"""One module per step. Its function ``step(context)`` returns the step: its inputs, dependencies and action."""

@@ -1,4 +1,4 @@
-"""The packages of the target root, downloaded."""
+"""Download the packages of the target root."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Download the packages."""
+    """Return the step that downloads the packages."""
 
     def action(needs: Mapping[str, Manifest]) -> Made:
         spec = roots.target_spec(context, needs)

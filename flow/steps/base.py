@@ -1,6 +1,6 @@
-"""The root filesystem with torch as an image, below the system image.
+"""The image with the root filesystem and torch, on which the system image is built.
 
-This is a separate step so that it can run while extensions are compiled and does not depend on them.
+This step is separate from the system image, so that it can run while extensions are compiled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Load the root and torch as the layers of one image."""
+    """Return the step that loads the root and torch as the layers of one image."""
     reference = context.config.image_reference("base")
     is_missing = image_missing(context, "base")
 

@@ -1,4 +1,4 @@
-"""The native builder image: the native tools, packed as a root."""
+"""Make the native builder image from the native tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Pack the native tools and load them as an image."""
+    """Return the step that packs the native tools and loads them as an image."""
 
     def action(_: Mapping[str, Manifest]) -> Made:
         tar = context.root / "builder.tar"

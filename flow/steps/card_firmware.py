@@ -1,4 +1,4 @@
-"""The boot firmware of boards, from Debian's component non-free-firmware. apt fetches and verifies it."""
+"""Fetch the boards' boot firmware from Debian's component non-free-firmware with apt, which verifies it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from toolchain.steps import Made, Step
 
 COMPONENT = "non-free-firmware"
 PARTS = ("usr/lib/raspi-firmware", "usr/share/doc/raspi-firmware/copyright")
-"""What is extracted: the files for the boot partition, and their licence."""
+"""The extracted parts: the files for the boot partition, and their licence."""
 
 
 def folder(context: Context) -> Path:
-    """The folder with ``PARTS``."""
+    """Return the folder that contains ``PARTS``."""
     return context.root / "card-firmware"
 
 
 def step(context: Context) -> Step:
-    """Fetch the package and extract the firmware and its licence."""
+    """Return the step that fetches the package and extracts the firmware and its licence."""
     (package,) = packages_for("card_firmware", context.image)
     wanted = tuple(
         dataclasses.replace(item, components=(COMPONENT,), only=(), architectures=(context.native.debian,))

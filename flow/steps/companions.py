@@ -1,4 +1,4 @@
-"""torchvision and torchaudio: cross-compiled, or taken from the artefact cache or the package index; then unpacked."""
+"""Cross-compile torchvision and torchaudio, or get them from the artefact cache or the package index; unpack them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from wheels import artefacts
 
 
 def step(context: Context) -> Step:
-    """Find or build the wheels.
+    """Return the step that finds or builds the wheels.
 
-    They are left out if torch is left out, or if the mirror does not have their source. The
-    package index's wheels are used with the package index's torch.
+    They are omitted if torch is omitted, or if the mirror does not have their source. With torch from the package
+    index, their wheels come from there, too.
     """
     data = recipe.load(build.NAME)
     tar = context.root / "companions-site.tar"

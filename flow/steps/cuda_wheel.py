@@ -1,4 +1,4 @@
-"""The wheel of CUDA operators."""
+"""Build the wheel with CUDA operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context, target: Architecture) -> Step:
-    """Compile the wheel for a machine with an NVIDIA GPU, and audit it."""
+    """Return the step that compiles the wheel for a machine with an NVIDIA GPU, and audits it."""
     config, data = context.config, recipe.load("cuda_ops")
     name = f"cuda-wheel-{target.debian}"
 

@@ -1,4 +1,4 @@
-"""The development root: the target's compilers and headers, for wheels that are built in the target's container."""
+"""Build the development root: the target's compilers and headers for building wheels in the target's container."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Build the root, load it as an image, and make the links for the native compiler."""
+    """Return the step that builds the root, loads it as an image, and makes the links for the native compiler."""
     packages = tuple(
         sorted(
             {

@@ -1,4 +1,4 @@
-"""Native programs that steps and tasks run: packages that are extracted into one folder and not configured."""
+"""Extract native programs for steps and tasks: packages in one folder, which are not configured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolchain.steps import Made, Step
 
 
 def folder(context: Context, name: str) -> Path:
-    """The folder of the packages of the step ``name``."""
+    """Return the folder with the packages of the step ``name``."""
     return context.root / name
 
 
@@ -28,10 +28,10 @@ def step(
     foreign: tuple[Architecture, ...] = (),
     finish: Callable[[Path], None] = lambda _: None,
 ) -> Step:
-    """Extract the packages of the table of packages.toml that has the step's name, with ``_`` for ``-``.
+    """Return the step that extracts the packages in the packages.toml table with the step's name.
 
-    ``foreign`` are architectures of packages in addition to this PC's. ``finish`` completes the folder, and ``code`` is
-    the module that defines it.
+    The table's name has ``_`` where the step's has ``-``. ``foreign`` lists package architectures in addition to this
+    PC's. ``finish`` completes the folder; ``code`` is the module that defines ``finish``.
     """
     packages = packages_for(name.replace("-", "_"), context.image)
 

@@ -1,4 +1,4 @@
-"""libqpu, compiled for the target."""
+"""Compile libqpu for the target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Compile, install and pack the library."""
+    """Return the step that compiles, installs and packs the library."""
     config = context.config
     data = recipe.load("libqpu")
     tar = context.root / "libqpu.tar"

@@ -1,4 +1,4 @@
-"""Verified package lists of the mirror."""
+"""Fetch and verify the mirror's package lists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Fetch the archives' keys and the package lists, and verify them."""
+    """Return the step that fetches and verifies the archives' keys and the package lists."""
     wanted = sources(context)
 
     def missing(_: Manifest) -> str:
@@ -51,5 +51,5 @@ def step(context: Context) -> Step:
 
 
 def _limits(sources: Sequence[apt.Source]) -> str:
-    """The packages that are installed from an archive that provides only some packages."""
+    """Return the names of the packages from each archive that provides only selected packages."""
     return "; ".join(dict.fromkeys(f"{item.archive}: {' '.join(item.only)}" for item in sources if item.only))

@@ -1,4 +1,4 @@
-"""The tests of the device "qpu" with PyTorch's own samples, networks, processes and torch.compile."""
+"""Test the device "qpu" with PyTorch's own samples, networks, processes and torch.compile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER = ROOT / "tests" / "native"
 
 
 def step(context: Context) -> Step:
-    """Run the tests of tests/native. They share a module with tests/device."""
+    """Return the step that runs the tests in tests/native, which share a module with tests/device."""
     names = sorted(path.name for path in FOLDER.glob("test_*.py"))
     shared = files.tree_fingerprint(native_suite.FOLDER, native_suite.NAMES[-1])
     return Step(

@@ -1,4 +1,4 @@
-"""libqpu for this machine."""
+"""Build libqpu for this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Compile and install the library with CMake."""
+    """Return the step that compiles and installs the library with CMake."""
     data = recipe.load("libqpu")
     return Step(
         name="native-libqpu",

@@ -1,4 +1,4 @@
-"""A virtual environment with PyPI's torch and the packages that build and test an extension."""
+"""Create a virtual environment with PyPI's torch and the packages for building and testing an extension."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Create the environment and install the packages."""
+    """Return the step that creates the environment and installs the packages."""
     config = context.config
     packages = (native.TORCH, *native.TORCH_NEEDS, *native.TOOLS)
     interpreter = f"{sys.implementation.cache_tag} {sysconfig.get_platform()} {sys.version.split()[0]}"

@@ -1,4 +1,4 @@
-"""The QPU extension wheel for this machine, installed into the native environment."""
+"""Build the QPU extension wheel for this machine and install it into the native environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SOURCES = ("setup.py", "backend/*.py", "pyproject.toml", "csrc/**/*", "src/**/*
 
 
 def step(context: Context) -> Step:
-    """Build the wheel with ``pip wheel``, as a user would."""
+    """Return the step that builds the wheel with ``pip wheel``, as a user would."""
     return Step(
         name="native-qpu-ops",
         title="native extension wheel",
@@ -31,7 +31,7 @@ def step(context: Context) -> Step:
 def _make(config: Config) -> Made:
     folder = native.folder_of(config)
     with files.scratch_folder(folder, "qpu_ops") as scratch:
-        # setuptools writes into the source folder.
+        # setuptools writes into the source folder, so a copy is built.
         ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
         shutil.copytree(_FOLDER, scratch / "source", ignore=ignored)
         pip: list[str | Path] = [native.python_of(config), "-m", "pip", "--disable-pip-version-check"]

@@ -1,4 +1,4 @@
-"""The tests of the device that do not need a board, run on libqpu's interpreter on this machine."""
+"""Run the device tests that need no board on this machine, with libqpu's interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = ("test_ops.py", "test_torch.py", "test_torch_qpu.py")
 
 
 def step(context: Context) -> Step:
-    """Run the tests of tests/device about the extension and torch, as on a board."""
+    """Return the step that runs the tests in tests/device about the extension and torch, as on a board."""
     return Step(
         name="native-suite",
         title="device suite on this machine",

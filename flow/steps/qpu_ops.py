@@ -1,4 +1,4 @@
-"""The QPU extension wheel, built and unpacked."""
+"""Build and unpack the QPU extension wheel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Compile the wheel against torch and libqpu. It is omitted if there is no torch wheel."""
+    """Return the step that compiles the wheel against torch and libqpu; without torch, the wheel is omitted."""
     data = recipe.load("qpu_ops")
     tar = context.root / "qpu-ops-site.tar"
 
@@ -70,7 +70,7 @@ def _omitted(reason: str) -> Made:
 
 
 def place(context: Context, made: Mapping[str, Manifest]) -> qpu_ops.Place:
-    """Where the wheel is compiled: in the image of ``builder`` or, if ``made`` does not contain that, of ``dev``."""
+    """Return the place to compile the wheel: the image of ``builder`` if ``made`` contains it, else of ``dev``."""
     role = "builder" if is_extension_cross_compiled(context) and "builder" in made else "dev"
     reference, image_id = context.config.image_reference(role), made[role].facts["image"]
     if role == "builder":

@@ -1,4 +1,4 @@
-"""Upstream QPULib instead of our libqpu (``qpu.library: upstream``)."""
+"""Build upstream's QPULib instead of our libqpu (``qpu.library: upstream``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Fetch, compile and install QPULib."""
+    """Return the step that fetches, compiles and installs QPULib."""
     config = context.config
     data = recipe.load("qpulib")
     tar = context.root / "libqpu.tar"

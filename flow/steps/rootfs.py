@@ -1,4 +1,4 @@
-"""The root filesystem of the target."""
+"""Build the target's root filesystem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Build the root and load it as an image."""
+    """Return the step that builds the root and loads it as an image."""
     parts = {"bootable": context.image.profile == "bootable", "card": context.image.card}
     overlays = roots.overlays(context, *(name for name, wanted in parts.items() if wanted))
 
@@ -24,7 +24,7 @@ def step(context: Context) -> Step:
         spec = dataclasses.replace(
             roots.target_spec(context, needs),
             overlays=overlays,
-            fetched=tuple(needs["archives"].facts.get("packages", ())),  # older manifests do not have this fact
+            fetched=tuple(needs["archives"].facts.get("packages", ())),  # older manifests lack this fact
             native_tools=context.tools,
         )
         tar = context.root / "rootfs.tar"
@@ -42,7 +42,8 @@ def step(context: Context) -> Step:
             **roots.mmdebstrap_inputs(context),
             **roots.overlay_inputs(overlays),
         },
-        # The packages are downloaded earlier, while the native tools are extracted. Missing ones are downloaded here.
+        # An earlier step downloads the packages while the native tools are extracted. Missing packages are downloaded
+        # here.
         needs=("mirror", "tools", "torch", "archives"),
         action=action,
         missing=image_missing(context, "rootfs"),

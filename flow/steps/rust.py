@@ -1,4 +1,4 @@
-"""The native Rust toolchain of ``build-wheel``."""
+"""Extract the native Rust toolchain for ``build-wheel``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME = "rust"
 
 
 def step(context: Context) -> Step:
-    """Extract the packages into one folder, and add the programs that start them in a container."""
+    """Return the step that extracts the packages and adds the programs that start them in a container."""
     return extracted_tools.step(
         context,
         NAME,

@@ -1,4 +1,4 @@
-"""The software bill of materials of the system image."""
+"""Write the system image's bill of materials."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Write the documents from the root filesystem and the wheels and libraries that are added to it."""
+    """Return the step that writes the documents about the root filesystem and the added wheels and libraries."""
     config = context.config
 
     def action(needs: Mapping[str, Manifest]) -> Made:

@@ -1,4 +1,4 @@
-"""The system image: the root filesystem with the products of the recipes."""
+"""Build the system image: the root filesystem with the recipes' products."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from toolchain.manifest import Manifest
 from toolchain.steps import Made, Step
 
 MODULES = ("dot_cpp", "matrix_cpp", "cpu_cpp")
-"""Modules of the extension wheel. They are imported in the finished image to test it."""
+"""The extension wheel's modules, which are imported in the finished image as a test."""
 
 
 def step(context: Context) -> Step:
-    """Build the image, start it, and import what it contains."""
+    """Return the step that builds the image, starts it, and imports the installed modules."""
     config, log = context.config, context.log("system")
     reference = config.image_reference("system")
 

@@ -1,4 +1,4 @@
-"""Native programs: replacements of emulated programs, and the cross compiler."""
+"""Extract native programs: replacements for emulated programs, and the cross compiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Extract the packages of native programs into one folder."""
+    """Return the step that extracts the packages of native programs into one folder."""
     standing_in = packages_for("standing_in", context.image)
     others = {name for role in ("depmod", "compiler", "builder") for name in packages_for(role, context.image)}
     packages = (*standing_in, *sorted(others - {*standing_in}))
@@ -24,7 +24,8 @@ def step(context: Context) -> Step:
         spec = roots.root_spec(context, "tools", packages, needs["mirror"], architectures)
         rootfs.build_tools(spec, context.tools, context.log("tools"), standing_in=standing_in, without=without)
         programs = (context.tools / rootfs.STANDING_IN).read_text().split()
-        # The list of packages too: the builder image must change when a package is added that contains only headers.
+        # The list of packages is also an input: the builder image must change when a package with only headers is
+        # added.
         return Made(facts={"programs": programs, "packages": list(packages)})
 
     return Step(

@@ -1,4 +1,4 @@
-"""The torch wheel of the image: from a wheelhouse, the artefact cache, a build here, this repository or an index."""
+"""Select the image's torch wheel: from a wheelhouse, the artefact cache, a build here, this repository or an index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Select the wheel. If there is none, the image is built without torch unless ``torch.required`` is set."""
+    """Return the step that selects the wheel. If there is none, it fails only if ``torch.required`` is set."""
     config = context.config
 
     def action(_: Mapping[str, Manifest]) -> Made:

@@ -1,4 +1,4 @@
-"""The builder image of torch."""
+"""Make torch's builder image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from toolchain.steps import Step
 
 
 def step(context: Context) -> Step:
-    """Build the root and its image."""
+    """Return the step that builds the root and its image."""
     return builder_step(
         context,
         name="torch-builder",

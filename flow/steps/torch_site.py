@@ -1,4 +1,4 @@
-"""torch, unpacked as in the target root."""
+"""Unpack torch as in the target root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Unpack the torch wheel, if there is one, into a layer."""
+    """Return the step that unpacks the torch wheel, if there is one, into a layer."""
     tar = context.root / "torch-site.tar"
 
     def action(needs: Mapping[str, Manifest]) -> Made:

@@ -1,4 +1,4 @@
-"""torch's source, downloaded and verified."""
+"""Download and verify torch's source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Download the source that the recipe pins."""
+    """Return the step that downloads the source that the recipe pins."""
     data, kind = recipe.load("torch"), context.config.torch.source
     folder = context.config.build_root / "sources"
 

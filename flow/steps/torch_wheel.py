@@ -1,7 +1,8 @@
-"""The torch wheel, compiled from source or taken from the artefact cache.
+"""Compile the torch wheel from source, or get it from the artefact cache.
 
-Its key is the recipe's (``Plan.key``) and does not include the code of this project, so that a changed message does not
-cause half an hour of compilation. Only the finished and audited wheel leaves the target's folder, with its provenance.
+The step's key is the recipe's (``Plan.key``). It does not include this project's code, so that a changed message does
+not cause half an hour of compilation. Only the finished and audited wheel and its provenance are stored outside the
+target's folder.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from wheels import artefacts
 
 
 def plan_of(context: Context) -> building.Plan:
-    """What the recipe builds for this configuration. Raises RecipeInvalid."""
+    """Return the recipe's plan for this configuration. Raises RecipeInvalid."""
     return building.Plan.of(recipe.load("torch"), context.config, context.suite)
 
 
 def step(context: Context, *, again: bool = False) -> Step:
-    """Build the wheel. With ``again`` it is built even if the artefact cache has it."""
+    """Return the step that builds the wheel; with ``again``, it does so even if the artefact cache has the wheel."""
     plan = plan_of(context)
     key = plan.key(sources.identity(plan.recipe, context.suite, context.config.torch.source))
 
@@ -84,7 +85,7 @@ def _changed_product(made: Manifest) -> str:
 
 
 def source_of(context: Context, made: Manifest) -> sources.Source:
-    """The source that the manifest of ``torch-source`` records."""
+    """Return the source recorded in the manifest of ``torch-source``."""
     return sources.Source(
         kind=made.facts["kind"],
         folder=context.config.build_root / "sources" / made.facts["folder"],
@@ -94,14 +95,14 @@ def source_of(context: Context, made: Manifest) -> sources.Source:
 
 
 def builder_of(context: Context, needs: Mapping[str, Manifest]) -> building.Builder:
-    """The builder, from the manifests of ``torch-builder`` and ``torch-source``."""
+    """Return the builder for the manifests of ``torch-builder`` and ``torch-source``."""
     reference, image_id = context.config.image_reference("torch-builder"), needs["torch-builder"].facts["image"]
     source = source_of(context, needs["torch-source"])
     return building.Builder(context.client, reference, image_id, plan_of(context), source, context.log("torch-wheel"))
 
 
 def _from_cache(context: Context, cached: Sequence[Path], key: str) -> Made:
-    """A wheel of the same recipe, compiler and packages, built earlier here or pulled from a registry."""
+    """Return a cached wheel of the same recipe, compiler and packages, built here earlier or pulled."""
     (wheel,) = [path for path in cached if path.suffix == ".whl"]
     stated = provenance.read(provenance.path_for(wheel), wheel).get("recipeKey")
     if stated != key:
@@ -132,10 +133,10 @@ def _from_cache(context: Context, cached: Sequence[Path], key: str) -> Made:
 
 
 def place(made: Sequence[Path], folder: Path) -> tuple[Path, ...]:
-    """Move a wheel and its accompanying files into a folder on the same disk; returns their new paths.
+    """Move a wheel and its accompanying files into a folder on the same disk; return their new paths.
 
-    The old provenance is removed first and the new one is moved last. If this is interrupted, no wheel is next to the
-    provenance of another wheel, and a wheel without provenance is not used.
+    The old provenance is removed first and the new one is moved last. After an interruption, no wheel is therefore next
+    to another wheel's provenance, and a wheel without provenance is not used.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ordered = sorted(made, key=lambda path: path.name.endswith(artefacts.PROVENANCE))
@@ -148,7 +149,7 @@ def place(made: Sequence[Path], folder: Path) -> tuple[Path, ...]:
 
 
 def remove_replaced_trees(builder: building.Builder) -> None:
-    """Remove the build trees that a finished build replaces, up to 9 GB each, and list the others."""
+    """Remove the build trees, of up to 9 GB each, that a finished build replaces, and list the others."""
     replaced, others = builder.older()
     for tree in replaced:
         size = progress.human_size(files.size_of(tree.home))

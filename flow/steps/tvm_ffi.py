@@ -1,4 +1,4 @@
-"""The wheel of TVM's FFI, unpacked as in the target root."""
+"""Unpack TVM FFI's wheel as in the target root."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Unpack the wheel that a wheelhouse or the artefact cache has."""
+    """Return the step that unpacks the wheel from a wheelhouse or the artefact cache."""
     tar = context.root / "tvm-ffi-site.tar"
 
     def action(_: Mapping[str, Manifest]) -> Made:

@@ -1,4 +1,4 @@
-"""The builder image of TVM's FFI."""
+"""Make the builder image for TVM's FFI."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from toolchain.steps import Step
 
 
 def step(context: Context) -> Step:
-    """Build the root and its image."""
+    """Return the step that builds the root and its image."""
     return builder_step(
         context,
         name="tvm-ffi-builder",

@@ -1,4 +1,4 @@
-"""The wheel of TVM's FFI, cross-compiled or taken from the artefact cache."""
+"""Cross-compile TVM FFI's wheel, or get it from the artefact cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wheels import artefacts
 
 
 def step(context: Context) -> Step:
-    """Build the wheel. Raises PlatformMismatch or RecipeInvalid for an unsupported target."""
+    """Return the step that builds it. Raises PlatformMismatch or RecipeInvalid for an unsupported target."""
     data = recipe.load(locate.NAME)
     locate.require_target(data, context.target, context.suite)
     key = locate.recipe_key(data, context.target, context.suite)

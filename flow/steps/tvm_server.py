@@ -1,4 +1,4 @@
-"""TVM's RPC server, unpacked as in the target root."""
+"""Unpack TVM's RPC server as in the target root."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wheels import byte_code
 
 
 def step(context: Context) -> Step:
-    """Install the server's wheels into a layer."""
+    """Return the step that installs the server's wheels into a layer."""
     data = recipe.load("tvm_server")
     tar = context.root / "tvm-server.tar"
 

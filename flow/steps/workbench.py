@@ -1,4 +1,4 @@
-"""The workbench image: the development root with torch, libqpu and the extension."""
+"""Build the workbench image: the development root with torch, libqpu and the extension."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Build the image."""
+    """Return the step that builds the image."""
     reference = context.config.image_reference("workbench")
 
     def action(needs: Mapping[str, Manifest]) -> Made:

@@ -48,7 +48,7 @@ def test_boot_proceeds_from_address_to_mounted_root() -> None:
     assert boards.mounted({"192.168.77.50"}, 6.0) == [board]
     assert boards.mounted({"192.168.77.50"}, 7.0) == [], "it is reported once"
     boards.record(ASKS, 8.0)
-    assert board.state == "mounted", "the initramfs asks for an address again"
+    assert board.state == "mounted", "the initramfs requests an address again"
 
 
 def test_optional_folder_of_a_board_has_its_serial_number() -> None:
@@ -94,7 +94,7 @@ def test_an_absent_file_is_reported_at_once_with_its_fix(name: str, fix: str) ->
         ([ASKS, OFFERED], "without --alone"),
         ([sent("config.txt")], "it stopped after config.txt"),
         ([sent("vmlinuz")], "does not mount"),
-        ([sent("vmlinuz"), "dnsmasq-tftp[7]: failed sending /tmp/x/vmlinuz to 192.168.77.50"], "transfer was lost"),
+        ([sent("vmlinuz"), "dnsmasq-tftp[7]: failed sending /tmp/x/vmlinuz to 192.168.77.50"], "transfer failed"),
     ],
 )
 def test_stalled_board_gets_advice(lines: list[str], advice: str) -> None:
