@@ -274,7 +274,7 @@ def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
         timing=how.timing,
         suite=how.suite,
         folder=report_folder(lab.config, how) / place.name,
-        files=how.files,
+        test_files=how.files,
     )
 
 
