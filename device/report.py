@@ -111,7 +111,7 @@ def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: 
     names = {line.name for lines in charts.values() for line in lines}
     columns = min(2, len(charts))
     rows = math.ceil(len(charts) / columns)
-    size = (9.2, 4.4 * rows + 0.3 * math.ceil(len(names) / legend_columns))
+    size = (9.2, (4.4 if rows == 1 else 3.4 * rows) + 0.3 * math.ceil(len(names) / legend_columns))
     with _drawing, mpl.rc_context(settings):
         figure, grid = pyplot.subplots(
             rows, columns, figsize=size, layout="constrained", squeeze=False, sharex=True, sharey=True
