@@ -93,7 +93,7 @@ def test_the_suite_runs_on_a_remote_place(exported_config: Config, tmp_path: Pat
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tree belongs to root")
 def test_a_suite_is_split_between_boards(exported_config: Config, tmp_path: Path) -> None:
     made = elsewhere(bootable(exported_config), tmp_path / "b")
-    made = replace(made, device=replace(made.device, boot_timeout_s=60.0))
+    made = replace(made, device=replace(made.device, boot_timeout_s=30.0))
     folder = run.report_folder(made, run.How())
 
     def cases() -> list[str]:
