@@ -358,6 +358,7 @@ def share_internet(context: Context, state: str) -> None:
         "place": "a board in the lab, by name (docs/lab.md)",
         "tag": "the first free board in the lab with this tag, such as model=pi3",
         "all": "all boards in the lab in parallel, with a merged report",
+        "shard": "with --tag or --all: split one suite between the free boards by measured times",
     },
 )
 def run_on_pi(
@@ -372,9 +373,12 @@ def run_on_pi(
     place: str = "",
     tag: str = "",
     all: bool = False,  # noqa: A002 (the option is --all)
+    shard: bool = False,
 ) -> None:
     """Run the device suite on a real Pi or in QEMU; write JUnit, evidence and the HTML report."""
     chosen = [f"--{name}" for name, given in {"place": place, "tag": tag, "all": all}.items() if given]
+    if shard and not (tag or all):
+        raise ConfigError(["--shard requires --tag or --all, which select the boards (docs/lab.md)"])
     if chosen:
         others = {"host": host, "qemu": qemu, "chroot": chroot, "init": init, "cpu": cpu}
         if excluded := [*chosen[1:], *(f"--{name}" for name, given in others.items() if given)]:
@@ -383,7 +387,9 @@ def run_on_pi(
 
         how = lab_run.How(keyword=select or None, timing=not no_timing)
         config = _config(context)
-        if all:
+        if shard:
+            print(lab_run.on_shards(config, tag, how).summary())
+        elif all:
             print(lab_run.on_all(config, how).summary())
         else:
             print((lab_run.on_place(config, place, how) if place else lab_run.on_tagged(config, tag, how)).summary())

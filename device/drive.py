@@ -12,8 +12,8 @@ pytest, ``pytest.exit``), every test without a result is an error.
 The environment's ``options`` configure a run: ``private_network`` (server and virtual machine run in a separate
 network namespace), ``chroot`` (a source, ``ADDRESS:/path``, or the word ``served`` with ``chroot_address`` as the
 server's address seen from the board; ``chroot_port``), ``architecture`` of the tree, ``suite_limit_s``, ``timing`` and
-``timing_limit_s``, ``record`` (a file that receives the board's lines), ``log``, and ``suite`` (another folder of
-tests).
+``timing_limit_s``, ``record`` (a file that receives the board's lines), ``log``, ``suite`` (another folder of tests),
+and ``test_files`` (the test files of the suite to run, by name).
 """
 
 from __future__ import annotations
@@ -198,6 +198,7 @@ class DeviceSession:
 
     def _arguments(self) -> list[str]:
         words = list(_targets(self.default_suite, self.config.args, self.config.invocation_params.dir))
+        words += self._option("test_files", [])
         if keyword := self.config.option.keyword:
             words.append(f"--keyword={keyword}")
         timing_limit_s = float(self._option("timing_limit_s", 0.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def prepare(
     timing: bool,
     suite: Path | None = None,
     place: RemoteBoard | None = None,
+    test_files: Sequence[str] = (),
 ) -> None:
     """Write labgrid's environment for this run, and export the bare system if the run enters the tree from it.
 
@@ -105,6 +107,8 @@ def prepare(
     }
     if suite is not None:
         options["suite"] = str(suite.resolve())
+    if test_files:
+        options["test_files"] = list(test_files)
     require_export(layout)
     values["tree"] = str(layout.tree)
     booted = layout

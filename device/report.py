@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import datetime
 import io
+import math
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,16 +76,25 @@ def chart(timing: Mapping[str, Any], label: str) -> str:
     ``label`` is the machine's name in the picture, because pictures are copied without the surrounding text.
     """
     lines = series_of(timing)
-    if not lines:
-        return ""
+    return svg({label: lines}, height=timing["height"], legend_columns=3) if lines else ""
+
+
+_drawing = threading.Lock()
+"""matplotlib's settings are global, and the boards of a lab have a thread each."""
+
+
+def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: int) -> str:
+    """Return charts by title, two in a row, as one SVG element: seconds over columns, with logarithmic axes.
+
+    ``height`` is the number of rows of the matrix. Lines with the same name share an entry of the legend.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    placeholders = {
-        css: f"#0101{number:02x}" for number, css in enumerate(("--ink", "--rule", "--cpu", "--torch", "--qpu"), 1)
-    }
+    used = dict.fromkeys(["--ink", "--rule", *(line.css for lines in charts.values() for line in lines)])
+    placeholders = {css: f"#0101{number:02x}" for number, css in enumerate(used, 1)}
     settings: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": "pitorch",
@@ -97,28 +108,40 @@ def chart(timing: Mapping[str, Any], label: str) -> str:
         "axes.spines.top": False,
         "axes.spines.right": False,
     }
-    with mpl.rc_context(settings):
-        figure, axes = pyplot.subplots(figsize=(9.2, 5.0), layout="constrained")
+    names = {line.name for lines in charts.values() for line in lines}
+    columns = min(2, len(charts))
+    rows = math.ceil(len(charts) / columns)
+    size = (9.2, (4.4 if rows == 1 else 3.4 * rows) + 0.3 * math.ceil(len(names) / legend_columns))
+    with _drawing, mpl.rc_context(settings):
+        figure, grid = pyplot.subplots(
+            rows, columns, figsize=size, layout="constrained", squeeze=False, sharex=True, sharey=True
+        )
         try:
-            for line in lines:
-                widths, seconds = zip(*line.points, strict=True)
-                axes.loglog(
-                    widths,
-                    seconds,
-                    color=placeholders[line.css],
-                    linestyle=(0, (1, 2)) if line.published else (0, (5, 3)) if line.dashed else "solid",
-                    linewidth=1.2 if line.published else 2.2,
-                    marker=None if line.published else "o",
-                    markersize=5,
-                    alpha=0.75 if line.published else 1,
-                    label=line.name,
-                )
-            axes.set_xlabel(f"W, columns of the matrix ({timing['height']} rows)")
-            axes.set_ylabel("seconds, lower is better")
-            axes.grid(visible=True, which="major", color=placeholders["--rule"], linewidth=0.6)
-            axes.tick_params(which="both", length=0)
-            axes.set_title(label, loc="left", fontsize=10, style="italic")
-            figure.legend(frameon=False, fontsize=10, loc="outside upper left", ncols=3)
+            for axes, (title, lines) in zip(grid.flat, charts.items(), strict=False):
+                for line in lines:
+                    widths, times = zip(*line.points, strict=True)
+                    axes.loglog(
+                        widths,
+                        times,
+                        color=placeholders[line.css],
+                        linestyle=(0, (1, 2)) if line.published else (0, (5, 3)) if line.dashed else "solid",
+                        linewidth=1.2 if line.published else 2.2,
+                        marker=None if line.published else "o",
+                        markersize=5,
+                        alpha=0.75 if line.published else 1,
+                        label=line.name,
+                    )
+                axes.grid(visible=True, which="major", color=placeholders["--rule"], linewidth=0.6)
+                axes.tick_params(which="both", length=0)
+                axes.set_title(title, loc="left", fontsize=10, style="italic")
+            for axes in grid.flat[len(charts) :]:
+                axes.set_visible(False)
+            figure.supxlabel(f"W, columns of the matrix ({height} rows)", fontsize=11)
+            figure.supylabel("seconds, lower is better", fontsize=11)
+            handles = {line.get_label(): line for axes in grid.flat for line in axes.get_lines()}
+            figure.legend(
+                handles=handles.values(), frameon=False, fontsize=10, loc="outside upper left", ncols=legend_columns
+            )
             sink = io.StringIO()
             figure.savefig(sink, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         finally:

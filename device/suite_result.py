@@ -39,7 +39,12 @@ class SuiteResult:
     @property
     def ok(self) -> bool:
         """Whether a test ran, no test failed, and the tested files are the built ones."""
-        return self.passed > 0 and not self.failed and not self.errors and not self.broken
+        return self.passed > 0 and self.clean
+
+    @property
+    def clean(self) -> bool:
+        """Whether no test failed, and the tested files are the built ones."""
+        return not self.failed and not self.errors and not self.broken
 
     def summary(self) -> str:
         """Return the text that the task prints."""

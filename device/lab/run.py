@@ -1,4 +1,4 @@
-"""``./inv test-on-pi --place|--tag|--all``: run the device suite on boards of the lab.
+"""``./inv test-on-pi --place|--tag|--all|--shard``: run the device suite on boards of the lab.
 
     reserve → acquire → device.suite → release → merged report
 
@@ -12,15 +12,15 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from device import suite
-from device.lab import merge
+from device.lab import merge, shard
 from device.lab.acquire import acquired
 from device.lab.coordinator import Place
 from device.lab.merge import Outcome
@@ -28,11 +28,13 @@ from device.lab.services import PROJECT, Lab
 from device.labgrid_environment import RemoteBoard
 from device.suite_result import Paths, SuiteResult
 from toolchain import files, process, progress
-from toolchain.config import Config
+from toolchain.config import ROOT, Config
 from toolchain.errors import BoardSilent, UserError, of_system
 
 _QUARANTINE = "quarantine"
 _CHECK = Path(__file__).resolve().parent / "check"
+_FREE_LIMIT_S = 10.0
+"""How long --shard waits for a board, which is free unless another user has just asked for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,8 @@ class How:
     timing: bool = True
     suite: Path | None = None
     """A folder of tests to run instead of ``tests/device``."""
+    files: tuple[str, ...] = ()
+    """The test files to run on a board that runs only a part of the suite."""
     folder: str = "lab"
     """The folder of the reports, in the target's folder."""
 
@@ -56,17 +60,27 @@ def on_place(config: Config, name: str, how: How) -> SuiteResult:
 
 def on_tagged(config: Config, tag: str, how: How) -> SuiteResult:
     """Run the suite on the first free board with a tag ``NAME=VALUE``. Raises as ``on_place``."""
+    lab = Lab(config)
+    with _acquired(lab, _first_free(lab, _tags(tag))) as place:
+        return _on_board(lab, place, how)
+
+
+def _tags(tag: str) -> dict[str, str]:
+    """The tags of the boards that ``--tag`` selects. Raises UserError if ``tag`` is not ``NAME=VALUE``."""
     if not re.fullmatch(r"[a-z][a-z0-9_]+=[a-z0-9_.-]+", tag):
         raise UserError(
             "--tag is not a tag", expected="NAME=VALUE, such as model=pi3", found=repr(tag), fix="correct it"
         )
     key, _, value = tag.partition("=")
-    lab = Lab(config)
-    filters = {key: value, "project": PROJECT, _QUARANTINE: "no"}
+    return {key: value, "project": PROJECT}
+
+
+def _first_free(lab: Lab, tags: Mapping[str, str]) -> dict[str, str]:
+    """The filters for a reservation of the first free board with these tags."""
+    filters = {**tags, _QUARANTINE: "no"}
     if not any(row.virtual for row in lab.rows):
         filters.setdefault("kind", "ssh")  # a virtual machine runs only on its own PC
-    with _acquired(lab, filters) as place:
-        return _on_board(lab, place, how)
+    return filters
 
 
 def on_all(config: Config, how: How) -> merge.Merged:
@@ -78,23 +92,62 @@ def on_all(config: Config, how: How) -> merge.Merged:
     board is left.
     """
     lab = Lab(config)
-    places = [place for place in lab.coordinator.places().values() if place.tags.get("project") == PROJECT]
-    names = []
+    names = [place.name for place in _usable(lab, {"project": PROJECT})]
+    return _on_boards(lab, dict.fromkeys(names, how), how)
+
+
+def on_shards(config: Config, tag: str, how: How) -> merge.Merged:
+    """Split one suite between the free boards with a tag (all free boards if it is empty), and merge the results.
+
+    Each test file runs on exactly one board. If no board is free, this waits for the first one, which runs all files.
+
+    Raises DeviceTestsFailed if a test failed or did not run, after the merged report has been written, UserError if no
+    board is left, and the errors of ``acquired``.
+    """
+    lab = Lab(config)
+    tags = _tags(tag) if tag else {"project": PROJECT}
+    free = [place.name for place in _usable(lab, tags) if not place.holder]
+    test_files = shard.suite_files(how.suite or ROOT / "tests" / "device")
+    reports = [config.target_root / "report" / "junit.xml", *report_folder(config, how).glob("*/junit.xml")]
+    seconds = shard.measured(path for path in reports if path.is_file())
+    with contextlib.ExitStack() as stack:
+        held: dict[str, Place] = {}
+        for name in free:
+            if len(held) < len(test_files):
+                try:
+                    held[name] = stack.enter_context(_acquired(lab, {"name": name}, limit_s=_FREE_LIMIT_S))
+                except UserError as fault:
+                    progress.warn(f"{name} is left out: {fault}")
+        if not held:
+            place = stack.enter_context(_acquired(lab, _first_free(lab, tags)))
+            held[place.name] = place
+        parts = shard.split(test_files, seconds, len(held))
+        hows = {name: replace(how, files=tuple(part)) for name, part in zip(held, parts, strict=True)}
+        for name, part in hows.items():
+            progress.say(f"    {name} runs {', '.join(part.files)}")
+        return _on_boards(lab, hows, how, held)
+
+
+def _usable(lab: Lab, tags: Mapping[str, str]) -> list[Place]:
+    """The boards with these tags that are not in quarantine. Raises UserError if there is none."""
+    places = [place for place in lab.coordinator.places().values() if tags.items() <= place.tags.items()]
+    found = []
     for place in sorted(places, key=lambda place: place.name):
         if _runs_elsewhere(lab, place):
             progress.warn(f"{place.name} is left out: it is a virtual machine of another PC")
         elif place.tags.get(_QUARANTINE) == "yes":
             progress.warn(f"{place.name} is in quarantine; to try it again: ./inv test-on-pi --place={place.name}")
         else:
-            names.append(place.name)
-    if not names:
+            found.append(place)
+    if not found:
+        shown = ", ".join(f"{key}={value}" for key, value in tags.items())
         raise UserError(
             "the lab has no board to test on",
-            expected=f"a place with the tags project={PROJECT} and quarantine=no",
+            expected=f"a place with the tags {shown} and quarantine=no",
             found=f"{len(places)} in quarantine or left out" if places else "none",
             fix="set lab.boards, then run ./inv lab up",
         )
-    return _on_boards(lab, names, how)
+    return found
 
 
 def check(config: Config) -> merge.Merged:
@@ -108,23 +161,24 @@ def check(config: Config) -> merge.Merged:
         raise UserError(
             "this PC has no boards", expected="rows in lab.boards", found="none", fix="set lab.boards (docs/lab.md)"
         )
-    return _on_boards(lab, names, How(timing=False, suite=_CHECK, folder="lab-check"))
+    how = How(timing=False, suite=_CHECK, folder="lab-check")
+    return _on_boards(lab, dict.fromkeys(names, how), how)
 
 
-def _on_boards(lab: Lab, names: Sequence[str], how: How) -> merge.Merged:
-    merged_paths = Paths(folder=report_folder(lab.config, how))
-    for old in (merged_paths.junit, merged_paths.report):
+def _on_boards(lab: Lab, hows: Mapping[str, How], how: How, held: Mapping[str, Place] | None = None) -> merge.Merged:
+    """Run the suite on each board, in parallel. Boards in ``held`` are not acquired and not released."""
+    for old in Paths(folder=report_folder(lab.config, how)).results:
         files.remove(old)  # an interrupted run must not leave those of an earlier run
     running: dict[str, concurrent.futures.Future[Outcome]] = {}
-    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(len(hows)) as pool:
         try:
-            for name in names:
-                running[name] = pool.submit(_outcome, lab, name, how)
+            for name, part in hows.items():
+                running[name] = pool.submit(_outcome, lab, name, part, held[name] if held else None)
             concurrent.futures.wait(running.values())
         except KeyboardInterrupt:
             _interrupt(running.values())
             raise
-    merged = merge.write(lab.config, [running[name].result() for name in names], report_folder(lab.config, how))
+    merged = merge.write(lab.config, [done.result() for done in running.values()], report_folder(lab.config, how))
     if not merged.ok:
         raise merged.error()
     return merged
@@ -135,11 +189,11 @@ def report_folder(config: Config, how: How) -> Path:
     return config.target_root / how.folder
 
 
-def _outcome(lab: Lab, name: str, how: How) -> Outcome:
+def _outcome(lab: Lab, name: str, how: How, held: Place | None) -> Outcome:
     """The result on one board. An error of one board does not end the run."""
     paths = Paths(folder=report_folder(lab.config, how) / name)
     try:
-        with _acquired(lab, {"name": name}) as place:
+        with contextlib.nullcontext(held) if held else _acquired(lab, {"name": name}) as place:
             for old in paths.results:
                 files.remove(old)  # those of an earlier run must not be counted
             error = ""
@@ -148,16 +202,18 @@ def _outcome(lab: Lab, name: str, how: How) -> Outcome:
             except UserError as fault:
                 error = str(fault)
                 progress.warn(f"{name}: {error}")
-            return Outcome.of(name, paths, error)
+            return Outcome.of(name, paths, error, how.files)
     except (UserError, OSError) as fault:
         error = str(of_system(fault) if isinstance(fault, OSError) else fault)
         progress.warn(f"{name}: {error}")
-        return Outcome(board=name, paths=paths, error=error)
+        return Outcome(board=name, paths=paths, error=error, files=how.files)
 
 
 @contextlib.contextmanager
-def _acquired(lab: Lab, filters: Mapping[str, str]) -> Iterator[Place]:
-    with acquired(lab.coordinator, filters, limit_s=lab.config.lab.queue_limit_s) as place:
+def _acquired(lab: Lab, filters: Mapping[str, str], limit_s: float | None = None) -> Iterator[Place]:
+    """Hold a board; wait for it for up to ``limit_s`` (``None``: ``lab.queue_limit_s``)."""
+    limit_s = lab.config.lab.queue_limit_s if limit_s is None else limit_s
+    with acquired(lab.coordinator, filters, limit_s=limit_s) as place:
         progress.say(f"    acquired {place.name}")
         yield place
 
@@ -218,6 +274,7 @@ def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
         timing=how.timing,
         suite=how.suite,
         folder=report_folder(lab.config, how) / place.name,
+        test_files=how.files,
     )
 
 

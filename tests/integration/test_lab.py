@@ -297,6 +297,8 @@ def test_a_board_is_released_when_the_coordinator_responds_again(
     [
         (["--place=pi3", "--all"], "--place excludes --all"),
         (["--tag=model=pi3", "--host=pi", "--chroot"], "--tag excludes --host, --chroot"),
+        (["--shard", "--place=pi3"], "--shard requires --tag or --all"),
+        (["--shard"], "--shard requires --tag or --all"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(words: list[str], fault: str) -> None:
@@ -309,6 +311,8 @@ def test_options_that_exclude_each_other_are_refused(words: list[str], fault: st
 def test_an_invalid_tag_is_refused(config: Config) -> None:
     with pytest.raises(UserError, match="--tag is not a tag"):
         run.on_tagged(config, "pi3", run.How())
+    with pytest.raises(UserError, match="--tag is not a tag"):
+        run.on_shards(config, "pi3", run.How())
 
 
 def test_a_virtual_machine_of_another_pc_is_left_out(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -54,27 +57,92 @@ exec chroot "$1" /usr/sbin/sshd -D -e -o ListenAddress=127.0.0.1 -p "$2"
 """
 
 
-@pytest.mark.emulation
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif(os.geteuid() != 0, reason="the tree belongs to root")
-def test_the_suite_runs_on_a_remote_place(exported_config: Config, tmp_path: Path) -> None:
-    """The board is a process that runs the tree's SSH server, emulated, on the loopback address."""
-    tests = write_suite(tmp_path / "suite", one="def test_one(): pass")
-    made = elsewhere(bootable(exported_config), tmp_path / "b")
+@contextlib.contextmanager
+def emulated_board(config: Config) -> Iterator[str]:
+    """A process that runs the tree's SSH server, emulated, on the loopback address. Yields its address."""
     port = ports.free_port()
-    words = ["unshare", "-m", "--kill-child", "sh", "-c", SSHD, "sh", str(made.nfsroot / "tree"), str(port)]
+    words = ["unshare", "-m", "--kill-child", "sh", "-c", SSHD, "sh", str(config.nfsroot / "tree"), str(port)]
     with subprocess.Popen(words, stderr=subprocess.PIPE) as board:
         try:
             assert board.stderr is not None
             lines = board.stderr
             eventually(lambda: b"listening" in lines.readline())
-            with running(with_boards(made, f"pi3=root@127.0.0.1:{port} model=pi3")) as config:
-                done = run.on_place(config, "pi3", run.How(timing=False, suite=tests))
-                assert (done.passed, done.failed, done.errors) == (1, 0, 0)
-                environment = (run.report_folder(config, run.How()) / "pi3" / "environment.yaml").read_text()
-                assert 'RemotePlace:\n        name: "pi3"' in environment
-                assert run.on_tagged(config, "model=pi3", run.How(timing=False, suite=tests)).passed == 1
-                assert run.check(config).ok
-                assert not services.Lab(config).coordinator.places()["pi3"].holder
+            yield f"root@127.0.0.1:{port}"
         finally:
             board.kill()
+
+
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tree belongs to root")
+def test_the_suite_runs_on_a_remote_place(exported_config: Config, tmp_path: Path) -> None:
+    tests = write_suite(tmp_path / "suite", one="def test_one(): pass")
+    made = elsewhere(bootable(exported_config), tmp_path / "b")
+    with emulated_board(made) as address, running(with_boards(made, f"pi3={address} model=pi3")) as config:
+        done = run.on_place(config, "pi3", run.How(timing=False, suite=tests))
+        assert (done.passed, done.failed, done.errors) == (1, 0, 0)
+        environment = (run.report_folder(config, run.How()) / "pi3" / "environment.yaml").read_text()
+        assert 'RemotePlace:\n        name: "pi3"' in environment
+        assert run.on_tagged(config, "model=pi3", run.How(timing=False, suite=tests)).passed == 1
+        assert run.check(config).ok
+        assert not services.Lab(config).coordinator.places()["pi3"].holder
+
+
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tree belongs to root")
+def test_a_suite_is_split_between_boards(exported_config: Config, tmp_path: Path) -> None:
+    made = elsewhere(bootable(exported_config), tmp_path / "b")
+    made = replace(made, device=replace(made.device, boot_timeout_s=30.0))
+    folder = run.report_folder(made, run.How())
+
+    def cases() -> list[str]:
+        """The cases of the merged JUnit file, ``BOARD.MODULE.TEST``."""
+        root = ElementTree.parse(folder / "junit.xml").getroot()  # noqa: S314 - our own file
+        return sorted(f"{case.get('classname')}.{case.get('name')}" for case in root.iter("testcase"))
+
+    with emulated_board(made) as one, emulated_board(made) as two:
+        rows = (f"pi1={one} bits=32", f"pi2={two} bits=32", f"other=127.0.0.1:{ports.free_port()} bits=64")
+        with running(with_boards(made, *rows)) as config:
+            suite = write_suite(
+                tmp_path / "suite",
+                long="import time\ndef test_long(): time.sleep(5)",
+                short="def test_one(): pass\ndef test_two(): pass",
+                skipped="import pytest\n@pytest.mark.skip(reason='no need')\ndef test_skipped(): pass",
+            )
+            how = run.How(timing=False, suite=suite)
+            assert run.on_shards(config, "bits=32", how).counts == {"passed": 3, "failed": 0, "errors": 0, "skipped": 1}
+            assert sorted(case.partition(".")[2] for case in cases()) == [
+                "test_long.test_long",
+                "test_short.test_one",
+                "test_short.test_two",
+                "test_skipped.test_skipped",
+            ]
+            again = run.on_shards(config, "bits=32", how)
+            assert again.ok
+            first_part, second_part = (outcome.files for outcome in again.outcomes)
+            assert first_part == ("test_long.py",), "the measured times decide"
+            assert sorted(second_part) == ["test_short.py", "test_skipped.py"]
+
+            # A board that dies in the middle of its part, and one that does not boot.
+            services.up(with_boards(config, *rows[:2], f"dead=127.0.0.1:{ports.free_port()} bits=32"))
+            suite = write_suite(
+                tmp_path / "faults",
+                a="def test_a(): pass",
+                b="import os\ndef test_dies(): os._exit(1)\ndef test_later(): pass",
+                c="def test_c(): pass",
+            )
+            with pytest.raises(DeviceTestsFailed) as caught:
+                run.on_shards(config, "bits=32", replace(how, suite=suite))
+            assert "without a result: test_a.py" in caught.value.found
+            assert "without a result: test_b.py::test_later" in caught.value.found
+            assert cases() == [
+                "dead.boot",
+                "dead.test_a.py",
+                "pi1.test_b.test_dies",
+                "pi1.test_b.test_later",
+                "pi2.test_c.test_c",
+            ]
+            boards = json.loads((folder / "evidence.json").read_text())["boards"]
+            assert [board.get("not_run") for board in boards] == [["test_a.py"], ["test_b.py::test_later"], []]
+            assert not any(place.holder for place in services.Lab(config).coordinator.places().values())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
+import json
 import signal
 import threading
 from dataclasses import replace
@@ -12,10 +14,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from device.lab import merge, run, services
+from device.lab import merge, run, services, shard
 from device.lab.merge import Outcome
+from device.record import BOARD_LOST
 from device.suite_result import Paths
-from toolchain import lab_boards, ports, process
+from toolchain import files, lab_boards, ports, process
 from toolchain.config import Config, LabConfig, load_config
 from toolchain.errors import ConfigError
 from toolchain.lab_boards import BoardRow, Power
@@ -137,8 +140,11 @@ def outcome(folder: Path, board: str, **tests: str) -> Outcome:
     )
     document = {
         "results": {**counts, "seconds": 1.0, "tests": found},
-        "device": {"model": "virt", "execution": "emulation"},
+        "device": {"model": "virt", "execution": "emulation", "execution_reason": "QEMU", "kernel": "6.12"},
+        "image": {"reference": "pitorch", "id": "sha256:1"},
+        "timing": {"reason": "no timing was requested"},
     }
+    paths.evidence.write_text(json.dumps(document))
     error = "did not pass" if counts["failed"] or counts["errors"] else ""
     return Outcome(board=board, paths=paths, error=error, document=document)
 
@@ -169,7 +175,7 @@ def test_the_page_has_a_column_per_board(tmp_path: Path) -> None:
     two = outcome(tmp_path, "two", same="passed", differs="failed")
     dead = Outcome(board="dead", paths=Paths(folder=tmp_path / "dead"), error="no <answer>")
     merged = merge.write(Config(), [one, two, dead], tmp_path)
-    page = merged.report.read_text()
+    page = merged.paths.report.read_text()
     assert "<tr><th>test</th><th>one</th><th>two</th></tr>" in page
     assert page.index("test_differs") < page.index("test_same")
     assert "1 of 2 tests differ" in page
@@ -185,8 +191,8 @@ def test_an_error_after_the_tests_is_shown(tmp_path: Path) -> None:
     merged = merge.write(Config(), [replace(made, error=error)], tmp_path)
     first = error.partition("\n")[0]
     assert merged.lines() == [f"one: 1 passed, 0 failed, 0 errors, 0 skipped ({first})"]
-    assert first in merged.report.read_text()
-    (suite,) = ElementTree.parse(merged.junit).getroot()  # noqa: S314 - our own file
+    assert first in merged.paths.report.read_text()
+    (suite,) = ElementTree.parse(merged.paths.junit).getroot()  # noqa: S314 - our own file
     assert (suite.get("tests"), suite.get("errors")) == ("2", "1")
     (fault,) = suite.iter("error")
     assert (fault.get("message"), fault.text) == (first, error)
@@ -195,5 +201,102 @@ def test_an_error_after_the_tests_is_shown(tmp_path: Path) -> None:
 def test_all_boards_passed(tmp_path: Path) -> None:
     merged = merge.write(Config(), [outcome(tmp_path, "one", a="passed")], tmp_path)
     assert merged.ok
-    assert "All boards passed" in merged.report.read_text()
+    assert "All boards passed" in merged.paths.report.read_text()
     assert "one: 1 passed, 0 failed" in merged.summary()
+
+
+def test_the_evidence_names_the_board_of_each_result(tmp_path: Path) -> None:
+    dead = Outcome(board="dead", paths=Paths(folder=tmp_path / "dead"), error="no answer")
+    merged = merge.write(Config(), [outcome(tmp_path, "one", a="passed", b="failed"), dead], tmp_path)
+    one, other = json.loads(merged.paths.evidence.read_text())["boards"]
+    assert (one["board"], one["model"], one["kernel"], one["image"]["id"]) == ("one", "virt", "6.12", "sha256:1")
+    assert one["results"] == {"passed": 1, "failed": 1, "errors": 0, "skipped": 0}
+    assert one["evidence"]["sha256"] == files.sha256_of(tmp_path / one["evidence"]["path"])
+    assert other == {"board": "dead", "error": "no answer"}
+
+
+def test_the_chart_has_a_line_per_board(tmp_path: Path) -> None:
+    rows = [
+        {"method": name, "width": width, "compute_s": 0.1, "end_to_end_s": 0.2}
+        for name, width in itertools.product(("cpu", "torch", "qpu"), (10, 100))
+    ]
+    timing = {"rows": rows, "height": 100, "what": "a product", "statistic": "median"}
+    boards = []
+    for name in ("one", "two", "untimed"):
+        made = outcome(tmp_path, name, a="passed")
+        boards.append(
+            replace(made, document={**made.document, "timing": timing} if name != "untimed" else made.document)
+        )
+    page = merge.write(Config(), boards, tmp_path).paths.report.read_text()
+    drawn = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])  # noqa: S314 - our own
+    texts = [text for element in drawn.iter("{http://www.w3.org/2000/svg}text") if (text := element.text)]
+    boards_shown = [text.partition(":")[0] for text in texts if "emulation" in text]
+    assert boards_shown == ["one", "two"], "one entry of the legend per board, which names the machine"
+    assert {"CPU, plain loop", "torch, call", "QPU backend, kernel", "QPU backend, whole call"} <= set(texts)
+    assert "no timing" not in page
+    assert "<svg" not in merge.write(Config(), boards[2:], tmp_path).paths.report.read_text()
+
+
+# ------------------------------------------------------------------------------------------------ splitting a suite
+
+
+@pytest.mark.parametrize("boards", [1, 2, 3, 7])
+def test_each_file_runs_on_exactly_one_board(boards: int) -> None:
+    names = [f"test_{letter}.py" for letter in "abcdefg"]
+    parts = shard.split(names, {"test_a.py": 5.0, "test_b.py": 0.0}, boards)
+    assert sorted(itertools.chain(*parts)) == names
+    assert len(parts) == boards
+    assert all(parts), "no board is without a file"
+
+
+def test_the_longest_files_are_distributed_first() -> None:
+    seconds = {"a": 8.0, "b": 7.0, "c": 6.0, "d": 5.0, "e": 4.0}
+    assert shard.split(list("abcde"), seconds, 2) == [["a", "d", "e"], ["b", "c"]]
+
+
+def test_a_file_without_a_time_counts_as_the_mean() -> None:
+    assert shard.split(["long", "new", "short"], {"long": 9.0, "short": 1.0}, 2) == [["long"], ["new", "short"]]
+    assert shard.split(["a", "b", "c"], {}, 2) == [["a", "c"], ["b"]]
+
+
+def test_times_of_several_runs_are_combined_per_test(tmp_path: Path) -> None:
+    for name, cases in {
+        "one": [("test_a", "test_x", 1.0), ("test_a.TestClass", "test_y", 2.0), ("test_b", "test_z", 4.0)],
+        "two": [("test_a", "test_x", 3.0)],
+    }.items():
+        text = "".join(f'<testcase classname="{module}" name="{test}" time="{time}"/>' for module, test, time in cases)
+        (tmp_path / f"{name}.xml").write_text(f"<testsuites><testsuite>{text}</testsuite></testsuites>")
+    assert shard.measured(tmp_path.glob("*.xml")) == {"test_a.py": 4.0, "test_b.py": 4.0}
+    assert shard.measured([]) == {}
+
+
+def part(made: Outcome, *names: str) -> Outcome:
+    """The same outcome, of a board that had to run only these files."""
+    return replace(made, files=names)
+
+
+def test_a_split_suite_passes_with_a_part_that_is_skipped(tmp_path: Path) -> None:
+    one = part(outcome(tmp_path, "one", a="passed"), "test_a.py")
+    two = part(outcome(tmp_path, "two", b="skipped"), "test_b.py")
+    merged = merge.write(Config(), [one, two], tmp_path)
+    assert merged.ok
+    assert "split between 2 boards: 1 passed, 0 failed, 0 errors, 1 skipped" in merged.summary()
+    assert not any(row.differs for row in merge.rows(merged.outcomes))
+    assert "The suite passed" in merged.paths.report.read_text()
+    assert not merge.write(Config(), [two], tmp_path).ok, "no test passed"
+
+
+def test_a_split_suite_names_the_tests_that_did_not_run(tmp_path: Path) -> None:
+    dead = part(
+        Outcome(board="dead", paths=Paths(folder=tmp_path / "dead"), error="no answer"), "test_c.py", "test_d.py"
+    )
+    lost = part(outcome(tmp_path, "lost", a="passed", b="error"), "test_a.py")
+    lost.document["results"]["tests"][1]["text"] = BOARD_LOST
+    merged = merge.write(Config(), [lost, dead], tmp_path)
+    assert "lost: 1 passed, 0 failed, 1 errors, 0 skipped; without a result: test_a.py::test_b" in merged.error().found
+    assert "dead: did not run: no answer; without a result: test_c.py, test_d.py" in merged.error().found
+    names = [f"{case.get('classname')}.{case.get('name')}" for case in merge.junit(merged.outcomes).iter("testcase")]
+    assert names == ["lost.test_a.test_a", "lost.test_a.test_b", "dead.boot", "dead.test_c.py", "dead.test_d.py"]
+    boards = json.loads(merged.paths.evidence.read_text())["boards"]
+    assert [board["not_run"] for board in boards] == [["test_a.py::test_b"], ["test_c.py", "test_d.py"]]
+    assert "the suite did not run: test_c.py, test_d.py" in merged.paths.report.read_text()

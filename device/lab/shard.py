@@ -1,0 +1,48 @@
+"""Split one suite between boards by measured times (``./inv test-on-pi --shard``).
+
+A test file is the smallest part, because its tests share fixtures. The times come from the JUnit files of earlier runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+
+def suite_files(suite: Path) -> list[str]:
+    """The test files of a suite, by name."""
+    return sorted(path.name for path in suite.glob("test_*.py"))
+
+
+def measured(reports: Iterable[Path]) -> dict[str, float]:
+    """Seconds per test file: the sum over its tests of each test's mean time in these JUnit files.
+
+    A run with ``--select`` has only some tests of a file, so the times are combined per test.
+    """
+    times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for report in reports:
+        for case in ElementTree.parse(report).getroot().iter("testcase"):  # noqa: S314 - our own file
+            times[case.get("classname", ""), case.get("name", "")].append(float(case.get("time", "0")))
+    found: defaultdict[str, float] = defaultdict(float)
+    for (module, _), seconds in times.items():
+        found[f"{module.partition('.')[0]}.py"] += statistics.fmean(seconds)
+    return dict(found)
+
+
+def split(files: Sequence[str], seconds: Mapping[str, float], parts: int) -> list[list[str]]:
+    """Distribute the files over ``parts`` lists, the longest first, each to the list with the least time so far.
+
+    A file without a measured time counts as the mean of the measured ones.
+    """
+    known = [seconds[name] for name in files if name in seconds]
+    mean = statistics.fmean(known) if known else 1.0
+    made: list[list[str]] = [[] for _ in range(parts)]
+    load = [0.0] * parts
+    for name in sorted(files, key=lambda name: -seconds.get(name, mean)):
+        least = min(range(parts), key=lambda number: (load[number], len(made[number])))
+        made[least].append(name)
+        load[least] += seconds.get(name, mean)
+    return made
