@@ -75,7 +75,6 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
     def _enter(self, status: Status) -> None:
         if status is Status.served and self.server is not None:
             self.target.activate(self.server)
-            self._record("nfs", f"the server for {self.server.source()[0]} has started")
         elif status is Status.booted and self.board is not None:
             self.target.activate(self.board)
             self.board.on()
@@ -100,7 +99,6 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self.target.deactivate(self.power)
         elif status is Status.served and self.server is not None:
             self.target.deactivate(self.server)
-            self._record("nfs", "the server has stopped")
 
     def _switch(self, text: str, action: Callable[[], object]) -> None:
         """Switch the power. Each of labgrid's power models has errors of its own, which become UserError."""

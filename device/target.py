@@ -56,6 +56,7 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
     allowed: str = attr.ib(default="127.0.0.1", validator=_text)
     log: str = attr.ib(default="", validator=_text)
     second_folder: str = attr.ib(default="", validator=_text)
+    events: Path | None = attr.ib(default=None, converter=attr.converters.optional(Path))
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -73,11 +74,14 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
                 log=Path(self.log) if self.log else None,
             )
         )
+        board_events.append(self.events, "nfs", f"the server for {self.server.source()} has started")
 
     def on_deactivate(self) -> None:
         """Stop the server."""
-        self.server = None
         self._running.close()
+        if self.server is not None:
+            board_events.append(self.events, "nfs", "the server has stopped")
+            self.server = None
 
     def source(self, address: str = "") -> tuple[str, int]:
         """``ADDRESS:/path`` and the port to mount it from. ``address`` is this host's address as seen by the board."""
