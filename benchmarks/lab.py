@@ -38,12 +38,12 @@ from toolchain.errors import CommandFailed
 from toolchain.lab_boards import parse
 
 SIZES = (200, 400, 800)
-BOARDS_PER_EXPORTER = 20
+BOARDS_PER_EXPORTER = 40
 SUITE_S = 300.0
 """The assumed duration of the suite on a board."""
 
-_COMPLETE = 24
-"""Boards that are acquired completely, by as many threads, as ``--all`` does."""
+_TOGETHER = os.cpu_count() or 1
+"""Boards that are acquired at the same time; labgrid-client, a Python program, occupies a core."""
 
 _START_LIMIT_S = 300.0
 _PYTEST = "import pytest, device.drive, device.strategy, labgrid.pytestplugin, labgrid.remote.client"
@@ -51,7 +51,7 @@ _PEAK = "print(next(line.split()[1] for line in open('/proc/self/status') if lin
 
 RULE = (
     "The coordinator alone: every place is acquired and released over one connection, in turn. Complete: "
-    f"{_COMPLETE} boards at the same time, each with a reservation, labgrid-client and the process that releases it. "
+    f"{2 * _TOGETHER} boards, {_TOGETHER} at a time, with labgrid-client and the process that releases a board. "
     f"Model of --all: all boards are acquired and released at the measured rate, and each runs for {SUITE_S:g} s. "
     "Model of its memory: the process that releases the board and the suite's pytest with its imports, per board."
 )
@@ -160,13 +160,13 @@ def _complete(coordinator: Coordinator) -> _Complete:
         with acquired(coordinator, {"name": f"b{number}"}, limit_s=_START_LIMIT_S):
             return time.monotonic() - began
 
-    with acquired(coordinator, {"name": f"b{_COMPLETE}"}, limit_s=_START_LIMIT_S):
+    with acquired(coordinator, {"name": "b0"}, limit_s=_START_LIMIT_S):
         keepers = [item for item in psutil.Process().children() if "device.lab.release" in item.cmdline()]
         keeper_mb = keepers[0].memory_info().rss / 1e6
     began = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(_COMPLETE) as pool:
-        acquire = list(pool.map(hold, range(_COMPLETE)))
-    return _Complete(acquire=acquire, rate=_COMPLETE / (time.monotonic() - began), keeper_mb=keeper_mb)
+    with concurrent.futures.ThreadPoolExecutor(_TOGETHER) as pool:
+        acquire = list(pool.map(hold, range(2 * _TOGETHER)))
+    return _Complete(acquire=acquire, rate=len(acquire) / (time.monotonic() - began), keeper_mb=keeper_mb)
 
 
 @contextlib.contextmanager
