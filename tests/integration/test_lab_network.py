@@ -221,7 +221,7 @@ def waiting(tmp_path: Path) -> tuple[Path, Path, Path]:
     """A suite that waits for a file on the board, that file, and the file that it creates first."""
     started, go = tmp_path / "started", tmp_path / "go"
     text = WAITS.format(started=str(started), go=str(go), limit_s=300)
-    return write_suite(tmp_path / "suite", waits=text, after="def test_after(): pass"), go, started
+    return write_suite(tmp_path / "suite", a=text, b="def test_after(): pass"), go, started
 
 
 def wait_for_start(task: subprocess.Popen[str], started: Path) -> None:
