@@ -20,6 +20,7 @@ from invoke.tasks import task
 from benchmarks import suite as benchmarks
 from device import deploy as deployment
 from device import suite
+from device.lab import log as lab_log
 from device.remote import models, profiling
 from device.remote.loader_session import Timing
 from device.remote.models import ModelProfile
@@ -407,9 +408,19 @@ def run_on_pi(
     print(result.summary())
 
 
-@_target_task(help={"action": "up, status, check (boot each of this PC's boards) or down"})
-def lab(context: Context, action: str) -> None:
+@_target_task(
+    help={
+        "action": "up, status, check (boot each of this PC's boards), log NAME (a board's events) or down",
+        "name": "the board for log",
+    }
+)
+def lab(context: Context, action: str, name: str = "") -> None:
     """Share boards through labgrid: start the coordinator and an exporter, show or check the boards, or stop both."""
+    if name and action != "log":
+        raise ConfigError([f"--name: expected lab log, found lab {action}"])
+    if action == "log":
+        print("\n".join(lab_log.lines(_config(context), name)))
+        return
     if action == "check":
         from device.lab import run as lab_run
 
@@ -419,7 +430,7 @@ def lab(context: Context, action: str) -> None:
 
     actions = {"up": lab_services.up, "status": lab_services.status, "down": lab_services.down}
     if action not in actions:
-        raise Exit(f"lab: expected up, status, check or down, found {action!r}", code=2)
+        raise Exit(f"lab: expected up, status, check, log or down, found {action!r}", code=2)
     print("\n".join(actions[action](_config(context)).lines()))
 
 
@@ -648,7 +659,7 @@ def completion(_: Context, shell: str) -> None:
 
 @_target_task(
     help={
-        "name": "build, extension, export, device, kernels, torch or cpu (default: all)",
+        "name": "build, extension, export, device, kernels, torch, cpu or lab (default: all)",
         "times": "number of repetitions of short measurements",
         "keep": "keep the built files, so that the next run of a single benchmark starts sooner",
         "against": "a torch wheel that --name=cpu compares with the wheel in the image",

@@ -21,6 +21,13 @@ from toolchain import process, progress
 from toolchain.config import ROOT, Config
 from toolchain.errors import CommandFailed, ProgramMissing, UserError
 
+
+def _measure_lab(workspace: Workspace) -> Result:
+    from benchmarks import lab  # only here: it imports labgrid, which takes long
+
+    return lab.measure(workspace)
+
+
 BENCHMARKS: Mapping[str, Callable[[Workspace], Result]] = {
     "build": build.measure,
     "extension": extension.measure,
@@ -29,6 +36,7 @@ BENCHMARKS: Mapping[str, Callable[[Workspace], Result]] = {
     "kernels": kernels.measure,
     "torch": torch_wheel.measure,
     "cpu": compare.measure,
+    "lab": _measure_lab,
 }
 """The benchmarks in the order in which they run. The first builds the image that the others use."""
 

@@ -90,6 +90,7 @@ def prepare(
         "server_address": "127.0.0.1",
         "server_port": 0,
         "server_clients": ["127.0.0.1"],
+        "events": str(paths.events),
         "server_log": str(paths.folder / "nfs-server.log"),
         "second_folder": "",
         "login_timeout_s": min(config.device.boot_timeout_s, LOGIN_LIMIT_S),

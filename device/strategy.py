@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import subprocess
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
 import attr
 from labgrid.driver import ExecutionError
@@ -19,6 +19,7 @@ from labgrid.factory import target_factory
 from labgrid.strategy import Strategy, StrategyError, never_retry
 
 from device.target import POWER_OFF
+from toolchain import board_events
 from toolchain.errors import UserError
 
 
@@ -44,6 +45,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
     }
 
     status: Status = attr.ib(default=Status.off)
+    events: Path | None = attr.ib(default=None, converter=attr.converters.optional(Path))
 
     @never_retry  # type: ignore[untyped-decorator]
     def transition(self, status: Status | str) -> None:
@@ -78,10 +80,10 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self.board.on()
         elif status is Status.booted and self.power is not None:
             self.target.activate(self.power)
-            with _switching(self.power.port):
-                self.power.cycle()
+            self._switch("off and on", self.power.cycle)
         elif status is Status.shell:
             self.target.activate(self.ssh)
+            self._record("ssh", f"logged in as {self.ssh.access}")
 
     def _leave(self, status: Status) -> None:
         if status is Status.shell:
@@ -93,30 +95,35 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
         elif status is Status.booted and self.board is not None:
             self.target.deactivate(self.board)
         elif status is Status.booted and self.power is not None:
-            with _switching(self.power.port):
-                self.power.off()
+            self._switch("off", self.power.off)
             self.target.deactivate(self.power)
         elif status is Status.served and self.server is not None:
             self.target.deactivate(self.server)
+
+    def _switch(self, text: str, action: Callable[[], object]) -> None:
+        """Switch the power. Each of labgrid's power models has errors of its own, which become UserError."""
+        port = self.power.port
+        which = f"port {port.index} of a switch {port.model} at {port.host.rpartition('@')[2]}"
+        self._record("power", f"{text}: {which}")
+        try:
+            action()
+        except Exception as fault:
+            found = f"{type(fault).__name__}: {fault}"
+            self._record("power", f"the switch does not work: {found}")
+            raise UserError(
+                "the power switch of the board does not work",
+                expected=which,
+                found=found,
+                fix="check that this PC reaches the switch, and power=MODEL/INDEX/HOST in lab.boards",
+            ) from fault
+
+    def _record(self, source: str, text: str) -> None:
+        board_events.append(self.events, source, text)
 
     def _last_command(self, command: str, limit_s: float) -> None:
         """Run a command before the board is switched off. A board that does not respond is switched off without it."""
         with contextlib.suppress(ExecutionError, subprocess.TimeoutExpired):
             self.ssh.run(command, timeout=limit_s)
-
-
-@contextlib.contextmanager
-def _switching(port: Any) -> Iterator[None]:
-    """Convert the errors of a power switch into UserError. Each of labgrid's power models raises different errors."""
-    try:
-        yield
-    except Exception as fault:
-        raise UserError(
-            "the power switch of the board does not work",
-            expected=f"port {port.index} of a switch {port.model} at {port.host.rpartition('@')[2]}",
-            found=f"{type(fault).__name__}: {fault}",
-            fix="check that this PC reaches the switch, and power=MODEL/INDEX/HOST in lab.boards",
-        ) from fault
 
 
 def _status(status: Status | str) -> Status:

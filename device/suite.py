@@ -40,6 +40,9 @@ from toolchain.config import ROOT, Config
 from toolchain.errors import CommandFailed, InUse, RootNeeded, UserError
 
 _MARGIN_S = 600.0
+_REPORT = "the report of the device suite"
+_ENDED_BY_SYSTEM = re.compile(r"^INTERNALERROR> OSError: .*|^OSError: .*\Z", re.MULTILINE)
+"""An OSError that ended the pytest process, and not one in the output of a test."""
 
 
 def test_on_pi(
@@ -69,8 +72,8 @@ def test_on_pi(
 
     The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran, ChainBroken if all
     tests passed but the tested files are not the built ones, InUse if another run writes to the same report,
-    ArtefactMissing without an exported tree, RootNeeded if the tree has to be served, BoardSilent, AccessDenied, and
-    UserError, for example if ``keyword`` is not a valid expression.
+    ArtefactMissing without an exported tree, RootNeeded if the tree has to be served, BoardSilent, AccessDenied,
+    DiskFull if the report does not fit, and UserError, for example if ``keyword`` is not a valid expression.
     """
     if host is not None and qemu:
         raise UserError(
@@ -87,7 +90,7 @@ def test_on_pi(
     if cpu is not None:
         config = replace(config, device=replace(config.device, cpu=cpu))
     paths = Paths(folder=folder or config.target_root / "report")
-    with _exclusive(paths):
+    with files.room_for(_REPORT, paths.folder), _exclusive(paths):
         for stale in (paths.record, paths.log, paths.console):
             files.remove(stale)
         prepare(config, paths, host=host, chroot=chroot, timing=timing, suite=suite, place=place, test_files=test_files)
@@ -97,6 +100,9 @@ def test_on_pi(
         with progress.step(f"device suite {where}{' through enter-nfsroot' if chroot else ''}"):
             variables = client_environment(place.coordinator) if place else {}
             done = _run_pytest(config, paths, keyword or "", variables)
+        ended = _ENDED_BY_SYSTEM.search(done.output.rstrip())
+        if ended and (full := files.full_disk(ended[0].removeprefix("INTERNALERROR> "), _REPORT, paths.folder)):
+            raise full
         record = Record.read(paths.record)
         if record.error is not None:
             raise _error_from_record(record.error)

@@ -87,6 +87,11 @@ class Paths:
         return self.folder / "console.log"
 
     @property
+    def events(self) -> Path:
+        """The events of the board in the last runs (toolchain.board_events)."""
+        return self.folder / "events.jsonl"
+
+    @property
     def log(self) -> Path:
         """The output of the suite on the board."""
         return self.folder / "suite.log"

@@ -22,7 +22,7 @@ from labgrid.protocol import PowerProtocol
 from labgrid.resource import Resource
 
 from nfsroot import access, qemu, serve
-from toolchain import process
+from toolchain import board_events, process
 from toolchain.errors import BoardSilent
 
 _text = attr.validators.instance_of(str)
@@ -59,6 +59,7 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
     allowed: str = attr.ib(default="127.0.0.1", validator=_text)
     log: str = attr.ib(default="", validator=_text)
     second_folder: str = attr.ib(default="", validator=_text)
+    events: Path | None = attr.ib(default=None, converter=attr.converters.optional(Path))
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -76,11 +77,14 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
                 log=Path(self.log) if self.log else None,
             )
         )
+        board_events.append(self.events, "nfs", f"the server for {self.server.source()} has started")
 
     def on_deactivate(self) -> None:
         """Stop the server."""
-        self.server = None
         self._running.close()
+        if self.server is not None:
+            board_events.append(self.events, "nfs", "the server has stopped")
+            self.server = None
 
     def source(self, address: str = "") -> tuple[str, int]:
         """Return ``ADDRESS:/path`` and the port for mounting the tree.
@@ -104,6 +108,7 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
     }
 
     console: str = attr.ib(validator=_text)
+    events: Path | None = attr.ib(default=None, converter=attr.converters.optional(Path))
     init: str = attr.ib(default="lean", validator=attr.validators.in_(tuple(POWER_OFF)))
     cpu: str = attr.ib(default="", validator=_text)
     memory_mib: int = attr.ib(default=1024, validator=_whole)
@@ -114,12 +119,12 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.machine: qemu.Machine | None = None
+        self._recording = contextlib.ExitStack()
 
     def on_deactivate(self) -> None:
         """Stop the machine immediately if it is running."""
         if self.machine is not None:
-            self.machine.end()
-            self.machine = None
+            self._end(self.machine)
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def on(self) -> None:
@@ -141,10 +146,12 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
         )
         machine = qemu.Machine(spec, Path(self.console))
         try:
+            board_events.append(self.events, "power", "on: the virtual machine starts")
             machine.start()
+            self._recording.enter_context(board_events.following(machine.console, self.events, "console"))
             machine.wait_until_answers(self.boot_timeout_s)
         except BaseException:
-            machine.end()
+            self._end(machine)
             raise
         self.machine = machine
         self.networkservice.port = machine.ssh_port
@@ -153,8 +160,13 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
     def off(self, power_off: Callable[[], object] | None = None) -> None:
         """Stop the machine: with ``power_off`` through the guest, otherwise immediately."""
         if self.machine is not None:
-            self.machine.end(power_off, polite_s=30.0 if self.init == "lean" else 90.0)
-            self.machine = None
+            self._end(self.machine, power_off)
+
+    def _end(self, machine: qemu.Machine, power_off: Callable[[], object] | None = None) -> None:
+        with self._recording:
+            machine.end(power_off, polite_s=30.0 if self.init == "lean" else 90.0)
+        self.machine = None
+        board_events.append(self.events, "power", "off: the virtual machine has stopped")
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def cycle(self) -> None:

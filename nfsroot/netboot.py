@@ -26,12 +26,13 @@ from typing import IO
 from rich.live import Live
 from rich.table import Table
 
+from nfsroot.access import parse_host
 from nfsroot.boards import STALLED_S, Board, Boards
 from nfsroot.boot_files import BootParts, boot_parts, dnsmasq_configuration, overlay_arguments
 from nfsroot.layout import Layout, require_export
 from nfsroot.serve import NfsServer, served_folders, serving_boards
 from nfsroot.tree import follow
-from toolchain import files, process, process_identity, progress
+from toolchain import board_events, files, lab_boards, process, process_identity, progress
 from toolchain.addresses import own_addresses, server_address, subnet_of
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, CommandFailed, InUse, NetworkUnreachable, UserError
@@ -82,8 +83,22 @@ def netboot(
         _running_dnsmasq(config, layout, parts, address, proxy=not alone) as lines,
     ):
         progress.say(f"DHCP ({'alone' if alone else 'beside the router'}), TFTP and NFS on {address}; stop with Ctrl-C")
-        _watch(Boards(neighbour, subnet_of(config)), server, lines, stop, event)
+        _watch(Boards(neighbour, subnet_of(config)), server, lines, stop, event, _recorder(config))
         progress.say("stopping the servers")
+
+
+def _recorder(config: Config) -> Callable[[Board, str, str], None]:
+    """A function that records an event of a board if its address is in ``lab.boards`` (./inv lab log)."""
+    names: dict[str, str] = {}
+    for row in map(lab_boards.parse, config.lab.boards):
+        with contextlib.suppress(OSError):  # a name that cannot be resolved
+            names[socket.gethostbyname(parse_host(row.address)[1])] = row.name
+
+    def record(board: Board, source: str, text: str) -> None:
+        if name := names.get(board.address):
+            board_events.append(board_events.of_netboot(config, name), source, text)
+
+    return record
 
 
 def _require_overlay(layout: Layout) -> None:
@@ -194,6 +209,7 @@ def _watch(
     lines: queue.Queue[str | None],
     stop: threading.Event,
     on_event: Callable[[Board], None],
+    keep: Callable[[Board, str, str], None],
 ) -> None:
     shown: dict[str, tuple[str, str]] = {}
     hint_at = time.monotonic() + STALLED_S
@@ -214,9 +230,11 @@ def _watch(
                 if line is None:
                     raise UserError("dnsmasq exited unexpectedly", fix="run ./inv netboot again")
                 if board := boards.record(line, time.monotonic()):
+                    keep(board, "tftp" if "dnsmasq-tftp" in line else "dhcp", line.partition(": ")[2])
                     tell(board)
             for line in refusals:
                 if board := boards.record(line, time.monotonic()):
+                    keep(board, "nfs", board.refused)
                     tell(board)
             if process_identity.find(server.pid) is None:
                 raise UserError("the NFS server exited unexpectedly", found=f"see {server.log}", fix="run it again")
@@ -225,11 +243,13 @@ def _watch(
                 progress.say("no board has requested an address: check the cable, and enable network boot on the board")
                 hint_at = math.inf
             for board in boards.mounted(clients_of(server.port), now):
+                keep(board, "nfs", f"{board.address} has connected to {server.source()}")
                 tell(board)
             for board in boards:
                 if board.state == "mounted" and (board.mac not in logins or logins[board.mac].done()):
                     if board.mac in logins and logins.pop(board.mac).result():
                         board.reach("up", time.monotonic())
+                        keep(board, "ssh", f"the SSH server of {board.address} responds")
                         tell(board)
                     else:
                         logins[board.mac] = pool.submit(_answers, board.address)

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolchain import ports, process
+from toolchain.board_events import TERMINAL_CODES
 from toolchain.errors import ArtefactMissing, BoardSilent, PlatformMismatch, ProgramMissing, UserError
 
 HOST_SEEN_FROM_GUEST = "10.0.2.2"
@@ -336,7 +337,7 @@ class Machine:
             text = self.console.read_text(errors="replace")
         except FileNotFoundError:
             return ""
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()=>].?|\r", "", text)
+        return TERMINAL_CODES.sub("", text).replace("\r", "")
 
     def _silence(self, summary: str, expected: str) -> BoardSilent:
         text = self.console_text()

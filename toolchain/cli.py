@@ -1,8 +1,9 @@
 """Extend Invoke's command line.
 
 ``mirror URL URL`` accepts any number of URLs. Invoke supports only a fixed number of positional arguments, so they are
-converted into repeated options. ``TASK --help`` works for every task; Invoke alone would interpret ``--help`` as the
-value of a positional argument.
+converted into repeated options. ``lab log NAME`` becomes ``lab log --name=NAME``, because Invoke requires all
+positional arguments, and the other actions of ``lab`` have no name. ``TASK --help`` works for every task; Invoke alone
+would interpret ``--help`` as the value of a positional argument.
 
 Errors for which Invoke would print a traceback end the program with a message and an exit code. These are a malformed
 invoke.yaml, an option value that is not a number, and operating system errors, such as a full disk when standard output
@@ -32,7 +33,9 @@ def spelt_out(argv: Sequence[str]) -> list[str]:
     words: list[str] = []
     option = ""
     for word in argv:
-        if word in _MANY:
+        if words[-2:] == ["lab", "log"] and not word.startswith("-"):
+            words.append("--name")
+        elif word in _MANY:
             option = _MANY[word]
         elif option and (word.startswith("-") or not {".", ":"} & set(word)):
             option = "" if not word.startswith("-") else option

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 OWN_TAGS = ("kind", "project", "quarantine")
 """Tags that ``./inv lab`` sets itself."""
 
-_NAME = re.compile(r"[a-z][a-z0-9-]*")  # labgrid creates an extra place for a group whose name is a number
+NAME = re.compile(r"[a-z][a-z0-9-]*")  # labgrid creates an extra place for a group whose name is a number
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+@)?(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\])(?::(?P<port>\d+))?")
 _KEY = re.compile(r"[a-z][a-z0-9_]+")
 _VALUE = re.compile(r"[a-z0-9_.-]+")
@@ -43,7 +43,7 @@ def parse(text: str) -> BoardRow:
     """Return the board that a text describes. Raises ValueError with the expected form."""
     first, *rest = text.split() or [""]
     name, mark, address = first.partition("=")
-    if not mark or not _NAME.fullmatch(name):
+    if not mark or not NAME.fullmatch(name):
         raise ValueError("expected NAME=ADDRESS, with a name of lower-case letters, digits and hyphens")
     found = _ADDRESS.fullmatch(address)
     if found is None or (found["port"] and not 0 < int(found["port"]) < 65536):

@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -26,13 +27,15 @@ from labgrid.strategy import StrategyError
 from test_device_environment import exported_in
 
 from device import labgrid_environment, suite
-from device.lab import release, run, services
+from device.lab import log, release, run, services
 from device.lab.acquire import acquired
 from device.lab.coordinator import Coordinator, own_name
 from device.labgrid_environment import RemoteBoard
 from device.strategy import Status, cause_of
 from device.suite_result import Paths
-from toolchain import files, ports, reaper
+from nfsroot.layout import Layout
+from nfsroot.private_network import private_network
+from toolchain import board_events, files, ports, reaper
 from toolchain.config import ROOT, Config, LabConfig
 from toolchain.errors import DeviceTestsFailed, InUse, NetworkUnreachable, UserError
 
@@ -381,6 +384,9 @@ def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coor
             strategy.transition(Status.off)
             assert requests[2:] == ["/4/0"]
             made.cleanup()
+            switch = f"port 4 of a switch simplerest at http://{address}/{{index}}/{{value}}"
+            recorded = [(event.source, event.text) for event in board_events.read(paths.events)]
+            assert recorded == [("power", f"off and on: {switch}"), ("power", f"off: {switch}")]
     services.up(config)
 
 
@@ -395,6 +401,51 @@ def switched(folder: Path, address: str, **tools: str) -> Environment:
     main["drivers"] = {"NetworkPowerDriver": {}, **main["drivers"]}
     paths.environment.write_text(yaml.safe_dump({**described, "tools": tools}, sort_keys=False))
     return Environment(str(paths.environment))
+
+
+KERNEL = (
+    struct.pack(
+        "<8I",
+        0xE3A00409,  # mov r0, #0x09000000, the UART of QEMU's machine virt
+        0xE28F1014,  # adr r1, text
+        0xE4D12001,  # next: ldrb r2, [r1], #1
+        0xE3520000,  # cmp r2, #0
+        0x0A000001,  # beq end
+        0xE5802000,  # str r2, [r0]
+        0xEAFFFFFA,  # b next
+        0xEAFFFFFE,  # end: b end
+    )
+    + b"hello\r\nfrom the kernel\r\n\0"
+)
+
+
+@pytest.mark.machine
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the NFS server of the virtual machine")
+def test_power_and_console_of_a_virtual_machine_are_recorded(tmp_path: Path) -> None:
+    config = exported_in(tmp_path)
+    boot = Layout.of(config).tree / "boot"
+    boot.mkdir()
+    (boot / "vmlinuz-1-armmp").write_bytes(KERNEL)
+    (boot / "initrd.img-1-armmp").write_bytes(bytes(4096))
+    quick = replace(config, device=replace(config.device, boot_timeout_s=3.0))
+    paths = Paths(folder=quick.target_root / "lab" / "vm")
+    labgrid_environment.prepare(quick, paths, host=None, chroot=False, timing=False)
+    made = Environment(str(paths.environment))
+    strategy = made.get_target("main").get_driver("Strategy", activate=False)
+    with private_network():
+        with pytest.raises(StrategyError):
+            strategy.transition("shell")
+        strategy.abandon()
+    made.cleanup()
+    shown = [line.split(maxsplit=2)[2] for line in log.lines(quick, "vm")]
+    assert shown[0].startswith("nfs      the server for ")
+    assert shown[1:] == [
+        "power    on: the virtual machine starts",
+        "console  hello",
+        "console  from the kernel",
+        "power    off: the virtual machine has stopped",
+        "nfs      the server has stopped",
+    ]
 
 
 LOST = """#!/bin/sh
@@ -431,6 +482,9 @@ def test_a_power_switch_that_does_not_work_is_an_error(tmp_path: Path, reachable
     assert isinstance(fault, UserError)
     assert fault.summary == "the power switch of the board does not work"
     assert ("500 Server Error" if reachable else "ConnectionError") in fault.found
+    assert (
+        board_events.read(tmp_path / "report" / "events.jsonl")[-1].text == f"the switch does not work: {fault.found}"
+    )
 
 
 ALL = """

@@ -28,8 +28,8 @@ from nfsroot.layout import Layout, identity_of, write_marker
 from nfsroot.private_network import private_network
 from nfsroot.qemu import LEAN_INIT
 from nfsroot.tree import TreeHash
-from toolchain import process
-from toolchain.config import ROOT, Config, load_config
+from toolchain import board_events, process
+from toolchain.config import ROOT, Config, LabConfig, load_config
 from toolchain.errors import ArtefactMissing, InUse, NetworkUnreachable
 from toolchain.manifest import Manifest
 
@@ -146,6 +146,7 @@ def fetched(namespace: str, name: str) -> str:
 
 
 def test_a_board_that_fetches_files_and_mounts_is_shown_with_its_state(exported: Config) -> None:
+    exported = dataclasses.replace(exported, lab=LabConfig(boards=("pi3=192.168.77.50", "vm=qemu")))
     with cable() as namespace:
         ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")
         with booting(exported, alone=False) as wait_for:
@@ -162,6 +163,23 @@ def test_a_board_that_fetches_files_and_mounts_is_shown_with_its_state(exported:
             finally:
                 mounting.kill()
                 mounting.wait()
+    recorded = [(event.source, event.text) for event in board_events.read(board_events.of_netboot(exported, "pi3"))]
+    assert ("nfs", f"192.168.77.50 has connected to {PC}:{Layout.of(exported).tree}") in recorded
+    (sent, absent) = (text for source, text in recorded if source == "tftp")
+    assert sent.endswith("config.txt to 192.168.77.50")
+    assert "vmlinuz not found" in absent
+
+
+def test_addresses_that_boards_of_the_lab_get_are_recorded(exported: Config) -> None:
+    rows = tuple(f"b{number}=192.168.77.{number}" for number in range(2, 255))
+    config = dataclasses.replace(exported, lab=LabConfig(boards=rows))
+    with cable() as namespace, booting(config) as wait_for:
+        on_board(namespace, sys.executable, "-c", ASK.replace("len(seen) < 2", "len(seen) < 1"))
+        board = wait_for(lambda board: bool(board.address))
+    name = f"b{board.address.rpartition('.')[2]}"
+    events = board_events.read(board_events.of_netboot(config, name))
+    assert {event.source for event in events} == {"dhcp"}
+    assert f"DHCPOFFER(toboard) {board.address} {board.mac}" in events[0].text
 
 
 def test_this_pc_needs_an_address_in_the_boards_subnet(exported: Config) -> None:

@@ -1,0 +1,33 @@
+"""``./inv lab log NAME``: the recorded events of a board, from runs and from ``./inv netboot``, on one time line."""
+
+from __future__ import annotations
+
+from toolchain import board_events, lab_boards
+from toolchain.config import Config
+from toolchain.errors import UserError
+
+
+def lines(config: Config, name: str) -> list[str]:
+    """The events of a board on this PC, sorted by time. Raises UserError if none are recorded."""
+    if not lab_boards.NAME.fullmatch(name):
+        raise UserError(
+            "lab log needs the name of a board",
+            expected="a name of ./inv lab status",
+            found=repr(name),
+            fix="./inv lab log NAME",
+        )
+    recorded = [
+        board_events.of_netboot(config, name),
+        *config.build_root.glob(f"*/lab*/{name}/events.jsonl"),  # of all targets, also of lab check
+    ]
+    events = [event for path in recorded for event in board_events.read(path)]
+    if not events:
+        boards = ", ".join(lab_boards.parse(row).name for row in config.lab.boards)
+        raise UserError(
+            f"no events of the board {name} are recorded on this PC",
+            expected=f"{recorded[0]}, or lab/{name}/events.jsonl in the folder of a target",
+            found=f"boards in lab.boards: {boards or 'none'}",
+            fix=f"run ./inv test-on-pi --place={name}, which records power, console and log-in; "
+            "./inv netboot records DHCP, TFTP and NFS of boards in lab.boards",
+        )
+    return [event.line() for event in sorted(events, key=lambda event: event.time)]

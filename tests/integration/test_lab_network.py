@@ -1,0 +1,278 @@
+"""A lab of three PCs and a board, each in a network namespace, while cables are pulled and a disk is full."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from device_parts import write_suite
+from lab_parts import LIMIT_S, eventually
+from ssh_board import ssh_board, sshd_in
+from test_device_environment import exported_in
+from test_netboot import bridged, ip
+
+from device.lab import log, run
+from nfsroot.layout import Layout
+from nfsroot.private_network import private_network
+from toolchain import process
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import DiskFull
+
+pytestmark = [
+    pytest.mark.network_namespaces,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces"),
+    pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt-get, which downloads the SSH server"),
+]
+
+COORDINATOR = "192.168.77.2:20408"
+BOARD = "192.168.77.50"
+CUT_S = 30.0
+
+LAB = """
+import json, sys
+from device.lab import services
+from toolchain.config import load_config
+print(*getattr(services, sys.argv[2])(load_config(json.loads(sys.argv[1]))).lines(), sep="\\n")
+"""
+
+HOLD = """
+import sys
+from device.lab.acquire import acquired
+from device.lab.coordinator import Coordinator
+with acquired(Coordinator(sys.argv[1]), {"name": sys.argv[2]}, limit_s=60):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+RUN = """
+import json, sys
+from pathlib import Path
+from device.lab import run
+from toolchain.config import load_config
+from toolchain.errors import UserError
+try:
+    how = run.How(timing=False, suite=Path(sys.argv[2]))
+    print(run.on_place(load_config(json.loads(sys.argv[1])), "a", how).summary())
+except UserError as fault:
+    sys.exit(f"{type(fault).__name__}: {fault}")
+"""
+
+WAITS = """
+import pathlib, time
+def test_waits():
+    pathlib.Path({started!r}).touch()
+    deadline = time.monotonic() + {limit_s}
+    while not pathlib.Path({go!r}).exists():
+        print("waiting", flush=True)
+        time.sleep(1)
+        assert time.monotonic() < deadline
+"""
+
+
+@dataclass(frozen=True)
+class Pc:
+    """A PC with a network namespace and a host name of its own."""
+
+    namespace: str
+    name: str
+    config: Config
+    settings: Mapping[str, object]
+
+    def words(self, *words: str | Path) -> list[str]:
+        """The command line of a Python that runs on this PC."""
+        inside = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name, sys.executable]
+        return ["ip", "netns", "exec", self.namespace, *inside, *map(str, words)]
+
+    def lab(self, action: str) -> str:
+        """The output of lab up or lab status."""
+        return process.run(self.words("-c", LAB, json.dumps(self.settings), action), cwd=ROOT, limit_s=120).output
+
+    @contextlib.contextmanager
+    def holding(self, board: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A process that holds a board until its input ends."""
+        words = self.words("-c", HOLD, COORDINATOR, board)
+        with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+            assert client.stdout is not None
+            try:
+                assert client.stdout.readline() == b"held\n"
+                yield client
+            finally:
+                end(client)
+
+    def run(self, suite: Path) -> subprocess.Popen[str]:
+        """A run on the board a."""
+        return subprocess.Popen(
+            self.words("-c", RUN, json.dumps(self.settings), suite),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+def end(client: subprocess.Popen[bytes]) -> None:
+    assert client.stdin is not None
+    client.stdin.close()
+    client.wait(LIMIT_S)
+
+
+@contextlib.contextmanager
+def pc(name: str, address: str, folder: Path, *boards: str) -> Iterator[Pc]:
+    """A PC on which the lab is up. All its processes are killed at the end."""
+    made = exported_in(folder)
+    settings = {
+        "nfs": {"folder": str(made.nfsroot)},
+        "build": {"folder": str(made.build.folder)},
+        "lab": {"coordinator": COORDINATOR, "boards": list(boards)},
+    }
+    with bridged(name) as namespace:
+        ip("-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
+        ip("-n", namespace, "link", "set", "lo", "up")
+        started = Pc(namespace, name, load_config(settings), settings)
+        try:
+            started.lab("up")
+            yield started
+        finally:
+            for pid in process.run(["ip", "netns", "pids", namespace], limit_s=30).output.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The PC with the coordinator, from which runs start, and another one that offers the board b."""
+
+    hub: Pc
+    other: Pc
+
+    def state(self, board: str) -> str:
+        """The row of a board in ``lab status``."""
+        (row,) = (line for line in self.hub.lab("status").splitlines() if line.split()[:1] == [board])
+        return row
+
+    def free(self, board: str) -> bool:
+        """Whether it is exported and nobody holds it."""
+        return self.state(board).split()[-2:] == ["exported", "free"]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("network")
+    sshd = sshd_in(folder)
+    with (
+        private_network(),
+        pc("hub", "192.168.77.2", folder / "hub") as hub,
+        pc("one", "192.168.77.3", folder / "one", f"a=root@{BOARD}"),
+        pc("two", "192.168.77.4", folder / "two", "b=192.0.2.4") as two,
+        bridged("board") as namespace,
+    ):
+        ip("-n", namespace, "address", "add", f"{BOARD}/24", "dev", "eth0")
+        with ssh_board(namespace, sshd, folder / "board", Layout.of(hub.config)):
+            yield Lab(hub, two)
+
+
+@contextlib.contextmanager
+def cut(name: str) -> Iterator[None]:
+    """The cable of a namespace is pulled."""
+    ip("link", "set", f"to{name}", "down")
+    try:
+        yield
+    finally:
+        ip("link", "set", f"to{name}", "up")
+
+
+def test_two_pcs_offer_their_boards(lab: Lab) -> None:
+    assert lab.free("a")
+    assert lab.free("b")
+    with lab.hub.holding("b"), lab.other.holding("a"):
+        assert "held by hub/" in lab.state("b")
+        assert "held by two/" in lab.state("a")
+    assert lab.free("a")
+    assert lab.free("b")
+
+
+def test_a_pc_without_network_loses_only_its_own_boards(lab: Lab) -> None:
+    with lab.hub.holding("a") as client:
+        with cut("one"):
+            eventually(lambda: "MISSING" in lab.state("a"))
+            with lab.hub.holding("b"):
+                assert "held by hub/" in lab.state("b")
+            assert lab.free("b")
+            end(client)
+            eventually(lambda: lab.state("a").endswith("free"))
+        eventually(lambda: lab.free("a"))
+    with lab.hub.holding("a"):
+        pass
+    assert lab.free("a")
+
+
+def waiting(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A suite that waits for a file on the board, that file, and the file that it creates first."""
+    started, go = tmp_path / "started", tmp_path / "go"
+    text = WAITS.format(started=str(started), go=str(go), limit_s=300)
+    return write_suite(tmp_path / "suite", a=text, b="def test_after(): pass"), go, started
+
+
+def wait_for_start(task: subprocess.Popen[str], started: Path) -> None:
+    deadline = time.monotonic() + 300
+    while not started.exists() and task.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if not started.exists():
+        task.kill()
+        pytest.fail(f"the suite has not started: {task.communicate()[0]}")
+
+
+def test_a_run_goes_on_after_the_network_was_cut_for_30_s(lab: Lab, tmp_path: Path) -> None:
+    suite, go, started = waiting(tmp_path)
+    with lab.hub.run(suite) as task:
+        wait_for_start(task, started)
+        with cut("board"):
+            time.sleep(CUT_S)
+        go.touch()
+        output, _ = task.communicate(timeout=300)
+    assert task.returncode == 0, output
+    assert "2 passed, 0 failed" in output
+    assert lab.free("a")
+    assert f"logged in as root@{BOARD}" in log.lines(lab.hub.config, "a")[-1]
+
+
+def test_a_run_ends_if_the_network_stays_cut(lab: Lab, tmp_path: Path) -> None:
+    suite, go, started = waiting(tmp_path)
+    with lab.hub.run(suite) as task:
+        wait_for_start(task, started)
+        with cut("board"):
+            output, _ = task.communicate(timeout=300)
+    go.touch()
+    assert output.count("DeviceTestsFailed") == 1, output
+    assert task.returncode == 1
+    assert lab.free("a")
+    report = (run.report_folder(lab.hub.config, run.How()) / "a" / "junit.xml").read_text()
+    assert "the connection was closed (status 255) before the suite finished" in report
+    assert "not run: the connection to the board was closed earlier" in report
+
+
+@pytest.mark.parametrize("size", ["16k", "200k"])
+def test_a_full_disk_ends_the_run_and_is_named(lab: Lab, tmp_path: Path, size: str) -> None:
+    suite = write_suite(tmp_path / "suite", much="def test_much():\n    print('x' * 1_000_000)\n    assert 0")
+    folder = run.report_folder(lab.hub.config, run.How()) / "a"
+    folder.mkdir(parents=True, exist_ok=True)
+    process.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder])
+    try:
+        with lab.hub.run(suite) as task:
+            output, _ = task.communicate(timeout=300)
+    finally:
+        process.run(["umount", folder])
+    assert f"{DiskFull.__name__}: no room for the report of the device suite" in output
+    assert f"free space at {folder}" in output
+    assert lab.free("a")

@@ -1,0 +1,50 @@
+"""A board that is this machine's system with an SSH server, in a network namespace."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from nfsroot.layout import Layout
+from toolchain import process
+
+# sh SCRIPT PASSWD SSHD CONFIGURATION: sshd requires a user of its own and /run/sshd.
+_SERVE = """
+mount --bind "$1" /etc/passwd && mount -t tmpfs tmpfs /run && mkdir /run/sshd && exec "$2" -D -e -f "$3"
+"""
+
+
+def sshd_in(folder: Path) -> Path:
+    """The SSH server of the distribution's package, which is not installed."""
+    process.run(["apt-get", "download", "openssh-server"], cwd=folder, limit_s=300)
+    (package,) = folder.glob("openssh-server_*.deb")
+    process.run(["dpkg-deb", "--extract", package, folder / "openssh"])
+    return folder / "openssh" / "usr" / "sbin" / "sshd"
+
+
+@contextlib.contextmanager
+def ssh_board(namespace: str, sshd: Path, folder: Path, layout: Layout) -> Iterator[subprocess.Popen[bytes]]:
+    """Serve SSH in the namespace, with new keys, which replace those of the export."""
+    folder.mkdir()
+    layout.client_key.unlink()
+    for key in (layout.client_key, folder / "host"):
+        process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key])
+    layout.known_hosts.write_text(f"* {(folder / 'host.pub').read_text()}")
+    passwd = folder / "passwd"
+    passwd.write_text(f"root:x:0:0:root:{folder}:/bin/sh\nsshd:x:65533:65534::/run/sshd:/usr/sbin/nologin\n")
+    configuration = folder / "sshd_config"
+    configuration.write_text(
+        f"HostKey {folder / 'host'}\nAuthorizedKeysFile {layout.client_key}.pub\nStrictModes no\nUsePAM no\n"
+        f"SetEnv PATH={Path(sys.executable).parent}:/usr/bin:/bin\n"
+    )
+    words = ["ip", "netns", "exec", namespace, "unshare", "--mount", "sh", "-c", _SERVE, "sh"]
+    with subprocess.Popen([*words, passwd, sshd, configuration], stderr=subprocess.PIPE) as board:
+        try:
+            assert board.stderr is not None
+            assert any(b"listening" in line for line in board.stderr)
+            yield board
+        finally:
+            board.kill()
