@@ -88,6 +88,7 @@ def test_the_suite_runs_on_a_remote_place(exported_config: Config, tmp_path: Pat
         assert not services.Lab(config).coordinator.places()["pi3"].holder
 
 
+@pytest.mark.expensive
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tree belongs to root")
