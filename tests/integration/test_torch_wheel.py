@@ -645,16 +645,14 @@ torch.save(document, sys.argv[1])
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_whole_numbers_are_compared_bit_for_bit(tmp_path: Path) -> None:
+def test_whole_numbers_are_compared_bit_for_bit(product_config: Config, tmp_path: Path) -> None:
     """One in 2^40 is far below the tolerance for floating-point numbers."""
-    here = native.python_of(load_config({}))
-    if not here.exists():
-        native_job.ready_python(load_config({}))
+    here = native_job.ready_python(product_config)
     file = tmp_path / "there.pt"
     said = []
     for words in ([NUMBERS, "write", file], ["-c", OFF_BY_ONE, file], [NUMBERS, "compare", file]):
         argv = [str(here), "-W", "ignore", *map(str, words)]
-        environment = native.environment_of(load_config({}))
+        environment = native.environment_of(product_config)
         done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**environment})
         said.append((done.returncode, done.stdout.splitlines()))
     assert [code for code, _ in said[:2]] == [0, 0], said
@@ -672,10 +670,8 @@ def test_results_agree_with_those_of_this_pc(
 ) -> None:
     """Files are exchanged between x86-64 and armv7; the results agree within the tolerance of each case."""
     assert built.manifest("torch").facts["self-contained"]
-    here = native.python_of(load_config({}))
-    if not here.exists():
-        native_job.ready_python(load_config({}))
-    environment = native.environment_of(load_config({}))
+    here = native_job.ready_python(product_config)
+    environment = native.environment_of(product_config)
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     shutil.copy(NUMBERS, tmp_path)
