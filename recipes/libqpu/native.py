@@ -20,7 +20,8 @@ def build(config: Config, *targets: str, options: Sequence[str] = ()) -> Path:
         process.require_program(program, "to compile libqpu for this PC")
     tree = config.build_root / "libqpu-native"
     sources = recipe.load("libqpu").sources
-    command = ["cmake", "--build", tree, "--parallel", str(compile_jobs(config.build)), "--target", *targets]
+    jobs = str(compile_jobs(config.build))
+    command: list[str | Path] = ["cmake", "--build", tree, "--parallel", jobs, "--target", *targets]
     with files.locked(tree):
         process.run(["cmake", "-S", sources, "-B", tree, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *options])
         if "no work to do" not in process.run([*command, "--", "-n"]).output:

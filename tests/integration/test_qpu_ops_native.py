@@ -106,13 +106,18 @@ def test_clang_tidy_finds_nothing(checks: NativeChecks, tmp_path: Path, left_out
     included = {name for path in sources for name in re.findall(r'#include "(.+\.cpp)"', path.read_text())}
 
     own = [path for path in sources if path.name not in included]
-    if "clang-analyzer" in left_out:
-        # Checks the other sources of the device together, to parse torch's headers only once. The analyzer would skip
-        # included sources as headers.
-        small = [path for path in own if path.parent.name == "device" and not path.name.startswith("aten")]
-        together = tmp_path / "together.cpp"
-        together.write_text("".join(f'#include "{path}"\n' for path in small))
-        own = [*(path for path in own if path not in small), together]
+    # Small sources are checked as one source, to parse torch's headers only once. Not with #include: some checks skip
+    # included sources. An included header is left out where an earlier source includes it.
+    device = RECIPE / "csrc" / "device"
+    small = [path for path in own if path.parent == device and not path.name.startswith("aten")]
+    together, seen = tmp_path / "together.cpp", set[str]()
+    with together.open("w") as stream:
+        for path in small:
+            lines = path.read_text().splitlines(keepends=True)
+            stream.writelines(line for line in lines if line not in seen)
+            seen.update(line for line in lines if line.startswith("#include"))
+    options += [f"-I{device}"]
+    own = [*(path for path in own if path not in small), together]
 
     def check(source: Path) -> str:
         argv = [*words, str(source), "--", *options, "-DTORCH_EXTENSION_NAME=_C"]
