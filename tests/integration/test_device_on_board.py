@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -46,7 +45,7 @@ from flow import main_job
 from flow.serve_wheels import Offer
 from nfsroot import access, qemu
 from nfsroot.layout import Layout
-from toolchain import process
+from toolchain import files, process
 from toolchain.config import ROOT, Config
 from toolchain.errors import AccessDenied, BoardLost, BoardSilent, CommandFailed, DeviceTestsFailed, InUse
 from toolchain.manifest import Artefact, Manifest
@@ -560,7 +559,7 @@ def test_a_running_board_uses_the_deployed_files(board: Board, config: Config, t
         assert len(done.changes[0].replaced) == 2
         assert board.run(*environment, *command).split() == ["2", "2"]
     finally:
-        shutil.rmtree(layout.tree / folder)
+        files.remove(layout.tree / folder)
 
 
 def test_the_machine_powers_off_on_request(board: Board) -> None:
