@@ -45,7 +45,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Tests that change the shared build or use a fixed port. One process runs them, before all others.
 _OF_THE_BUILD = (
-    *("test_any_wheel.py", "test_build_tools.py", "test_deploy.py", "test_device_on_board.py", "test_lab_boards.py"),
+    *("test_any_wheel.py", "test_build_tools.py", "test_device_on_board.py", "test_lab_boards.py"),
     *("test_main_job.py", "test_netboot.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_sd_image.py"),
     *("test_serve.py", "test_whole_images.py"),
 )

@@ -14,11 +14,11 @@ from device.remote.address import Address
 from device.remote.loader_session import SOURCE
 from device.remote.targets import Target
 from recipes import recipe
-from toolchain import process, progress
+from recipes.libqpu import native
+from toolchain import process
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config
 from toolchain.errors import ArtefactMissing, CommandFailed, UserError
-from toolchain.jobs import compile_jobs
 
 _LIBQPU = ROOT / "libqpu"
 
@@ -50,7 +50,7 @@ def build(config: Config, target: Target, address: Address, path: Path, library:
             fix="see docs/remote.md for the contents of that file",
         )
     here = address.kind == "local"
-    folder = native_libqpu(config) if here else _boards_libqpu(config)
+    folder = native.build(config, "qpu") if here else _boards_libqpu(config)
     wanted = on_this_pc(target) if here else target
     compiler = process.require_program(wanted.linker(config.remote.linker), f"to compile for {target.title}")
     words = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-psabi"]
@@ -67,20 +67,6 @@ def build(config: Config, target: Target, address: Address, path: Path, library:
             fix="see docs/libqpu.md for the language and docs/remote.md for the contents of the file",
         ) from fault
     return Built(library, (folder,) if here else ())
-
-
-def native_libqpu(config: Config) -> Path:
-    """Build libqpu for this PC and return its folder. Raises CommandFailed, ProgramMissing."""
-    for program in ("cmake", "ninja"):
-        process.require_program(program, "to compile libqpu for this PC")
-    folder = config.build_root / "libqpu-native"
-    process.run(["cmake", "-S", _LIBQPU, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"])
-    jobs = str(compile_jobs(config.build))
-    pending = process.run(["cmake", "--build", folder, "--target", "qpu", "--", "-n"]).output
-    if "no work to do" not in pending:
-        with progress.step("compile libqpu for this PC"):
-            process.run(["cmake", "--build", folder, "--parallel", jobs, "--target", "qpu"], limit_s=1800)
-    return folder
 
 
 def _boards_libqpu(config: Config) -> Path:

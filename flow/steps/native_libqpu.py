@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
-from flow import native_environment as native
+from flow import native_environment
 from flow.context import Context
 from recipes import recipe
-from recipes.recipe import Recipe
+from recipes.libqpu import native
 from toolchain import files, process
 from toolchain.config import Config
 from toolchain.steps import Made, Step
@@ -21,25 +19,16 @@ def step(context: Context) -> Step:
         title="native libqpu",
         code=__name__,
         inputs={"sources": data.fingerprint()},
-        action=lambda _: _make(context.config, data),
+        action=lambda _: _make(context.config),
     )
 
 
-def _make(config: Config, data: Recipe) -> Made:
-    folder = native.folder_of(config)
-    jobs = config.build.jobs or os.cpu_count() or 1
-    log = folder / "libqpu.log"
+def _make(config: Config) -> Made:
+    folder = native_environment.folder_of(config)
+    tree = native.build(config, "tools/all")
     with files.scratch_folder(folder, "libqpu") as scratch:
-        build = scratch / "build"
         prefix = scratch / "prefix"
-        options = [
-            "-DCMAKE_BUILD_TYPE=Release",
-            f"-DCMAKE_INSTALL_PREFIX={folder}/libqpu",
-            "-DCMAKE_INSTALL_LIBDIR=lib",
-        ]
-        process.run(["cmake", "-S", data.sources, "-B", build, *options], log=log, limit_s=300)
-        process.run(["cmake", "--build", build, "--parallel", str(jobs)], log=log)
-        process.run(["cmake", "--install", build, "--prefix", prefix], log=log, limit_s=300)
+        process.run(["cmake", "--install", tree, "--prefix", prefix], limit_s=300)
         files.remove(folder / "libqpu")
         prefix.rename(folder / "libqpu")
     library = (folder / "libqpu" / "lib" / "libqpu.so").resolve(strict=True)

@@ -25,7 +25,7 @@ from wheel_parts import EM_AARCH64, EM_X86_64, elf, make_wheel
 
 from benchmarks.cuda import figures
 from flow import cuda_checks as native
-from flow import cuda_job, native_environment, native_job
+from flow import cuda_job, native_environment
 from flow import cuda_timing as timing
 from recipes import recipe
 from recipes.cuda_ops import audit, toolkit
@@ -58,12 +58,6 @@ def wheel(config: Config) -> cuda_job.Wheel:
     needs_the_machine()
     if os.uname().machine != "x86_64":
         pytest.skip("nvcc is taken from PyPI for x86-64 only")
-    # The QPU extension's tests use the same environment with torch.
-    shared, link = load_config({}), config.build_root / "native"
-    native_job.ready_python(shared)
-    if not link.exists():
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(native_environment.folder_of(shared))
     return cuda_job.build_wheel(config)
 
 

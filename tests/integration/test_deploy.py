@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import os
 import signal
 import subprocess
@@ -16,14 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from device_parts import bootable, booted, elsewhere
+from device_parts import layer
 
 from device import deploy
 from flow import main_job
 from nfsroot.layout import Layout, identity_of, write_marker
 from nfsroot.tree import TreeHash
-from toolchain import process
-from toolchain.config import ROOT, Config, load_config
+from toolchain.config import ROOT, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, InUse, PlatformMismatch
 from toolchain.manifest import Artefact, Manifest
 
@@ -45,34 +43,6 @@ def exported_tree(folder: Path, content: Mapping[str, str]) -> Layout:
     facts = {"image_id": "sha256:1", "rootfs_sha256": TreeHash.of(layout.tree).sha256}
     Manifest(step="nfsroot", key="k", inputs={}, facts=facts).write(layout.manifest)
     return layout
-
-
-def with_folders(content: Mapping[str, str]) -> Mapping[str, str]:
-    """Insert the parent folders before each file."""
-    found: dict[str, str] = {}
-    for path, text in content.items():
-        for parent in reversed(list(Path(path).parents)[:-1]):
-            found.setdefault(f"{parent}/", "")
-        found[path] = text
-    return found
-
-
-def layer(path: Path, content: Mapping[str, str]) -> Artefact:
-    """Make a layer's tar. Content that starts with ``->`` creates a link."""
-    with tarfile.open(path, "w") as archive:
-        for name, text in with_folders(content).items():
-            member = tarfile.TarInfo(name)
-            member.mtime = 1735689600
-            if text.startswith("->"):
-                member.type, member.linkname = tarfile.SYMTYPE, text[2:]
-                archive.addfile(member)
-            elif name.endswith("/"):
-                member.type, member.mode = tarfile.DIRTYPE, 0o755
-                archive.addfile(member)
-            else:
-                member.mode, member.size = 0o755 if "/bin/" in name else 0o644, len(text)
-                archive.addfile(member, io.BytesIO(text.encode()))
-    return Artefact.of(path)
 
 
 LIBRARY = {
@@ -387,34 +357,3 @@ def test_plan_has_only_the_deployed_steps_and_their_needs(tmp_path: Path) -> Non
     assert not {"rootfs", "system"} & set(planned)
     with pytest.raises(ConfigError, match="no step 'libcpu'"):
         main_job.plan(config, only=["libcpu"])
-
-
-@pytest.mark.machine
-@pytest.mark.timeout(1800)
-@root_only
-def test_running_board_uses_the_deployed_files(exported_config: Config, tmp_path: Path) -> None:
-    config = bootable(exported_config)
-    source = Layout.of(config)
-    copy = Layout(tmp_path / "nfsroot")
-    process.run(["cp", "-a", "--reflink=auto", source.place, copy.place], limit_s=600)
-    process.run(["cp", "-a", source.folder, copy.folder], limit_s=60)
-    write_marker(copy, frozenset({identity_of(copy.tree)}))
-    manifest = Manifest.read(source.manifest)
-    assert manifest is not None
-    manifest.write(copy.manifest)
-    there = elsewhere(config, tmp_path)
-    there = replace(there, nfs=replace(there.nfs, folder=str(copy.place)))
-
-    def version(number: int) -> Artefact:
-        module = {f"{SITE}/deployed_here.py": f"NUMBER = {number}\n"}
-        program = {"opt/pitorch/bin/deployed": f"#!/bin/sh\necho {number}\n"}
-        return layer(tmp_path / "trial.tar", {**module, **program})
-
-    deploy.put(copy, [version(1)], owned_prefixes=[])
-    with booted(there, tmp_path) as board:
-        command = ("sh", "-c", "deployed; python3 -c 'import deployed_here as d; print(d.NUMBER)'")
-        environment = ("env", f"PYTHONPATH=/{SITE}", "PATH=/opt/pitorch/bin:/usr/bin:/bin")
-        assert board.run(*environment, *command).split() == ["1", "1"]
-        done = deploy.put(copy, [version(2)], owned_prefixes=[])
-        assert len(done.changes[0].replaced) == 2
-        assert board.run(*environment, *command).split() == ["2", "2"]

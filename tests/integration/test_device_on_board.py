@@ -23,9 +23,19 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from device_parts import BOOT_LIMIT_S, NAME_SERVER, WITH_NAME_SERVER, Board, bootable, booted, elsewhere, write_suite
+from device_parts import (
+    BOOT_LIMIT_S,
+    NAME_SERVER,
+    WITH_NAME_SERVER,
+    Board,
+    bootable,
+    booted,
+    elsewhere,
+    layer,
+    write_suite,
+)
 
-from device import suite
+from device import deploy, suite
 from device.labgrid_environment import prepare
 from device.remote import environment
 from device.remote.loader_session import Timing
@@ -35,10 +45,10 @@ from flow import main_job
 from flow.serve_wheels import Offer
 from nfsroot import access, qemu
 from nfsroot.layout import Layout
-from toolchain import process
+from toolchain import files, process
 from toolchain.config import ROOT, Config
 from toolchain.errors import AccessDenied, BoardLost, BoardSilent, CommandFailed, DeviceTestsFailed, InUse
-from toolchain.manifest import Manifest
+from toolchain.manifest import Artefact, Manifest
 from wheels.index import instructions, running_index
 
 pytestmark = [pytest.mark.machine, pytest.mark.timeout(3600)]
@@ -57,18 +67,18 @@ def config(board: Board, tmp_path: Path) -> Config:
     return elsewhere(board.config, tmp_path / "build")
 
 
-def impostor(config: Config, folder: Path) -> Config:
-    """Make an export of the same tree with a different host key and login key."""
-    real, false = Layout.of(config), Layout(folder / "nfsroot")
+def second_export(config: Config, folder: Path) -> Config:
+    """Make another export of the same tree, with separate keys and a separate manifest."""
+    first, second = Layout.of(config), Layout(folder / "nfsroot")
     folder.mkdir()
-    false.place.mkdir()
-    false.tree.symlink_to(real.tree)
-    false.folder.mkdir()
-    for path in (real.marker, real.known_hosts, real.client_key):
-        (false.folder / path.name).write_bytes(path.read_bytes())
-    false.client_key.chmod(0o600)
-    false.manifest.write_bytes(real.manifest.read_bytes())
-    return replace(config, nfs=replace(config.nfs, folder=str(false.place)))
+    second.place.mkdir()
+    second.tree.symlink_to(first.tree)
+    second.folder.mkdir()
+    for path in (first.marker, first.known_hosts, first.client_key):
+        (second.folder / path.name).write_bytes(path.read_bytes())
+    second.client_key.chmod(0o600)
+    second.manifest.write_bytes(first.manifest.read_bytes())
+    return replace(config, nfs=replace(config.nfs, folder=str(second.place)))
 
 
 def new_key(path: Path) -> Path:
@@ -196,7 +206,7 @@ def test_a_keyword_that_selects_no_test_fails(board: Board, config: Config, tmp_
 
 
 def test_a_different_host_key_is_refused_at_once(board: Board, config: Config, tmp_path: Path) -> None:
-    wrong = impostor(config, tmp_path / "impostor")
+    wrong = second_export(config, tmp_path / "second")
     key = new_key(tmp_path / "other")
     Layout.of(wrong).known_hosts.write_text(f"* {key.with_suffix('.pub').read_text()}")
     began = time.monotonic()
@@ -209,7 +219,7 @@ def test_a_different_host_key_is_refused_at_once(board: Board, config: Config, t
 
 
 def test_a_refused_login_raises_access_denied(board: Board, config: Config, tmp_path: Path) -> None:
-    wrong = impostor(config, tmp_path / "impostor")
+    wrong = second_export(config, tmp_path / "second")
     key = Layout.of(wrong).client_key
     key.unlink()
     new_key(key)
@@ -529,6 +539,27 @@ def test_an_interrupted_command_leaves_no_mount(board: Board, way: str) -> None:
     while (found := on_board(board, look).stdout.split()) != ["0", "0"]:
         assert time.monotonic() < deadline, found
         time.sleep(1)
+
+
+def test_a_running_board_uses_the_deployed_files(board: Board, config: Config, tmp_path: Path) -> None:
+    layout = Layout.of(second_export(config, tmp_path / "second"))
+    folder = "opt/pitorch/trial"
+
+    def version(number: int) -> Artefact:
+        module = {f"{folder}/deployed_here.py": f"NUMBER = {number}\n"}
+        program = {f"{folder}/bin/deployed": f"#!/bin/sh\necho {number}\n"}
+        return layer(tmp_path / "trial.tar", {**module, **program})
+
+    command = ("sh", "-c", "deployed; python3 -c 'import deployed_here as d; print(d.NUMBER)'")
+    environment = ("env", f"PYTHONPATH=/{folder}", f"PATH=/{folder}/bin:/usr/bin:/bin")
+    try:
+        deploy.put(layout, [version(1)], owned_prefixes=[])
+        assert board.run(*environment, *command).split() == ["1", "1"]
+        done = deploy.put(layout, [version(2)], owned_prefixes=[])
+        assert len(done.changes[0].replaced) == 2
+        assert board.run(*environment, *command).split() == ["2", "2"]
+    finally:
+        files.remove(layout.tree / folder)
 
 
 def test_the_machine_powers_off_on_request(board: Board) -> None:

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from native_parts import CLANG_TIDY_LEFT_OUT
+from native_parts import CLANG_TIDY_LEFT_OUT, LIBQPU_OPTIONS
 
+from recipes.libqpu import native
 from toolchain.config import ROOT, Config
 from toolchain.jobs import compile_jobs
 from toolchain.process import run
@@ -24,11 +25,7 @@ def tree(product_config: Config) -> Path:
     for program in ("cmake", "ninja", "g++"):
         if shutil.which(program) is None:
             pytest.skip(f"the program {program} is missing; ./inv installs it")
-    folder = product_config.build_root / "libqpu-native"
-    options = ["-DBUILD_TESTING=ON", "-DQPU_WARNINGS_AS_ERRORS=ON", "-DCMAKE_BUILD_TYPE=Release"]
-    run(["cmake", "-S", SOURCE, "-B", folder, "-G", "Ninja", *options])
-    run(["cmake", "--build", folder, "--parallel", str(compile_jobs(product_config.build))], limit_s=1800)
-    return folder
+    return native.build(product_config, "all", options=LIBQPU_OPTIONS)
 
 
 @pytest.mark.timeout(1200)

@@ -8,6 +8,7 @@ import re
 import shutil
 import tarfile
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -241,15 +242,23 @@ def kernel_of_tvm(exported_config: Config, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("keyword", ["not new_interpreter", pytest.param(None, marks=pytest.mark.expensive)])
 def test_the_exported_root_boots_and_passes_the_device_suite(
-    exported_config: Config, client: docker.DockerClient, kernel_of_tvm: None, keyword: str | None
+    built: main_job.Built,
+    exported_config: Config,
+    client: docker.DockerClient,
+    kernel_of_tvm: None,
+    keyword: str | None,
 ) -> None:
     """Tests that start another Python take half of the time in QEMU, so the complete suite runs weekly."""
     result = suite.test_on_pi(exported_config, qemu=True, keyword=keyword, timing=keyword is None)
     assert result.ok, result.summary()
     if "torch" not in result.without:
-        cases = ElementTree.parse(result.junit).iter("testcase")  # noqa: S314 (pytest has just written it)
-        ran = [case for case in cases if "test_tvm" in case.get("classname", "") and case.find("skipped") is None]
-        assert len(ran) == 22, "kernels of TVM on tensors of torch"
+        cases = list(ElementTree.parse(result.junit).iter("testcase"))  # noqa: S314 (pytest has just written it)
+        ran = Counter(case.get("classname") for case in cases if case.find("skipped") is None)
+        assert ran["test_tvm"] == 22, "kernels of TVM on tensors of torch"
+        if built.manifest("torch").facts["self-contained"]:
+            every = Counter(case.get("classname") for case in cases)
+            for name in ("test_torch_limits", "test_torch", "test_torch_kernels", "test_quantization"):
+                assert 0 < ran[name] == every[name]
     evidence = json.loads(result.evidence.read_text())
     assert evidence["image"]["id"] == client.images.get(exported_config.image_reference("system")).id
     text = result.report.read_text()

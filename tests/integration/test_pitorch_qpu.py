@@ -13,9 +13,10 @@ from types import ModuleType
 
 import numpy
 import pytest
+from native_parts import LIBQPU_OPTIONS
 
+from recipes.libqpu import native
 from toolchain.config import ROOT, Config
-from toolchain.jobs import compile_jobs
 from toolchain.process import run
 
 SOURCE = ROOT / "libqpu"
@@ -45,12 +46,7 @@ def tree(product_config: Config) -> Path:
     for program in ("cmake", "ninja", "g++"):
         if shutil.which(program) is None:
             pytest.skip(f"the program {program} is missing; ./inv installs it")
-    folder = product_config.build_root / "libqpu-native"
-    options = ["-DBUILD_TESTING=ON", "-DQPU_WARNINGS_AS_ERRORS=ON", "-DCMAKE_BUILD_TYPE=Release"]
-    run(["cmake", "-S", SOURCE, "-B", folder, "-G", "Ninja", *options])
-    jobs = str(compile_jobs(product_config.build))
-    run(["cmake", "--build", folder, "--parallel", jobs, "--target", "qpu", "user-save"], limit_s=1800)
-    return folder
+    return native.build(product_config, "qpu", "user-save", options=LIBQPU_OPTIONS)
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import tarfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from nfsroot.private_network import private_network
 from toolchain import process
 from toolchain.config import Config
 from toolchain.errors import UserError
+from toolchain.manifest import Artefact
 
 BOOT_LIMIT_S = 900.0
 
@@ -84,7 +87,7 @@ class Board:
 
     @property
     def host(self) -> str:
-        """The value of ``--host``."""
+        """Return the value of ``--host``."""
         return f"root@127.0.0.1:{self.machine.ssh_port}"
 
     def run(self, *words: str) -> str:
@@ -107,3 +110,31 @@ def booted(config: Config, folder: Path, *, init: str = "lean") -> Iterator[Boar
             known = access.pin(layout.known_hosts, folder / "known_hosts")
             entry = access.SshAccess(host="127.0.0.1", port=machine.ssh_port, key=layout.client_key, known_hosts=known)
             yield Board(config, machine, server, entry)
+
+
+def with_folders(content: Mapping[str, str]) -> Mapping[str, str]:
+    """Insert the parent folders before each file."""
+    found: dict[str, str] = {}
+    for path, text in content.items():
+        for parent in reversed(list(Path(path).parents)[:-1]):
+            found.setdefault(f"{parent}/", "")
+        found[path] = text
+    return found
+
+
+def layer(path: Path, content: Mapping[str, str]) -> Artefact:
+    """Make a layer's tar. Content that starts with ``->`` creates a link."""
+    with tarfile.open(path, "w") as archive:
+        for name, text in with_folders(content).items():
+            member = tarfile.TarInfo(name)
+            member.mtime = 1735689600
+            if text.startswith("->"):
+                member.type, member.linkname = tarfile.SYMTYPE, text[2:]
+                archive.addfile(member)
+            elif name.endswith("/"):
+                member.type, member.mode = tarfile.DIRTYPE, 0o755
+                archive.addfile(member)
+            else:
+                member.mode, member.size = 0o755 if "/bin/" in name else 0o644, len(text)
+                archive.addfile(member, io.BytesIO(text.encode()))
+    return Artefact.of(path)

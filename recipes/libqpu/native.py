@@ -1,0 +1,30 @@
+"""libqpu for this PC, for its tests, for the native extension, and for kernels that run on this PC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from recipes import recipe
+from toolchain import files, process, progress
+from toolchain.config import Config
+from toolchain.jobs import compile_jobs
+
+
+def build(config: Config, *targets: str, options: Sequence[str] = ()) -> Path:
+    """Compile CMake's ``targets`` and return the build tree, in which only changes are compiled.
+
+    ``options`` of CMake remain set for later calls. Raises CommandFailed, ProgramMissing.
+    """
+    for program in ("cmake", "ninja"):
+        process.require_program(program, "to compile libqpu for this PC")
+    tree = config.build_root / "libqpu-native"
+    sources = recipe.load("libqpu").sources
+    jobs = str(compile_jobs(config.build))
+    command: list[str | Path] = ["cmake", "--build", tree, "--parallel", jobs, "--target", *targets]
+    with files.locked(tree):
+        process.run(["cmake", "-S", sources, "-B", tree, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *options])
+        if "no work to do" not in process.run([*command, "--", "-n"]).output:
+            with progress.step("compile libqpu for this PC"):
+                process.run(command, limit_s=1800)
+    return tree
