@@ -115,6 +115,12 @@ def test_the_kernel_uses_a_reserved_port_for_nfs(board: Board) -> None:
     assert all(port < 1024 for port in ours)
 
 
+def test_a_board_names_itself_to_the_nfs_server(board: Board) -> None:
+    """Without it, a server that several boards use drops the state of one board when another one connects."""
+    name = board.run("cat", "/sys/module/nfs/parameters/nfs4_unique_id").strip()
+    assert name == board.run("sh", "-c", "cat /sys/class/net/e*/address").strip().replace(":", "")
+
+
 def test_another_host_key_is_refused(board: Board, tmp_path: Path) -> None:
     process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"])
     wrong = access.SshAccess(
