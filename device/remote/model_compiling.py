@@ -19,7 +19,7 @@ import numpy
 from device.remote import model_plan
 from device.remote.compiling import STANDALONE, last_lines
 from device.remote.model_plan import Plan, Tensor
-from device.remote.reporting import Fault
+from device.remote.reporting import Fault, step
 
 TOLERANCE = (1e-4, 1e-4)
 """Relative and absolute, against eager PyTorch on this PC: the sums of float32 are in another order."""
@@ -128,7 +128,7 @@ def _compile(model: Model, target: Mapping[str, Any], linker: str, library: Path
         model.name, "cannot be imported", lambda: from_exported_program(exported, run_ep_decomposition=False)
     )
     made = Target(dict(target))
-    with made:
+    with made, step("fuse the operators and plan the memory"):
         module = _guarded(model.name, "cannot be lowered", lambda: _lowered(module))
     plan = model_plan.of(module["main"])
     _require_same("input", plan.inputs, model.inputs)
@@ -139,7 +139,8 @@ def _compile(model: Model, target: Mapping[str, Any], linker: str, library: Path
         for item in module.get_global_vars()
         if item.name_hint in names
     }
-    built = _guarded(model.name, "does not compile", lambda: tvm.compile(tvm.IRModule(functions), target=made))
+    with step(f"compile {len(functions)} functions for {len(plan.steps)} operators"):
+        built = _guarded(model.name, "does not compile", lambda: tvm.compile(tvm.IRModule(functions), target=made))
     library.with_name("model.params").write_bytes(bytes(plan.parameters))
     folder = library.parent / "plan"
     folder.mkdir()
