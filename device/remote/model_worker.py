@@ -33,6 +33,7 @@ def _run(request: Mapping[str, Any]) -> None:
         numpy.savez(library.with_name(f"{name}.npz"), *arrays)
     tell(
         name=model.name,
+        tolerance=model.tolerance,
         operators=[name for name, _ in plan.steps],
         work_area_bytes=plan.work_area,
     )
@@ -59,7 +60,7 @@ def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Map
         function = module[model_compiling.ENTRY]
         function(*sent)
         found = [item.numpy() for item in sent[len(model.inputs) + 1 : -1]]
-    wrong = comparing.first_mismatch(found, model.expected, model_compiling.TOLERANCE)
+    wrong = comparing.first_mismatch(found, model.expected, model.tolerance)
     if wrong is not None:
         tell(fault="mismatch", found="", **wrong)
         raise SystemExit(FAULT_STATUS)

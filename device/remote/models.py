@@ -23,7 +23,6 @@ from toolchain.architecture import host_architecture
 from toolchain.config import Config
 from toolchain.errors import UserError
 
-
 SHOWN_OPERATORS = 20
 """The rows of the printed table; JSON and the report have all operators."""
 _TEMPLATE = Path(__file__).parent.parent / "templates" / "model.html.j2"
@@ -41,7 +40,7 @@ class ModelProfile:
     seconds: tuple[float, ...]
     operators: tuple[tuple[str, float], ...]
     checked: int
-    tolerance: tuple[float, float] = model_compiling.TOLERANCE
+    tolerance: tuple[float, float]
     parameter_bytes: int
     parameters_sha256: str
     parameters: str
@@ -216,6 +215,7 @@ def profile(
         seconds=tuple(facts["seconds"]),
         operators=tuple(zip(facts["operators"], facts["operator_s"], strict=True)),
         checked=facts["checked"],
+        tolerance=tuple(facts["tolerance"]),
         parameter_bytes=len(parameters),
         parameters_sha256=hashlib.sha256(parameters).hexdigest(),
         parameters=facts.get("parameters", "sent"),
@@ -283,7 +283,7 @@ def _by_loader(
         numbers = [*given, mapped, *(board.array(item) for item in (*map(comparing.blank, expected), seconds))]
         board.run(numbers)
         found = [board.read(number, like) for number, like in zip(numbers[len(inputs) + 1 : -1], expected, strict=True)]
-        wrong = comparing.first_mismatch(found, expected, model_compiling.TOLERANCE)
+        wrong = comparing.first_mismatch(found, expected, facts["tolerance"])
         if wrong is not None:
             raise profiling.mismatch(facts["name"], str(address), wrong, wrong["tolerance"])
         each = Timing(number=1, repeat=timing.number * timing.repeat, min_repeat_ms=0, warm_up=timing.warm_up)

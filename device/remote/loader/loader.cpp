@@ -464,9 +464,9 @@ class Session {
   }
 
   std::string map(std::istringstream &words) {
+    if (library_ == nullptr) throw Failure("protocol", "no kernel is loaded");
     const std::string path = parametersFile(words);
     const auto bytes = word<std::size_t>(words);
-    if (library_ == nullptr) throw Failure("protocol", "no kernel is loaded");
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (file < 0) return " -";
     struct stat found = {};
