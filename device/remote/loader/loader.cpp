@@ -17,9 +17,9 @@
 //   array KIND BYTES SHAPE...     ok NUMBER            zeroed, aligned to 64 bytes
 //   write NUMBER BYTES + content  ok
 //   read NUMBER                   ok BYTES + content
-//   keep DIGEST BYTES + content   ok                 writes a model's parameters to a file, which stays on the board
-//   map DIGEST BYTES              ok NUMBER          an array: the parameters, mapped; "ok -": they are not kept
-//   memory                        ok BYTES           the peak memory of the loader; 0: unknown
+//   keep DIGEST BYTES + content   ok                   a model's parameters, to a file that stays on the board
+//   map DIGEST BYTES              ok NUMBER            an array: the parameters, mapped; "ok -": not kept
+//   memory                        ok BYTES             the peak memory of the loader; 0: unknown
 //   run NUMBER...                 ok MODEL_SECONDS     one run; negative: no model
 //   time NUMBER REPEAT MIN_MS WARM_UP NUMBER...        ok RUNS SECONDS...   seconds per run, for
 //                                                      each repeat; RUNS is the runs per repeat

@@ -4,10 +4,12 @@
 
 #include <sys/stat.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 // The folder for what this user's sessions keep under `name`; empty if it cannot be created.
@@ -26,11 +28,11 @@ inline std::string keptFolder(const char *name) {
 
 // The peak memory of this process in bytes; 0 if unknown. ru_maxrss includes the program that started this one.
 inline std::int64_t peakMemory() {
-  long long kibibytes = 0;
+  std::int64_t kibibytes = 0;
   if (FILE *status = std::fopen("/proc/self/status", "r")) {
-    char line[256];
-    while (std::fgets(line, sizeof line, status) != nullptr)
-      if (std::sscanf(line, "VmHWM: %lld kB", &kibibytes) == 1) break;
+    std::array<char, 256> line{};
+    while (std::fgets(line.data(), static_cast<int>(line.size()), status) != nullptr)
+      if (std::strncmp(line.data(), "VmHWM:", 6) == 0) kibibytes = std::strtoll(line.data() + 6, nullptr, 10);
     (void)std::fclose(status);
   }
   return kibibytes * 1024;
