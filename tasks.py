@@ -48,7 +48,7 @@ from toolchain import caller, checks, progress
 from toolchain import completion as shells
 from toolchain.config import Config, defaults, load_config, take_variables
 from toolchain.errors import ConfigError, UserError
-from toolchain.files import path_fault
+from toolchain.files import path_fault, write_text_atomically
 from toolchain.settings import named
 from toolchain.steps import plan_table
 from wheels.request import Options
@@ -448,6 +448,7 @@ def lab(context: Context, action: str, name: str = "") -> None:
         "keep": "write the kernel's library to this file if its result is correct",
         "export": "write the model's library, parameters, C header and an example program to this folder",
         "json": "print JSON",
+        "html": "write a report with the time of each operator of the model to this file",
     },
 )
 def profile_remote(
@@ -464,6 +465,7 @@ def profile_remote(
     keep: str = "",
     export: str = "",
     json: bool = False,
+    html: str = "",
 ) -> None:
     """Compile a kernel or a model for a board, run it there, compare it with its reference and time it."""
     timing = Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
@@ -484,7 +486,9 @@ def profile_remote(
                 timing=timing,
                 folder=caller.folder(),
             )
-        elif kernel and not (model or export):
+            if html:
+                write_text_atomically(_path("html", html), done.as_html())
+        elif kernel and not (model or export or html):
             done = profiling.profile(
                 config,
                 kernel=str(caller.path(kernel)) if kernel.endswith(".py") else kernel,
@@ -497,7 +501,7 @@ def profile_remote(
         else:
             raise UserError(
                 "the options select neither a kernel nor a model",
-                expected="--kernel (with --size, --keep), or --model (with --export)",
+                expected="--kernel (with --size, --keep), or --model (with --export, --html)",
                 found="both" if kernel and model else "neither, or an option of the other one",
                 fix="see ./inv profile-remote --help",
             )

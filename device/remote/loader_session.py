@@ -28,7 +28,7 @@ from device.remote.address import Address
 from device.remote.targets import Target
 from nfsroot import access
 from nfsroot.layout import Layout
-from toolchain import files, process
+from toolchain import files, process, progress
 from toolchain.architecture import Architecture, host_architecture
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, BoardSilent, UserError
@@ -152,6 +152,24 @@ class LoaderSession:
         content = values.tobytes()
         self._ask(f"write {number} {len(content)}", content)
         return number
+
+    def parameters(self, content: bytes) -> tuple[int, bool]:
+        """Map the parameters of a model on the board as an array, and send them if the board has not kept them.
+
+        Returns the array's number, and whether the board had kept them.
+        """
+        words = f"{hashlib.sha256(content).hexdigest()} {len(content)}"
+        found = self._ask(f"map {words}")
+        kept = found != "-"
+        if not kept:
+            with progress.step(f"send the parameters, {progress.human_size(len(content))}"):
+                self._ask(f"keep {words}", content)
+            found = self._ask(f"map {words}")
+        return int(found), kept
+
+    def peak_memory(self) -> int:
+        """The peak memory of the loader in bytes; 0 if unknown."""
+        return int(self._ask("memory"))
 
     def read(self, number: int, like: Any) -> Any:
         """Return a copy of an array on the board."""

@@ -16,13 +16,17 @@ from typing import Any, TypeVar
 
 import numpy
 
-from device.remote import model_plan
+from device.remote import model_plan, model_quantization
 from device.remote.compiling import STANDALONE, last_lines
 from device.remote.model_plan import Plan, Tensor
-from device.remote.reporting import Fault
+from device.remote.reporting import Fault, step
 
 TOLERANCE = (1e-4, 1e-4)
-"""Relative and absolute, against eager PyTorch on this PC: the sums of float32 are in another order."""
+"""Relative and absolute, against eager PyTorch on this PC: the sums of float32 are in another order.
+
+For quantised models, the absolute one is at least a quantisation step: a value next to a boundary may be rounded to the
+other side.
+"""
 ENTRY = "pitorch_model"
 OPERATOR_RUNS = 5
 """Runs over which the time of an operator is the median."""
@@ -38,12 +42,14 @@ class Model:
     exported: Any
     inputs: tuple[Any, ...]
     expected: tuple[Any, ...]
+    tolerance: tuple[float, float]
 
 
 def load(reference: str, folder: str) -> Model:
     """Load FILE.pt2, or call MODULE:FUNCTION with ``folder`` first in Python's search path. Raises Fault ``model``."""
     import torch
 
+    decompositions = model_quantization.decompositions()
     if reference.endswith(".pt2"):
         name = Path(reference).stem
         exported = _guarded(reference, "cannot be loaded", lambda: torch.export.load(reference))
@@ -54,14 +60,16 @@ def load(reference: str, folder: str) -> Model:
         name, module, given = _made(reference, folder)
         exported = _guarded(reference, "cannot be exported", lambda: torch.export.export(module, given))
         examples = (given, {})
-    decomposed = _guarded(reference, "cannot be decomposed", exported.run_decompositions)
+    decomposed = _guarded(reference, "cannot be decomposed", lambda: exported.run_decompositions(decompositions))
     _require_fixed(reference, decomposed)
     inputs = _arrays(torch.utils._pytree.tree_leaves(examples), "input")
     with torch.no_grad():
         results = _guarded(
             reference, "fails on its example inputs", lambda: exported.module()(*examples[0], **examples[1])
         )
-    return Model(name, decomposed, inputs, _arrays(torch.utils._pytree.tree_leaves(results), "output"))
+    expected = _arrays(torch.utils._pytree.tree_leaves(results), "output")
+    tolerance = (TOLERANCE[0], max(TOLERANCE[1], model_quantization.largest_step(exported)))
+    return Model(name, decomposed, inputs, expected, tolerance)
 
 
 def _require_fixed(reference: str, exported: Any) -> None:
@@ -128,7 +136,7 @@ def _compile(model: Model, target: Mapping[str, Any], linker: str, library: Path
         model.name, "cannot be imported", lambda: from_exported_program(exported, run_ep_decomposition=False)
     )
     made = Target(dict(target))
-    with made:
+    with made, step("fuse the operators and plan the memory"):
         module = _guarded(model.name, "cannot be lowered", lambda: _lowered(module))
     plan = model_plan.of(module["main"])
     _require_same("input", plan.inputs, model.inputs)
@@ -139,7 +147,8 @@ def _compile(model: Model, target: Mapping[str, Any], linker: str, library: Path
         for item in module.get_global_vars()
         if item.name_hint in names
     }
-    built = _guarded(model.name, "does not compile", lambda: tvm.compile(tvm.IRModule(functions), target=made))
+    with step(f"compile {len(functions)} functions for {len(plan.steps)} operators"):
+        built = _guarded(model.name, "does not compile", lambda: tvm.compile(tvm.IRModule(functions), target=made))
     library.with_name("model.params").write_bytes(bytes(plan.parameters))
     folder = library.parent / "plan"
     folder.mkdir()

@@ -18,7 +18,7 @@ import numpy
 from device.remote import comparing, model_compiling, rpc_worker
 from device.remote.model_compiling import Model
 from device.remote.model_plan import Plan
-from device.remote.reporting import FAULT_STATUS, serve, stage, tell
+from device.remote.reporting import FAULT_STATUS, serve, stage, step, tell
 
 COMPILE_LIMIT_S = 1800.0
 
@@ -26,14 +26,15 @@ COMPILE_LIMIT_S = 1800.0
 def _run(request: Mapping[str, Any]) -> None:
     library = Path(request["library"])
     with stage("compile", COMPILE_LIMIT_S):
-        model = model_compiling.load(request["model"], request["folder"])
+        with step(f"export {Path(request['model']).name}"):
+            model = model_compiling.load(request["model"], request["folder"])
         plan = model_compiling.compile_model(model, request["target"], request["linker"], library)
     for name, arrays in (("inputs", model.inputs), ("expected", model.expected)):
         numpy.savez(library.with_name(f"{name}.npz"), *arrays)
     tell(
         name=model.name,
+        tolerance=model.tolerance,
         operators=[name for name, _ in plan.steps],
-        parameter_bytes=len(plan.parameters),
         work_area_bytes=plan.work_area,
     )
     if request["address"] is None:
@@ -59,7 +60,7 @@ def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Map
         function = module[model_compiling.ENTRY]
         function(*sent)
         found = [item.numpy() for item in sent[len(model.inputs) + 1 : -1]]
-    wrong = comparing.first_mismatch(found, model.expected, model_compiling.TOLERANCE)
+    wrong = comparing.first_mismatch(found, model.expected, model.tolerance)
     if wrong is not None:
         tell(fault="mismatch", found="", **wrong)
         raise SystemExit(FAULT_STATUS)
@@ -74,7 +75,8 @@ def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Map
         for _ in range(model_compiling.OPERATOR_RUNS):
             function(*sent)
             rows.append(sent[-1].numpy())
-    tell(operator_s=numpy.median(rows, axis=0).tolist())
+        peak = module[f"{model_compiling.ENTRY}_peak_memory"]()
+    tell(operator_s=numpy.median(rows, axis=0).tolist(), peak_memory_bytes=int(peak))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import statistics
@@ -14,13 +15,17 @@ from rich.table import Table
 
 from device.remote import comparing, loader_session, model_compiling, profiling, targets
 from device.remote import environment as environments
-from device.remote.address import RPC_KINDS, Address
+from device.remote.address import LOADER_KINDS, Address
 from device.remote.loader_session import SOURCE, Timing
 from device.remote.targets import Target
-from toolchain import files, process, progress
+from toolchain import files, process, progress, templates
 from toolchain.architecture import host_architecture
 from toolchain.config import Config
 from toolchain.errors import UserError
+
+SHOWN_OPERATORS = 20
+"""The rows of the printed table; JSON and the report have all operators."""
+_TEMPLATE = Path(__file__).parent.parent / "templates" / "model.html.j2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +40,15 @@ class ModelProfile:
     seconds: tuple[float, ...]
     operators: tuple[tuple[str, float], ...]
     checked: int
-    tolerance: tuple[float, float] = model_compiling.TOLERANCE
+    tolerance: tuple[float, float]
     parameter_bytes: int
+    parameters_sha256: str
+    parameters: str
+    """How the board obtained them."""
     work_area_bytes: int
+    peak_memory_bytes: int
+    """Of the process on the board."""
+    emulated: bool
     note: str
 
     @property
@@ -50,10 +61,24 @@ class ModelProfile:
         """The latency that 90 % of the runs do not exceed."""
         return float(numpy.quantile(self.seconds, 0.9))
 
+    @property
+    def peak_memory(self) -> str:
+        """The peak memory as text."""
+        if not self.peak_memory_bytes:
+            return "unknown"
+        return progress.human_size(self.peak_memory_bytes) + (", with the emulator" if self.emulated else "")
+
+    @property
+    def shares(self) -> list[tuple[str, str, float]]:
+        """The name, the time and the share of each operator, the slowest first."""
+        whole = sum(seconds for _, seconds in self.operators) or 1.0
+        slowest_first = sorted(self.operators, key=lambda item: -item[1])
+        return [(name, profiling.seconds_text(seconds), seconds / whole) for name, seconds in slowest_first]
+
     def rows(self) -> list[tuple[str, str]]:
         """The rows of the table."""
         relative, absolute = self.tolerance
-        text = profiling.seconds_text
+        text, size = profiling.seconds_text, progress.human_size
         found = [
             ("model", f"{self.model} ({', '.join(self.inputs)})"),
             ("target", self.target),
@@ -61,8 +86,9 @@ class ModelProfile:
             ("result", f"{self.checked} elements agree with PyTorch ({relative:g} relative or {absolute:g} absolute)"),
             ("median", f"{text(self.median_s)} ({len(self.seconds)} runs)"),
             ("p90", text(self.p90_s)),
-            ("parameters", progress.human_size(self.parameter_bytes)),
-            ("work area", progress.human_size(self.work_area_bytes)),
+            ("parameters", f"{self.parameters}, SHA-256 {self.parameters_sha256[:12]}…, {size(self.parameter_bytes)}"),
+            ("work area", size(self.work_area_bytes)),
+            ("peak memory", self.peak_memory),
         ]
         if self.board:
             found.insert(3, ("board", self.board))
@@ -79,18 +105,23 @@ class ModelProfile:
         for row in self.rows():
             table.add_row(*row)
         console.print(table)
-        whole = sum(seconds for _, seconds in self.operators) or 1.0
         table = _table("operators")
         table.add_column("operator", overflow="fold")
         table.add_column("time", justify="right", no_wrap=True)
         table.add_column("share", justify="right", no_wrap=True)
-        for name, seconds in sorted(self.operators, key=lambda item: -item[1]):
-            table.add_row(name, profiling.seconds_text(seconds), f"{seconds / whole:.1%}")
+        for name, seconds, share in self.shares[:SHOWN_OPERATORS]:
+            table.add_row(name, seconds, f"{share:.1%}")
+        if others := self.shares[SHOWN_OPERATORS:]:
+            table.add_row(f"{len(others)} others", "", f"{sum(share for _, _, share in others):.1%}")
         console.print(table)
 
     def as_json(self) -> str:
         """The measurement as JSON."""
         return json.dumps({**vars(self), "median_s": self.median_s, "p90_s": self.p90_s}, indent=2) + "\n"
+
+    def as_html(self) -> str:
+        """The measurement as a page without external resources."""
+        return templates.render(_TEMPLATE, {"done": self, "text": profiling.seconds_text}, trim_blocks=True, html=True)
 
 
 def _table(title: str, *, show_header: bool = True) -> Table:
@@ -144,7 +175,7 @@ def profile(
     with files.scratch_folder(config.build_root / "remote", "run") as scratch:
         library = scratch / "libmodel.so"
         environment = environments.ready_for_models(config)
-        by_rpc = address.kind in RPC_KINDS
+        by_rpc = address.kind not in LOADER_KINDS
         linker = process.require_program(wanted.linker(config.remote.linker), f"to link models for {wanted.title}")
         request = {
             "model": reference,
@@ -162,14 +193,16 @@ def profile(
             config, wanted, address if by_rpc else None, "device.remote.model_worker", request, facts,
             environment=environment, scratch=scratch, name=reference,
         )  # fmt: skip
+        parameters = library.with_name("model.params").read_bytes()
         inputs, expected = (_arrays(library.with_name(f"{name}.npz")) for name in ("inputs", "expected"))
         if not by_rpc:
-            _by_loader(config, wanted, address, library, inputs, expected, timing, facts)
+            _by_loader(config, wanted, address, library, parameters, inputs, expected, timing, facts)
         if export is not None:
             _write(export, library, inputs, expected)
     foreign = wanted.name != "local"
+    emulated = address.kind == "emulator" and wanted.architecture != host_architecture()
     note = ""
-    if address.kind == "emulator" and wanted.architecture != host_architecture():
+    if emulated:
         note = "timed under emulation; not measured on hardware"
     elif foreign and not facts["model"].startswith("Raspberry Pi"):
         note = "not identified as a Raspberry Pi, possibly emulated; not measured on hardware"
@@ -182,7 +215,12 @@ def profile(
         seconds=tuple(facts["seconds"]),
         operators=tuple(zip(facts["operators"], facts["operator_s"], strict=True)),
         checked=facts["checked"],
-        parameter_bytes=facts["parameter_bytes"],
+        tolerance=tuple(facts["tolerance"]),
+        parameter_bytes=len(parameters),
+        parameters_sha256=hashlib.sha256(parameters).hexdigest(),
+        parameters=facts.get("parameters", "sent"),
+        peak_memory_bytes=facts["peak_memory_bytes"],
+        emulated=emulated,
         work_area_bytes=facts["work_area_bytes"],
         note=note,
     )
@@ -229,22 +267,23 @@ def _by_loader(
     target: Target,
     address: Address,
     library: Path,
+    parameters: bytes,
     inputs: list[Any],
     expected: list[Any],
     timing: Timing,
     facts: dict[str, Any],
 ) -> None:
     """Send the library and the arrays to the loader on the board, then run, check and time the model."""
-    parameters = numpy.frombuffer(library.with_name("model.params").read_bytes() or b"\0", dtype=numpy.uint8)
     seconds = numpy.zeros(len(facts["operators"]))
     with loader_session.session(config, target, address) as board:
         progress.say(f"    {address} is ready")
         board.load(library, model_compiling.ENTRY)
-        arrays = [*inputs, parameters, *map(comparing.blank, expected), seconds]
-        numbers = [board.array(item) for item in arrays]
+        given = [board.array(item) for item in inputs]
+        mapped, kept = board.parameters(parameters or b"\0")
+        numbers = [*given, mapped, *(board.array(item) for item in (*map(comparing.blank, expected), seconds))]
         board.run(numbers)
         found = [board.read(number, like) for number, like in zip(numbers[len(inputs) + 1 : -1], expected, strict=True)]
-        wrong = comparing.first_mismatch(found, expected, model_compiling.TOLERANCE)
+        wrong = comparing.first_mismatch(found, expected, facts["tolerance"])
         if wrong is not None:
             raise profiling.mismatch(facts["name"], str(address), wrong, wrong["tolerance"])
         each = Timing(number=1, repeat=timing.number * timing.repeat, min_repeat_ms=0, warm_up=timing.warm_up)
@@ -253,7 +292,10 @@ def _by_loader(
         for _ in range(model_compiling.OPERATOR_RUNS):
             board.run(numbers)
             rows.append(board.read(numbers[-1], seconds))
+        peak = board.peak_memory()
     facts |= {
+        "parameters": "kept on the board" if kept else "sent, and kept on the board",
+        "peak_memory_bytes": peak,
         "model": board.model,
         "seconds": measured,
         "checked": sum(int(item.size) for item in found),

@@ -423,6 +423,8 @@ class _WorkerRun:
             self.stage, self.limit_s = found["stage"], found["limit_s"]
         elif "board" in found:
             progress.say(f"    {found['board']} is ready")
+        elif "text" in found:
+            progress.say(found["text"])
         elif found.get("free") == 0:
             progress.say(
                 f"    waiting for a free board: {found['waiting']} other clients wait for {found['boards']} boards"

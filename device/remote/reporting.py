@@ -14,6 +14,7 @@ import json
 import math
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -62,6 +63,15 @@ def stage(name: str, limit_s: float) -> Iterator[None]:
         yield
     finally:
         signal.alarm(0)
+
+
+@contextlib.contextmanager
+def step(title: str) -> Iterator[None]:
+    """Report a step, and its duration at its end, for the user to see."""
+    tell(text=f"==> {title}")
+    began = time.monotonic()
+    yield
+    tell(text=f"    {title}: {time.monotonic() - began:.1f} s")
 
 
 def parse(line: str) -> dict[str, Any] | None:

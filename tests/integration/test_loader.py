@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import threading
 import time
@@ -173,6 +174,8 @@ def test_session_continues_after_a_failed_kernel(board: LoaderSession, library: 
         ("array f 4 10", "no kernel is loaded"),
         ("load entry many", "a word is missing or is not a number"),
         ("read 3", "there is no array 3"),
+        ("map ab 4", "no kernel is loaded"),
+        ("keep ../ab 4", "the digest is not hexadecimal"),
         ("x" * 5000, "a line is longer than 4096 characters"),
         ("load e 99999999999", "too many bytes for one request"),
     ],
@@ -200,6 +203,41 @@ def test_invalid_arrays_are_refused(board: LoaderSession, library: Path, request
     with pytest.raises(UserError) as caught:
         board._ask(request_)
     assert error in caught.value.found
+
+
+def parameters_of_a_session(library: Path, content: bytes) -> tuple[bytes, bool]:
+    """What a new session maps, and whether the board had kept it."""
+    with loader_session.session(config(), targets.load("local"), parse("emulator")) as board:
+        board.load(library, "-")
+        number, kept = board.parameters(content)
+        assert board.peak_memory() > 1 << 20
+        return board.read(number, numpy.zeros(len(content), numpy.uint8)).tobytes(), kept
+
+
+def test_parameters_are_sent_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    content = bytes(range(256)) * 1000
+    assert parameters_of_a_session(library, content) == (content, False)
+    (file,) = (tmp_path / "pitorch" / "parameters").iterdir()
+    assert file.name == hashlib.sha256(content).hexdigest()
+    assert parameters_of_a_session(library, content) == (content, True)
+    file.write_bytes(content[:-1])
+    assert parameters_of_a_session(library, content) == (content, False)
+    assert parameters_of_a_session(library, content[:-1]) == (content[:-1], False)
+
+
+def test_lost_connection_leaves_no_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with loader_session.session(config(), targets.load("local"), parse("emulator")) as board:
+        board.send(b"keep ab 1000000\n" + bytes(200000))
+    assert list((tmp_path / "pitorch" / "parameters").iterdir()) == []
+
+
+def test_parameters_without_a_folder_are_an_error(monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    with pytest.raises(UserError) as caught:
+        parameters_of_a_session(library, b"1234")
+    assert "cannot be created" in caught.value.found
 
 
 def test_library_for_another_machine_is_refused(board: LoaderSession, tmp_path: Path) -> None:

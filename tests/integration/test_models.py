@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -22,8 +23,10 @@ SUPPORT = Path(__file__).parent.parent / "support"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tvm(product_config: Config) -> environment.TvmEnvironment:
-    return environment.ready_for_models(product_config)
+def tvm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[environment.TvmEnvironment]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # for the parameters of the models
+        yield environment.ready_for_models(product_config)
 
 
 def run(model: str, target: str = "local", device: str = "", export: Path | None = None) -> ModelProfile:
@@ -41,7 +44,9 @@ def needs_armv7() -> list[str]:
     return loader_session.emulator(wanted.architecture)
 
 
-@pytest.mark.parametrize(("model", "elements"), [("lstm", 37), ("transformer", 320), ("same", 12), ("cumsum", 33)])
+@pytest.mark.parametrize(
+    ("model", "elements"), [("lstm", 37), ("transformer", 320), ("same", 12), ("cumsum", 33), ("int8", 10)]
+)
 def test_model_agrees_with_pytorch(model: str, elements: int) -> None:
     done = run(f"remote_models:{model}")
     assert done.checked == elements
@@ -51,10 +56,36 @@ def test_model_agrees_with_pytorch(model: str, elements: int) -> None:
     assert json.loads(done.as_json())["median_s"] == done.median_s
 
 
+@pytest.mark.parametrize("network", ["small_mobilenet_v2", "small_resnet18"])
+def test_network_agrees_with_pytorch(network: str) -> None:
+    done = run(f"remote_networks:{network}")
+    assert done.checked == 1000
+    assert done.peak_memory_bytes > done.parameter_bytes > 10 << 20
+
+
+@pytest.mark.expensive
+@pytest.mark.parametrize("network", ["mobilenet_v2", "resnet18"])
+def test_network_of_full_size_agrees_with_pytorch(network: str) -> None:
+    assert run(f"remote_networks:{network}").checked == 1000
+
+
+@pytest.mark.emulation
+def test_armv7_network_sends_its_parameters_once() -> None:
+    needs_armv7()
+    first, second = (run("remote_networks:small_mobilenet_v2", "armv7") for _ in range(2))
+    assert first.checked == second.checked == 1000
+    assert first.parameters == "sent, and kept on the board"
+    assert second.parameters == "kept on the board"
+    assert second.parameters_sha256 == first.parameters_sha256
+    assert dict(second.rows())["peak memory"].endswith(", with the emulator")
+
+
 def test_model_runs_on_a_board_with_tvm(tvm: environment.TvmEnvironment) -> None:
     with servers.board(tvm) as board:
         done = run("remote_models:cnn", device=f"127.0.0.1:{board.port}")
     assert done.checked == 10
+    assert done.parameters == "sent"
+    assert done.peak_memory_bytes > 10 << 20
 
 
 @pytest.mark.emulation
@@ -86,6 +117,9 @@ def test_missing_operator_is_named_with_its_place(tmp_path: Path) -> None:
         run("remote_models:unsupported", export=tmp_path / "nothing")
     assert "aten.special_bessel_j0.default (in 1, remote_models.py:" in caught.value.found
     assert not (tmp_path / "nothing").exists()
+    with pytest.raises(UserError) as caught:
+        run("remote_models:quantized")
+    assert "quantized_decomposed.quantize_per_tensor.tensor (in " in caught.value.found
 
 
 @pytest.mark.parametrize(

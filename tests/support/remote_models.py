@@ -128,6 +128,26 @@ def nonzero() -> Any:
     return Calls(torch.nonzero), (torch.randn(2, 4),)
 
 
+def int8() -> Any:
+    """Quantised to int8 weights, one scale per channel, and uint8 values, with the operators that PT2E uses as well."""
+    from torch.ao.quantization import get_default_qconfig_mapping
+    from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_fx, prepare_fx
+
+    image = torch.randn(1, 1, 16, 16)
+    prepared = prepare_fx(Cnn().eval(), get_default_qconfig_mapping("x86"), (image,))
+    prepared(image)
+    return _convert_to_reference_decomposed_fx(prepared), (image,)
+
+
+def quantized() -> Any:
+    """An operator of quantisation that has no decomposition."""
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers it
+
+    operator = torch.ops.quantized_decomposed.quantize_per_tensor.tensor
+    scale, zero = torch.tensor(0.1), torch.tensor(3)
+    return Calls(lambda x: operator(x, scale, zero, 0, 127, torch.uint8)), (torch.randn(2, 4),)
+
+
 def exits() -> Any:
     raise SystemExit("the data set is missing")
 

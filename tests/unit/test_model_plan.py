@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import numpy
 import pytest
 
 from device.remote import comparing, model_plan, models, profiling
 from device.remote.model_plan import Plan, Tensor
+from device.remote.models import ModelProfile
 from device.remote.reporting import Fault
 from toolchain.errors import UserError
 
@@ -49,6 +53,38 @@ def test_mismatch_names_the_output() -> None:
     single = comparing.first_mismatch(wrong[1:], right[1:], (1e-4, 1e-4))
     assert single is not None
     assert profiling.mismatch("cnn", "local", single, (0, 0)).summary.startswith("the result of cnn on local")
+
+
+def test_report_shows_the_operators_as_bars() -> None:
+    done = ModelProfile(
+        model="<net>",
+        inputs=("float32 1×3",),
+        target="armv7 (32-bit ARM)",
+        device="emulator",
+        board="",
+        seconds=(0.002, 0.004, 0.003),
+        operators=(("add", 0.001), ("conv2d", 0.003), *(("relu", 0.0) for _ in range(models.SHOWN_OPERATORS))),
+        checked=10,
+        tolerance=(1e-4, 1e-4),
+        parameter_bytes=2048,
+        parameters_sha256="0123456789abcdef",
+        parameters="kept on the board",
+        work_area_bytes=64,
+        peak_memory_bytes=3 << 20,
+        emulated=True,
+        note="timed under emulation; not measured on hardware",
+    )
+    page = done.as_html()
+    assert "<h1>&lt;net&gt; on emulator</h1>" in page
+    assert page.count("not measured on hardware</div>") == 1
+    assert page.index("width:100.0%") < page.index("width:33.3%")
+    assert page.count('class="bar"') == 22
+    assert "3 ms" in page
+    rows = dict(done.rows())
+    assert rows["parameters"] == "kept on the board, SHA-256 0123456789ab…, 2.0 KiB"
+    assert rows["peak memory"] == "3.0 MiB, with the emulator"
+    assert json.loads(done.as_json())["peak_memory_bytes"] == 3 << 20
+    assert dataclasses.replace(done, peak_memory_bytes=0).peak_memory == "unknown"
 
 
 @pytest.mark.parametrize("dtype", ["i4", "i8", "u1"])

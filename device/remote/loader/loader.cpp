@@ -17,6 +17,9 @@
 //   array KIND BYTES SHAPE...     ok NUMBER            zeroed, aligned to 64 bytes
 //   write NUMBER BYTES + content  ok
 //   read NUMBER                   ok BYTES + content
+//   keep DIGEST BYTES + content   ok                   a model's parameters, to a file that stays on the board
+//   map DIGEST BYTES              ok NUMBER            an array: the parameters, mapped; "ok -": not kept
+//   memory                        ok BYTES             the peak memory of the loader; 0: unknown
 //   run NUMBER...                 ok MODEL_SECONDS     one run; negative: no model
 //   time NUMBER REPEAT MIN_MS WARM_UP NUMBER...        ok RUNS SECONDS...   seconds per run, for
 //                                                      each repeat; RUNS is the runs per repeat
@@ -31,6 +34,7 @@
 #include <elf.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -53,6 +57,7 @@
 #include <vector>
 
 #include "library.hpp"
+#include "on_board.hpp"
 #include "opencl.hpp"
 #include "tvm_abi.h"
 
@@ -95,6 +100,13 @@ extern "C" __attribute__((visibility("default"), used)) void TVMFFIErrorSetRaise
 }
 
 namespace {
+
+// A file that is not complete yet. It is removed when the loader exits.
+std::string staged;
+
+void removeStaged() {
+  if (!staged.empty()) unlink(staged.c_str());
+}
 
 // ------------------------------------------------------------------------------------ the channel
 
@@ -315,6 +327,7 @@ struct Array {
   char kind = 'f';
   uint8_t bytes = 4;
   std::size_t size = 0;
+  bool mapped = false;
 };
 
 class Session {
@@ -361,6 +374,13 @@ class Session {
       const Array &from = at(word<std::size_t>(words));
       answer(" " + std::to_string(from.size));
       writeAll(from.data, from.size);
+    } else if (verb == "keep") {
+      keep(words);
+      answer("");
+    } else if (verb == "map") {
+      answer(map(words));
+    } else if (verb == "memory") {
+      answer(" " + std::to_string(peakMemory()));
     } else if (verb == "run") {
       const std::vector<pitorch_array> arrays = rest(words);
       library_->run(arrays);
@@ -395,9 +415,75 @@ class Session {
   }
 
   void unload() {
-    for (Array &each : arrays_) library_->release(each.data);
+    for (Array &each : arrays_)
+      if (each.mapped)
+        munmap(each.data, each.size);
+      else
+        library_->release(each.data);
     arrays_.clear();
     library_.reset();
+  }
+
+  // The digest is the name of a file.
+  static void requireDigest(const std::string &digest) {
+    if (digest.find_first_not_of("0123456789abcdef") != std::string::npos)
+      throw Failure("protocol", "the digest is not hexadecimal");
+  }
+
+  static std::string parametersFile(std::istringstream &words) {
+    const auto digest = word<std::string>(words);
+    requireDigest(digest);
+    const std::string folder = keptFolder("parameters");
+    if (folder.empty())
+      throw Failure("load", "the folder ~/.cache/pitorch/parameters cannot be created for the parameters");
+    return folder + "/" + digest;
+  }
+
+  // Copies from the client to the file in blocks, because the board may not have memory for a copy.
+  static void keep(std::istringstream &words) {
+    const std::string path = parametersFile(words);
+    auto bytes = word<std::size_t>(words);
+    staged = path + ".XXXXXX";
+    const int file = mkstemp(staged.data());
+    int fault = file < 0 ? errno : 0;
+    std::array<char, 65536> block{};
+    while (bytes > 0) {
+      const std::size_t part = std::min(bytes, block.size());
+      readAll(block.data(), part);
+      bytes -= part;
+      if (fault != 0) continue;
+      const ssize_t done = ::write(file, block.data(), part);
+      if (done != static_cast<ssize_t>(part)) fault = done < 0 ? errno : ENOSPC;
+    }
+    if (fault == 0 && fsync(file) != 0) fault = errno;
+    if (file >= 0 && close(file) != 0 && fault == 0) fault = errno;
+    if (fault == 0 && std::rename(staged.c_str(), path.c_str()) != 0) fault = errno;
+    if (fault != 0 && file >= 0) removeStaged();
+    staged.clear();
+    if (fault != 0) throw Failure("load", path + ": " + std::strerror(fault));
+  }
+
+  std::string map(std::istringstream &words) {
+    if (library_ == nullptr) throw Failure("protocol", "no kernel is loaded");
+    const std::string path = parametersFile(words);
+    const auto bytes = word<std::size_t>(words);
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) return " -";
+    struct stat found = {};
+    const bool whole = fstat(file, &found) == 0 && static_cast<std::uint64_t>(found.st_size) == bytes;
+    void *data = whole ? mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
+    (void)close(file);
+    if (!whole) return " -";
+    if (data == MAP_FAILED) throw Failure("memory", path + " cannot be mapped: " + std::strerror(errno));
+    Array made;
+    made.data = data;
+    made.shape = {static_cast<int64_t>(bytes)};
+    made.kind = 'u';
+    made.bytes = 1;
+    made.size = bytes;
+    made.mapped = true;
+    arrays_.push_back(std::move(made));
+    return " " + std::to_string(arrays_.size() - 1);
   }
 
   void build(std::istringstream &words) {
@@ -408,8 +494,7 @@ class Session {
     for (std::size_t &each : request.global) each = word<std::size_t>(words);
     for (std::size_t &each : request.local) each = word<std::size_t>(words);
     const std::vector<char> content = payload(word<std::size_t>(words));
-    if (request.digest.find_first_not_of("0123456789abcdef") != std::string::npos)
-      throw Failure("protocol", "the digest is not hexadecimal");  // it is the name of a file
+    requireDigest(request.digest);
     const auto end = std::find(content.begin(), content.end(), '\n');
     request.options.assign(content.begin(), end);
     if (end != content.end()) request.source.assign(end + 1, content.end());
@@ -525,7 +610,11 @@ int main(int count, char **words) {
   }
   (void)std::signal(SIGPIPE, SIG_IGN);
   if (!locked(words[1], std::strtod(words[2], nullptr))) return 1;
-  (void)std::signal(SIGALRM, [](int) { _exit(TIMED_OUT); });
+  (void)std::atexit(removeStaged);
+  (void)std::signal(SIGALRM, [](int) {
+    removeStaged();
+    _exit(TIMED_OUT);
+  });
   alarm(static_cast<unsigned>(std::max(1.0, std::ceil(std::strtod(words[3], nullptr)))));
   answer(" " + ownMachine() + "; " + boardModel());
   Session().serve();

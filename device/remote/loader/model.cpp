@@ -4,12 +4,14 @@
 //
 // The same library serves programs in C (model.h), and TVM's RPC and the loader, which call __tvm_ffi_pitorch_model
 // with the inputs, the parameters as one array of bytes, the outputs, and an array for the seconds of each operator.
+// Through RPC, __tvm_ffi_pitorch_model_peak_memory returns the peak memory of the process in bytes.
 #include "model.h"
 
 #include <cstdint>
 #include <cstring>
 #include <ctime>
 
+#include "on_board.hpp"
 #include "tvm_abi.h"
 
 using Operator = int (*)(void *handle, const Any *arguments, int32_t count, Any *result);
@@ -121,4 +123,9 @@ EXPORTED int __tvm_ffi_pitorch_model(void *, const Any *values, int32_t count, A
   *result = {0, 0, {0}};
   return pitorch_model_run(tensorOf(values[INPUTS])->data, inputs, outputs,
                            static_cast<double *>(tensorOf(values[count - 1])->data));
+}
+
+EXPORTED int __tvm_ffi_pitorch_model_peak_memory(void *, const Any *, int32_t, Any *result) {  // NOLINT: TVM's name
+  *result = {INTEGER, 0, {peakMemory()}};
+  return 0;
 }

@@ -4,7 +4,6 @@
 #include <CL/cl.h>
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,8 @@
 #include <map>
 #include <utility>
 #include <vector>
+
+#include "on_board.hpp"
 
 namespace opencl {
 namespace {
@@ -200,20 +201,6 @@ std::string mebibytes(std::uint64_t bytes) { return std::to_string((bytes + (1 <
 
 // ------------------------------------------------------------------------------------------ kept binaries
 
-// The folder of this user's binaries; empty if there is none.
-std::string keptFolder() {
-  const char *cache = std::getenv("XDG_CACHE_HOME");
-  const char *home = std::getenv("HOME");
-  std::string path = cache != nullptr && *cache == '/' ? cache : home != nullptr ? std::string(home) + "/.cache" : "";
-  if (path.empty()) return "";
-  (void)mkdir(path.c_str(), 0700);
-  for (const char *part : {"/pitorch", "/opencl"}) {
-    path += part;
-    if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return "";
-  }
-  return path;
-}
-
 std::vector<unsigned char> readFile(const std::string &path) {
   std::vector<unsigned char> content;
   if (FILE *file = std::fopen(path.c_str(), "rb")) {
@@ -252,7 +239,7 @@ class Kernel : public Library {
       require(state, "clCreateContext");
       queue_ = api().clCreateCommandQueue(context_, device_, CL_QUEUE_PROFILING_ENABLE, &state);
       require(state, "clCreateCommandQueue");
-      const std::string folder = keptFolder();
+      const std::string folder = keptFolder("opencl");
       const std::string path = folder.empty() ? "" : folder + "/" + request.digest;
       kept = !path.empty() && fromBinary(path);
       if (!kept) fromSource(path);

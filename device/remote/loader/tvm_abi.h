@@ -27,6 +27,7 @@ struct Any {
 };
 
 constexpr int32_t CPU = 1;
+constexpr int32_t INTEGER = 1;  // the type index
 constexpr int32_t TENSOR_POINTER = 7;
 
 #endif

@@ -1,0 +1,85 @@
+"""MobileNetV2 and ResNet18 with random weights, for profile-remote.
+
+They have the structure and the parameters of torchvision's networks, which torch.nn alone does not contain.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+CLASSES = 1000
+STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+"""Of MobileNetV2: expansion, channels, blocks, stride of the first block."""
+
+
+def _convolution(given: int, made: int, side: int, *, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    return [
+        nn.Conv2d(given, made, side, stride, side // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(made),
+    ]
+
+
+class InvertedResidual(nn.Module):  # type: ignore[misc]
+    """Expand the channels, filter each one, project them."""
+
+    def __init__(self, given: int, made: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = given * expansion
+        expand = [*_convolution(given, hidden, 1), nn.ReLU6()] if expansion > 1 else []
+        depthwise = [*_convolution(hidden, hidden, 3, stride=stride, groups=hidden), nn.ReLU6()]
+        self.layers = nn.Sequential(*expand, *depthwise, *_convolution(hidden, made, 1))
+        self.residual = stride == 1 and given == made
+
+    def forward(self, x: Any) -> Any:
+        """The projection, plus the input if the shapes agree."""
+        return x + self.layers(x) if self.residual else self.layers(x)
+
+
+class BasicBlock(nn.Module):  # type: ignore[misc]
+    """Two convolutions and a shortcut."""
+
+    def __init__(self, given: int, made: int, stride: int) -> None:
+        super().__init__()
+        first = _convolution(given, made, 3, stride=stride)
+        self.layers = nn.Sequential(*first, nn.ReLU(), *_convolution(made, made, 3))
+        same = stride == 1 and given == made
+        self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(given, made, 1, stride=stride))
+
+    def forward(self, x: Any) -> Any:
+        """The sum of both ways."""
+        return torch.relu(self.layers(x) + self.shortcut(x))
+
+
+def mobilenet_v2(side: int = 224) -> Any:
+    """Sandler et al., 2018. 3.5 million parameters."""
+    layers: list[nn.Module] = [*_convolution(3, 32, 3, stride=2), nn.ReLU6()]
+    channels = 32
+    for expansion, made, blocks, stride in STAGES:
+        for block in range(blocks):
+            layers.append(InvertedResidual(channels, made, stride if block == 0 else 1, expansion))
+            channels = made
+    layers += [*_convolution(channels, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers += [nn.Dropout(0.2), nn.Linear(1280, CLASSES)]
+    return nn.Sequential(*layers), (torch.randn(1, 3, side, side),)
+
+
+def resnet18(side: int = 224) -> Any:
+    """He et al., 2015. 11.7 million parameters."""
+    layers: list[nn.Module] = [*_convolution(3, 64, 7, stride=2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for made, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [BasicBlock(channels, made, stride), BasicBlock(made, made, 1)]
+        channels = made
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES)]
+    return nn.Sequential(*layers), (torch.randn(1, 3, side, side),)
+
+
+def small_mobilenet_v2() -> Any:
+    return mobilenet_v2(32)
+
+
+def small_resnet18() -> Any:
+    return resnet18(32)
