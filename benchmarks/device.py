@@ -88,8 +88,8 @@ class Subject(Protocol):
 def measure(workspace: Workspace) -> Result:
     """Time a kernel change and its result, in a program and (with torch) in the extension.
 
-    Raises RootNeeded, CommandFailed (the result is not that of the changed kernel), and the errors of building,
-    deploying and booting.
+    Raises RootNeeded, CommandFailed (if the result is not that of the changed kernel), and any error of the build,
+    deployment or boot.
     """
     process.require_root("to serve and change a tree whose files have several owners", "./inv bench --name=device")
     workspace.ensure_built()

@@ -1,7 +1,7 @@
 """A lab of several hundred places at one coordinator: times, memory, and a model of ``test-on-pi --all``.
 
-labgrid's coordinator and exporters run on this PC. The boards do not exist: an exporter offers their addresses, and
-nobody logs in.
+labgrid's coordinator and exporters run on this PC. The boards are fictitious: an exporter announces their addresses,
+but nothing logs in to them.
 """
 
 from __future__ import annotations

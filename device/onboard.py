@@ -1,7 +1,7 @@
 """Describe the board, run pytest once and time the kernels. Runs on the board, in a folder with the tests.
 
-The program requires only Python 3.11 or later and pytest. It is a single process, because on an emulated board another
-start of Python takes as long as a hundred tests.
+The program requires only Python 3.11 or later and pytest. It is a single process, because on an emulated board,
+starting Python again takes as long as running a hundred tests.
 
 It prints its results to standard output as lines of JSON. Each line is an object, in which the key ``pitorch`` is the
 type of the line. All other output goes to standard error. The lines, in order:

@@ -114,7 +114,7 @@ def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
     return Checked(
         f"{wanted}@{found.digest}",
         (
-            f"signature: valid, by the key of {chosen.path}",
+            f"signature: valid, verified with the key in {chosen.path}",
             "contents: the digests of the manifest, the configuration and all layers match",
             f"provenance: built {found.finished}",
             f"bill of materials: SPDX with {packages} packages, and CycloneDX; both match the provenance",
@@ -157,7 +157,7 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
     if key is not None or config.registry.public_key or envelope_of(path).is_file():
         chosen = public_key(config, key)
         signed = _signed_statement(path, chosen)
-        lines.append(f"signature: valid, by the key of {chosen.path}")
+        lines.append(f"signature: valid, verified with the key in {chosen.path}")
         if signed.get("predicateType") == PROVENANCE and statement.is_file():
             _require_same_statement(signed, statement)
     if path.name.endswith((".spdx.json", ".cdx.json")):

@@ -163,8 +163,9 @@ def run_tests(
 ) -> Outcome:
     """Run the files in ``names``, or those that the recipe lists, and write the report next to the wheel.
 
-    A name denotes a file or a part (``Part``). ``limit_s`` is the limit per file or part in seconds; ``tests`` replaces
-    the folder of test files. Prints a warning for patterns in ``upstream.toml`` that match no test in their file.
+    A name denotes a file or a part (``Part``). ``limit_s`` is the limit per file or part in seconds; ``tests`` is the
+    folder of test files to use instead of upstream's. Prints a warning for patterns in ``upstream.toml`` that match no
+    test in their file.
     Raises ChecksFailed with the unexplained failures, ArtefactMissing for an unknown file or if no image has torch, and
     the same exceptions as ``fetch_packages`` and ``unpack``.
     """

@@ -113,7 +113,7 @@ class Verified:
 
 
 def host_mirrors() -> dict[str, str]:
-    """Return the Debian mirrors of this host's apt: URIs under the keys ``main`` and ``security``, if found.
+    """Return the Debian mirrors that apt uses on this host: URIs under the keys ``main`` and ``security``, if found.
 
     For a list of mirrors in a local file, the URI is the first mirror's. A list that cannot be read is ignored.
     """
@@ -134,7 +134,7 @@ def host_mirrors() -> dict[str, str]:
 
 
 def _first_mirror(uri: str) -> str:
-    """Return a URI's mirror: for ``mirror+file:/…``, the first in that file's list (apt-transport-mirror(1)).
+    """Return the mirror that a URI refers to: for ``mirror+file:/…``, the file's first one (apt-transport-mirror(1)).
 
     Return an empty string if the file does not exist, or if the list is fetched over the network: it may change.
     """
@@ -604,9 +604,9 @@ def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folde
 
 
 def fetch_file(source: Source, path: str, sha256: str, place: Path, log: Path) -> None:
-    """Fetch one file of an archive, for example of a source package, unless ``place`` already has it.
+    """Fetch a file from an archive, such as a part of a source package, unless ``place`` has it.
 
-    apt's downloader compares the SHA-256. Raises SourceUnavailable with apt's first error.
+    apt verifies the SHA-256. Raises SourceUnavailable with apt's first error.
     """
     if place.is_file() and files.sha256_of(place) == sha256:
         return

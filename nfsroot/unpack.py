@@ -201,7 +201,7 @@ def unpack_layers(client: docker.DockerClient, source: SourceImage, destination:
 
 @contextlib.contextmanager
 def _reported_errors() -> Iterator[None]:
-    """Convert errors of the engine and the connection into user errors."""
+    """Convert engine and connection errors into user errors."""
     try:
         yield
     except docker.errors.APIError as fault:

@@ -166,7 +166,7 @@ def wrong_key(what: str, key: PublicKey) -> SignatureRefused:
     """Return the error for a signature that the key does not verify."""
     return SignatureRefused(
         f"{what} was not signed with this key, or was changed afterwards",
-        expected=f"a signature by the key of {key.path}",
+        expected=f"a signature that is valid for the key in {key.path}",
         found="a signature that the key does not verify",
         fix="pass the public key of the signer with --key; if it is the right one, do not use the image",
     )

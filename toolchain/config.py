@@ -456,7 +456,7 @@ class Config:
         return self.registry.tag or self.image.label
 
     def image_reference(self, role: str) -> str:
-        """Return the local name of the image with a role such as rootfs, dev, builder or system."""
+        """Return the local name of the image for a role, such as rootfs, dev, builder or system."""
         return f"{self.image.name}/{role}:{self.image.label}"
 
 

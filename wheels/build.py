@@ -175,7 +175,7 @@ def audit(wheel: Path, config: Config) -> int:
 
 
 def libraries_not_included(wheel: Path) -> list[str]:
-    """Return required sonames of a wheel's ELF files that neither the wheel nor every Python system contains."""
+    """Return the sonames that a wheel's ELF files require, except those in the wheel or on every system with Python."""
     needed: set[str] = set()
     with zipfile.ZipFile(wheel) as archive:
         own = {Path(name).name for name in archive.namelist()}

@@ -164,7 +164,7 @@ def _without_source(wanted: Wanted, name: str, pin: str, others: list[str]) -> S
     task = _TASKS.get(canonicalize_name(name))
     required_by = "" if _is_same(name, wanted.name) else f", which {wanted} requires"
     return SourceUnavailable(
-        f"the package index has no source of {package}{required_by}: only wheels, and none is for the target",
+        f"the package index has no source for {package}{required_by}, only wheels, and none of them is for the target",
         expected="a source archive, or a wheel for the target's machine and Python",
         found=f"{len(others)} wheel{'s' if len(others) > 1 else ''} for other targets, such as {others[-1]}",
         fix=f"run {task}"

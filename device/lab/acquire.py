@@ -63,7 +63,7 @@ def _require_match(coordinator: Coordinator, filters: Mapping[str, str]) -> None
     tags = ", ".join(f"{key}={value}" for key, value in filters.items())
     raise UserError(
         f"no board has {tags}",
-        expected=f"a place of the coordinator at {coordinator.address} with these tags",
+        expected=f"a place on the coordinator at {coordinator.address} with these tags",
         found=", ".join(sorted(coordinator.places())) or "no places",
         fix="run ./inv lab status, which lists places and tags; ./inv lab up defines those of lab.boards",
     )

@@ -346,7 +346,8 @@ def _not_up(lab: Lab, name: str) -> UserError:
 def _session(lab: Lab, name: str) -> int:
     """The session of a supervisor and its program; 0 if neither runs.
 
-    If only the supervisor was killed, the program is still in the session, and no other process has its number.
+    If only the supervisor was killed, its program is still in the session, so the kernel cannot have reused the
+    session's ID.
     """
     try:
         identity = json.loads(lab.state(name).read_text())

@@ -18,7 +18,7 @@ def suite_files(suite: Path) -> list[str]:
 
 
 def measured(reports: Iterable[Path]) -> dict[str, float]:
-    """Seconds per test file: the sum over its tests of each test's mean time in these JUnit files.
+    """Return each test file's duration in seconds: the sum of its tests' mean times in these JUnit files.
 
     A run with ``--select`` has only some tests of a file, so the times are combined per test.
     """

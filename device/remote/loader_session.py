@@ -139,7 +139,7 @@ class LoaderSession:
         return opencl.parse_devices(self._bytes(size, self._deadline()).decode(errors="replace"))
 
     def build(self, number: int, device: opencl.Device, program: opencl.Program) -> tuple[float, bool]:
-        """Build an OpenCL kernel. Returns the seconds, and whether the board had kept the binary."""
+        """Build an OpenCL kernel. Returns the build time in seconds, and whether the board already had the binary."""
         content = f"{program.options}\n{program.source}".encode()
         words = (number, program.digest(device), program.kernel, program.sizes, len(content))
         kept, seconds, _ = self._ask(f"opencl {' '.join(map(str, words))}", content).split(maxsplit=2)

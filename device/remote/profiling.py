@@ -136,8 +136,8 @@ def profile(
 
     If its result is correct, the library is copied to ``keep``.
 
-    Raises UserError, ResultMismatch, InUse, BoardLost, BoardSilent, PlatformMismatch, and the errors of installing TVM
-    and of compiling.
+    Raises UserError, ResultMismatch, InUse, BoardLost, BoardSilent, PlatformMismatch, and any error raised while
+    installing TVM or compiling.
     """
     wanted = targets.load(target)
     path = kernel_file(kernel)

@@ -90,7 +90,7 @@ class Pc:
     settings: Mapping[str, object]
 
     def words(self, *words: str | Path) -> list[str]:
-        """The command line of a Python that runs on this PC."""
+        """Return the command line that runs Python with these arguments on a PC."""
         inside = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name, sys.executable]
         return ["ip", "netns", "exec", self.namespace, *inside, *map(str, words)]
 

@@ -131,7 +131,7 @@ def _accepts(address: tuple[str, int]) -> bool:
 
 
 def left(root: Path) -> list[str]:
-    """List the files on the phone, except those that stay."""
+    """List the files left on the phone, except the lock file, which is meant to remain."""
     return [item.name for item in (root / "data/local/tmp").iterdir() if item.name != "pitorch-loader.lock"]
 
 

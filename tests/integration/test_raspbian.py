@@ -31,7 +31,7 @@ IMAGE = ImageConfig(flavour="raspbian")
 
 
 def of_the_target(version: str) -> list[Package]:
-    """Make a release's packages for a target root, with hardly any content."""
+    """Make nearly empty packages of a release, for a target root."""
     suite = load_suite(SUITE)
     roles = {name for role in ("base", "board", "bootable", "companions", "dev") for name in packages_for(role, IMAGE)}
     names = {*roles, *suite.torch_libraries, *suite.torch_python, "libc6", "linux-base", "debian-archive-keyring"}
@@ -82,7 +82,7 @@ def kernel_of(board: str, architecture: str) -> list[Package]:
 
 
 def kernel_of_debian() -> list[Package]:
-    """Read the version of Debian's kernel in the test archive."""
+    """Make the packages of Debian's kernel for the test archive: a metapackage, and one named after the version."""
     release = "linux-image-6.12.107+deb13-armmp"
     return [
         Package(name="linux-image-armmp", version=DEBIANS, depends=release),

@@ -33,7 +33,7 @@ SMALL = ("ca-certificates", "python3", "python3-packaging")
 
 @pytest.fixture(scope="module")
 def spec(built: Built, product_config: Config) -> rootfs.RootSpec:
-    """Specify a small target root, from the verified lists of the shared build."""
+    """Return the specification of a small target root, based on the shared build's verified lists."""
     with Context(product_config) as context:
         made = roots.root_spec(context, "small", SMALL, built.manifest("mirror"), (product_config.image.target,))
         return dataclasses.replace(made, overlays=roots.overlays(context))
@@ -132,7 +132,7 @@ def checked_by_hash(archive: tarfile.TarFile) -> list[str]:
 
 
 def test_only_matching_byte_code_gets_the_source_time(tmp_path: Path) -> None:
-    """No file is newer than the time stamp, and Python recompiles byte code of other sources."""
+    """No byte code is newer than the time stamp, and Python recompiles sources that do not match their byte code."""
     for name, seconds in (("old", 1000), ("new", 9000), ("other", 1000)):
         source = tmp_path / f"{name}.py"
         source.write_text(f"NAME = {name!r}\n")

@@ -44,7 +44,7 @@ def replaces(before: str, after: str) -> str:
 
 
 class Room:
-    """A root with the programs. /usr/src contains the files that the builder's container mounts."""
+    """A root that contains the programs that the script needs, and in /usr/src the builder container's mounts."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

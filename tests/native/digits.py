@@ -111,7 +111,7 @@ def compared(name: str, epochs: int) -> dict[str, Any]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Return 0 if the accuracy on the QPUs is within the margin of the CPU's."""
+    """Return 0 if the accuracy on the QPUs is less than MARGIN below the accuracy on the CPU."""
     parser = argparse.ArgumentParser(prog="digits.py", description=__doc__.splitlines()[0])
     parser.add_argument("network", choices=NETWORKS)
     parser.add_argument("--epochs", type=int, help="number of passes over all images")

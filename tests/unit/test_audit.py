@@ -25,7 +25,7 @@ SETTINGS = Settings(
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Make a correct tree, except for the keys, which each audit generates."""
+    """Make a tree that passes the audit once it has keys; each audit generates its own."""
     root = tmp_path / "root"
     for folder in ("etc/ssh", "dev", "root", "usr/lib", "usr/bin", "usr/local/sbin", "var/lib"):
         (root / folder).mkdir(parents=True)

@@ -44,7 +44,7 @@ TREE_COMMIT = "the tree was exported from the same commit as the tests"
 
 
 def layer(path: Path, content: Mapping[str, str]) -> Artefact:
-    """Make a layer's tar. A text that starts with ``->`` creates a link."""
+    """Make a layer's tar. A value that starts with ``->`` creates a symbolic link."""
     with tarfile.open(path, "w") as archive:
         for name, text in content.items():
             member = tarfile.TarInfo(name)

@@ -1,4 +1,4 @@
-"""Tests of board rows, the generated file for labgrid's exporter, and merged results."""
+"""Tests of board rows, the file generated for labgrid's exporter, and merged results."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ class Timing {
   // Resets to the state after power-up.
   void reset(const Board& board);
 
-  // A slice's cache lines of instructions. codeLine() returns the time at which the line arrives,
-  // or kNever if it is not in the cache; in that case, call fetchCode().
+  // The instruction cache lines of a slice. codeLine() returns the time at which a line arrives,
+  // or kNever if the line is not in the cache; in that case, call fetchCode().
   Clock codeLine(std::uint32_t slice, std::uint32_t line);
   Clock fetchCode(std::uint32_t slice, std::uint32_t line, Clock now);
   Clock uniformLine(std::uint32_t slice, std::uint32_t line, Clock now);

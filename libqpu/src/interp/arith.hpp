@@ -110,7 +110,7 @@ inline std::uint32_t fmaxabs(std::uint32_t a, std::uint32_t b) {
 // hardware tests allow 1e-4. Assumption: the significand is the middle of the interval of 2^-14
 // that contains the exact result, so that powers of two are not exact either. The error of log2
 // is absolute (log2(2) = 1, log2(100) = 6.643829 are published): its results are multiples of
-// 2^-15. Taking 2^16 samples per function on a board would decide both.
+// 2^-15. Taking 2^16 samples per function on a board would settle both assumptions.
 constexpr unsigned kSfuDroppedBits = 9;
 constexpr double kSfuLogSteps = 0x1p15;
 inline std::uint32_t sfuResult(double exact) {

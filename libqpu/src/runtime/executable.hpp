@@ -22,7 +22,7 @@ constexpr std::uint32_t kEmulatedCode = 0x00100000;
 constexpr std::uint32_t kEmulatedSpill = 0x10000000;
 
 // The emulated board: QPU_BOARD, by default a Pi 3. QPU_MODEL selects its parameters: "fast" or
-// "slow" for one end of their ranges, or a file. Throws BackendError.
+// "slow" for the respective end of their ranges, or the path of a file. Throws BackendError.
 const emu::Board& emulatedBoard();
 
 // Whether QPU_EMULATOR is "lenient". The default is "strict". Throws BackendError.

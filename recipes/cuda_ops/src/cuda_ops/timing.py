@@ -96,7 +96,7 @@ class Timing:
         return statistics.median(self.events_us)
 
     def regime(self, before: str, after: str) -> Regime:
-        """Return the measurements with this synchronisation before and after the call."""
+        """Return the measurements with the synchronisation ``before`` before each call and ``after`` after it."""
         return next(item for item in self.regimes if (item.before, item.after) == (before, after))
 
     def as_json(self) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def memory_stats(device: Any = None) -> dict[str, int]:
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """Return the statistics as a human-readable table; ``abbreviated`` omits the numbers of segments and blocks."""
+    """Return the statistics as a human-readable table; ``abbreviated`` omits the segment and block counts."""
     stats = memory_stats(device)
     limit = stats["limit_bytes"]
     lines = [
