@@ -299,13 +299,13 @@ def test_packages_without_source_are_reported(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv("PIP_INDEX_URL", url)
         fault = explain(pip_wheel(tmp_path, url, "seeing==1.0"), Wanted(name="seeing", version="1.0"))
         assert isinstance(fault, SourceUnavailable)
-        assert fault.summary.startswith("the package index has no source of seeing==1.0: only wheels")
+        assert fault.summary.startswith("the package index has no source for seeing==1.0, only wheels")
         assert fault.found.startswith("2 wheels for other targets, such as seeing-1.0-")
         assert "docs/wheels.md" in fault.fix
         (tmp_path / "limits.txt").write_text("seeing<9\n")
         output = pip_wheel(tmp_path, url, "seeing==1.0", f"--constraint={tmp_path / 'limits.txt'}")
         fault = explain(output, Wanted(name="seeing", version="1.0"))
-        assert fault.summary.startswith("the package index has no source of seeing==1.0: only wheels"), output
+        assert fault.summary.startswith("the package index has no source for seeing==1.0, only wheels"), output
         fault = explain(pip_wheel(tmp_path, url, "torch==2.6.0"), Wanted(name="torch", version="2.6.0"))
         assert fault.fix == "run ./inv build-torch"
         needy = project(tmp_path / "needy", pyproject_toml='[build-system]\nrequires = ["seeing==1.1"]\n')
