@@ -470,6 +470,7 @@ def profile_remote(
     """Compile a kernel or a model for a board, run it there, compare it with its reference and time it."""
     timing = Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
     config = _config(context)
+    page = _path("html", html) if html else None
     done: ModelProfile | Profile
     with contextlib.ExitStack() as held:
         if device.startswith("place://"):
@@ -486,8 +487,8 @@ def profile_remote(
                 timing=timing,
                 folder=caller.folder(),
             )
-            if html:
-                write_text_atomically(_path("html", html), done.as_html())
+            if page is not None:
+                write_text_atomically(page, done.as_html())
         elif kernel and not (model or export or html):
             done = profiling.profile(
                 config,

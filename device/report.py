@@ -100,6 +100,7 @@ def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: 
         "svg.hashsalt": "pitorch",
         "font.size": 11,
         "font.family": "sans-serif",
+        "text.parse_math": False,  # names of boards come from their device trees
         "axes.edgecolor": placeholders["--rule"],
         "axes.labelcolor": placeholders["--ink"],
         "xtick.color": placeholders["--ink"],

@@ -41,8 +41,9 @@ from toolchain.errors import CommandFailed, InUse, RootNeeded, UserError
 
 _MARGIN_S = 600.0
 _REPORT = "the report of the device suite"
+_INTERNAL_ERROR = 3  # pytest.ExitCode
 _ENDED_BY_SYSTEM = re.compile(r"^INTERNALERROR> OSError: .*|^OSError: .*\Z", re.MULTILINE)
-"""An OSError that ended the pytest process, and not one in the output of a test."""
+"""An OSError that ended pytest. The board's pytest can print the first form, too, but does not set the exit code."""
 
 
 def test_on_pi(
@@ -101,7 +102,12 @@ def test_on_pi(
             variables = client_environment(place.coordinator) if place else {}
             done = _run_pytest(config, paths, keyword or "", variables)
         ended = _ENDED_BY_SYSTEM.search(done.output.rstrip())
-        if ended and (full := files.full_disk(ended[0].removeprefix("INTERNALERROR> "), _REPORT, paths.folder)):
+        here = ended and (done.returncode == _INTERNAL_ERROR or not ended[0].startswith("INTERNALERROR"))
+        if (
+            ended
+            and here
+            and (full := files.full_disk(ended[0].removeprefix("INTERNALERROR> "), _REPORT, paths.folder))
+        ):
             raise full
         record = Record.read(paths.record)
         if record.error is not None:

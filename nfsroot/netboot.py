@@ -91,7 +91,9 @@ def _recorder(config: Config) -> Callable[[Board, str, str], None]:
     """A function that records an event of a board if its address is in ``lab.boards`` (./inv lab log)."""
     names: dict[str, str] = {}
     for row in map(lab_boards.parse, config.lab.boards):
-        with contextlib.suppress(OSError):  # a name that cannot be resolved
+        if row.virtual:
+            continue
+        with contextlib.suppress(OSError, UnicodeError):  # a name that cannot be resolved
             names[socket.gethostbyname(parse_host(row.address)[1])] = row.name
 
     def record(board: Board, source: str, text: str) -> None:

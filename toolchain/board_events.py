@@ -93,7 +93,7 @@ def following(log: Path, path: Path | None, source: str) -> Iterator[None]:
                 append(path, source, *lines)
         append(path, source, *filter(None, [rest]))
 
-    follower = threading.Thread(target=follow, name=f"follow-{source}")
+    follower = threading.Thread(target=follow, name=f"follow-{source}", daemon=True)
     follower.start()
     try:
         yield

@@ -5,7 +5,9 @@ The page has a column per board, with the tests that differ first, and a chart w
 
 from __future__ import annotations
 
+import copy
 import datetime
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,14 +42,27 @@ class Outcome:
     paths: Paths
     error: str = ""
     document: Mapping[str, Any] = field(default_factory=dict)
+    evidence_sha256: str = ""
+    suites: tuple[ElementTree.Element, ...] = ()
+    """The suites in its JUnit file. The files are read once, because a later run on the board replaces them."""
     files: tuple[str, ...] = ()
     """The test files of a board that had to run only a part of the suite."""
 
     @classmethod
     def of(cls, board: str, paths: Paths, error: str, files: tuple[str, ...] = ()) -> Outcome:
         """The outcome of a run that has just ended, with or without evidence."""
-        document = json.loads(paths.evidence.read_text()) if paths.evidence.is_file() else {}
-        return cls(board=board, paths=paths, error=error, document=document, files=files)
+        if not paths.evidence.is_file():
+            return cls(board=board, paths=paths, error=error, files=files)
+        content = paths.evidence.read_bytes()
+        return cls(
+            board=board,
+            paths=paths,
+            error=error,
+            document=json.loads(content),
+            evidence_sha256=hashlib.sha256(content).hexdigest(),
+            suites=tuple(ElementTree.parse(paths.junit).getroot().iter("testsuite")),  # noqa: S314 - our own file
+            files=files,
+        )
 
     @property
     def reason(self) -> str:
@@ -79,7 +94,7 @@ class Outcome:
             made["results"] = {key: self.document["results"][key] for key in _COUNTS}
             made["evidence"] = {
                 "path": f"{self.board}/{self.paths.evidence.name}",
-                "sha256": files.sha256_of(self.paths.evidence),
+                "sha256": self.evidence_sha256,
             }
         return made
 
@@ -236,13 +251,13 @@ def junit(outcomes: Sequence[Outcome]) -> ElementTree.Element:
     """One test suite per board. The class names begin with the board, so that every test is counted once per board."""
     top = ElementTree.Element("testsuites", name="lab")
     for outcome in outcomes:
-        if not outcome.document or not outcome.paths.junit.is_file():
+        if not outcome.document:
             suite = ElementTree.SubElement(top, "testsuite", name=outcome.board, tests="0", failures="0", errors="0")
             _add_error(suite, outcome, "boot")
             for name in outcome.files:
                 _add_error(suite, outcome, name)
             continue
-        for suite in ElementTree.parse(outcome.paths.junit).getroot().iter("testsuite"):  # noqa: S314 - our own file
+        for suite in copy.deepcopy(outcome.suites):
             suite.set("name", outcome.board)
             for case in suite.iter("testcase"):
                 case.set("classname", f"{outcome.board}.{case.get('classname', '')}")

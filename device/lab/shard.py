@@ -25,7 +25,8 @@ def measured(reports: Iterable[Path]) -> dict[str, float]:
     times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for report in reports:
         for case in ElementTree.parse(report).getroot().iter("testcase"):  # noqa: S314 - our own file
-            times[case.get("classname", ""), case.get("name", "")].append(float(case.get("time", "0")))
+            if case.find("error") is None and case.find("skipped") is None:
+                times[case.get("classname", ""), case.get("name", "")].append(float(case.get("time", "0")))
     found: defaultdict[str, float] = defaultdict(float)
     for (module, _), seconds in times.items():
         found[f"{module.partition('.')[0]}.py"] += statistics.fmean(seconds)

@@ -153,19 +153,20 @@ class LoaderSession:
         self._ask(f"write {number} {len(content)}", content)
         return number
 
-    def parameters(self, content: bytes) -> tuple[int, bool]:
+    def parameters(self, content: bytes) -> tuple[int, str]:
         """Map the parameters of a model on the board as an array, and send them if the board has not kept them.
 
-        Returns the array's number, and whether the board had kept them.
+        Returns the array's number, and where they came from. If the board cannot keep them, for example because its
+        disk is full, the array is in memory.
         """
         words = f"{hashlib.sha256(content).hexdigest()} {len(content)}"
-        found = self._ask(f"map {words}")
-        kept = found != "-"
-        if not kept:
-            with progress.step(f"send the parameters, {progress.human_size(len(content))}"):
-                self._ask(f"keep {words}", content)
-            found = self._ask(f"map {words}")
-        return int(found), kept
+        if (found := self._ask(f"map {words}")) != "-":
+            return int(found), "kept on the board"
+        with progress.step(f"send the parameters, {progress.human_size(len(content))}"):
+            self._ask(f"keep {words}", content)
+            if (found := self._ask(f"map {words}")) != "-":
+                return int(found), "sent, and kept on the board"
+            return self.array(numpy.frombuffer(content, numpy.uint8)), "sent; the board could not keep them"
 
     def peak_memory(self) -> int:
         """The peak memory of the loader in bytes; 0 if unknown."""

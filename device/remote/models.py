@@ -279,7 +279,7 @@ def _by_loader(
         progress.say(f"    {address} is ready")
         board.load(library, model_compiling.ENTRY)
         given = [board.array(item) for item in inputs]
-        mapped, kept = board.parameters(parameters or b"\0")
+        mapped, origin = board.parameters(parameters or b"\0")
         numbers = [*given, mapped, *(board.array(item) for item in (*map(comparing.blank, expected), seconds))]
         board.run(numbers)
         found = [board.read(number, like) for number, like in zip(numbers[len(inputs) + 1 : -1], expected, strict=True)]
@@ -294,7 +294,7 @@ def _by_loader(
             rows.append(board.read(numbers[-1], seconds))
         peak = board.peak_memory()
     facts |= {
-        "parameters": "kept on the board" if kept else "sent, and kept on the board",
+        "parameters": origin,
         "peak_memory_bytes": peak,
         "model": board.model,
         "seconds": measured,

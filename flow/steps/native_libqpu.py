@@ -28,7 +28,8 @@ def _make(config: Config) -> Made:
     tree = native.build(config, "tools/all")
     with files.scratch_folder(folder, "libqpu") as scratch:
         prefix = scratch / "prefix"
-        process.run(["cmake", "--install", tree, "--prefix", prefix], limit_s=300)
+        with files.locked(tree):
+            process.run(["cmake", "--install", tree, "--prefix", prefix], limit_s=300)
         files.remove(folder / "libqpu")
         prefix.rename(folder / "libqpu")
     library = (folder / "libqpu" / "lib" / "libqpu.so").resolve(strict=True)

@@ -415,7 +415,7 @@ KERNEL = (
         0xEAFFFFFA,  # b next
         0xEAFFFFFE,  # end: b end
     )
-    + b"hello\r\nfrom the kernel\r\n\0"
+    + b"hello\r\nfrom the kernel\r\nKernel panic - not syncing: no root\r\n\0"
 )
 
 
@@ -427,7 +427,7 @@ def test_power_and_console_of_a_virtual_machine_are_recorded(tmp_path: Path) -> 
     boot.mkdir()
     (boot / "vmlinuz-1-armmp").write_bytes(KERNEL)
     (boot / "initrd.img-1-armmp").write_bytes(bytes(4096))
-    quick = replace(config, device=replace(config.device, boot_timeout_s=3.0))
+    quick = replace(config, device=replace(config.device, boot_timeout_s=LIMIT_S))
     paths = Paths(folder=quick.target_root / "lab" / "vm")
     labgrid_environment.prepare(quick, paths, host=None, chroot=False, timing=False)
     made = Environment(str(paths.environment))
@@ -443,6 +443,7 @@ def test_power_and_console_of_a_virtual_machine_are_recorded(tmp_path: Path) -> 
         "power    on: the virtual machine starts",
         "console  hello",
         "console  from the kernel",
+        "console  Kernel panic - not syncing: no root",
         "power    off: the virtual machine has stopped",
         "nfs      the server has stopped",
     ]

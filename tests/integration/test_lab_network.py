@@ -110,15 +110,15 @@ class Pc:
             finally:
                 end(client)
 
-    def run(self, suite: Path) -> subprocess.Popen[str]:
-        """A run on the board a."""
-        return subprocess.Popen(
-            self.words("-c", RUN, json.dumps(self.settings), suite),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    @contextlib.contextmanager
+    def run(self, suite: Path) -> Iterator[subprocess.Popen[str]]:
+        """Run the suite on the board a; kill the process at the end."""
+        words = self.words("-c", RUN, json.dumps(self.settings), suite)
+        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as task:
+            try:
+                yield task
+            finally:
+                task.kill()
 
 
 def end(client: subprocess.Popen[bytes]) -> None:

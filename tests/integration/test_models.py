@@ -24,9 +24,10 @@ SUPPORT = Path(__file__).parent.parent / "support"
 
 @pytest.fixture(scope="module", autouse=True)
 def tvm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[environment.TvmEnvironment]:
+    made = environment.ready_for_models(product_config)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # for the parameters of the models
-        yield environment.ready_for_models(product_config)
+        yield made
 
 
 def run(model: str, target: str = "local", device: str = "", export: Path | None = None) -> ModelProfile:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,3 +50,7 @@ def ssh_board(namespace: str, sshd: Path, folder: Path, layout: Layout) -> Itera
             yield board
         finally:
             board.kill()
+            # Processes of connections that were cut; otherwise, they keep the namespace alive.
+            for pid in process.output_of(["ip", "netns", "pids", namespace]).split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)

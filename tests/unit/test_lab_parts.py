@@ -146,7 +146,7 @@ def outcome(folder: Path, board: str, **tests: str) -> Outcome:
     }
     paths.evidence.write_text(json.dumps(document))
     error = "did not pass" if counts["failed"] or counts["errors"] else ""
-    return Outcome(board=board, paths=paths, error=error, document=document)
+    return Outcome.of(board, paths, error)
 
 
 def test_tests_that_differ_come_first(tmp_path: Path) -> None:

@@ -48,10 +48,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -434,18 +436,23 @@ class Session {
     const auto digest = word<std::string>(words);
     requireDigest(digest);
     const std::string folder = keptFolder("parameters");
-    if (folder.empty())
-      throw Failure("load", "the folder ~/.cache/pitorch/parameters cannot be created for the parameters");
-    return folder + "/" + digest;
+    return folder.empty() ? "" : folder + "/" + digest;
   }
 
-  // Copies from the client to the file in blocks, because the board may not have memory for a copy.
+  // Copies from the client to the file in blocks, because the board may not have memory for a copy. The parameters
+  // replace those of other models, because the folder may be in memory. If they cannot be kept, `map` does not find them.
   static void keep(std::istringstream &words) {
     const std::string path = parametersFile(words);
     auto bytes = word<std::size_t>(words);
-    staged = path + ".XXXXXX";
-    const int file = mkstemp(staged.data());
-    int fault = file < 0 ? errno : 0;
+    int file = -1;
+    if (!path.empty()) {
+      std::error_code ignored;
+      for (const auto &each : std::filesystem::directory_iterator(std::filesystem::path(path).parent_path(), ignored))
+        std::filesystem::remove(each.path(), ignored);
+      staged = path + ".XXXXXX";
+      file = mkstemp(staged.data());
+    }
+    int fault = file < 0 ? ENOENT : 0;
     std::array<char, 65536> block{};
     while (bytes > 0) {
       const std::size_t part = std::min(bytes, block.size());
@@ -460,7 +467,6 @@ class Session {
     if (fault == 0 && std::rename(staged.c_str(), path.c_str()) != 0) fault = errno;
     if (fault != 0 && file >= 0) removeStaged();
     staged.clear();
-    if (fault != 0) throw Failure("load", path + ": " + std::strerror(fault));
   }
 
   std::string map(std::istringstream &words) {
