@@ -98,7 +98,7 @@ def broken_links(document: Mapping[str, Any], severity: str) -> list[str]:
 
 
 def _short(text: str) -> str:
-    """Shorten each hash and commit to its first twelve digits."""
+    """Return ``text`` with each hash and commit shortened to its first twelve digits."""
     return re.sub(r"\b(?:sha256:)?([0-9a-f]{12})[0-9a-f]{28,52}\b", r"\1", text)
 
 

@@ -1,6 +1,6 @@
 """Run commands in containers, which are always removed afterwards.
 
-A label of each container identifies the process that created it. If that process was killed, the next task removes the
+A label on each container identifies the process that created it. If that process was killed, the next task removes the
 container when the task starts.
 
 Build containers share the host's network, so a mirror or proxy on this machine has the same address in the container.

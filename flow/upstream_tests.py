@@ -4,7 +4,7 @@ The files come from the source package that the recipe pins. A failure is *expla
 reason; otherwise it is an error. Tests that ``upstream.toml`` lists as *left out* are not run and are counted
 separately. If a file exceeds the time limit, it is stopped and its results so far are counted.
 
-pytest's exit status does not show whether a file was completed: a process that a test forked can also report one, and
+pytest's exit status does not show whether a file was completed: it may be that of a process that a test forked, and
 pytest itself can be killed. Therefore the collected tests are compared with those whose teardown was reported. The
 remaining tests count as *not run*.
 

@@ -43,7 +43,7 @@ class LoadedImage:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of an image: a tar file, and a description for the image's history."""
+    """An image layer: a tar file, and a description for the image's history."""
 
     tar: Artefact
     created_by: str = "mmdebstrap"

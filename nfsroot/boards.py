@@ -153,7 +153,7 @@ class Boards:
     def mounted(self, addresses: Collection[str], now: float) -> list[Board]:
         """Record the addresses that are connected to the NFS server; return the new boards.
 
-        If a router assigns addresses, a board with the firmware on a card appears only here.
+        If a router assigns addresses, a board with the firmware on a card is detected only here.
         """
         for address in addresses:
             self._at(address, now)

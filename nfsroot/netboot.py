@@ -88,7 +88,7 @@ def netboot(
 
 
 def _recorder(config: Config) -> Callable[[Board, str, str], None]:
-    """A function that records an event of a board if its address is in ``lab.boards`` (./inv lab log)."""
+    """Return a function that records a board's event for ``./inv lab log`` if the board is in ``lab.boards``."""
     names: dict[str, str] = {}
     for row in map(lab_boards.parse, config.lab.boards):
         with contextlib.suppress(OSError):  # a name that cannot be resolved

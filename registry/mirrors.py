@@ -55,7 +55,7 @@ class Mirrors:
     changed: bool = False
     backup: Path | None = None
     reload: str = ""
-    """The command that reloaded the engine, or that has to be run."""
+    """The command that reloaded the engine, or that the user has to run."""
 
     @property
     def in_effect(self) -> bool:

@@ -1,7 +1,7 @@
 """The artefact cache, through which a wheel that takes an hour to build is built only once per machine or team.
 
-An entry consists of a finished wheel, the debug symbols that were split off, and the provenance, in
-``artefacts/NAME/KEY/`` of the build folder. The key depends on everything that the build used: the recipe's key, the
+An entry consists of a finished wheel, the debug symbols that were split off, and the provenance. It is stored in the
+build folder, in ``artefacts/NAME/KEY/``. The key depends on everything that the build used: the recipe's key, the
 compiler and the installed packages. A manifest in the folder lists sizes and SHA-256 digests, which are verified on
 every use. An entry that fails verification is renamed and never used. It is not deleted, so that the cause can be
 examined.
@@ -247,10 +247,10 @@ def push(config: Config, *, registry: str | None = None, user: str | None = None
 def pull(
     config: Config, name: str, key: str, *, registry: str | None = None, user: str | None = None, stated: bool = True
 ) -> Shared:
-    """Pull the artefact with a name and a key, the artefact's or the recipe's, unless this machine has it.
+    """Pull the artefact with a name and a key, unless this machine has it.
 
-    A damaged entry on this machine is renamed and replaced. ``stated`` is false for a recipe that does not write
-    provenance; otherwise a provenance statement must list every file.
+    ``key`` is the artefact's key or the recipe's. A damaged entry on this machine is renamed and replaced. ``stated``
+    is false for a recipe that does not write provenance; otherwise a provenance statement must list every file.
 
     Raises ReferenceNotFound if the registry does not have the artefact, RegistryFailed if the artefact is damaged, has
     no provenance or is not the requested one, and the same exceptions as registry.oras.

@@ -2,7 +2,7 @@
 
 The container contains compilers, torch and libqpu. Native programs are mounted over its emulated compiler and build
 tools (images.native, images.build_tools). pip creates its usual isolated build environment there. It finds requirements
-in the wheelhouses, among the wheels that the caller passes, and in the package indices of pip on this PC
+in the wheelhouses, among the wheels that the caller passes, and in the package indices that pip uses on this PC
 (wheels.pip_settings).
 
 The result is audited (archive, RECORD, ELF files, tag) before it is put into the wheelhouse.

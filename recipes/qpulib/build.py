@@ -43,7 +43,7 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Name of the build tree."""
+        """The name of the build tree."""
         return f"{self.mode}-debug" if self.debug else self.mode
 
     @classmethod
