@@ -98,8 +98,8 @@ def container(
 ) -> Iterator[Container]:
     """Create a container without starting it, and remove it by force when the block ends.
 
-    A process that is still running in the container first receives SIGINT and has ``patience_s`` seconds to clean up.
-    Raises ArtefactMissing or EngineUnavailable.
+    With ``patience_s``, a process that is still running in the container first receives SIGINT and has this number of
+    seconds to clean up. Raises ArtefactMissing or EngineUnavailable.
     """
     try:
         made = client.containers.create(

@@ -244,7 +244,7 @@ def _verified(
 
 
 def _record(config: Config) -> Path:
-    """Return the path of the record of the images that were last verified here."""
+    """Return the path of the file that records the images that were last verified here."""
     return config.build_root / "verified.json"
 
 

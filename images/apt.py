@@ -395,7 +395,10 @@ def _release_fields(scratch: Path) -> dict[str, str]:
 
 
 def _with_origin(source: Source, scratch: Path) -> Source:
-    """Return the source with the origin from the index in ``scratch``, if origins distinguish its packages."""
+    """Return the source with the origin from the index in ``scratch``, if origins distinguish its packages.
+
+    Raises MirrorPocketUnusable if the index does not contain the origin.
+    """
     if not source.only:
         return source
     if not (origin := _release_fields(scratch).get("Origin", "")):

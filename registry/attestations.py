@@ -105,7 +105,7 @@ def _tag(digest: str, suffix: str) -> str:
 def _push(
     store: Store, tag: str, layers: Sequence[tuple[bytes, Mapping[str, str]]], kind: str, subject: Mapping[str, Any]
 ) -> None:
-    """Push a manifest with the given layers, which cosign reads as an image."""
+    """Push a manifest with the given layers. cosign reads the manifest as an image."""
     diffs = [digest_of(content) for content, _ in layers]
     config = json.dumps(
         {

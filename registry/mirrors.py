@@ -149,7 +149,7 @@ def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: 
 
 
 def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
-    """Reload the engine if systemd or ``./inv`` started it; check which mirrors it uses, and return the state."""
+    """Return the new state. An engine that systemd or ``./inv`` started is reloaded if it uses other mirrors."""
     if state.in_effect:
         return state
     if state.active is None:

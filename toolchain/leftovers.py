@@ -47,7 +47,7 @@ def clear(found: Iterable[Path], base: Path) -> None:
 
 
 def _removable(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Return whether the path exists, is removable for this user and not locked; ``stack`` then holds its lock."""
+    """Return whether this user can remove the file or unlocked folder; ``stack`` then holds the folder's lock."""
     if not os.access(path.parent, os.W_OK, effective_ids=True):
         return False
     try:

@@ -134,12 +134,12 @@ def get(config: Config, name: str, key: str) -> tuple[Path, ...] | None:
 
 
 def keys(config: Config, name: str) -> tuple[str, ...]:
-    """Return the keys of all of a recipe's entries, which are not verified."""
+    """Return the keys of all entries for a recipe, without verifying the entries."""
     return tuple(sorted(path.parent.name for path in (_folder(config) / name).glob(f"*/{MANIFEST}")))
 
 
 def keys_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
-    """Return the keys of entries with a recipe's key, newest first; unverified, because a plan must be fast."""
+    """Return the keys of entries with a recipe's key, newest first. Verifying them would make plans slow."""
     found: list[tuple[int, str]] = []
     for path in (_folder(config) / name).glob(f"*/{MANIFEST}"):
         manifest = Manifest.read(path) if _KEY.fullmatch(path.parent.name) else None

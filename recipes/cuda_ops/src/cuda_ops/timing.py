@@ -51,7 +51,7 @@ _INPUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """The measurements of the host clock in one of the four ways: a time in microseconds for each timed call."""
+    """The host clock measurements made in one of the four ways: a time in microseconds for each timed call."""
 
     before: str
     after: str
