@@ -166,6 +166,7 @@ def run_tests(
     A name denotes a file or a part (``Part``). ``limit_s`` is the limit per file or part in seconds; ``tests`` is the
     folder of test files to use instead of upstream's. Prints a warning for patterns in ``upstream.toml`` that match no
     test in their file.
+
     Raises ChecksFailed with the unexplained failures, ArtefactMissing for an unknown file or if no image has torch, and
     the same exceptions as ``fetch_packages`` and ``unpack``.
     """
@@ -206,7 +207,10 @@ def run_tests(
 
 
 def fetch_packages(pins: Sequence[str], to: Path, log: Path) -> Path:
-    """Install pytest into the folder ``to``. Raises NetworkUnreachable, SourceUnavailable, DiskFull."""
+    """Install the pinned packages into the folder ``to``, and return the folder.
+
+    Raises NetworkUnreachable, SourceUnavailable, DiskFull or CommandFailed.
+    """
 
     def unfound(name: str) -> SourceUnavailable:
         return SourceUnavailable(
@@ -228,7 +232,10 @@ def fetch_packages(pins: Sequence[str], to: Path, log: Path) -> Path:
 
 
 def unpack(archive: Path, place: Path) -> None:
-    """Unpack a source archive's folder ``test`` to ``place``, which is created only on success. Raises DiskFull."""
+    """Unpack a source archive's folder ``test`` to ``place``, which is created only on success.
+
+    Raises DiskFull or CommandFailed.
+    """
     with files.scratch_folder(place.parent, place.name) as scratch:
         argv = ["tar", "--extract", "--file", str(archive), "--directory", str(scratch)]
         try:

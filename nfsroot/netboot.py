@@ -179,7 +179,7 @@ def _read(log: IO[bytes], lines: queue.Queue[str | None]) -> None:
 
 
 def _await_ready(lines: queue.Queue[str | None]) -> None:
-    """Wait until dnsmasq serves TFTP, the last service that it starts. Raises InUse or UserError if it exits."""
+    """Wait until dnsmasq serves TFTP, the last service that it starts. Raises InUse or UserError if this fails."""
     seen: list[str] = []
     deadline = time.monotonic() + _READY_LIMIT_S
     while time.monotonic() < deadline:

@@ -53,8 +53,8 @@ def explain(
 ) -> UserError:
     """Return the error for a failed ``pip wheel``. If the distribution has the package, the fix names it.
 
-    If the package's own build failed, the error is ``fault`` with advice about missing files added to its output;
-    ``sources`` are the package sources that are searched for these files.
+    If the cause is unknown, the error is ``fault`` with advice about missing files added to its output; ``sources`` are
+    the package sources that are searched for these files.
     """
     error = _explained(fault, wanted, text, config, sources)
     if not isinstance(error, DiskFull) and (package := distribution_package(wanted.name, config)):
