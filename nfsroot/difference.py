@@ -226,7 +226,7 @@ _Entry = tuple[str, File, bytes]
 
 
 def _with_contents(system: System, entries: Iterator[_Entry]) -> System:
-    """Return a system with its tree's entries. Raises UserError if dpkg's status is not among them."""
+    """Return a system with its tree's entries. Raises UserError if they contain no Debian package."""
     system.files = {}
     for path, file, content in entries:
         if path in _OF_EXPORT:
