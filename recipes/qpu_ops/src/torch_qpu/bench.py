@@ -82,7 +82,7 @@ class Row:
     share_of_limit: float
     share_low: float
     share_high: float
-    """The greatest share over the ends of the model's ranges; equal to the share itself if that was measured."""
+    """The greatest share in the model, including the ends of its ranges, or the share itself if it was measured."""
     limit: str
     """The limiting resource: "arithmetic" or "memory"."""
     faster: str | None
@@ -148,7 +148,7 @@ def _convolutional() -> nn.Module:
 
 
 def steps() -> list[Step]:
-    """Count the operations of each second step, because the first one creates the optimiser's state."""
+    """Count the operations in the second step of each training; the first one also creates the optimiser's state."""
     networks: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
         "convolution and batch norm": (_convolutional, torch.randn(4, 1, 8, 8)),
         "transformer encoder, 2 layers": (_Encoder, torch.randint(0, 20, (4, 12))),
