@@ -98,7 +98,7 @@ def broken_links(document: Mapping[str, Any], severity: str) -> list[str]:
 
 
 def _short(text: str) -> str:
-    """Shorten each hash and commit to its first twelve digits."""
+    """Return ``text`` with each hash and commit shortened to its first twelve digits."""
     return re.sub(r"\b(?:sha256:)?([0-9a-f]{12})[0-9a-f]{28,52}\b", r"\1", text)
 
 
@@ -113,7 +113,7 @@ def _image_built(steps: Sequence[Manifest]) -> str:
 
 
 def image_source(export: Manifest, steps: Sequence[Manifest]) -> Mapping[str, Any]:
-    """Return the commit that the exported image was built from, from the manifest of the export or of the build."""
+    """Return the commit from which the exported image was built, as recorded by the export or by the build."""
     if recorded := export.facts.get("image_source"):
         return dict(recorded)
     system = _last_manifest(steps, "system")

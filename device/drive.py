@@ -47,7 +47,7 @@ _USAGE_ERROR = 4
 """pytest's exit status for invalid arguments."""
 
 _EARLY_ENDS = {2: "interrupted", 3: "internal error", _USAGE_ERROR: "usage error"}
-"""pytest's other exit statuses."""
+"""pytest's exit statuses for an incomplete run, with their meanings."""
 
 _HELPER = Path(__file__).resolve().parent.parent / "nfsroot" / "enter-nfsroot"
 _UNPACK = (
@@ -333,7 +333,7 @@ def _location(nodeid: str) -> tuple[str, int | None, str]:
 
 
 def _targets(suite: Path, arguments: Sequence[str], invoked_in: Path) -> Iterator[str]:
-    """Return the arguments relative to the suite, as the board needs them, without the suite itself."""
+    """Yield the arguments relative to the suite, as the board needs them, without the suite itself."""
     for argument in arguments:
         path, mark, name = str(argument).partition("::")
         absolute = (invoked_in / path).resolve()

@@ -41,9 +41,9 @@ _TEMPLATES = jinja2.Environment(
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteBoard:
-    """A board registered, with its address and power switch, at labgrid's coordinator.
+    """A board that is registered with labgrid's coordinator, together with its address and power switch.
 
-    This user holds its place ``name``.
+    ``name`` is the board's place, which this user holds.
     """
 
     name: str

@@ -51,7 +51,7 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read a record. An incomplete last line is ignored."""
+        """Read a record. Invalid lines are ignored; tests without a result count as errors."""
         others: dict[str, dict[str, Any]] = {}
         tests: dict[str, Test] = {}
         collected: list[str] = []

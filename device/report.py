@@ -36,7 +36,7 @@ class Series:
 
 
 def execution_label(document: Mapping[str, Any]) -> str:
-    """Name the machine that ran the suite, so that emulation cannot be mistaken for a hardware measurement."""
+    """Return a label for the machine that ran the suite, in which emulation cannot be mistaken for hardware."""
     device = document["device"]
     model = device.get("model") or "no model stated"
     if device["execution"] == "hardware":
@@ -80,13 +80,13 @@ def chart(timing: Mapping[str, Any], label: str) -> str:
 
 
 _drawing = threading.Lock()
-"""matplotlib's settings are global, and the boards of a lab have a thread each."""
+"""matplotlib's settings are global, and each board in a lab has its own thread."""
 
 
 def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: int) -> str:
     """Return charts by title, two in a row, as one SVG element: seconds over columns, with logarithmic axes.
 
-    ``height`` is the number of rows of the matrix. Lines with the same name share an entry of the legend.
+    ``height`` is the number of rows in the matrix. Lines with the same name share an entry of the legend.
     """
     import matplotlib as mpl
 

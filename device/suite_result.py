@@ -1,4 +1,4 @@
-"""The files and the result of a run of the device suite."""
+"""The files and the result of one device suite run."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Paths:
 
     @property
     def events(self) -> Path:
-        """The events of the board in the last runs (toolchain.board_events)."""
+        """The board's events during the last runs (toolchain.board_events)."""
         return self.folder / "events.jsonl"
 
     @property

@@ -66,11 +66,11 @@ def guarded(name: str, check: Callable[[], Finding]) -> Finding:
 
 
 def described(fault: UserError) -> str:
-    """Return the error's text on one line."""
+    """Return the error's summary and what was found, on one line."""
     return "; ".join(part for part in (fault.summary, fault.found) if part)
 
 
 def first_version(text: str) -> str:
-    """Return the first dotted version number in a text, or an empty string if there is none."""
+    """Return the first dotted version number in ``text``, or an empty string if there is none."""
     found = re.search(r"\d+(?:\.\d+)+", text)
     return found[0] if found else ""

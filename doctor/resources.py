@@ -21,7 +21,7 @@ _DISK_FIX = "free some space, or point build.folder in invoke.yaml at a larger d
 
 
 def check_disk(folder: Path, *, wanted_mib: int = _DISK_WANTED_MIB, needed_mib: int = _DISK_NEEDED_MIB) -> Finding:
-    """Check the free space in the build folder."""
+    """Check the free space in the build folder, and write a file there."""
     done = f"read the free space of {folder}, and wrote 1 MiB"
     folder.mkdir(parents=True, exist_ok=True)
     free_mib = shutil.disk_usage(folder).free >> 20
@@ -43,7 +43,7 @@ def check_disk(folder: Path, *, wanted_mib: int = _DISK_WANTED_MIB, needed_mib: 
 
 
 def check_engine_disk(data_root: Path) -> Finding:
-    """Check the free space in the engine's folder, if the build folder is on a different disk."""
+    """Check the free space in the engine's folder."""
     done = f"read the free space of {data_root}"
     free_mib = shutil.disk_usage(data_root).free >> 20
     found = f"{free_mib} MiB free; images of a first build take up to {_DISK_NEEDED_MIB} MiB"
@@ -62,7 +62,7 @@ def on_another_disk(data_root: Path, folder: Path) -> bool:
 
 
 def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Finding:
-    """Check the free memory per compiler process, which builds compute in the same way (toolchain.jobs)."""
+    """Check the free memory per compiler process, computed in the same way as in builds (toolchain.jobs)."""
     free_mib = available_memory_mib() if available_mib is None else available_mib
     cores = len(os.sched_getaffinity(0))
     fitting = free_mib // build.memory_per_job_mib

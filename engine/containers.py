@@ -1,6 +1,6 @@
 """Run commands in containers, which are always removed afterwards.
 
-A label of each container identifies the process that created it. If that process was killed, the next task removes the
+A label on each container identifies the process that created it. If that process was killed, the next task removes the
 container when the task starts.
 
 Build containers share the host's network, so a mirror or proxy on this machine has the same address in the container.
@@ -98,8 +98,8 @@ def container(
 ) -> Iterator[Container]:
     """Create a container without starting it, and remove it by force when the block ends.
 
-    A process that is still running in the container first receives SIGINT and has ``patience_s`` seconds to clean up.
-    Raises ArtefactMissing or EngineUnavailable.
+    With ``patience_s``, a process that is still running in the container first receives SIGINT and has this number of
+    seconds to clean up. Raises ArtefactMissing or EngineUnavailable.
     """
     try:
         made = client.containers.create(

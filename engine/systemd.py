@@ -15,7 +15,7 @@ _LIMIT_S = 120.0
 
 
 def booted() -> bool:
-    """Return whether systemd is this machine's init system, that is, whether its folder exists (sd_booted(3))."""
+    """Return whether systemd is this machine's init system, determined as in sd_booted(3)."""
     return _BOOTED.is_dir()
 
 

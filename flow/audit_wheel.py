@@ -1,4 +1,4 @@
-"""``audit-wheel``: check whether a wheel runs on a CPU by its instructions and by a run on an emulated CPU."""
+"""``audit-wheel``: check whether a CPU supports a wheel's instructions, and run the wheel on an emulated CPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Probed:
-    """The run on the emulated CPU. ``reason`` states why there was none."""
+    """The result of the run on the emulated CPU. ``reason`` states why the wheel was not run."""
 
     steps: tuple[Step, ...] = ()
     reason: str = ""
@@ -244,7 +244,7 @@ def _no_probe(config: Config) -> str:
 
 
 def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cpu, log: Path) -> Probed:
-    """Run the steps in the target root. Raises PlatformMismatch if another CPU than the requested is emulated."""
+    """Run the steps in the target root. Raises PlatformMismatch if the emulated CPU is not the requested one."""
     packages = f"usr/local/lib/python{load_suite(config.image.suite).python}/dist-packages"
     with contextlib.closing(connect()) as client:
         output = run_in(

@@ -30,7 +30,7 @@ def library_image(context: Context) -> str:
 
 
 def newer_code_warning(context: Context, wheel: str) -> tuple[str, ...]:
-    """Return a warning, and print it, if a cross-compiled wheel requires a newer CPU than the image."""
+    """Print and return a warning about a cross-compiled wheel if the image's distribution supports older CPUs."""
     if not (older := target_flavour(context.image).compiles_for):
         return ()
     warning = f"{wheel} is not {older} code: it does not run on a Pi 1, whose CPU does not support newer code"

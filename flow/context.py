@@ -17,7 +17,7 @@ from toolchain.config import Config, ImageConfig
 
 @dataclass
 class Context:
-    """A configuration and its engine, which is connected on first use until the ``with`` block ends."""
+    """A configuration and its engine. The connection is opened on first use and closed when the ``with`` block ends."""
 
     config: Config
     reuse: bool = False
@@ -71,7 +71,7 @@ class Context:
 
     @property
     def keyrings(self) -> Path:
-        """The folder for downloaded keys of archives that no package contains."""
+        """The folder for downloaded archive keys that no package contains."""
         return self.config.build_root / "keys"
 
     @property
@@ -100,7 +100,7 @@ class Context:
 
 
 def for_all_targets(config: Config, suite: str) -> Config:
-    """Return the configuration for products that all targets share: one folder, and a Debian release."""
+    """Return the configuration for products that all targets share: ``suite`` and the default flavour and kernel."""
     own = ImageConfig()
     image = replace(config.image, suite=suite, flavour=own.flavour, architecture=own.architecture, kernel=own.kernel)
     return replace(config, image=image)

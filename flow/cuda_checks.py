@@ -1,7 +1,7 @@
 """Test the wheel with CUDA operators on this machine with PyPI's torch, on the CPU if there is no GPU.
 
-The same wheel is tested with each requested torch release in a separate environment. It is in ``cuda/torch-VERSION`` of
-the build folder and contains all dependencies of that torch, which for PyPI's torch include gigabytes of CUDA
+The same wheel is tested with each requested torch release in a separate environment: ``cuda/torch-VERSION`` in the
+build folder. An environment contains all dependencies of its torch. For PyPI's torch, these include gigabytes of CUDA
 libraries.
 """
 

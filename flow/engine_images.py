@@ -20,7 +20,7 @@ NO_ENGINE = "no engine is running"
 
 
 def load_root(context: Context, role: str, tar: Path, architecture: Architecture) -> Made:
-    """Load a root's tar as the image with that role."""
+    """Load a root's tar as the image for a role."""
     reference = context.config.image_reference(role)
     layer = Artefact.of(tar)
     loaded = archive.load(context.client, [archive.Layer(layer)], reference, architecture, epoch=context.epoch)
@@ -28,7 +28,7 @@ def load_root(context: Context, role: str, tar: Path, architecture: Architecture
 
 
 def image_missing(context: Context, role: str) -> Callable[[Manifest], str]:
-    """Return the ``missing`` check for a step that makes the image with that role."""
+    """Return the ``missing`` check for a step that makes the image for a role."""
 
     def probe(made: Manifest) -> str:
         try:

@@ -17,7 +17,7 @@ SUITE = "trixie"
 def ready(config: Config) -> tuple[Path, Path]:
     """Return the folder with the firmware and the file with its licence; fetch both with apt if necessary.
 
-    Raises the failed step's UserError.
+    Prints the licence when it is called for the first time. Raises the failed step's UserError.
     """
     with Context(for_all_targets(config, SUITE)) as context, build_lock(context.root):
         pipeline = pipelines.firmware_job(context)

@@ -64,6 +64,7 @@ def plan(
 
     ``update`` runs the step that queries the mirror; ``again`` names steps to run again. ``only`` restricts the plan to
     the named steps and their dependencies. With ``torch.from_source``, the plan starts with the steps that build torch.
+    Raises ConfigError for an unknown step.
     """
     # Both pipelines have a step ``mirror``; ``update`` applies to that of the main job.
     before = [item for item in torch_job.plan(config) if item.step.name != _MIRROR] if config.torch.from_source else []

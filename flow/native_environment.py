@@ -17,7 +17,7 @@ TORCH_NEEDS = (
     "sympy==1.14.0",
     "typing-extensions==4.16.0",
 )
-"""The packages that torch imports on a CPU. A CUDA build of PyPI's wheel also requires gigabytes of CUDA libraries."""
+"""The packages that torch imports on a CPU. A CUDA wheel from PyPI also requires gigabytes of CUDA libraries."""
 TOOLS = ("expecttest==0.3.0", "numpy==2.4.6", "pybind11==3.1.0", "pytest==9.2.0", "setuptools==84.2.1", "wheel==0.48.0")
 _INSTALL_LIMIT_S = 3600.0
 

@@ -55,8 +55,8 @@ def push(
 ) -> Pushed | PushedIndex:
     """Push each configuration's system image and, with ``sign``, its signature and signed statements.
 
-    An index is also pushed if there are several images, each for another architecture. Raises the same exceptions as
-    ``registry.client.push``, ConfigError without a key, or ArtefactMissing if an image was not built here.
+    An index is also pushed if there are several images, each for a different architecture. Raises the same exceptions
+    as ``registry.client.push``, ConfigError without a key, or ArtefactMissing if an image was not built here.
     """
     predicates = []
     if sign:
@@ -102,7 +102,7 @@ def pull(
 
 
 def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
-    """Verify an image in a registry: all digests, including every layer's contents, signature and statements.
+    """Verify an image in a registry: all digests, the signature, the statements, and every layer's contents.
 
     Raises UserError, ConfigError without a key, SignatureRefused, and the same exceptions as ``registry.client.pull``.
     """
@@ -147,7 +147,7 @@ def envelope_of(path: Path) -> Path:
 
 
 def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
-    """Verify a file by its signed statement; a wheel also by its provenance, a bill of materials by its format.
+    """Verify a file: its signed statement, a wheel's provenance, and the format of a bill of materials.
 
     With ``key`` or ``registry.public_key``, the file must be signed. Raises SignatureRefused, ConfigError without a
     key, ArtefactDamaged, or ArtefactMissing if there is nothing to verify the file with.
@@ -178,7 +178,7 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
 
 
 def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
-    """Return the signed statement about a file. Raises SignatureRefused if it is for another key or file."""
+    """Return the signed statement about a file. Raises SignatureRefused if the key or the file does not match."""
     envelope = envelope_of(path)
     if not envelope.is_file():
         raise SignatureRefused(
@@ -244,7 +244,7 @@ def _verified(
 
 
 def _record(config: Config) -> Path:
-    """Return the path of the record of the images that were last verified here."""
+    """Return the path of the file that records the images that were last verified here."""
     return config.build_root / "verified.json"
 
 

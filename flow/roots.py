@@ -91,7 +91,7 @@ def unverified_pockets(context: Context, mirror: Manifest) -> list[str]:
 
 
 def overlays(context: Context, *others: str) -> tuple[Path, ...]:
-    """Return the folders copied over a target root: ``others``, and the one that excludes documentation."""
+    """Return the folders copied over a target root: ``others`` and, if configured, one that excludes documentation."""
     names = [*([] if context.image.documentation else ["lean"]), *others]
     return tuple(rootfs.HERE / "overlay" / name for name in names)
 

@@ -51,7 +51,7 @@ class Done:
 
 
 def _note(made: Manifest) -> str:
-    """Return the wheel's origin: the artefact cache, or the compiler and ccache."""
+    """Return a note about the wheel: that it is from the artefact cache, or the rate of ccache hits in its build."""
     if "cache" in made.facts:
         return "from the artefact cache"
     used = made.facts.get("ccache", {"hits": 0, "calls": 0})

@@ -4,7 +4,7 @@ The files come from the source package that the recipe pins. A failure is *expla
 reason; otherwise it is an error. Tests that ``upstream.toml`` lists as *left out* are not run and are counted
 separately. If a file exceeds the time limit, it is stopped and its results so far are counted.
 
-pytest's exit status does not show whether a file was completed: a process that a test forked can also report one, and
+pytest's exit status does not show whether a file was completed: it may be that of a process that a test forked, and
 pytest itself can be killed. Therefore the collected tests are compared with those whose teardown was reported. The
 remaining tests count as *not run*.
 
@@ -166,6 +166,7 @@ def run_tests(
     A name denotes a file or a part (``Part``). ``limit_s`` is the limit per file or part in seconds; ``tests`` is the
     folder of test files to use instead of upstream's. Prints a warning for patterns in ``upstream.toml`` that match no
     test in their file.
+
     Raises ChecksFailed with the unexplained failures, ArtefactMissing for an unknown file or if no image has torch, and
     the same exceptions as ``fetch_packages`` and ``unpack``.
     """
@@ -206,7 +207,10 @@ def run_tests(
 
 
 def fetch_packages(pins: Sequence[str], to: Path, log: Path) -> Path:
-    """Install pytest into the folder ``to``. Raises NetworkUnreachable, SourceUnavailable, DiskFull."""
+    """Install the pinned packages into the folder ``to``, and return the folder.
+
+    Raises NetworkUnreachable, SourceUnavailable, DiskFull or CommandFailed.
+    """
 
     def unfound(name: str) -> SourceUnavailable:
         return SourceUnavailable(
@@ -228,7 +232,10 @@ def fetch_packages(pins: Sequence[str], to: Path, log: Path) -> Path:
 
 
 def unpack(archive: Path, place: Path) -> None:
-    """Unpack a source archive's folder ``test`` to ``place``, which is created only on success. Raises DiskFull."""
+    """Unpack a source archive's folder ``test`` to ``place``, which is created only on success.
+
+    Raises DiskFull or CommandFailed.
+    """
     with files.scratch_folder(place.parent, place.name) as scratch:
         argv = ["tar", "--extract", "--file", str(archive), "--directory", str(scratch)]
         try:

@@ -149,7 +149,10 @@ def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Ver
 
 
 def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
-    """Return earlier wheels with the recipe's current key, and their origins. Raises ArtefactMissing if none exist."""
+    """Return earlier wheels with the recipe's current key, and their origins.
+
+    If there are none, raises the error of an unusable wheel, or ArtefactMissing.
+    """
     refused: list[str] = []
     unusable: list[resolve.Unusable] = []
     found = [(wheel, where) for wheel, _, where in resolve.of_this_recipe(config, refused, unusable)]

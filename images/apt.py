@@ -48,7 +48,7 @@ _UPDATE_LIMIT_S = 300.0
 _DOWNLOADER = "/usr/lib/apt/apt-helper"
 _LISTS = "the mirror's package lists"
 _LEAST_ROOM = 1 << 16
-"""In bytes. If apt failed with less space free, the disk was full, even if apt reports a truncated file."""
+"""A limit in bytes: if less space was free when apt failed, the disk was full, even if apt reports a truncated file."""
 _FIELD = re.compile(r"^(Codename|Date|Origin): (.+)$", re.MULTILINE)
 """Matches the fields of Release and InRelease files."""
 _FETCHING = re.compile(r"^[EW]: (?:Failed to fetch \S+ *)?")
@@ -136,7 +136,7 @@ def host_mirrors() -> dict[str, str]:
 def _first_mirror(uri: str) -> str:
     """Return the mirror that a URI refers to: for ``mirror+file:/…``, the file's first one (apt-transport-mirror(1)).
 
-    Return an empty string if the file does not exist, or if the list is fetched over the network: it may change.
+    Return an empty string if the file does not exist, or if the list is fetched over the network and can thus change.
     """
     scheme, _, path = uri.partition(":")
     if scheme.partition("+")[0] != "mirror":
@@ -200,7 +200,7 @@ def _mirrors(config: Config) -> dict[str, str]:
 
 
 def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
-    """Return the archives and their architectures. Every image uses Debian's, whatever its flavour (``for_root``)."""
+    """Return the archives and their architectures. Every image uses Debian's archive (``for_root``)."""
     both = tuple(dict.fromkeys((host_architecture().debian, image.architecture)))
     target = target_flavour(image)
     given = target.from_debian if image.kernel == "distribution" else ()
@@ -395,7 +395,10 @@ def _release_fields(scratch: Path) -> dict[str, str]:
 
 
 def _with_origin(source: Source, scratch: Path) -> Source:
-    """Return the source with the origin from the index in ``scratch``, if origins distinguish its packages."""
+    """Return the source with the origin from the index in ``scratch``, if origins distinguish its packages.
+
+    Raises MirrorPocketUnusable if the index does not contain the origin.
+    """
     if not source.only:
         return source
     if not (origin := _release_fields(scratch).get("Origin", "")):

@@ -43,7 +43,7 @@ class LoadedImage:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of an image: a tar file, and a description for the image's history."""
+    """An image layer: a tar file, and a description for the image's history."""
 
     tar: Artefact
     created_by: str = "mmdebstrap"
@@ -124,7 +124,7 @@ def takes_whole_images(client: docker.DockerClient) -> bool:
 def verify(
     client: docker.DockerClient, reference: str, architecture: Architecture, *, image_id: str = ""
 ) -> LoadedImage:
-    """Check an image's platform and ID, and return the image. Raises PlatformMismatch."""
+    """Check an image's platform and ID, and return the image. Raises PlatformMismatch or CommandFailed."""
     try:
         found = client.images.get(reference)
     except docker.errors.ImageNotFound as fault:

@@ -5,8 +5,9 @@ pip, Meson and Cython. Native programs of the same version produce the same text
 compiler, they are mounted over the emulated programs.
 
 Programs whose output depends on the machine that they are compiled for are still emulated: ``uname``, ``arch``, dpkg,
-perl, bash (``MACHTYPE``), and programs that print machine words. CMake calls ``uname`` and thus detects the target.
-pkg-config reads the target's paths from the environment; only its variable ``pc_path`` still contains this PC's paths.
+perl, bash (``MACHTYPE``), and programs that print machine words, such as od. CMake calls ``uname`` and thus detects the
+target. pkg-config reads the target's paths from the environment; only its variable ``pc_path`` still contains this PC's
+paths.
 
 pip, Meson and Cython are Python programs; the package that is built determines the versions of Meson and Cython. A
 small program (``stand_in/python.c``) replaces the target's Python. It runs these three programs with a native Python

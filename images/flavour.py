@@ -72,7 +72,7 @@ class Suite:
     torch_libraries: tuple[str, ...]
     """Libraries for a torch wheel that does not include them."""
     torch_python: tuple[str, ...]
-    """Python packages that torch imports, at once or on use."""
+    """Python packages that torch imports, either immediately or on first use."""
     split_usr: bool
     """Whether packages have files outside /usr, so that a root first needs the links of a merged /usr."""
 

@@ -94,7 +94,7 @@ class RootSpec:
     """The folder for downloaded packages, which is preserved between builds."""
     source_date_epoch: int
     fetched: tuple[str, ...] = ()
-    """The result of ``download``, which spares apt from resolving dependencies again; if empty, apt resolves them."""
+    """The result of ``download``. If it is empty, apt resolves the dependencies again."""
     overlays: tuple[Path, ...] = ()
     """Folders that are copied into the root before packages are unpacked."""
     native_tools: Path | None = None
@@ -365,7 +365,7 @@ def _mmdebstrap(
 
         def build(memory_mib: int) -> None:
             # A private mount namespace: no mount remains on the host. The tree is built in memory if there is enough:
-            # dpkg calls fsync often, and 32-bit programs cannot list every folder of ext4.
+            # dpkg calls fsync often, and 32-bit programs cannot list every folder on ext4.
             apart = ["unshare", "--mount", "--propagation", "private", "--"]
             run(
                 [*apart, "sh", "-euc", _SCRATCH_SCRIPT, str(scratch), str(memory_mib), *words, str(named), "-"],

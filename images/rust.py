@@ -26,7 +26,7 @@ _START = """\
 #!/bin/sh
 LD_LIBRARY_PATH={place}/usr/lib/{gnu} exec {place}/usr/bin/{program} "$@"
 """
-# The linker and the C library are also the folder's.
+# The linker and the C library also come from the folder.
 _LINK = """\
 #!/bin/sh
 LD_LIBRARY_PATH={place}/usr/lib/{gnu} exec {place}/usr/bin/{gnu}-gcc-{gcc} -B{place}/link/ --sysroot={place} "$@"
@@ -60,7 +60,7 @@ def rust_mounts(folder: Path, target: Architecture, suite: Suite) -> Mounts:
             f"{_variable(triple)}_LINKER": f"{target.gnu}-gcc",
             f"{_variable(host)}_LINKER": f"{PLACE}/start/cc",
             "PYO3_CROSS_LIB_DIR": f"/usr/lib/python{suite.python}",
-            # The container's pkg-config is the target's.
+            # The container's pkg-config returns the target's paths.
             "PKG_CONFIG_ALLOW_CROSS": "1",
         },
     )

@@ -29,8 +29,8 @@ HELPER = Path(__file__).resolve().parent / "enter-nfsroot"
 HELPER_IN_TREE = "/usr/local/sbin/enter-nfsroot"
 _NOTE = "# changed by export-nfsroot: "
 
-# If the file system does not support capabilities, these programs' Debian packages set setuid instead (in their
-# postinst).
+# If the file system does not support capabilities, the postinst scripts of these programs' Debian packages set the
+# setuid bit instead.
 _SETUID_WILL_DO = frozenset({
     "ping", "ping4", "ping6", "fping", "mtr-packet", "arping", "clockdiff", "traceroute6.iputils",
     "newuidmap", "newgidmap",
@@ -139,7 +139,7 @@ class Audit:
         return os.path.lexists(inside(self.root, path))
 
     def listing(self, folder: str, pattern: str = "*") -> Iterator[str]:
-        """Yield the tree paths of a folder's entries that match."""
+        """Yield the tree paths of the entries in a folder that match ``pattern``."""
         place = follow(self.root, folder)
         if place.is_dir():
             for item in sorted(place.glob(pattern)):

@@ -28,7 +28,7 @@ def layout_of(config: Config) -> Layout:
 
 
 def ready(config: Config) -> Layout:
-    """Export the image unless it has been exported; return the export's paths.
+    """Export the image unless it has already been exported; return the export's paths.
 
     Raises RootNeeded, ArtefactMissing if the engine does not have the image (because the system image was pulled, not
     built here), and the same errors as ``export``.

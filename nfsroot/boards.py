@@ -1,4 +1,4 @@
-"""Follow boards that boot over the network in the logs of dnsmasq and the NFS server.
+"""Follow boards that boot over the network, by the logs of dnsmasq and the NFS server.
 
 A board requests an address (DHCP), fetches the firmware's files, the kernel and the initramfs (TFTP), mounts its root
 (NFS), and starts its SSH server. ``Boards`` records which stage each board has reached, and why a board is stuck.
@@ -63,7 +63,7 @@ class Board:
     """Why the NFS server refused the board."""
 
     def reach(self, state: str, now: float) -> None:
-        """Record an event; a state never goes back until the board requests an address again."""
+        """Record an event, and the board's state if it is a later stage than before."""
         self.last = now
         if _STATES.index(state) > _STATES.index(self.state):
             self.state = state
@@ -153,7 +153,7 @@ class Boards:
     def mounted(self, addresses: Collection[str], now: float) -> list[Board]:
         """Record the addresses that are connected to the NFS server; return the new boards.
 
-        If a router assigns addresses, a board with the firmware on a card appears only here.
+        If a router assigns addresses, a board with the firmware on a card is detected only here.
         """
         for address in addresses:
             self._at(address, now)

@@ -143,7 +143,7 @@ def _cell(text: str, size: int | None) -> str:
 
 
 def compare(config: Config, old: str, new: str, *, folder: Path) -> Difference:
-    """Return the differences between two systems. A name that is not a path relative to ``folder`` is an image's.
+    """Return the differences between two systems. Names are paths, relative to ``folder``, or names of images.
 
     Raises UserError if a name does not denote a system, ArtefactMissing, PlatformMismatch or EngineUnavailable.
     """
@@ -226,7 +226,7 @@ _Entry = tuple[str, File, bytes]
 
 
 def _with_contents(system: System, entries: Iterator[_Entry]) -> System:
-    """Return a system with its tree's entries. Raises UserError if dpkg's status is not among them."""
+    """Return a system with its tree's entries. Raises UserError if they contain no Debian package."""
     system.files = {}
     for path, file, content in entries:
         if path in _OF_EXPORT:

@@ -88,7 +88,7 @@ def netboot(
 
 
 def _recorder(config: Config) -> Callable[[Board, str, str], None]:
-    """A function that records an event of a board if its address is in ``lab.boards`` (./inv lab log)."""
+    """Return a function that records a board's event for ``./inv lab log`` if the board is in ``lab.boards``."""
     names: dict[str, str] = {}
     for row in map(lab_boards.parse, config.lab.boards):
         if row.virtual:
@@ -181,7 +181,7 @@ def _read(log: IO[bytes], lines: queue.Queue[str | None]) -> None:
 
 
 def _await_ready(lines: queue.Queue[str | None]) -> None:
-    """Wait until dnsmasq serves TFTP, the last service that it starts. Raises InUse or UserError if it exits."""
+    """Wait until dnsmasq serves TFTP, the last service that it starts. Raises InUse or UserError if this fails."""
     seen: list[str] = []
     deadline = time.monotonic() + _READY_LIMIT_S
     while time.monotonic() < deadline:

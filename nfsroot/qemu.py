@@ -74,7 +74,7 @@ class _Emulation:
 
     program: str
     cpus: tuple[str, ...]
-    """QEMU's names of the CPUs on which the suite is run; the first is the default."""
+    """QEMU's names for the CPUs on which the suite is run; the first is the default."""
     kernel_flavour: str
     console: str
 
@@ -86,7 +86,7 @@ _EMULATIONS = {
 
 
 def cpu_of(architecture: str, wanted: str) -> str:
-    """Return QEMU's name of a CPU, by default the architecture's first. Raises UserError for an unsuitable CPU."""
+    """Return QEMU's name for a CPU, by default the architecture's first CPU. Raises UserError for an unsuitable CPU."""
     cpus = _EMULATIONS[architecture].cpus
     if wanted and wanted not in cpus:
         raise UserError(
@@ -279,7 +279,7 @@ class Machine:
         raise self._silence("QEMU did not start", "a running virtual machine")
 
     def wait_until_answers(self, limit_s: float, *, on_line: Callable[[str], None] | None = None) -> float:
-        """Wait for the guest's SSH server; return the seconds since the start.
+        """Wait for the guest's SSH server; return the time since the start in seconds.
 
         ``on_line`` is called with each console line. QEMU itself accepts connections to the port, so the server's
         banner is read as well. Raises BoardSilent after ``limit_s``, or immediately after a kernel panic, an initramfs

@@ -44,7 +44,7 @@ _RESERVED = 1024
 _READY_LIMIT_S = 60.0
 _STOP_LIMIT_S = 10.0
 _TAIL_LINES = 15
-# Messages of every run without D-Bus, Kerberos and a portmapper, and lines without information.
+# Messages that the server always prints without D-Bus, Kerberos or a portmapper, and lines without information.
 _HARMLESS = re.compile(r"DBUS|dbus|krb5|gssd|RADOS|Cannot register NFS V4|:-{10,}|svc_vc_wait|successfully$")
 
 

@@ -1,12 +1,12 @@
-"""Share this PC's internet connection with boards by NAT of their subnet with nftables.
+"""Share this PC's internet connection with boards: nftables translates their addresses (NAT).
 
 ``on`` creates the table ``ip pitorch_nat``, which masquerades the subnet on the uplink. If necessary, it also changes
 two settings outside the table, which ``off`` restores:
 
 - ``net.ipv4.ip_forward``: its previous value is stored in the state file;
 - other programs' forward chains with policy drop, such as the Docker engine's: a drop verdict is final in netfilter,
-  even if another table accepts the packet. Accept rules for the subnet with our comment are added to each such chain,
-  and ``off`` removes these rules.
+  even if another table accepts the packet. ``on`` adds accept rules for the subnet to each such chain and marks them
+  with our comment; ``off`` removes these rules.
 
 A chain with policy accept and a final reject rule, such as firewalld's, is not changed, because an earlier rule may
 accept the subnet. The chain is reported as a possible cause of problems.

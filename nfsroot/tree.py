@@ -187,7 +187,7 @@ def _content(path: bytes) -> str:
 def inside(root: Path, path: str) -> Path:
     """Resolve ``path`` in the tree as on the board, without following the last component.
 
-    Absolute link targets are relative to the tree's root, and ``..`` never leaves it.
+    Absolute link targets are relative to the tree's root, and ``..`` never leaves it. Raises OSError for link loops.
     """
     resolved: list[str] = []
     waiting = list(reversed(PurePosixPath("/", path).parts[1:]))

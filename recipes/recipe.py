@@ -40,7 +40,7 @@ class Recipe:
     """TOML tables of strings (or of tables of strings) that are specific to this recipe, by name."""
 
     def fingerprint(self) -> str:
-        """Hash the data, without comments and other versions' tables, and the inputs."""
+        """Return the SHA-256 of the inputs and the data, without comments and other versions' tables."""
         data = [self.name, self.title, self.source, self.inputs, self.outputs, dict(self.settings), dict(self.tables)]
         parts = json.dumps(data, sort_keys=True) + tree_fingerprint(self.sources, *self.inputs)
         return hashlib.sha256(parts.encode()).hexdigest()

@@ -105,7 +105,7 @@ def _tag(digest: str, suffix: str) -> str:
 def _push(
     store: Store, tag: str, layers: Sequence[tuple[bytes, Mapping[str, str]]], kind: str, subject: Mapping[str, Any]
 ) -> None:
-    """Push a manifest with the given layers, which cosign reads as an image."""
+    """Push a manifest with the given layers. cosign reads the manifest as an image."""
     diffs = [digest_of(content) for content, _ in layers]
     config = json.dumps(
         {
@@ -161,7 +161,7 @@ def verify(connection: Connection, image: RemoteImage, key: PublicKey) -> Verifi
 
 
 def document_text(document: Mapping[str, Any]) -> str:
-    """Return a bill of materials as images.sbom writes it, which is the form that the provenance lists by SHA-256."""
+    """Return a bill of materials in the form that images.sbom writes. The provenance lists the SHA-256 of this form."""
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -241,7 +241,7 @@ def _damaged(what: str, stated: str, content: bytes) -> SignatureRefused:
 
 
 def check_contents(connection: Connection, image: RemoteImage) -> None:
-    """Download an image's layers and compare their digests. Raises SignatureRefused or RegistryBroke."""
+    """Download an image's layers and verify their digests. Raises SignatureRefused or RegistryBroke."""
     reference = connection.reference
     with progress.bar(f"read {reference}", total=image.size, in_bytes=True) as bar:
         done = 0

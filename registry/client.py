@@ -116,7 +116,7 @@ def push_index(
 ) -> PushedIndex:
     """Push the images for several architectures, and an OCI image index from which an engine selects its platform.
 
-    The index has the tag from ``shared_reference`` and is stored last, so an error leaves the tag unchanged. The
+    The index has the tag from ``shared_reference`` and is stored last, so an error leaves that tag unchanged. The
     configurations must differ only in their architecture. Options and errors are as for ``push``.
     """
     began = time.monotonic()

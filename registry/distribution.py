@@ -104,7 +104,7 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
 
 
 def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict[str, Any], Blob]:
-    """Return the manifest of a tag or digest, with its digest and size; ``fix`` is the advice if it is missing.
+    """Return the manifest of a tag or digest, with its digest and size; ``fix`` is the advice for a missing manifest.
 
     Raises ReferenceNotFound, RegistryBroke or RegistryFailed.
     """
@@ -184,7 +184,7 @@ def _not_found(remote: Connection, fix: str) -> ReferenceNotFound:
 
 
 def check_blob(remote: Connection, blob: Blob) -> None:
-    """Check that the registry holds a blob in full. Raises RegistryBroke."""
+    """Check that the registry holds the complete blob. Raises RegistryBroke."""
     answer = remote.request("HEAD", f"/v2/{remote.reference.repository}/blobs/{blob.digest}")
     size = answer.headers.get("Content-Length", "")
     if answer.status_code != 200 or size not in ("", str(blob.size)):

@@ -1,8 +1,8 @@
 """Run a registry on this machine for experiments and tests: Debian's ``docker-registry`` as a background process.
 
 ``up`` renders a configuration from ``registry.yml.j2``, starts ``docker-registry serve`` in a new session and waits for
-the response to ``GET /v2/`` (distribution API specification). The process record, the log and the images are in
-``registry/`` of the build folder. ``down`` preserves the images.
+the response to ``GET /v2/`` (distribution API specification). The process record, the log and the images are in the
+build folder's ``registry/``. ``down`` preserves the images.
 
 The registry has no access control, and engines accept plain HTTP only on loopback addresses. It therefore listens on
 the loopback address unless ``registry.address`` is an address of this machine. Tests use ``serve`` for registries with
@@ -69,7 +69,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config) -> Settings:
-        """The settings for ``up``: the configured address if it is this machine's, otherwise 127.0.0.1:5000.
+        """Return the settings for ``up``: the configured address if it is this machine's, otherwise 127.0.0.1:5000.
 
         Host names other than localhost are treated as other machines.
         """
@@ -84,7 +84,7 @@ class Settings:
         return cls(folder=folder, port=5000)
 
     def authority(self, port: int) -> str:
-        """HOST:PORT, as in a URL."""
+        """Return HOST:PORT, as in a URL."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     @property
@@ -110,7 +110,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """A running registry, or (with pid 0) a registry that is not running."""
+    """The state of a registry. ``pid`` is 0 if the registry is not running."""
 
     address: str
     """HOST:PORT; empty if the registry is not running."""

@@ -55,7 +55,7 @@ class Mirrors:
     changed: bool = False
     backup: Path | None = None
     reload: str = ""
-    """The command that reloaded the engine, or that has to be run."""
+    """The command that reloaded the engine, or that the user has to run."""
 
     @property
     def in_effect(self) -> bool:
@@ -149,7 +149,7 @@ def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: 
 
 
 def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
-    """Reload the engine if systemd or ``./inv`` started it; check which mirrors it uses, and return the state."""
+    """Return the new state. An engine that systemd or ``./inv`` started is reloaded if it uses other mirrors."""
     if state.in_effect:
         return state
     if state.active is None:

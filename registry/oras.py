@@ -78,7 +78,7 @@ class Artefact:
     digest: str
     """The manifest's digest, computed over the received bytes."""
     kind: str
-    """``artifactType``."""
+    """The value of ``artifactType``."""
     files: tuple[File, ...]
     annotations: Mapping[str, str]
 
@@ -173,7 +173,7 @@ class Store:
         )
 
     def is_complete(self, held: Artefact) -> bool:
-        """Return whether the registry holds every file of the artefact in full size."""
+        """Return whether the registry holds every file of the artefact at its full size."""
         return all(self._holds(item) for item in held.files)
 
     def push(self, kind: str, paths: Sequence[Path], annotations: Mapping[str, str]) -> tuple[Artefact, int]:

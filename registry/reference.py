@@ -66,7 +66,7 @@ def resolve(config: Config, *, registry: str | None = None, tag: str | None = No
 
 
 def parse(text: str) -> Reference:
-    """Return the reference HOST[:PORT]/REPOSITORY:TAG. Raises UserError."""
+    """Parse HOST[:PORT]/REPOSITORY:TAG. Raises UserError."""
     name, _, tag = text.rpartition(":")
     host, _, repository = name.partition("/")
     if not repository or not _TAG.fullmatch(tag):

@@ -39,7 +39,7 @@ class Activity:
 
     @property
     def idle_s(self) -> float:
-        """The seconds since the last progress."""
+        """The time since the last progress, in seconds."""
         return time.monotonic() - self._at
 
 

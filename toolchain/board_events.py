@@ -1,6 +1,6 @@
-"""Events of a board with time stamps, which ``./inv lab log`` shows on one time line: a file of JSON lines.
+"""Record a board's events in a file of JSON lines with time stamps. ``./inv lab log`` shows them in order of time.
 
-When a file reaches ``LIMIT_BYTES``, it replaces ``FILE.1``, and a new file begins.
+A file that would exceed ``LIMIT_BYTES`` is renamed to ``FILE.1``, and a new file is started.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class Event:
     text: str
 
     def line(self) -> str:
-        """The event in local time, without control characters."""
+        """Return the event as a line of text with the local time, without control characters."""
         when = datetime.datetime.fromtimestamp(self.time).astimezone().isoformat(" ", "milliseconds")
         text = "".join(filter(str.isprintable, TERMINAL_CODES.sub("", self.text.replace("\t", " "))))
         return f"{when}  {self.source:<7}  {text}"
 
 
 def of_netboot(config: Config, name: str) -> Path:
-    """The events that ``./inv netboot`` records of a board."""
+    """Return the path of the file in which ``./inv netboot`` records a board's events."""
     return config.build_root / "netboot" / f"{name}.jsonl"
 
 
 def append(path: Path | None, source: str, *texts: str) -> None:
-    """Record events that happen now; nothing without a path. A failure is a warning: it must not end a run."""
+    """Record events with the current time if there is a path. A failure only causes a warning."""
     if path is None or not texts:
         return
     now = time.time()
@@ -67,7 +67,7 @@ def append(path: Path | None, source: str, *texts: str) -> None:
 
 
 def read(path: Path) -> list[Event]:
-    """The recorded events; an incomplete line is ignored."""
+    """Return the recorded events, including those in ``FILE.1``; incomplete lines are ignored."""
     found = []
     for part in (_earlier(path), path):
         with contextlib.suppress(FileNotFoundError), part.open(errors="replace") as stream:

@@ -56,7 +56,7 @@ def is_shell_script(path: Path) -> bool:
 
 
 def folders_of_tests() -> tuple[str, ...]:
-    """Return the folders for separate mypy runs: they have modules of the same name (conftest), not packages."""
+    """Return the folders for separate mypy runs: they are not packages, and contain modules with the same name."""
     folders = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/*.py")}
     return ("tests/conftest.py", *sorted(folders))
 
@@ -117,10 +117,11 @@ def missing_for_builds() -> tuple[str, ...]:
 def run_tests(
     *, select: str = "", checks_only: bool = False, quick: bool = False, lanes: int = 1, partial: bool = False
 ) -> None:
-    """Run the linters and all tests; only the linters; or, with ``quick``, the linters and the unit tests.
+    """Run the linters and all tests.
 
-    If the machine cannot build images, the tests of the main job would be skipped, so ChecksFailed is raised before
-    anything runs. With ``partial``, the other tests run instead, and a warning at the end names the skipped ones.
+    With ``checks_only``, run only the linters; with ``quick``, only the linters and the unit tests. If the machine
+    cannot build images, the tests of the main job would be skipped, so ChecksFailed is raised before anything runs.
+    With ``partial``, the other tests run instead, and a warning at the end names the skipped ones.
     """
     if checks_only:
         run_all(linters())

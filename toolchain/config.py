@@ -173,7 +173,7 @@ def _each(check: Check) -> Check:
 
 
 def _gpu_architectures(values: tuple[str, ...]) -> str:
-    """Return the error unless there is at least one architecture and none occurs twice."""
+    """Return the error in a list of architectures, or an empty string if there is none."""
     if not values:
         return "expected at least one architecture, such as 90+PTX"
     names = [value.removesuffix("+PTX") for value in values]
@@ -553,7 +553,7 @@ def load_config(
 
 
 def _with_its_variable(fault: str) -> str:
-    """Return an error about a time stamp from SOURCE_DATE_EPOCH with that variable's name."""
+    """Return an error message; if the wrong value is that of SOURCE_DATE_EPOCH, add this variable's name."""
     value = os.environ.get(EPOCH_VARIABLE)
     from_variable = fault.startswith("image.source_date_epoch:") and value and fault.endswith(f"found {value!r}")
     return f"{fault} in {EPOCH_VARIABLE}" if from_variable else fault

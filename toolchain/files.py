@@ -39,7 +39,7 @@ def absolute(path: Path) -> Path:
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4095
 _VIRTUAL = ("/proc", "/sys")
-"""The kernel's file systems, in which files and folders cannot be created."""
+"""The mount points of the kernel's file systems, in which files and folders cannot be created."""
 
 
 def path_fault(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Compute the number of parallel compiler processes from the cores and the available memory."""
+"""Compute the number of parallel compiler processes from the number of cores and the available memory."""
 
 from __future__ import annotations
 

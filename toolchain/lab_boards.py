@@ -40,7 +40,7 @@ class BoardRow:
 
 
 def parse(text: str) -> BoardRow:
-    """Return the board that a text describes. Raises ValueError with the expected form."""
+    """Return the board that a row describes. Raises ValueError with the expected form."""
     first, *rest = text.split() or [""]
     name, mark, address = first.partition("=")
     if not mark or not NAME.fullmatch(name):

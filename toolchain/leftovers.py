@@ -19,8 +19,8 @@ _LISTED = 3
 def clear(found: Iterable[Path], base: Path) -> None:
     """Remove these files and folders below ``base``, and print how much space was freed.
 
-    Programs of a killed task may run for a while, so entries whose name another process uses are not removed. Neither
-    are links, entries that this user may not remove, mount points, folders that contain one, and scratch folders that a
+    Programs of a killed task may run for a while, so entries whose name another process uses are not removed. Nor are
+    links, entries that this user may not remove, mount points, folders that contain one, and scratch folders that a
     process still locks (toolchain.files).
     """
     with contextlib.ExitStack() as stack:
@@ -47,7 +47,7 @@ def clear(found: Iterable[Path], base: Path) -> None:
 
 
 def _removable(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Return whether the path exists, is removable for this user and not locked; ``stack`` then holds its lock."""
+    """Return whether this user can remove the file or unlocked folder; ``stack`` then holds the folder's lock."""
     if not os.access(path.parent, os.W_OK, effective_ids=True):
         return False
     try:
@@ -65,7 +65,7 @@ def _removable(path: Path, stack: contextlib.ExitStack) -> bool:
 def _used(paths: Sequence[Path]) -> Iterator[Path]:
     """Yield paths whose names another process uses, as an argument, open file, working folder, program or mount.
 
-    The names are random or contain a process number, so the name alone identifies a path.
+    The names are random or contain a process ID, so the name alone identifies a path.
     """
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

@@ -1,6 +1,6 @@
-"""Identify a process across program runs by its number and its creation time.
+"""Identify a process across program runs by its ID and its creation time.
 
-The kernel reuses process numbers; only the number and the creation time together identify a process.
+The kernel reuses process IDs; only the ID and the creation time together identify a process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 _TOLERANCE_S = 2.0
-"""The tolerance in seconds: psutil adds the boot time to the start time, and a clock adjustment shifts the former."""
+"""The tolerance in seconds. psutil computes creation times from the boot time, which clock adjustments shift."""
 
 
 def running(process: psutil.Process) -> bool:
@@ -26,7 +26,7 @@ def running(process: psutil.Process) -> bool:
 
 
 def find(pid: int) -> psutil.Process | None:
-    """Return the running process with this number, if there is one."""
+    """Return the running process with this ID, or None if there is none."""
     with contextlib.suppress(psutil.NoSuchProcess, ValueError):
         process = psutil.Process(pid)
         return process if running(process) else None

@@ -21,7 +21,7 @@ POLITE_S = 5.0
 
 
 def running() -> Iterator[tuple[int, int, int]]:
-    """Yield number, process group and session of each running process (/proc/PID/stat, proc(5)), except zombies."""
+    """Yield the ID, group and session of each running process (/proc/PID/stat, proc(5)), except zombies."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError):

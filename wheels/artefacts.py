@@ -1,7 +1,7 @@
 """The artefact cache, through which a wheel that takes an hour to build is built only once per machine or team.
 
-An entry consists of a finished wheel, the debug symbols that were split off, and the provenance, in
-``artefacts/NAME/KEY/`` of the build folder. The key depends on everything that the build used: the recipe's key, the
+An entry consists of a finished wheel, the debug symbols that were split off, and the provenance. It is stored in the
+build folder, in ``artefacts/NAME/KEY/``. The key depends on everything that the build used: the recipe's key, the
 compiler and the installed packages. A manifest in the folder lists sizes and SHA-256 digests, which are verified on
 every use. An entry that fails verification is renamed and never used. It is not deleted, so that the cause can be
 examined.
@@ -134,12 +134,12 @@ def get(config: Config, name: str, key: str) -> tuple[Path, ...] | None:
 
 
 def keys(config: Config, name: str) -> tuple[str, ...]:
-    """Return the keys of all of a recipe's entries, which are not verified."""
+    """Return the keys of all entries for a recipe, without verifying the entries."""
     return tuple(sorted(path.parent.name for path in (_folder(config) / name).glob(f"*/{MANIFEST}")))
 
 
 def keys_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
-    """Return the keys of entries with a recipe's key, newest first; unverified, because a plan must be fast."""
+    """Return the keys of entries with a recipe's key, newest first. Verifying them would make plans slow."""
     found: list[tuple[int, str]] = []
     for path in (_folder(config) / name).glob(f"*/{MANIFEST}"):
         manifest = Manifest.read(path) if _KEY.fullmatch(path.parent.name) else None
@@ -247,10 +247,10 @@ def push(config: Config, *, registry: str | None = None, user: str | None = None
 def pull(
     config: Config, name: str, key: str, *, registry: str | None = None, user: str | None = None, stated: bool = True
 ) -> Shared:
-    """Pull the artefact with a name and a key, the artefact's or the recipe's, unless this machine has it.
+    """Pull the artefact with a name and a key, unless this machine has it.
 
-    A damaged entry on this machine is renamed and replaced. ``stated`` is false for a recipe that does not write
-    provenance; otherwise a provenance statement must list every file.
+    ``key`` is the artefact's key or the recipe's. A damaged entry on this machine is renamed and replaced. ``stated``
+    is false for a recipe that does not write provenance; otherwise a provenance statement must list every file.
 
     Raises ReferenceNotFound if the registry does not have the artefact, RegistryFailed if the artefact is damaged, has
     no provenance or is not the requested one, and the same exceptions as registry.oras.

@@ -2,7 +2,7 @@
 
 The container contains compilers, torch and libqpu. Native programs are mounted over its emulated compiler and build
 tools (images.native, images.build_tools). pip creates its usual isolated build environment there. It finds requirements
-in the wheelhouses, among the wheels that the caller passes, and in the package indices of pip on this PC
+in the wheelhouses, among the wheels that the caller passes, and in the package indices that pip uses on this PC
 (wheels.pip_settings).
 
 The result is audited (archive, RECORD, ELF files, tag) before it is put into the wheelhouse.
@@ -210,7 +210,7 @@ def libraries_text(sonames: Sequence[str], owners: Mapping[str, str]) -> str:
 
 
 def wheel_mounts(found: Sequence[Path], wanted: Wanted) -> list[str]:
-    """Return the mounts of wheels that the build may require; of two with the same name, only the first.
+    """Return the mounts for wheels that the build may require; of two with the same name, only the first.
 
     Wheels of the package itself are excluded, because pip would return them instead of building the package.
     """

@@ -1,4 +1,4 @@
-"""Pass this PC's Cargo configuration to build containers, for its registries and proxy."""
+"""Pass this PC's Cargo configuration to build containers, so that they use its registries and proxy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOME = Path("/root")
 
 
 def of_this_pc() -> Mounts:
-    """Return mounts of ``~/.cargo/config.toml`` and the folders of crates that it names; none without the file.
+    """Return mounts for ``~/.cargo/config.toml`` and the folders with crates that it names; none without the file.
 
     Raises UserError if the file cannot be read or a folder that it names does not exist.
     """

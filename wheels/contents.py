@@ -39,7 +39,7 @@ class Missing:
     pattern: str
     """A regular expression for the file's path below ``/``."""
     default: str
-    """A regular expression for the paths that are searched without any option."""
+    """A regular expression for the paths that compilers, linkers and pkg-config search by default."""
 
 
 def missing_in(output: str) -> list[Missing]:

@@ -2,9 +2,9 @@
 
 LLVM decodes 64-bit files. Each function with unsupported instructions is one of:
 
-- *checked*: there is a sign that the function runs only on CPUs that have the instructions: the helpers of
-  outline-atomics, its name, a call to a function that reads the CPU's capabilities, or callers that are all checked;
-- *unchecked*: all unsupported instructions are such as a compiler emits for ordinary C++, for example LSE atomics. The
+- *checked*: there is a sign that the function runs only on CPUs that have the instructions: the outline-atomics
+  helpers, the function's name, a call to a function that reads the CPU's capabilities, or callers that are all checked;
+- *unchecked*: compilers emit all the unsupported instructions for ordinary C++, for example LSE atomics. The
   file was compiled for a newer CPU and will crash;
 - *unproven*: the function contains vector or cryptographic instructions and has no such sign. Libraries call such code
   after a check, often through pointers; the result of running the wheel determines the verdict.
@@ -293,7 +293,7 @@ def _stubs(
 
 
 def _functions(file: str, program: _Program, cpu: Cpu, disassembler: Disassembler) -> list[Function]:
-    """Return the functions of a file with instructions that the CPU does not have."""
+    """Return the functions in a file that contain instructions that the CPU does not have."""
     extensions, general = _data()["extensions"], set(_data()["general"]["extensions"])
     beyond = unsupported(
         disassembler,

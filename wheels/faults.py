@@ -53,8 +53,8 @@ def explain(
 ) -> UserError:
     """Return the error for a failed ``pip wheel``. If the distribution has the package, the fix names it.
 
-    If the package's own build failed, the error is ``fault`` with advice about missing files added to its output;
-    ``sources`` are the package sources that are searched for these files.
+    If the cause is unknown, the error is ``fault`` with advice about missing files added to its output; ``sources`` are
+    the package sources that are searched for these files.
     """
     error = _explained(fault, wanted, text, config, sources)
     if not isinstance(error, DiskFull) and (package := distribution_package(wanted.name, config)):
@@ -64,7 +64,7 @@ def explain(
 
 
 def distribution_package(name: str, config: Config) -> str:
-    """Return the package in the image's verified lists that contains a package of the index; empty if none."""
+    """Return the Debian package in the image's verified lists that contains a package from the index; empty if none."""
     canonical = canonicalize_name(name)
     package = f"python3-{_APT_NAMES.get(canonical, canonical.removeprefix('python-'))}"
     known = apt.package_names(config.target_root / "mirror" / "lists", config.image.architecture) if name else set()
@@ -130,7 +130,7 @@ def _explained(
 
 
 def wheels_for_others(name: str, pin: str, config: Config) -> list[str]:
-    """Return the index's wheels of a package for other platforms; none if it has source or a suitable wheel.
+    """Return a package's wheels for other platforms; none if the index has its source or a suitable wheel.
 
     If ``pin`` is ``==VERSION``, only that version is considered. pip on this PC queries the index, because the emulated
     pip would need minutes to list all wheels.

@@ -1,4 +1,4 @@
-"""Find a wheel that fits the target, audit it, and unpack it as the target's pip would do.
+"""Find a wheel that fits the target, audit it, and unpack it as pip on the target would.
 
 None of this requires emulation.
 """
@@ -126,7 +126,7 @@ def audit(wheel: Path, target: Architecture) -> int:
                 count += 1
     except (*UNREADABLE, InstallerError, OSError) as fault:
         if isinstance(fault, OSError) and fault.errno not in (errno.EINVAL, None):
-            raise  # not caused by the archive; EINVAL means an offset outside it, no number a bzip2 error
+            raise  # not caused by the archive, unlike EINVAL (an invalid offset) and None (a bzip2 error)
         raise WheelUnusable(
             f"{wheel.name} is damaged",
             expected="a zip archive whose RECORD matches its files",

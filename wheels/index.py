@@ -44,7 +44,7 @@ Offered = Callable[[], Mapping[str, Path]]
 _IDLE_S = 60
 """The time after which idle connections are closed."""
 _ONE_RANGE = re.compile(r"bytes\s*=[^,]*", re.IGNORECASE)
-"""Matches the supported ranges. Other units must be ignored, and multiple ranges may be (RFC 9110, 14.2)."""
+"""Matches the supported ranges. Other units must be ignored, and multiple ranges may be ignored (RFC 9110, 14.2)."""
 
 
 class _Index:
@@ -115,7 +115,7 @@ def _project_of(name: str) -> str:
 
 
 def _page(title: str, links: Sequence[tuple[str, str, str]]) -> Response:
-    """Return a page as in PEP 503. Each link has an address, a text and a specifier for Python versions."""
+    """Return a page as in PEP 503. Each link has a URL, a name and a specifier for Python versions."""
     lines = [
         f'<a href="{escape(address)}"{f" data-requires-python={chr(34)}{escape(python)}{chr(34)}" if python else ""}>'
         f"{escape(text)}</a><br>"
@@ -149,7 +149,7 @@ class _Handler(WSGIRequestHandler):
     timeout = _IDLE_S
 
     def run_wsgi(self) -> None:
-        """Reject requests whose address werkzeug cannot parse."""
+        """Reject requests whose URL werkzeug cannot parse."""
         try:
             super().run_wsgi()
         except ValueError:
@@ -159,13 +159,13 @@ class _Handler(WSGIRequestHandler):
         """Print nothing, because ``_Log`` prints completed requests."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Print nothing, as in ``log``."""
+        """Print nothing, for the same reason as ``log``."""
 
 
 class _Log:
     """WSGI middleware that prints a line for each completed request, and a progress bar while a wheel is sent.
 
-    Errors are printed as warnings. The client receives status 500, or an incomplete download.
+    After an error, a warning is printed, and the client receives status 500 or an incomplete download.
     """
 
     def __init__(self, application: WSGIApplication) -> None:

@@ -57,7 +57,7 @@ def of_this_pc(find_links: Sequence[str] = (), constraints: Sequence[str] = ()) 
 
 
 def parse(listing: str) -> dict[str, str]:
-    """Return the settings in ``pip config list``'s output: ``section.name='value'``, the value a Python literal."""
+    """Return the settings in ``pip config list``'s output: ``section.name='value'``. Values are Python literals."""
     found: dict[str, dict[str, str]] = {}
     for line in listing.splitlines():
         name, equals, text = line.partition("=")

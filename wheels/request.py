@@ -100,7 +100,7 @@ class Options:
     """The options of a build."""
 
     from_source: bool = False
-    """Whether to build the package even if the index has a wheel of it."""
+    """Whether to build the package even if the index has a wheel."""
     packages: Sequence[str] = ()
     """Distribution packages to install for this build."""
     isolated: bool = True
@@ -121,9 +121,10 @@ class Options:
         constraints: Sequence[str],
         variables: Sequence[str],
     ) -> Options:
-        """Parse a task's options. Paths are relative to ``folder``; ``variables`` are NAME=VALUE, or NAME if set.
+        """Parse a task's options. Paths are relative to ``folder``.
 
-        Raises SourceUnavailable for invalid options.
+        ``variables`` are NAME=VALUE, or NAME for a variable that is set in this process's environment. Raises
+        SourceUnavailable for invalid options.
         """
         if wrong := [name for name in packages if not _PACKAGE.fullmatch(name)]:
             raise SourceUnavailable(

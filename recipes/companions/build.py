@@ -34,7 +34,7 @@ _FIX = "the recipe is in recipes/companions; image.companions: false leaves them
 
 
 def unfit(version: str) -> str:
-    """Explain why there are no companions for this version of torch; empty if there are."""
+    """Return why there are no companions for this version of torch; empty if there are."""
     if not version:
         return "there is no torch wheel"
     wanted = load(NAME).settings["torch"]
@@ -47,7 +47,7 @@ def recipe_key(data: Recipe, target: Architecture, suite: Suite, torch: str) -> 
 
 
 def finished(config: Config, key: str) -> tuple[tuple[Path, ...], str]:
-    """Find finished wheels with a recipe key; return them and their origin. Raises ArtefactDamaged."""
+    """Return the finished wheels with a recipe key, and their origin. Raises ArtefactDamaged."""
     if cached := artefacts.of_recipe(config, NAME, key):
         return cached, "from the artefact cache"
     return artefacts.prebuilt(PREBUILT, NAME, key), "the wheel in this repository"
@@ -61,7 +61,8 @@ def listing(config: Config) -> str:
 def published_for(config: Config, torch: str, *, fetch: bool = True) -> list[Path]:
     """Return the package index's wheels for the torch wheel with this SHA-256, audited; empty if there are none.
 
-    Without ``fetch`` those that were fetched before. Raises as ``published.obtain`` and ``wheels.find.audit``.
+    Without ``fetch``, return only wheels that were fetched before. Raises the same exceptions as ``published.obtain``
+    and ``wheels.find.audit``.
     """
     pins = published.pins(config)
     if not pins or pins[0].sha256 != torch:
@@ -144,9 +145,9 @@ def _packages(suite: Suite) -> str:
 
 
 def examine(wheel: Path, torch_site: Path, target: Architecture, suite: Suite) -> audit.Examined:
-    """Audit a wheel as torch's wheel is audited, together with the torch that is unpacked in ``torch_site``.
+    """Audit a wheel in the same way as torch's, together with the torch that is unpacked in ``torch_site``.
 
-    It must be stripped, and must not contain paths of its build. Raises WheelUnusable, PlatformMismatch.
+    The wheel must be stripped, and must not contain paths from its build. Raises WheelUnusable or PlatformMismatch.
     """
     # The image format libraries use NEON where the CPU has it.
     torch = sorted((torch_site / _packages(suite)).glob("torch*/**/*.so*"))

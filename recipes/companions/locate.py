@@ -1,6 +1,7 @@
 """Compute the key of the wheels that match an image's torch wheel, for tasks that look for finished wheels.
 
-It is not in ``build``, whose code is an input of the step: where torch is found does not change the wheels.
+This module is separate from ``build``, whose code is an input of the step: where torch is found does not change the
+wheels.
 """
 
 from __future__ import annotations

@@ -38,26 +38,26 @@ class Contents:
     """The result of the audit."""
 
     machine_code: tuple[str, ...]
-    """Compute capabilities without the point: ``75``."""
+    """The compute capabilities without the point, such as ``75``."""
     ptx: tuple[str, ...]
     needs: tuple[str, ...]
-    """Libraries by their sonames."""
+    """The sonames of the required libraries."""
     glibc: str
     """The oldest glibc that has all required symbols."""
     libstdcxx: str
-    """The same for libstdc++, as a symbol version."""
+    """The newest required symbol version of libstdc++ (GLIBCXX_…)."""
 
     def text(self) -> str:
-        """Return one line."""
+        """Return the contents as one line of text."""
         ptx = f", PTX {' '.join(self.ptx)}" if self.ptx else ""
         return f"machine code {' '.join(self.machine_code)}{ptx}; needs glibc {self.glibc}, GLIBCXX {self.libstdcxx}"
 
 
 def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> Contents:
-    """Check a wheel against the requested architectures; returns its contents.
+    """Check a wheel against the requested architectures; return its contents.
 
-    Raises PlatformMismatch, or WheelUnusable if it is damaged, requires a specific Python or uncommon libraries, or
-    contains other GPU code.
+    Raises PlatformMismatch, or WheelUnusable if the wheel is damaged, requires a specific Python or uncommon libraries,
+    or contains other GPU code.
     """
     wheels.audit(wheel, target)
     _check_tag(wheel, target)

@@ -35,7 +35,7 @@ def build(
     include: Path,
     log: Path,
 ) -> Path:
-    """Run ``pip wheel`` in the image ``builder``; returns the path of the wheel, which is not audited yet.
+    """Run ``pip wheel`` in the image ``builder``; return the path of the wheel, which is not audited yet.
 
     ``include`` is the folder of torch's headers.
     """

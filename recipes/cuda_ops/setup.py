@@ -198,7 +198,7 @@ class Binary(Distribution):  # type: ignore[misc]
     """A distribution that contains a compiled library."""
 
     def has_ext_modules(self) -> bool:
-        """Yes."""
+        """Return True: the distribution is not pure Python."""
         return True
 
 

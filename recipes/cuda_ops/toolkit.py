@@ -19,7 +19,7 @@ from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 from wheels.pip import run_pip
 
 PYPI = "pypi"
-"""Value of ``cuda.toolkit``: do not use the system's toolkit."""
+"""The value of ``cuda.toolkit`` that excludes the system's toolkit."""
 SYSTEM = Path("/usr/local/cuda")
 _NEEDED = ("bin/nvcc", "bin/ptxas", "nvvm/bin/cicc", "include/cuda_runtime.h", "include/cuda_bf16.h")
 _LIMIT_S = 1800.0
@@ -49,7 +49,7 @@ def obtain(recipe: Recipe, config: Config, target: Architecture) -> Toolkit:
 
 
 def identity(recipe: Recipe, config: Config) -> str:
-    """Return the toolkit as an input of a step; nothing is fetched."""
+    """Return a description of the toolkit as a step input; nothing is fetched."""
     if config.cuda.toolkit not in ("", PYPI):
         return f"{config.cuda.toolkit} {release_of(ROOT / config.cuda.toolkit)}"
     found = None if config.cuda.toolkit else _system(recipe)
@@ -70,7 +70,7 @@ def release_of(home: Path) -> str:
 
 
 def fault_of(recipe: Recipe, home: Path) -> str:
-    """Explain why a folder cannot be used as the toolkit; empty if it can."""
+    """Return why a folder cannot be used as the toolkit; empty if it can."""
     missing = [name for name in _NEEDED if not (home / name).is_file()]
     if missing:
         return f"no {', '.join(missing)}"

@@ -1,4 +1,4 @@
-"""libqpu for this PC, for its tests, for the native extension, and for kernels that run on this PC."""
+"""Build libqpu for this PC: for its tests, for the native extension, and for kernels that run on this PC."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from toolchain.jobs import compile_jobs
 
 
 def build(config: Config, *targets: str, options: Sequence[str] = ()) -> Path:
-    """Compile CMake's ``targets`` and return the build tree, in which only changes are compiled.
+    """Compile the CMake targets ``targets`` and return the build tree. Later calls compile only what has changed.
 
-    ``options`` of CMake remain set for later calls. Raises CommandFailed, ProgramMissing.
+    The CMake options ``options`` remain set for later calls. Raises CommandFailed or ProgramMissing.
     """
     for program in ("cmake", "ninja"):
         process.require_program(program, "to compile libqpu for this PC")

@@ -1,8 +1,8 @@
 """Build upstream QPULib instead of our libqpu: fetch it at a pinned commit and compile it as upstream does.
 
-The source is the folder ``qpu.upstream_source``, or ``sources/qpulib`` in the build folder, which is fetched if it does
-not exist. A git tree must be at the pinned commit and without changes. A folder without ``.git`` (an unpacked archive)
-is used as it is, with a warning that is recorded in the manifest.
+The source is the folder ``qpu.upstream_source``, or ``sources/qpulib`` in the build folder. The latter is fetched if it
+does not exist. A git tree must be at the pinned commit and without changes. A folder without ``.git`` (an unpacked
+archive) is used as it is, with a warning that is recorded in the manifest.
 
 There is one build tree per mode, DEBUG and compiler, so only what depends on a changed file is recompiled.
 """
@@ -43,7 +43,7 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Name of the build tree."""
+        """The name of the build tree."""
         return f"{self.mode}-debug" if self.debug else self.mode
 
     @classmethod

@@ -38,9 +38,9 @@ def build(
     scratch: Path,
     log: Path,
 ) -> Path:
-    """Run inside/build in the image ``builder``; returns the path of the wheel, which is not audited yet.
+    """Run inside/build in the image ``builder``; return the path of the wheel, which is not audited yet.
 
-    ``archive`` is the source archive, ``tools`` the folder with the build's tools. The build writes to ``scratch``.
+    ``archive`` is the source archive, and ``tools`` the folder with the build tools. The build writes to ``scratch``.
     """
     cache = config.build_root / "ccache"
     cache.mkdir(parents=True, exist_ok=True)
@@ -114,9 +114,9 @@ def artefact_key(recipe_key: str, builder: str) -> str:
 
 
 def examine(wheel: Path, target: Architecture, suite: Suite) -> audit.Examined:
-    """Audit the wheel in the same way as torch's. It must be stripped, and must not contain paths of its build.
+    """Audit the wheel in the same way as torch's. It must be stripped, and must not contain paths from its build.
 
-    Raises WheelUnusable, PlatformMismatch.
+    Raises WheelUnusable or PlatformMismatch.
     """
     fix = "the recipe is in recipes/tvm_ffi; ./inv build-tvm-ffi builds it again"
     return audit.examine_stripped(wheel, target, suite, flags="", home=HOME, fix=fix)

@@ -26,13 +26,13 @@ _SERVES = re.compile(r"TVM (\S+) serves")
 
 
 def pins() -> tuple[str, ...]:
-    """TVM and its dependencies, each with its version, from the optional group in pyproject.toml."""
+    """Return TVM and its dependencies, each with its version, from the optional group in pyproject.toml."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return tuple(data["project"]["optional-dependencies"][GROUP])
 
 
 def stage(recipe: Recipe, target: Architecture, suite: Suite, root: Path, log: Path) -> None:
-    """Install the server into ``root``. Raises WheelUnusable for an architecture without wheels, NetworkUnreachable."""
+    """Install the server into ``root``. Raises NetworkUnreachable, or WheelUnusable without wheels for the target."""
     site = root / recipe.settings["prefix"].removeprefix("/")
     _install(target, suite, site, log)
     for name in recipe.settings["left_out"].split():
@@ -42,7 +42,7 @@ def stage(recipe: Recipe, target: Architecture, suite: Suite, root: Path, log: P
 
 
 def check(client: docker.DockerClient, reference: str, target: Architecture, log: Path) -> str:
-    """Start the server in a finished image; returns the TVM version that it reports. Raises CommandFailed."""
+    """Start the server in a finished image; return the TVM version that it reports. Raises CommandFailed."""
     try:
         said = run_in(
             client, reference, ["pitorch-rpc-server", "--check"], architecture=target, limit_s=_LIMIT_S, log=log

@@ -6,7 +6,7 @@
 //   16  8  FNV-1a (64 bit) of bytes 0..15 and of the content
 //   24     content
 //
-// Numbers are little-endian. Texts are in UTF-8. Texts and lists start with their 32-bit length.
+// Numbers are little-endian. Strings are UTF-8. Strings and lists start with their 32-bit length.
 #ifndef QPU_SRC_CODE_SERIALISE_HPP
 #define QPU_SRC_CODE_SERIALISE_HPP
 
@@ -18,7 +18,7 @@
 
 namespace qpu::code {
 
-// Bytes that are not valid UTF-8 become U+FFFD in texts. Throws std::length_error if the object
+// Bytes that are not valid UTF-8 become U+FFFD in strings. Throws std::length_error if the object
 // is larger than 4 GB.
 std::string save(const Object& object);
 

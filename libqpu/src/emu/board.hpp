@@ -14,7 +14,7 @@ struct Board {
   double tmuL2Clocks = 0;
   double tmuMemoryClocks = 0;
   double tmuRequestClocks = 0;  // between two requests to one TMU
-  double fetchL2Clocks = 0;     // for a cache line of instructions or uniforms
+  double fetchL2Clocks = 0;     // for an instruction or uniform cache line
   double fetchMemoryClocks = 0;
   double l2BytesPerClock = 0;   // V3D L2, all slices together
   double memoryBytesPerSecond = 0;  // SDRAM, reads and writes together

@@ -93,13 +93,13 @@ struct Qpu {
   std::uint32_t flow = 0;           // target of the last jump
   std::uint32_t jump = UINT32_MAX;  // target of the pending jump
   std::uint32_t jumpedAt = 0;
-  std::uint32_t line = UINT32_MAX;  // current cache line of instructions
+  std::uint32_t line = UINT32_MAX;  // current instruction cache line
   std::uint32_t region = 0;         // hint
   std::uint32_t awaited = 0;        // number of the semaphore it waits for
   State state = State::Ready;
   bool careful = false;
   bool leave = false;               // return to the scheduler after this instruction
-  bool fetches = false;             // must fetch a cache line of instructions first
+  bool fetches = false;             // must fetch an instruction cache line first
   bool ending = false;
   bool noSwap = false;
   Clock readsReady = 0;

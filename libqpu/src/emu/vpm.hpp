@@ -14,7 +14,7 @@ constexpr std::uint32_t kVpmRows = 64;
 constexpr std::uint32_t kVpmColumns = 16;
 constexpr std::uint32_t kVpmWords = kVpmRows * kVpmColumns;
 
-// Assumptions, each with a board test that would decide it:
+// Assumptions, each with a board test that would settle it:
 // 16- and 8-bit reads are zero-extended: write 0xffffffff, read laned bytes.
 // 16- and 8-bit DMA fills consecutive halves or bytes of the words from X, starting with the
 // half or byte of MODEW: load 64 counting bytes with MODEW 5.

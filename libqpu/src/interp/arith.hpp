@@ -13,7 +13,7 @@ constexpr std::uint32_t kExponent = 0x7f800000U;
 constexpr std::uint32_t kSign = 0x80000000U;
 constexpr std::uint32_t kMagnitude = 0x7fffffffU;
 
-// Assumptions, each with a board test that would decide it.
+// Assumptions, each with a board test that would settle it.
 // fmul of an inexact product: square 0x3f800001 and compare with 0x3f800002.
 constexpr bool kFmulTruncates = true;
 // fadd overflow: 0x7f7fffff plus itself; expected Inf.
@@ -230,7 +230,7 @@ inline std::uint32_t byteToFloat(std::uint32_t byte) {
   return truncateToFloat(bitCast<std::uint64_t>(static_cast<double>(byte) / 255.0));
 }
 // Rounds 0.0..1.0 to the nearest of 0..255. Values outside are clamped. Assumption: ties
-// round up. To decide it, pack k/510 for odd k as colours.
+// round up. To settle it, pack k/510 for odd k as colours.
 inline std::uint32_t toColour(std::uint32_t a) {
   if ((a & kSign) != 0 || isFlushed(a)) return 0;
   const double scaled = hasTopExponent(a) ? 255.0 : widen(a) * 255.0 + 0.5;

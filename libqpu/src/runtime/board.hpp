@@ -36,7 +36,7 @@ struct Board {
   std::optional<Revision> revision;     // /proc/cpuinfo
   std::string socName;                  // "BCM2837"; "" if unknown
   Soc soc = Soc::Unknown;
-  std::string verdict;  // one sentence: why
+  std::string verdict;  // one sentence with the reason
 };
 
 Board readBoard(const Root& root);

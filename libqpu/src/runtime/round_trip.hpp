@@ -1,5 +1,5 @@
 // Tests whether the CPU and the QPUs access the same memory: one QPU reads what the CPU wrote,
-// and the CPU reads what the QPU wrote. On a board, this test also decides which flags and
+// and the CPU reads what the QPU wrote. On a board, this test also determines which flags and
 // aliases GPU memory requires.
 #ifndef QPU_SRC_RUNTIME_ROUND_TRIP_HPP
 #define QPU_SRC_RUNTIME_ROUND_TRIP_HPP

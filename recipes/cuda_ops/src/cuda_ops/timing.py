@@ -51,7 +51,7 @@ _INPUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """The measurements of the host clock in one of the four ways: a time in microseconds for each timed call."""
+    """The host clock measurements made in one of the four ways: a time in microseconds for each timed call."""
 
     before: str
     after: str
@@ -327,7 +327,7 @@ def plot(timing: Timing, path: Path) -> None:
 
 
 def nsys_record(words: Sequence[str], folder: Path) -> str:
-    """Run the same measurement under ``nsys profile``; the result as a message."""
+    """Run the same measurement under ``nsys profile``; return a message about the result."""
     program = shutil.which("nsys")
     if program is None:
         return "nsys is not installed, so there is no report"

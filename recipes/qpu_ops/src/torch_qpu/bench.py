@@ -82,7 +82,7 @@ class Row:
     share_of_limit: float
     share_low: float
     share_high: float
-    """The greatest share over the ends of the model's ranges; equal to the share itself if that was measured."""
+    """The greatest share in the model, including the ends of its ranges, or the share itself if it was measured."""
     limit: str
     """The limiting resource: "arithmetic" or "memory"."""
     faster: str | None
@@ -148,7 +148,7 @@ def _convolutional() -> nn.Module:
 
 
 def steps() -> list[Step]:
-    """Count the operations of each second step, because the first one creates the optimiser's state."""
+    """Count the operations in the second step of each training; the first one also creates the optimiser's state."""
     networks: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
         "convolution and batch norm": (_convolutional, torch.randn(4, 1, 8, 8)),
         "transformer encoder, 2 layers": (_Encoder, torch.randint(0, 20, (4, 12))),
@@ -289,7 +289,7 @@ def measure(case: Case, *, model: bool) -> Row:
 
 
 def machine(model: bool) -> dict[str, Any]:
-    """Return the machine and software that the figures were measured on."""
+    """Return the machine and software on which the figures were measured."""
     name, reason = _C.backend()
     path = Path("/proc/device-tree/model")
     board = path.read_text(errors="replace").rstrip("\0\n ") if path.is_file() else ""
@@ -349,7 +349,7 @@ def table(rows: list[Row], facts: dict[str, Any]) -> str:
 
 
 def plot(rows: list[Row], facts: dict[str, Any]) -> str:
-    """Return a bar per row and method, on a logarithmic axis, as SVG."""
+    """Return an SVG chart with a bar per row and method on a logarithmic axis."""
     colours = {"CPU loop": "#999999", "CPU torch": "#4477aa", "QPU": "#cc6633"}
     values = []
     for row in rows:
@@ -394,7 +394,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Return the program."""
+    """Run the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m torch_qpu.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes only")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")

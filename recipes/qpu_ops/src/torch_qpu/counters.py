@@ -113,7 +113,7 @@ class profile:  # noqa: N801 (used like a function, like torch.profiler.profile)
     """
 
     def __enter__(self) -> Profile:
-        """Begin the record."""
+        """Start recording."""
         self._profile = Profile(backend=_C.backend()[0])
         _C.start_record()
         return self._profile

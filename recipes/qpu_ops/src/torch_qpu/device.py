@@ -30,7 +30,7 @@ class DeviceProperties:
     backend: str
     """The backend that runs the kernels, as named by libqpu."""
     reason: str
-    """Why that backend."""
+    """Why libqpu selected that backend."""
     multi_processor_count: int
     """Number of QPUs; each computes 16 elements in four clocks."""
     total_memory: int
@@ -68,7 +68,7 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """Index of the only device."""
+    """Return the index of the only device."""
     return 0
 
 
@@ -114,7 +114,7 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """Generation of the VideoCore, and revision 0, since all boards use the same kernels."""
+    """Return the VideoCore generation, and 0 as the revision, because all boards use the same kernels."""
     _index(device)
     return 4, 0
 
@@ -142,7 +142,7 @@ def set_stream(stream: torch.Stream) -> None:
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Allocator statistics: bytes used by tensors and reserved from libqpu, counts of segments, retries, failures."""
+    """Return the allocator's statistics: bytes used by tensors, bytes reserved from libqpu, and counters."""
     _index(device)
     return dict(_C.memory_statistics())
 
@@ -176,17 +176,17 @@ def memory_allocated(device: Any = None) -> int:
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Maximum number of bytes used by tensors since the start or ``reset_peak_memory_stats``."""
+    """Return the maximum number of bytes used by tensors since the start or ``reset_peak_memory_stats``."""
     return memory_stats(device)["allocated_bytes.peak"]
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Return bytes reserved from libqpu, for tensors and for the cache."""
+    """Return the number of bytes reserved from libqpu, for tensors and for the cache."""
     return memory_stats(device)["reserved_bytes.current"]
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """Maximum number of bytes reserved from libqpu."""
+    """Return the maximum number of bytes reserved from libqpu."""
     return memory_stats(device)["reserved_bytes.peak"]
 
 
@@ -209,7 +209,7 @@ def set_memory_limit(limit: int) -> None:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Free bytes, including cached memory, and total bytes."""
+    """Return the number of free bytes, including cached memory, and the total number of bytes."""
     total = get_device_properties(device).total_memory
     return max(total - memory_allocated(device), 0), total
 
@@ -236,7 +236,7 @@ def seed() -> int:
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    """State of the device's generator, as a CPU tensor of bytes."""
+    """Return the state of the device's generator as a CPU tensor of bytes."""
     _index(device)
     state: torch.Tensor = torch.ops.torch_qpu.rng_state()
     return state

@@ -117,7 +117,7 @@ class Group:
         return [node for node in self.nodes if any(user not in own for user in node.users)]
 
     def written(self) -> tuple[list[Node], list[float | Node], str, str]:
-        """The arrays, the numbers (nodes if computed from sizes), the kinds of inputs, and the chain's text."""
+        """Return the arrays, the numbers (nodes if computed from sizes), the kinds of inputs, and the chain as text."""
         write = Writer()
         values: dict[Node, Any] = {}
 

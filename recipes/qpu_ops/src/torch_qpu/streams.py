@@ -11,7 +11,7 @@ QPU = torch.device("qpu", 0)
 
 
 class _OfTheDevice(type):
-    """Makes ``isinstance`` work for PyTorch's own objects of the device, which cannot be subclassed (elapsed_time)."""
+    """Makes ``isinstance`` accept PyTorch's own objects for this device; subclasses do not work with elapsed_time."""
 
     kind: type[Any]
 
