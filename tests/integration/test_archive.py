@@ -38,7 +38,7 @@ def engine() -> Iterator[docker.DockerClient]:
 
 
 def layer(folder: Path, name: str, **contents: str) -> Layer:
-    """Make a layer with these files in /data and with unique bytes."""
+    """Make a layer with these files in /data, whose contents are unique to ``folder``."""
     (folder / name / "data").mkdir(parents=True)
     for file, text in contents.items():
         (folder / name / "data" / file).write_text(f"{text} of {folder}")

@@ -318,7 +318,7 @@ class Terminal:
         self.shown = ""
 
     def expect(self, text: str, limit_s: float = 30) -> None:
-        """Wait for a text on the terminal."""
+        """Wait until the terminal shows a string."""
         deadline = time.monotonic() + limit_s
         os.set_blocking(self.descriptor, False)
         while text not in self.shown:

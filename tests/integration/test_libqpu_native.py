@@ -1,4 +1,4 @@
-"""Run libqpu's C++ tests on this PC, and clang-tidy on its sources."""
+"""Tests that run libqpu's C++ tests on this PC, and clang-tidy on its sources."""
 
 from __future__ import annotations
 

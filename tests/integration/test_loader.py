@@ -109,7 +109,7 @@ def test_session_times_out() -> None:
 
 @pytest.fixture
 def board() -> Iterator[LoaderSession]:
-    """Start a session with this PC."""
+    """Start a session with this PC as the board."""
     with loader_session.session(config(), targets.load("local"), parse("emulator")) as session:
         yield session
 
@@ -206,7 +206,7 @@ def test_invalid_arrays_are_refused(board: LoaderSession, library: Path, request
 
 
 def parameters_of_a_session(library: Path, content: bytes) -> tuple[bytes, bool]:
-    """What a new session maps, and whether the board had kept it."""
+    """Pass parameters in a new session; return the bytes that it maps, and whether the board had kept them."""
     with loader_session.session(config(), targets.load("local"), parse("emulator")) as board:
         board.load(library, "-")
         number, kept = board.parameters(content)

@@ -1,4 +1,4 @@
-"""Ordinary users of the PC cannot access a tree that is served over NFS, but root and boards can."""
+"""Tests that root and boards can access a tree that is served over NFS, but ordinary users of the PC cannot."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_the_next_use_restores_the_folders_mode(exported: Config) -> None:
 
 @pytest.fixture
 def earlier(exported: Config) -> Config:
-    """Make an export like an earlier version, in which the tree is the given folder itself."""
+    """Make an export as an earlier version did, with the tree directly in the given folder."""
     layout = Layout.of(exported)
     layout.tree.rename(layout.place.with_name("moved"))
     layout.place.rmdir()

@@ -1,4 +1,4 @@
-"""Tests of PyTorch models on this PC, through TVM's RPC, with the loader under emulation, and in a C program."""
+"""Tests of PyTorch models on this PC: over TVM's RPC, with the loader under emulation, and in a C program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SUPPORT = Path(__file__).parent.parent / "support"
 @pytest.fixture(scope="module", autouse=True)
 def tvm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[environment.TvmEnvironment]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # for the parameters of the models
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # for the models' parameters
         yield environment.ready_for_models(product_config)
 
 

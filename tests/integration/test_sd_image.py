@@ -393,7 +393,7 @@ def test_a_real_card_is_intact_and_reproducible(real_card: RealCard) -> None:
 @pytest.mark.machine
 @pytest.mark.timeout(3600)
 def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path) -> None:
-    """Systemd and cloud-init set the user, no password, the host name, the locale, host keys, and the larger root."""
+    """Systemd and cloud-init create a user without a password, set host name, locale and keys, and enlarge the root."""
     tools = image.ready_tools(real_card.config)
     for name in ("vmlinuz", "initrd.img", "cmdline.txt"):
         tools.run("mcopy", "-i", real_card.boot, f"::{name}", tmp_path)

@@ -29,7 +29,7 @@ DSC = "small_1.0-1.dsc"
 
 
 def sums(contents: dict[str, bytes]) -> str:
-    """Compute the checksum lines of a description or an index."""
+    """Return the checksum lines in a description or an index."""
     return "".join(f" {hashlib.sha256(text).hexdigest()} {len(text)} {name}\n" for name, text in contents.items())
 
 
@@ -77,7 +77,7 @@ class Package:
 
     @property
     def missing(self) -> str:
-        """Call the step's ``missing`` probe."""
+        """Return what the step's ``missing`` check reports."""
         return source.missing(self.recipe, load_suite("trixie"), "archive", self.place)
 
 

@@ -36,7 +36,7 @@ name = "tiny"
 version = "1"
 """
 
-# PEP 517 and PEP 660: builds a wheel with the module that the wrapper calls, and its script.
+# A backend for PEP 517 and PEP 660. Its wheel contains the module that the wrapper calls, and the script.
 BACKEND = '''\
 import os, pathlib, time, zipfile
 
@@ -273,7 +273,7 @@ def test_completion_installs_nothing(checkout: Checkout) -> None:
 
 
 def held(checkout: Checkout, **env: str) -> subprocess.Popen[str]:
-    """Stop a first run while pip is running."""
+    """Start a first run, which waits while pip is running, and return its process."""
     (checkout.folder / "hold").touch()
     process = checkout.start("held", cwd=None, HOLD="1", **env)
     deadline = time.monotonic() + 120
@@ -770,7 +770,7 @@ def test_tasks_use_utf_8_in_every_locale(ready: Checkout, tmp_path: Path) -> Non
 
 
 def test_registry_password_reaches_only_the_task(checkout: Checkout, tmp_path: Path) -> None:
-    """Records the environment of the programs that ./inv starts, also during the first run."""
+    """The test records the environment of the programs that ./inv starts, also during the first run."""
     programs, seen = tmp_path / "programs", tmp_path / "seen"
     programs.mkdir()
     seen.mkdir()

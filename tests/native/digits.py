@@ -93,7 +93,7 @@ def accuracy(name: str, device: str, epochs: int) -> float:
 
 
 def compared(name: str, epochs: int) -> dict[str, Any]:
-    """The accuracies on both devices, the time in seconds on the QPUs, and the work of the QPUs and the CPU there."""
+    """Return both accuracies, and for training on the QPUs the time in seconds and what ran on the QPUs and the CPU."""
     on_cpu = accuracy(name, "cpu", epochs)
     torch_qpu.reset_counters()
     began = time.perf_counter()
@@ -111,7 +111,7 @@ def compared(name: str, epochs: int) -> dict[str, Any]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Return 0 if the accuracy on the QPUs is less than MARGIN below the accuracy on the CPU."""
+    """Print the comparison; return 0 if the accuracy on the QPUs is less than MARGIN below that on the CPU."""
     parser = argparse.ArgumentParser(prog="digits.py", description=__doc__.splitlines()[0])
     parser.add_argument("network", choices=NETWORKS)
     parser.add_argument("--epochs", type=int, help="number of passes over all images")

@@ -1,4 +1,4 @@
-"""The report is one file, labels emulation, and escapes text from the tests."""
+"""Tests that the report is one file, labels emulation, and escapes text from the tests."""
 
 from __future__ import annotations
 
