@@ -92,7 +92,7 @@ def engine_for_marked_tests(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def engine_runs() -> None:
-    """Require a running engine, and start one if necessary."""
+    """Start the engine if none is running."""
     ensure_running(load_config(SETTINGS))
 
 
@@ -153,7 +153,7 @@ def workbench(built: main_job.Built, product_config: Config) -> Mapping[str, Man
 def built(product_config: Config) -> main_job.Built:
     """Build the system image, from the mirror to the checked image.
 
-    The first process builds the image; the other one waits and reuses it, because a second build would be refused.
+    The first process builds the image; others wait and reuse it, because a second build would be refused.
     """
     needs_the_machine()
     ensure_running(product_config)
@@ -176,7 +176,7 @@ def no_other_build(product_config: Config, built: main_job.Built) -> Iterator[No
 
 @pytest.fixture(scope="session")
 def exported_config(product_config: Config, built: main_job.Built) -> Config:
-    """Return the configuration with an exported root filesystem."""
+    """Export the root filesystem, and return the configuration."""
     from nfsroot.export import export
 
     assert built.manifest("system").facts["image"]

@@ -44,7 +44,7 @@ def drawn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def filled(module: nn.Module) -> nn.Module:
-    """Return a module whose weights do not depend on torch's generator."""
+    """Fill a module's parameters with numbers that do not depend on torch's generator, and return the module."""
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
             parameter.copy_(0.2 * drawn(*parameter.shape, seed=100 + number))
@@ -65,7 +65,7 @@ def conversions() -> dict[str, Tensor]:
 
 @case(0.0)
 def integers() -> dict[str, Tensor]:
-    """Compute int64 arithmetic and indices beyond 32 bits."""
+    """Compute int64 arithmetic with values beyond 32 bits, and use int64 indices."""
     x = torch.tensor([2**40 + 3, -(2**50), 7, 2**62])
     index = torch.tensor([3, 0, 2], dtype=torch.int64)
     return {

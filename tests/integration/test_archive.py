@@ -28,7 +28,7 @@ EPOCH = 1735689600
 
 @pytest.fixture
 def engine() -> Iterator[docker.DockerClient]:
-    """Return the engine; remove these tests' images afterwards."""
+    """Connect to the engine; remove these tests' images afterwards."""
     with contextlib.closing(connect()) as client:
         yield client
         for image in client.api.images():

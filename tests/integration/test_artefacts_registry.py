@@ -617,7 +617,7 @@ COMPILERS = {
 
 
 def small_builder() -> bytes:
-    """Make the tar of a root that reports packages and compilers like torch's builder."""
+    """Make a root's tar with programs that report packages and compilers as in torch's builder."""
     shell = os.path.realpath(shutil.which("sh") or "/bin/sh")
     listed = subprocess.run(["ldd", shell], capture_output=True, text=True, check=True).stdout
     files = {"bin/sh": Path(shell).read_bytes()}

@@ -82,7 +82,7 @@ def reference(client: docker.DockerClient) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def heavy(client: docker.DockerClient) -> Iterator[str]:
-    """Build an image that takes time to copy: 240 MiB in many files."""
+    """Build an image that takes time to copy: 240 files with 1 MiB each."""
     made = f"{NAME}-heavy/system:trixie-armhf"
     block = os.urandom(1 << 20)
     members = [nasty_image.folder("etc"), *(nasty_image.entry(f"file{number}", block) for number in range(240))]
@@ -399,7 +399,7 @@ def in_the_place_of(tree: Path) -> None:
 
 @pytest.fixture
 def ext4(tmp_path: Path, inode_size: int) -> Iterator[Path]:
-    """Mount a private file system; with inodes of 128 bytes, it has no birth times."""
+    """Mount a private ext4 file system. With 128-byte inodes, it does not record birth times."""
     image, place = tmp_path / "disk", tmp_path / "mounted"
     place.mkdir()
     with image.open("wb") as made:

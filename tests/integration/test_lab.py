@@ -391,7 +391,7 @@ def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coor
 
 
 def switched(folder: Path, address: str, **tools: str) -> Environment:
-    """Return the environment of a board with a power switch, without a coordinator."""
+    """Return the labgrid environment of a board with a power switch, without a coordinator."""
     paths = Paths(folder=folder / "report")
     labgrid_environment.prepare(exported_in(folder), paths, host="pi@127.0.0.1", chroot=False, timing=False)
     described = yaml.safe_load(paths.environment.read_text())

@@ -55,7 +55,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def exported(open_folder: Path) -> Config:
-    """Export a tree with programs of this machine below a folder with mode 0755."""
+    """Make an export with this machine's programs, in a folder with mode 0755."""
     layout = Layout(open_folder / "nfsroot")
     fill(layout.tree)
     layout.folder.mkdir()

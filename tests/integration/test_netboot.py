@@ -132,7 +132,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
         sys.stdout.buffer.write(packet[4:])
         break
 """
-"""Fetch a file of less than 512 bytes by TFTP (RFC 1350), or print the server's error; the server may start later."""
+"""Fetch a file of less than 512 bytes over TFTP (RFC 1350), or print the server's error; the server may start later."""
 
 
 def on_board(namespace: str, *words: str) -> str:
@@ -537,7 +537,7 @@ LOSS = b"""table bridge lossy {
   }
 }
 """
-"""Not tc's netem, which the kernel of the test machine lacks."""
+"""Drops packets at random. tc's netem is not used, because the test machine's kernel lacks it."""
 
 
 @pytest.mark.expensive

@@ -26,12 +26,12 @@ from toolchain.errors import BoardLost, BoardSilent, InUse, PlatformMismatch, Re
 
 QUICK = Timing(number=3, repeat=2, min_repeat_ms=1, warm_up=1)
 ENDLESS = Timing(number=10**11, repeat=1, min_repeat_ms=0, warm_up=0)
-"""add_one for hours."""
+"""Timing for add_one that takes hours."""
 
 
 @pytest.fixture(scope="module")
 def tvm(product_config: Config) -> Iterator[TvmEnvironment]:
-    """Install TVM as the task does."""
+    """Install TVM as the task does, and yield it in a private network."""
     installed = environment.ready(product_config)
     with out_of_reach():
         yield installed

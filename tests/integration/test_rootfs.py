@@ -79,7 +79,7 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
 
 
 def documents(archive: tarfile.TarFile) -> set[str]:
-    """List the files among documentation, manual pages and translations."""
+    """Return the names of files in the folders for documentation, manual pages and translations."""
     places = tuple(f"./usr/share/{name}/" for name in ("doc", "info", "lintian", "locale", "man"))
     return {Path(item.name).name for item in archive if item.name.startswith(places) and item.isreg()}
 

@@ -44,7 +44,7 @@ CHANGED = {
     *("etc/apt/apt.conf.d", "etc/apt/apt.conf.d/01proxy", ".", ".dockerenv", "usr/sbin", "usr/sbin/policy-rc.d"),
     *("usr/lib", "usr/lib/clock-epoch", "lost+found"),
 }
-"""What a card has, or has not, that the image has not, or has."""
+"""Paths at which a card and its image may differ."""
 
 
 STATUS = b"""Package: dpkg
@@ -162,7 +162,7 @@ def test_an_unconfigured_image_has_no_password_and_no_user(card: Card) -> None:
 
 @contextlib.contextmanager
 def attached(file: Path) -> Iterator[Path]:
-    """Attach a loop device with the contents of a file."""
+    """Attach a file to a loop device, and yield the device."""
     done = subprocess.run(["losetup", "--find", "--show", file], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"the kernel has no loop devices: {done.stderr.strip()}")
@@ -211,7 +211,7 @@ REQUIRED = {
     **dict.fromkeys(("name", "description", "icon", "url", "extract_sha256", "release_date"), str),
     **dict.fromkeys(("extract_size", "image_download_size"), int),
 }
-"""Fields that Imager's schema requires of an entry: doc/json-schema/os-list-schema.json in its repository."""
+"""Fields that Imager's schema requires in an entry: doc/json-schema/os-list-schema.json in its repository."""
 
 
 def test_the_imagers_entry_describes_the_image(card: Card) -> None:
@@ -244,7 +244,7 @@ def test_bill_of_materials_is_next_to_the_image(card: Card) -> None:
 
 @contextlib.contextmanager
 def loop_device(size: int, folder: Path) -> Iterator[Path]:
-    """Provide a block device that returns 0xFF where nothing was written."""
+    """Provide a block device that is filled with 0xFF."""
     backing = folder / "device"
     with backing.open("wb") as stream:
         for _ in range(size >> 20):

@@ -92,7 +92,7 @@ def raw(index: str, target: str, method: str = "GET") -> bytes:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for the server, which prints a request after the client has received the response."""
+    """Wait for a condition, because the server prints a request after the client has received the response."""
     for _ in range(400):
         if condition():
             return
@@ -576,7 +576,7 @@ def test_instructions_name_the_index_and_the_wheels() -> None:
 
 @pytest.fixture
 def default_index(tmp_path: Path) -> Iterator[str]:
-    """Provide the board's default index, with newer source for two packages that cannot be built here."""
+    """Provide the board's default index, with newer sources of two packages, which cannot be built here."""
     for name in ("thing", "needy"):
         source = tmp_path / "public" / f"{name}-2.0"
         source.mkdir(parents=True)

@@ -75,7 +75,7 @@ class Net:
         return self.run(self.pi, "curl", "-s", *limits, "http://203.0.113.2:8080/hello", check=False)
 
     def ruleset(self) -> str:
-        """Return all nftables rules of the gateway."""
+        """Return all nftables rules in the gateway's namespace."""
         return self.run(self.gateway, "nft", "list", "ruleset")
 
     def forward(self) -> str:

@@ -69,7 +69,7 @@ def a_builder(folder: Path, image: str, client: docker.DockerClient | None = Non
 
 @pytest.fixture
 def image(built: main_job.Built, product_config: Config) -> str:
-    """Build the builder image, which has ninja and the cross compiler like torch's."""
+    """Return the builder image, which has ninja and the cross compiler, like the image of torch's builder."""
     assert built.manifest("builder").facts["image"]
     return product_config.image_reference("builder")
 
@@ -80,7 +80,7 @@ def builder(tmp_path: Path, image: str, client: docker.DockerClient) -> building
 
 
 def a_tree(builder: building.Builder) -> Path:
-    """Make the tree before the compilation."""
+    """Make a build tree in which nothing has been compiled yet."""
     made = builder.home / "pytorch" / "build"
     made.mkdir(parents=True)
     (made / "build.ninja").write_text(NINJA)

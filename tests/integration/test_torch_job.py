@@ -46,7 +46,7 @@ class StandIn:
         self.built = 0
 
     def versions(self) -> dict[str, str]:
-        """Return the versions in a builder image."""
+        """Return versions as in a builder image."""
         return {"g++-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1", "compiler": "g++ 14.2.0"}
 
     def older(self) -> tuple[list[building.Builder], list[building.Builder]]:
@@ -301,7 +301,7 @@ VERSIONS = {
     "ca-certificates:all": "20250419",
     "compiler": "arm-linux-gnueabihf-g++ (Debian 14.2.0-19) 14.2.0",
 }
-"""Some of the 300 packages of the builder image."""
+"""Some of the 300 packages in the builder image."""
 
 
 def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:

@@ -66,7 +66,7 @@ class Room:
         (self.patches / "git/0001-git.patch").write_text(replaces("second", "upstream's tag"))
 
     def call(self, *argv: str, at: str = "/usr/src/torch") -> subprocess.CompletedProcess[str]:
-        """Run a program of the root in one of its folders."""
+        """Run a program from the root in one of the root's folders."""
         entered = ["chroot", str(self.root), "/bin/sh", "-c", 'cd "$1" && shift && "$@"', "sh", at, *argv]
         environment = {"PATH": "/usr/bin:/bin:/usr/sbin", "LC_ALL": "C.UTF-8"}
         return subprocess.run(entered, env=environment, capture_output=True, text=True, timeout=120, check=False)

@@ -55,7 +55,7 @@ class Package:
         self.sources: tuple[apt.Source, ...] = ()
 
     def _index(self, contents: dict[str, bytes]) -> None:
-        """Write the signed source index of the archive."""
+        """Write and sign the archive's source index."""
         dist = self.archive.folder / "dists" / "stone"
         stanza = (
             "Package: small\nBinary: small\nVersion: 1.0-1\nMaintainer: Nobody <nobody@example.org>\n"

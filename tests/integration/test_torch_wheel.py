@@ -283,7 +283,7 @@ def test_upstream_is_fetched_through_the_proxy(tmp_path: Path, monkeypatch: pyte
 
 
 def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
-    """Compile a small shared library for the target without dependencies."""
+    """Compile a small shared library without dependencies for the target."""
     compiler = shutil.which("arm-linux-gnueabihf-gcc")
     assert compiler, "./inv installs the ARM cross compiler"
     (folder / f"{name}.c").write_text(text)
@@ -298,7 +298,7 @@ def torch_of(folder: Path, contents: Mapping[str, bytes | str]) -> Path:
 
 
 def examined(wheel: Path) -> audit.Examined:
-    """Audit with the configured variant's flags."""
+    """Audit a wheel with the configured variant's flags."""
     return audit.examine(wheel, config().image.target, load_suite("trixie"), flags=plan().flags)
 
 
@@ -924,7 +924,7 @@ T = upstream.Part("t.py")
 
 
 def reports(*found: tuple[str, str, str], status: int | None = 0) -> list[str]:
-    """Make lines of pytest-reportlog: tests (name, when, outcome) and the end of the session."""
+    """Make the lines of a pytest-reportlog file for tests (name, when, outcome) and for the end of the session."""
     lines = [
         json.dumps({"nodeid": name, "when": when, "outcome": outcome, "longrepr": None, "$report_type": "TestReport"})
         for name, when, outcome in found

@@ -38,7 +38,7 @@ GLYPHS = (
 
 
 def digits(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generate noisy 12 x 12 images with a digit of random position and brightness; return them and the digits."""
+    """Generate noisy 12 x 12 images with a digit at a random position and brightness; return images and digits."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [torch.tensor([[float(p) for p in row] for row in glyph.split()]) for glyph in GLYPHS]
     labels = torch.randint(0, 10, (count,), generator=generator)
@@ -74,7 +74,7 @@ NETWORKS = {"perceptron": perceptron, "lenet": lenet}
 
 
 def accuracy(name: str, device: str, epochs: int) -> float:
-    """Return the accuracy on unseen images of a network trained from the same start, in the same order."""
+    """Train a network from fixed weights with images in a fixed order; return its accuracy on unseen images."""
     torch.manual_seed(7)
     network = NETWORKS[name]().to(device)
     images, labels = digits(500, seed=1)

@@ -40,7 +40,7 @@ def mapped(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
 
 
 def leaves_of(tree: Tree) -> list[torch.Tensor]:
-    """Return the tensors of a tree that require a gradient."""
+    """Return the tensors in a tree that require a gradient."""
     found: list[torch.Tensor] = []
 
     def keep(t: torch.Tensor) -> None:

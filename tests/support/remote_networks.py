@@ -12,7 +12,7 @@ from torch import nn
 
 CLASSES = 1000
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-"""Of MobileNetV2: expansion, channels, blocks, stride of the first block."""
+"""For MobileNetV2: expansion, channels, blocks, stride of the first block."""
 
 
 def _convolution(given: int, made: int, side: int, *, stride: int = 1, groups: int = 1) -> list[nn.Module]:

@@ -622,7 +622,7 @@ BUILDER = {
     "llvm-19-linker-tools:amd64": "1:19.1.7-3+b1",
     "ninja-build:amd64": "1.12.1-1",
 }
-"""Some packages of the builder image."""
+"""Some packages in the builder image."""
 OTHERS = ("apt", "base-files", "cmake", "libc6", "libcpuinfo0", "ninja-build")
 
 
