@@ -755,7 +755,7 @@ setup(name="needs-torch", version=f"{os.environ['MINE']}+{metadata.version('torc
 def test_build_that_requires_torch_gets_the_images_torch(
     built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
-    """Tested with and without build isolation; the build gets the caller's environment variables."""
+    """The test builds with and without build isolation; the builds get the caller's environment variables."""
     assert built.manifests
     isolated = '[build-system]\nrequires = ["setuptools", "torch"]\n'
     project(tmp_path / "first", setup_py=NEEDS_TORCH, pyproject_toml=isolated)

@@ -63,7 +63,7 @@ def contents(client: docker.DockerClient, image: str, folder: Path) -> dict[str,
 def test_layer_extends_those_in_the_engine(
     engine: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """Both archives produce the same image, which the configuration's SHA-256 identifies."""
+    """A partial and a whole archive produce the same image, identified by the SHA-256 of its configuration."""
     lower, upper = layer(tmp_path, "lower", a="first", b="first"), layer(tmp_path, "upper", b="second", c="second")
     archive.load(engine, [lower], "pitorch-test-archive/lower:1", NATIVE, epoch=EPOCH)
     monkeypatch.setattr(archive, "takes_whole_images", lambda _: whole)

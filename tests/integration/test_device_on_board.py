@@ -437,7 +437,7 @@ def test_a_board_is_busy_until_a_lost_session_ends(board: Board) -> None:
 
 @pytest.mark.expensive
 def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
-    """Runs the commands that serve-wheels prints. Python then imports the downloaded torch, not the image's."""
+    """The board runs the commands that serve-wheels prints, and then imports the downloaded torch, not the image's."""
     offer = Offer(board.config)
     wheel = offer.torch.wheel
     assert wheel is not None, offer.torch.reason

@@ -146,7 +146,7 @@ def test_a_private_network_cannot_be_reached_or_entered(open_folder: Path) -> No
 
 @marked(pytest.mark.network_namespaces)
 def test_other_users_cannot_reach_test_on_pis_server(open_folder: Path, tmp_path: Path) -> None:
-    """Runs test-on-pi with this machine in place of the virtual machine."""
+    """This runs test-on-pi with this machine in place of the virtual machine."""
     tree, port = open_folder / "tree", free_port()
     fill(tree)
     up, go = tmp_path / "up", tmp_path / "go"

@@ -58,7 +58,7 @@ def test_the_image_is_for_the_target_and_works(
 def test_the_image_label_lists_missing_pockets(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
-    """The label lists the same pockets as the mirror's manifest. Older roots do not record this fact."""
+    """The label lists the same pockets as the mirror's manifest. Older roots do not record missing pockets."""
     labels = client.images.get(product_config.image_reference("system")).labels
     noted = built.manifest("system").facts.get("left_out")
     assert noted == built.manifest("rootfs").facts.get("left_out")

@@ -183,7 +183,7 @@ def mounted(device: Path, place: Path, *options: str) -> Iterator[Path]:
 
 
 def test_the_root_has_the_files_of_the_image(card: Card, tmp_path: Path) -> None:
-    """Compares owners, modes, times, hard links, devices, attributes and names, except what a card changes."""
+    """The test compares owners, modes, times, hard links, devices, attributes and names, except what a card changes."""
     with contextlib.closing(connect()) as client:
         source = unpack.find_image(client, card.config.image_reference("system"), card.config.image.target)
         unpack.unpack(client, source, tmp_path / "tree")
@@ -254,7 +254,7 @@ def loop_device(size: int, folder: Path) -> Iterator[Path]:
 
 
 def test_a_card_is_written_by_its_block_map_and_compared(card: Card, tmp_path: Path) -> None:
-    """Blocks outside the map keep the card's contents; both file systems are intact nevertheless."""
+    """Blocks outside the map keep their old contents on the card; both file systems are intact nevertheless."""
     with loop_device(card.raw.stat().st_size + (8 << 20), tmp_path) as device:
         done = write.write_card(card.config, device, removable=False)
         assert done.size == card.manifest.facts["mapped_size"] < card.raw.stat().st_size

@@ -826,7 +826,7 @@ print("an extension of", torch.__version__, "computes")
 def test_a_cpp_extension_shares_the_threads_of_torch(
     workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
-    """It is built with torch.utils.cpp_extension; GCC's objects and the wheel's share one ABI and one OpenMP."""
+    """The extension is built with torch.utils.cpp_extension; its objects and the wheel's share an ABI and OpenMP."""
     assert workbench["torch"].facts["self-contained"]
     for name, text in EXTENSION.items():
         (tmp_path / name).write_text(text)

@@ -102,7 +102,7 @@ def test_a_raspbian_image_is_built_exported_and_boots(
 
 
 def test_bookworm_is_built_exported_and_boots(product_config: Config, tmp_path: Path) -> None:
-    """Tests the previous release, with its Python, kernel and split /usr, and without a torch wheel."""
+    """This tests the previous release, with its Python, kernel and split /usr, and without a torch wheel."""
     config = in_a_folder_of_its_own(product_config, tmp_path / "build", suite="bookworm")
     ensure_running(config)
     built = main_job.build_image(config)

@@ -176,7 +176,7 @@ def test_exit_code_of_the_task_is_returned(checkout: Checkout) -> None:
 
 
 def test_overhead_of_a_later_run_is_small(ready: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints the measurement. The bound is generous, because the machine may be busy."""
+    """The test prints the measurement. The bound is generous, because the machine may be busy."""
     took: dict[str, list[float]] = {"./inv": [], ".venv/bin/inv": []}
     env = {**os.environ, "PITORCH_SKIP_APT": "1", "PITORCH_CALLER_CWD": ""}
     for _ in range(7):

@@ -50,7 +50,7 @@ def tensor(name: str, *shape: int) -> bytes:
 
 
 def test_onnxruntime_runs_a_model() -> None:
-    """A linear layer and ReLU, written as ModelProto without the package onnx."""
+    """The model, a linear layer and ReLU, is encoded as ModelProto without the package onnx."""
     weights = numpy.random.default_rng(1).standard_normal((8, 5)).astype(numpy.float32)
     nodes = [message(f1=[b"x", b"w"], f2="h", f4="MatMul"), message(f1="h", f2="y", f4="Relu")]
     constant = message(f1=[*weights.shape], f2=FLOAT, f8="w", f9=weights.tobytes())

@@ -197,7 +197,7 @@ def test_expensive_tests_run_weekly() -> None:
 
 
 def test_expensive_tests_run_after_the_set_up(tmp_path: Path) -> None:
-    """Runs the script in a temporary folder with an ./inv and a Python that print their arguments."""
+    """The script runs in a temporary folder with substitutes for ./inv and Python, which print their arguments."""
     for name, says in (("inv", "inv"), (".venv/bin/python", "python")):
         program = tmp_path / name
         program.parent.mkdir(parents=True, exist_ok=True)

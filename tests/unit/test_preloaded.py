@@ -126,7 +126,7 @@ def test_exceptions_are_printed_as_by_python(board: Board) -> None:
 
 
 def test_modules_loaded_after_the_fork_are_current(board: Board) -> None:
-    """./inv deploy installs such files into a root."""
+    """./inv deploy may install changed modules while the server runs."""
     board.module("kernel", "print('old')\n")
     assert board.run("--import=heavy", "-c", "import kernel").stdout == "old\n"
     board.module("kernel", "print('changed')\n")

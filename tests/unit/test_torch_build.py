@@ -489,7 +489,7 @@ def test_an_overridden_option_of_the_user_is_rejected(tmp_path: Path, options: l
     ],
 )
 def test_unchanged_and_unknown_options_are_accepted(tmp_path: Path, options: list[str]) -> None:
-    """Overridden options of the recipe are accepted too: the recipe is known to build with them."""
+    """The recipe's own options are accepted even if CMake overrides them: the recipe is known to build with them."""
     builder = configures(tmp_path, *options)
     builder.configure()
     assert (builder.home / "configured").is_file()
