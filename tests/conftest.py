@@ -100,7 +100,7 @@ _SESSION = contextlib.ExitStack()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Hold a shared lock while the session runs. A user without write access needs no lock."""
+    """Hold a shared lock while the session runs. A user without write access starts no engine and needs no lock."""
     if not hasattr(session.config, "workerinput"):
         folder = ROOT / SETTINGS["build"]["folder"]
         with contextlib.suppress(PermissionError):

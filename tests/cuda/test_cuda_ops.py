@@ -521,7 +521,8 @@ def test_more_than_2_to_the_31_elements() -> None:
     a = torch.empty(n, device="cuda", dtype=torch.float16).uniform_(-1, 1)
     b = torch.empty(n, device="cuda", dtype=torch.float16).uniform_(-1, 1)
     assert torch.equal(cuda_ops.add2(a, b), a + b)
-    # Operands that are shifted by one element (so that packs cannot be used), strided and transposed; then last rows.
+    # The operands are shifted by one element (so that packs cannot be used), strided, or transposed. After that, only
+    # the last rows of a large matrix are compared.
     assert torch.equal(cuda_ops.add2(a[1:], b[:-1]), a[1:] + b[:-1])
     assert torch.equal(cuda_ops.add2(a[:-1:2], b[1::2]), a[:-1:2] + b[1::2])
     wide, tall = a[:-1].reshape(2, -1), b[:-1].reshape(-1, 2).t()
