@@ -38,18 +38,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
 __all__ = ["open_checkout"]
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
-# A shell starts background jobs with SIGINT ignored, and children inherit this; some tests need the signal.
+# Shells start background jobs with SIGINT ignored, and child processes inherit this. Some tests need the signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Tests that change the shared build or use a fixed port. One process runs them, before all others.
+# Files whose tests change the shared build or use a fixed port. One process runs them, before all other files.
 _OF_THE_BUILD = (
     *("test_any_wheel.py", "test_build_tools.py", "test_device_on_board.py", "test_lab_boards.py"),
     *("test_main_job.py", "test_netboot.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_sd_image.py"),
     *("test_serve.py", "test_whole_images.py"),
 )
-# Long tests run first, so that processes do not wait for one at the end; then tests that use the finished build.
+# These run next: long tests, so that no process waits for one at the end, then tests that use the finished build.
 _FIRST = (
     *("test_libqpu_native.py", "test_qpu_ops_native.py", "test_cuda_ops.py"),
     *("test_torch_wheel.py", "test_rootfs.py", "test_torch_prepare.py", "test_wheels.py"),
@@ -60,7 +60,7 @@ _SHARED = frozenset({"built", "exported_config", "workbench"})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Require that files with tests of the shared build are in the appropriate list, and sort the tests."""
+    """Reject a file that uses the shared build but is in no list above. In pytest-xdist, sort tests by list."""
     for item in items:
         used, name = _SHARED & set(getattr(item, "fixturenames", ())), item.path.name
         # The exported tree is changed by an export and locked while it is served.
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Keep the tests of a file, and of all files that share the build, together (``./inv test --lanes=2``)."""
+    """Run each file in one process, and all files of ``_OF_THE_BUILD`` in the same one (``./inv test --lanes=2``)."""
 
     class Lanes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -92,7 +92,7 @@ def engine_for_marked_tests(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def engine_runs() -> None:
-    """Require a running engine, and start one if necessary."""
+    """Start the engine if none is running."""
     ensure_running(load_config(SETTINGS))
 
 
@@ -100,7 +100,7 @@ _SESSION = contextlib.ExitStack()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Hold a shared lock while the session runs. A user without write access cannot start an engine anyway."""
+    """Hold a shared lock while the session runs. A user without write access starts no engine and needs no lock."""
     if not hasattr(session.config, "workerinput"):
         folder = ROOT / SETTINGS["build"]["folder"]
         with contextlib.suppress(PermissionError):
@@ -110,7 +110,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Stop the engine started by tests at the end of the last session."""
+    """Stop the engine that tests started, unless another session is still running."""
     if not hasattr(session.config, "workerinput"):
         _SESSION.close()
         lock = ROOT / SETTINGS["build"]["folder"] / "sessions.lock"
@@ -131,7 +131,7 @@ def product_config() -> Config:
 
 @pytest.fixture
 def client(built: main_job.Built) -> Iterator[docker.DockerClient]:
-    """Return the engine of the shared build."""
+    """Connect to the engine, which has the images of the shared build."""
     assert built.manifests
     with contextlib.closing(connect()) as made:
         yield made
@@ -153,7 +153,7 @@ def workbench(built: main_job.Built, product_config: Config) -> Mapping[str, Man
 def built(product_config: Config) -> main_job.Built:
     """Build the system image, from the mirror to the checked image.
 
-    The first process builds the image; the other one waits and reuses it, because a second build would be refused.
+    The first process builds the image; others wait and reuse it, because a second build would be refused.
     """
     needs_the_machine()
     ensure_running(product_config)
@@ -168,7 +168,7 @@ def built(product_config: Config) -> main_job.Built:
 
 @pytest.fixture
 def no_other_build(product_config: Config, built: main_job.Built) -> Iterator[None]:
-    """Make the other process wait while a test builds in the shared folder."""
+    """Hold a lock, so that other test processes wait while this test builds in the shared folder."""
     assert built.manifests
     with files.locked(product_config.build_root / "for-the-tests"):
         yield
@@ -176,7 +176,7 @@ def no_other_build(product_config: Config, built: main_job.Built) -> Iterator[No
 
 @pytest.fixture(scope="session")
 def exported_config(product_config: Config, built: main_job.Built) -> Config:
-    """Return the configuration with an exported root filesystem."""
+    """Export the root filesystem, and return the configuration."""
     from nfsroot.export import export
 
     assert built.manifest("system").facts["image"]

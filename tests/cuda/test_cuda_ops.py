@@ -30,7 +30,7 @@ types = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: str(kind)[6:])
 
 
 def close(found: Tensor, exact: Tensor, *, ulps: float = 2.0, scale: Tensor | float = 0.0) -> None:
-    """Check each element to ``ulps`` units in the last place of the element, or of ``scale`` if larger."""
+    """Check that errors are at most ``ulps`` units in the last place of the element, or of ``scale`` if larger."""
     assert found.shape == exact.shape
     error = (found.double() - exact.double()).abs()
     allowed = ulps * EPSILON[found.dtype] * torch.maximum(exact.double().abs(), torch.as_tensor(scale).double())
@@ -58,7 +58,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys()
 
 
 def softmax_close(found: Tensor, x: Tensor) -> None:
-    """Check for exp's accuracy; its float32 argument is off by half a unit of the distance to the maximum."""
+    """Compare with torch's softmax in double precision. The bound allows for the rounding of exp's float32 argument."""
     exact = x.double().softmax(-1)
     close(found, exact, ulps=32 if x.dtype == torch.float32 else 2, scale=6e-8 if x.dtype == torch.float16 else 0.0)
 
@@ -166,7 +166,7 @@ def test_softmax_of_long_rows(kind: torch.dtype, width: int) -> None:
 @types
 @pytest.mark.parametrize("width", [257, 1001, 8191, 70001])
 def test_softmax_of_an_odd_part_of_each_row(kind: torch.dtype, width: int) -> None:
-    """Rows are unaligned, with the same or different alignment in the input and the output."""
+    """The rows start at unaligned addresses. Input and output rows have the same alignment or different ones."""
     for distance in (width + 8, width + 3):
         x = (torch.randn(40, distance, device="cuda") * 4).to(kind)[:, :width]
         softmax_close(cuda_ops.softmax(x), x)
@@ -277,7 +277,7 @@ def test_gradients_are_recorded_only_if_needed(device: str) -> None:
 
 
 def test_calls_without_gradients_do_not_enter_python() -> None:
-    """The library reads requires_grad itself, which is safe only if torch has the internals that it was checked for."""
+    """The library reads requires_grad from torch's internals, which is safe only if they have the expected layout."""
     assert torch.ops.cuda_ops._requires_grad(torch.zeros(1, requires_grad=True))
     assert not torch.ops.cuda_ops._requires_grad(torch.zeros(1))
 
@@ -297,7 +297,7 @@ def test_results_are_the_same_without_requires_grad_check(device: str) -> None:
 
 @devices
 def test_small_network_learns(device: str) -> None:
-    """Forward and backward through matvec, exp, axpy and softmax: the loss becomes almost zero."""
+    """The network trains with matvec, exp, axpy and softmax, forward and backward, until the loss is almost zero."""
     torch.manual_seed(1)
     weights = torch.randn(4, 6, device=device, requires_grad=True)
     bias = torch.zeros(4, device=device, requires_grad=True)
@@ -521,7 +521,8 @@ def test_more_than_2_to_the_31_elements() -> None:
     a = torch.empty(n, device="cuda", dtype=torch.float16).uniform_(-1, 1)
     b = torch.empty(n, device="cuda", dtype=torch.float16).uniform_(-1, 1)
     assert torch.equal(cuda_ops.add2(a, b), a + b)
-    # Shift by one element, so that packs cannot be used; use a stride; and use the last elements of a matrix.
+    # The operands are shifted by one element (so that packs cannot be used), strided, or transposed. After that, only
+    # the last rows of a large matrix are compared.
     assert torch.equal(cuda_ops.add2(a[1:], b[:-1]), a[1:] + b[:-1])
     assert torch.equal(cuda_ops.add2(a[:-1:2], b[1::2]), a[:-1:2] + b[1::2])
     wide, tall = a[:-1].reshape(2, -1), b[:-1].reshape(-1, 2).t()
@@ -542,7 +543,7 @@ def test_more_than_2_to_the_31_elements() -> None:
 
 @needs_gpu
 def test_two_kernel_matvec_is_ordered_in_every_stream() -> None:
-    """The second kernel is started before the first has ended. It must use only that kernel's complete results."""
+    """The second kernel starts before the first has ended, but must use only the first kernel's complete results."""
     m, v = torch.randn(64, 400000, device="cuda"), torch.randn(400000, device="cuda")
     exact = m @ v
     streams = [torch.cuda.Stream() for _ in range(4)]

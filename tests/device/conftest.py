@@ -1,4 +1,4 @@
-"""The device suite, on the board and on the PC.
+"""Configuration of the device suite, on the board and on the PC.
 
 On a board (or natively on a PC), this is a plain pytest suite. With labgrid's ``--lg-env``, pytest runs it on the board
 that the environment describes and reports the results here.

@@ -4,10 +4,10 @@
     python3 numbers_of_torch.py compare FILE    compute, and compare with the results of another machine
     python3 numbers_of_torch.py compare FILE write FILE     compute once for both
 
-Each case has a bound: the largest difference divided by the largest magnitude in the case. Zero means bit-identical;
-integers and booleans must always be identical.
-The file also contains a partly trained network, which the other machine continues to train, a tensor in the format that
-torch.save used before its archives, and a script, which the other machine runs.
+Each case has a bound for the largest difference, divided by the largest magnitude in the case. A bound of zero requires
+bit-identical results. Integers and booleans must always be identical.
+The file also contains a partly trained network, which the other machine continues to train, a tensor in the older
+format of torch.save, which is not a ZIP archive, and a script, which the other machine runs.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def case(bound: float) -> Callable[[Case], Case]:
 
 
 def drawn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Draw normally distributed numbers that do not depend on torch."""
+    """Draw normally distributed numbers with numpy, so that they do not depend on torch."""
     return torch.from_numpy(numpy.random.Generator(numpy.random.PCG64(seed)).standard_normal(shape)).to(dtype)
 
 
 def filled(module: nn.Module) -> nn.Module:
-    """Return a module whose weights do not depend on torch's generator."""
+    """Fill a module's parameters with numbers that do not depend on torch's generator, and return the module."""
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
             parameter.copy_(0.2 * drawn(*parameter.shape, seed=100 + number))
@@ -65,7 +65,7 @@ def conversions() -> dict[str, Tensor]:
 
 @case(0.0)
 def integers() -> dict[str, Tensor]:
-    """Compute int64 arithmetic and indices beyond 32 bits."""
+    """Compute int64 arithmetic with values beyond 32 bits, and use int64 indices."""
     x = torch.tensor([2**40 + 3, -(2**50), 7, 2**62])
     index = torch.tensor([3, 0, 2], dtype=torch.int64)
     return {
@@ -81,7 +81,7 @@ def integers() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def products() -> dict[str, Tensor]:
-    """Matrix products in all layouts, in float32 and float64."""
+    """Compute matrix products in all layouts, in float32 and float64."""
     a, b = drawn(37, 53), drawn(53, 41, seed=2)
     return {
         "mm": a @ b,
@@ -116,7 +116,7 @@ def _with_gradients(module: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def convolution() -> dict[str, Tensor]:
-    """Forward and backward pass with stride, padding, dilation and groups."""
+    """Compute forward and backward passes with stride, padding, dilation and groups."""
     module = nn.Sequential(
         nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), nn.ReLU(), nn.Conv2d(6, 5, 3, dilation=2, padding=2)
     )
@@ -125,9 +125,9 @@ def convolution() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def linear_layers() -> dict[str, Tensor]:
-    """Linear, batch norm, layer norm, GELU, softmax.
+    """Compute linear layers, batch norm, layer norm, GELU and softmax.
 
-    Batch norm cancels the bias, so the gradient of a bias would be zero, apart from rounding errors.
+    The layer before batch norm has no bias: batch norm would cancel it, and its gradient would be rounding errors.
     """
     module = nn.Sequential(
         nn.Linear(20, 30, bias=False),
@@ -142,20 +142,20 @@ def linear_layers() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def recurrent() -> dict[str, Tensor]:
-    """Return a bidirectional LSTM with two layers."""
+    """Compute a bidirectional LSTM with two layers, and its gradients."""
     return _with_gradients(nn.LSTM(8, 12, num_layers=2, bidirectional=True), drawn(9, 3, 8))
 
 
 @case(FLOAT32)
 def attention() -> dict[str, Tensor]:
-    """Multi-head attention."""
+    """Compute multi-head attention and its gradients."""
     module = nn.MultiheadAttention(16, 4, batch_first=True)
     return _with_gradients(module, drawn(2, 7, 16), drawn(2, 7, 16, seed=2), drawn(2, 7, 16, seed=3))
 
 
 @case(1e-4)
 def optimisers() -> dict[str, Tensor]:
-    """Ten steps of each optimiser on the same network."""
+    """Train the same network for ten steps with each optimiser."""
     made = {}
     for name, options in {"SGD": {"momentum": 0.9}, "Adam": {}, "AdamW": {}, "RMSprop": {}, "Adagrad": {}}.items():
         module = filled(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)))
@@ -198,13 +198,13 @@ def trained_on(state: dict[str, Any]) -> Tensor:
 
 @case(1e-4)
 def training() -> dict[str, Tensor]:
-    """Return a network and its optimiser, saved and loaded between two steps."""
+    """Train a network for ten steps; save and load the network and its optimiser after five."""
     return {"ten steps": trained_on(half_trained())}
 
 
 @case(1e-9)
 def linear_algebra() -> dict[str, Tensor]:
-    """LAPACK in float64, for problems with a unique result."""
+    """Solve problems that have a unique result with LAPACK in float64."""
     a = drawn(12, 12, dtype=torch.float64)
     spd = a @ a.T + 12 * torch.eye(12, dtype=torch.float64)
     u, s, v = torch.linalg.svd(a)
@@ -224,7 +224,7 @@ def linear_algebra() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def complex_algebra() -> dict[str, Tensor]:
-    """BLAS and LAPACK with complex numbers, for which both have separate functions."""
+    """Compute with complex numbers, for which BLAS and LAPACK have separate functions."""
     made = {}
     for dtype in (torch.complex64, torch.complex128):
         part = torch.float32 if dtype == torch.complex64 else torch.float64
@@ -278,7 +278,7 @@ _scripted = torch.jit.script(_halved)
 
 @case(FLOAT32)
 def scripted() -> dict[str, Tensor]:
-    """TorchScript: a loop and a branch, and a traced module."""
+    """Run TorchScript: a function with a loop and a branch, and a traced module."""
     module = filled(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     traced = torch.jit.trace(module, drawn(2, 4))
     return {"scripted": _scripted(drawn(8), 5), "traced": traced(drawn(3, 4)).detach()}
@@ -286,7 +286,7 @@ def scripted() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def threads() -> dict[str, Tensor]:
-    """OpenMP with one thread and with three threads."""
+    """Compute with one OpenMP thread and with three."""
     x, before = drawn(400, 300), torch.get_num_threads()
     made = {}
     for number in (1, 3):
@@ -298,7 +298,7 @@ def threads() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def drawn_by_torch() -> dict[str, Tensor]:
-    """Draw numbers with torch's generator from a seed; both few normal numbers (scalar code) and many (vectorised)."""
+    """Draw numbers with torch's generator from a seed. Few normal numbers use scalar code, and many use vector code."""
     torch.manual_seed(11)
     return {
         "uniform": torch.rand(50),
@@ -317,7 +317,7 @@ def drawn_by_torch() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def seeded() -> dict[str, Tensor]:
-    """Return a network as initialised by torch with a seed, and a training step with dropout."""
+    """Return the parameters of a network that torch initialised from a seed, the loss and the gradients."""
     torch.manual_seed(5)
     module = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(24, 3))
     loss = nn.functional.cross_entropy(module(torch.randn(6, 2, 8)), torch.randint(0, 3, (6,)))
@@ -349,7 +349,7 @@ def inference() -> dict[str, Tensor]:
 
 @case(0.03)
 def quantized() -> dict[str, Tensor]:
-    """QNNPACK on both machines. The bound is a few 8-bit steps, because the machines may round differently."""
+    """Run int8 layers on QNNPACK. The bound is a few 8-bit steps, because two machines may round differently."""
     before, torch.backends.quantized.engine = torch.backends.quantized.engine, "qnnpack"
     quantization = torch.ao.quantization
     static = nn.Sequential(
@@ -378,7 +378,7 @@ def quantized() -> dict[str, Tensor]:
 
 @case(0.0)
 def through_numpy() -> dict[str, Tensor]:
-    """Conversion to numpy and back, without a copy if the layout allows it."""
+    """Convert to numpy and back, without a copy if the layout allows it."""
     x = drawn(4, 6)
     array = x.numpy()
     array[1, 1] = 7.0
@@ -386,12 +386,12 @@ def through_numpy() -> dict[str, Tensor]:
 
 
 def computed() -> dict[str, dict[str, Tensor]]:
-    """Return all cases."""
+    """Compute all cases and return their results by name."""
     return {name: {key: item.detach().clone() for key, item in made().items()} for name, (_, made) in CASES.items()}
 
 
 def faults(reference: dict[str, dict[str, Tensor]], found: dict[str, dict[str, Tensor]]) -> list[str]:
-    """Return the differences that exceed their bounds."""
+    """Return messages about results that are missing or differ in type, shape or, beyond the bound, in value."""
     said = []
     for name, (bound, _) in CASES.items():
         if reference[name].keys() != found[name].keys():
@@ -421,26 +421,26 @@ def _in_the_old_format(tensor: Tensor) -> Tensor:
 
 
 def saved_script() -> Tensor:
-    """Return a script with a call, a loop and a long condition, as torch.jit.save writes it."""
+    """Return the bytes that torch.jit.save writes for a script with a call, a loop and a long condition."""
     stream = io.BytesIO()
     torch.jit.save(torch.jit.script(_told_apart), stream)
     return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
 
 
 def results_of(script: Tensor) -> dict[str, Tensor]:
-    """Return the results of a saved script on this machine."""
+    """Load a saved script, run it on this machine, and return its results."""
     loaded = torch.jit.load(io.BytesIO(script.numpy().tobytes()))
     return {"taken": loaded(drawn(8), 2, 3, 4), "not taken": loaded(drawn(8), -1, -2, 4)}
 
 
 @case(FLOAT32)
 def scripts_that_are_saved() -> dict[str, Tensor]:
-    """Return a script, saved and loaded."""
+    """Return the results of a script that was saved and loaded."""
     return results_of(saved_script())
 
 
 def exchanged(found: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
-    """Return the contents of the exchanged file."""
+    """Return the contents of the file for the other machine."""
     return {
         "results": found,
         "half trained": half_trained(),
@@ -450,7 +450,7 @@ def exchanged(found: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
 
 
 def differences(document: dict[str, Any], found: dict[str, dict[str, Tensor]]) -> list[str]:
-    """Return the differences from the file of another machine."""
+    """Return messages about differences from another machine's results; continue its training and run its script."""
     said = faults(document["results"], found)
     went_on = {**document["results"], "training": {"ten steps": trained_on(document["half trained"])}}
     said += [f"{line}, after continuing the other machine's training" for line in faults(document["results"], went_on)]
@@ -461,7 +461,7 @@ def differences(document: dict[str, Any], found: dict[str, dict[str, Tensor]]) -
 
 
 def main(*words: str) -> int:
-    """Write or compare, with pairs of an action and a file; return the number of differences."""
+    """Write or compare files, as given by pairs of an action and a file; return the number of differences."""
     if not words or len(words) % 2 or not {*words[::2]} <= {"write", "compare"}:
         print(f"usage: {__doc__}", file=sys.stderr)
         sys.exit(2)

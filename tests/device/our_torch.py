@@ -1,4 +1,4 @@
-"""Determine facts about the image's torch from its metadata."""
+"""Determine from the metadata of the image's torch whether this project built it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 def has_our_torch() -> bool:
     """Return whether torch was built from this project's recipe, so that its patches and build options are known.
 
-    This project's wheel is tagged for plain Linux and contains libraries. Wheels from package indices are tagged for
-    manylinux, and other builds do not contain libraries. importlib.metadata.files() is not used, because checking more
-    than 10,000 files takes a minute over NFS.
+    This project's wheel has a plain ``linux`` tag and a folder of libraries, ``torch.libs``. Wheels from package
+    indices have a ``manylinux`` tag, and other builds have no such folder. importlib.metadata.files() is not used,
+    because checking more than 10,000 files takes a minute over NFS.
     """
     for found in importlib.metadata.distributions(name="torch"):
         tags, record = found.read_text("WHEEL") or "", found.read_text("RECORD") or ""

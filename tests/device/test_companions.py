@@ -26,7 +26,7 @@ def boxes(count: int) -> torch.Tensor:
 
 
 def overlap(box: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Compute the intersection over union of a box with others."""
+    """Compute the intersection over union between a box and each of the others."""
     low, high = torch.maximum(box[:2], others[:, :2]), torch.minimum(box[2:], others[:, 2:])
     common = (high - low).clamp(min=0).prod(1)
     return common / ((box[2:] - box[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(1) - common)
@@ -142,7 +142,7 @@ def test_overdrive_runs_the_compiled_loop() -> None:
 
 
 def test_rnnt_loss_of_uniform_scores() -> None:
-    """2 frames, 1 label, 2 classes of equal probability: 2 paths of 3 steps, so -log(2 / 2**3)."""
+    """With 2 frames, 1 label and 2 equally probable classes, 2 paths have 3 steps each: the loss is -log(2 / 2**3)."""
     lengths = [torch.tensor([value], dtype=torch.int32) for value in (2, 1)]
     loss = torchaudio.functional.rnnt_loss(
         torch.zeros(1, 2, 2, 2), torch.tensor([[1]], dtype=torch.int32), *lengths, blank=0

@@ -1,8 +1,9 @@
-"""dot_cpp, matrix_cpp and cpu_cpp: the same suite on the PC, in an emulated machine and on a Raspberry Pi.
+"""Tests of dot_cpp, matrix_cpp and cpu_cpp, which run on the PC, in an emulated machine and on a Raspberry Pi.
 
-Requires torch, numpy, pytest and the extension wheel, but nothing else of this project. The kernels run on the backend
-that libqpu selects. libqpu's interpreter raises an error for any access outside a live buffer, and buffers are as long
-as the first call after release_buffers() requires, so a pass there also shows that no access is out of bounds.
+They require torch, numpy, pytest and the extension wheel, but nothing else from this project. The kernels run on the
+backend that libqpu selects. libqpu's interpreter raises an error for any access outside a live buffer, and the first
+call after release_buffers() allocates no more than it requires. If the tests pass on the interpreter, no access is out
+of bounds.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def assert_elementwise(found: torch.Tensor, exact: torch.Tensor) -> None:
 
 
 def assert_scores(found: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, terms: int, unit: float) -> None:
-    """|score - exact| <= n u / (1 - n u) * sum |a b| + half a unit in the last place + the loss from denormals."""
+    """Check |score - exact| <= n u / (1 - n u) * sum |a b| + half a unit in the last place + loss from denormals."""
     exact = torch.mv(a.double(), b.double())
     growth = terms * unit / (1 - terms * unit)
     allowed = growth * torch.mv(a.double().abs(), b.double().abs()) + 2.0**-24 * exact.abs() + 2 * b.numel() * TINY
@@ -558,7 +559,7 @@ def test_each_kernel_is_compiled_once_per_process() -> None:
     assert qpu_ops.compilations() == {"product": 1, "add": 1, "matrix_vector": 1}
 
 
-# Behaviour that requires a new process. One process tests all of it, because importing torch over NFS takes long.
+# Behaviour that requires a new process. One process tests all of it, because importing torch over NFS is slow.
 ALONE = """
 import json, os, threading
 import torch, dot_cpp, matrix_cpp, cpu_cpp, qpu_ops
@@ -651,7 +652,7 @@ def test_concurrent_threads_get_correct_results() -> None:
 
 def test_other_threads_run_while_a_kernel_runs() -> None:
     def seconds() -> float:
-        """Measure the minimum time over several runs, because individual runs may be delayed."""
+        """Return the minimum time of several runs in seconds, because individual runs may be delayed."""
         found = []
         for _ in range(3):
             began = time.perf_counter()
@@ -672,7 +673,7 @@ def test_other_threads_run_while_a_kernel_runs() -> None:
         matrix_cpp.gpu(a, b)
         span.append(time.perf_counter())
 
-    # A thread that waits for the GIL requests it every 5 ms, so time stamps in the middle half show that it was free.
+    # A waiting thread requests the GIL every 5 ms. Time stamps in the middle half show that the call released the GIL.
     thread = threading.Thread(target=work)
     stamps = []
     thread.start()

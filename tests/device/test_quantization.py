@@ -1,4 +1,4 @@
-"""int8 networks on QNNPACK: dynamic, static (eager and FX) and PT2E quantization."""
+"""Tests of int8 networks on QNNPACK: dynamic, static (eager and FX) and PT2E quantization."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_ENGINE = torch.backends.quantized.engine
 
 @pytest.fixture(autouse=True)
 def without_notices() -> Iterator[None]:
-    """Suppress the notices that upstream's quantization modules print about their own future."""
+    """Suppress all warnings, including those that upstream's quantization modules print on import or use."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -42,7 +42,7 @@ def seeded(made: type[nn.Module], *words: int, **options: object) -> nn.Module:
 
 
 def close(found: Tensor, wanted: Tensor, share: float = 0.05) -> bool:
-    """Check the 8-bit error: its root mean square, relative to that of the result."""
+    """Check the root mean square of the 8-bit error, relative to that of the result."""
     return bool((found - wanted).norm() <= share * wanted.norm())
 
 
@@ -65,7 +65,7 @@ class Network(nn.Module):  # type: ignore[misc]
 
 
 class Traceable(Network):
-    """The same network without what eager mode requires."""
+    """The same network without the modules that eager mode requires."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map batches of images with 3 channels to 10 numbers each."""
@@ -83,7 +83,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]
         self.lstm, self.last = nn.LSTM(16, 12), nn.Linear(12, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map sequences of 16 numbers each to sequences of 4."""
+        """Map sequences with 16 numbers per step to sequences with 4 numbers per step."""
         return self.dequant(self.last(self.lstm(self.quant(x))[0]))
 
 

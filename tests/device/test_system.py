@@ -148,7 +148,7 @@ def test_loopback_carries_tcp() -> None:
 
 def test_clock_is_set_and_runs() -> None:
     def read() -> tuple[float, float, float]:
-        """Read the wall clock between two readings of the monotonic clock, because a busy machine may interrupt it."""
+        """Read the wall clock between two monotonic readings, because a busy machine may delay a reading."""
         return time.monotonic(), time.time(), time.monotonic()
 
     before, wall, after = read()
@@ -179,7 +179,7 @@ def test_loader_finds_libqpu() -> None:
 def test_scripts_run_in_forks_of_a_preloaded_process(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uses a standard-library module instead of torch, because other tests import torch."""
+    """The test uses a standard-library module instead of torch, because other tests import torch."""
     if importlib.util.find_spec("pitorch") is None:
         pytest.skip("pitorch's Python modules, which come with our own libqpu, are not in the image")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))

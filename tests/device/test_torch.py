@@ -195,7 +195,7 @@ SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without our patch
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 33])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_complex_dot_product_matches_numpy(dtype: str, size: int, strided: bool) -> None:
-    """BLAS returns such results in registers or in memory, depending on the machine; the wrong choice yielded zeros."""
+    """BLAS returns complex results in registers or memory, depending on the machine; the wrong choice gave zeros."""
     drawn = numpy.random.Generator(numpy.random.PCG64(7)).standard_normal((4, 2 * size))
     a, b = (drawn[0] + 1j * drawn[1]).astype(dtype), (drawn[2] + 1j * drawn[3]).astype(dtype)
     a, b = (a[::2], b[1::2]) if strided else (a[:size], b[:size])
@@ -231,7 +231,7 @@ class FullDisk:
 
 
 class Cut(io.BytesIO):
-    """A file that is partly unreadable."""
+    """A file that can be read only up to ``readable_bytes``."""
 
     readable_bytes = 0
 
@@ -258,7 +258,7 @@ LETS_THROUGH = pytest.mark.skipif(ARM and not has_our_torch(), reason="without o
 @LETS_THROUGH
 @pytest.mark.parametrize("room", [0, 100, 5000])
 def test_file_errors_propagate_from_save(room: int) -> None:
-    """They pass from Python through C++ and C; on ARM, exceptions pass only through code compiled for it."""
+    """The errors pass from Python through C++ and C. On ARM, exceptions pass only through code compiled for this."""
     with pytest.raises((OSError, RuntimeError)) as caught:
         torch.save(torch.ones(10_000), FullDisk(room))
     assert any("No space left on device" in str(fault) for fault in (caught.value, caught.value.__context__))
@@ -267,7 +267,7 @@ def test_file_errors_propagate_from_save(room: int) -> None:
 @LETS_THROUGH
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.98])
 def test_file_errors_propagate_from_load(kept: float) -> None:
-    """Upstream's 2.6 raises SystemError on any machine: it calls ``read`` with the exception of ``readinto`` set."""
+    """Upstream's 2.6 raises SystemError on any machine: it calls ``read`` while the error from ``readinto`` is set."""
     whole = io.BytesIO()
     torch.save(torch.ones(10_000), whole)
     file = Cut(whole.getvalue())
@@ -282,7 +282,7 @@ def test_file_errors_propagate_from_load(kept: float) -> None:
 @pytest.mark.parametrize("times", [1, 3, 5])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_numpy_arrays_are_shared_at_their_own_alignment(dtype: str, times: int) -> None:
-    """At any address malloc may return: multiples of 8 bytes on 32 bits, 16 on 64 bits (complex128: patch 0008)."""
+    """Arrays begin where malloc may place them: at multiples of 8 bytes on 32 bits, of 16 on 64 bits (patch 0008)."""
     array = lies_at(numpy.arange(1, 8, dtype=dtype) * (1 + 2j), times * (8 if ARM else 16))
     tensor = torch.from_numpy(array)
     assert tensor[3].item() == 4 + 8j
@@ -318,7 +318,7 @@ PLACED = ["float32", "float64", "int16", "int64", "complex64", *(["complex128"] 
 @pytest.mark.parametrize("dtype", PLACED)
 @pytest.mark.parametrize("how", ["from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack"])
 def test_misaligned_arrays_are_rejected(how: str, dtype: str) -> None:
-    """They are not shared, because of SIGBUS (patch 0009), if the processor lacks misaligned loads."""
+    """On 32-bit ARM, sharing them would cause SIGBUS (patch 0009). Other machines share them."""
     array = lies_at(numpy.arange(1, 6, dtype=dtype), 1)
     if ARM:
         with pytest.raises((ValueError, RuntimeError, BufferError), match="align"):
@@ -331,7 +331,7 @@ def test_misaligned_arrays_are_rejected(how: str, dtype: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
 def test_torch_jit_fork_is_traced() -> None:
-    """In the unity build, another source defined a function of the same name (patch 0012)."""
+    """In the unity build, another source file defined a function with the same name (patch 0012)."""
     double = torch.jit.trace(lambda x: x * 2, torch.ones(3))
 
     def forked(x: torch.Tensor) -> torch.Tensor:
@@ -343,7 +343,7 @@ def test_torch_jit_fork_is_traced() -> None:
 
 
 class _DLTensor(ctypes.Structure):
-    """A flattened DLManagedTensor from dlpack.h: the tensor's fields, then its producer's."""
+    """A flattened DLManagedTensor from dlpack.h: the tensor's fields, followed by those for its producer."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -357,7 +357,7 @@ class _DLTensor(ctypes.Structure):
 @pytest.mark.skipif(torch.__version__.startswith("2.9."), reason="torch 2.9 does not reject the offset")
 @pytest.mark.parametrize("strides", [None, *([(2,)] if has_our_torch() else [])])
 def test_dlpack_byte_offset_is_respected(strides: tuple[int, ...] | None) -> None:
-    """Upstream's 2.6 reads from ``data`` (patch 0011); torch 2.13 rejects an offset of a tensor without strides."""
+    """Upstream's 2.6 ignores the offset (patch 0011); torch 2.13 rejects an offset in a tensor without strides."""
     numbers = (ctypes.c_float * 6)(*range(6))
     shape, steps = (ctypes.c_int64 * 1)(2), (ctypes.c_int64 * 1)(*strides) if strides else None
     given = _DLTensor(ctypes.addressof(numbers), 1, 0, 1, 2, 32, 1, shape, steps, 8)

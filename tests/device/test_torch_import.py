@@ -1,4 +1,4 @@
-"""``import torch`` omits modules that most programs never use (patch 0015), but every name is still available."""
+"""Tests that ``import torch`` omits modules that few programs use (patch 0015), but keeps every name available."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ print("failed:", *failed)
 @only_our_torch
 @pytest.mark.new_interpreter
 def test_omitted_modules_are_imported_on_first_use() -> None:
-    """Tests names, the kernels for meta tensors in several threads, and the refusal of an operator's second kernel."""
+    """The program checks names, kernels for meta tensors in several threads, and that a second kernel is rejected."""
     argv = [sys.executable, "-W", "ignore", "-c", PROGRAM, " ".join(LEFT_OUT), " ".join(REACHABLE)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["imported:", "failed:"], done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""float32 products, linear and conv2d in NEON (patch 0014) are correct and never use outdated weights."""
+"""Tests that float32 products, linear and conv2d in NEON (patch 0014) are correct and never use outdated weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 CLOSE = 3e-6
-"""Bound of a difference, relative to the sum of the magnitudes of the products."""
+"""Bound for a difference, relative to the sum of the products' magnitudes."""
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -200,7 +200,7 @@ def test_new_weights_at_an_old_address_are_packed_again() -> None:
 
 @pytest.fixture
 def before_a_hole() -> Iterator[numpy.ndarray]:
-    """Map a page of float32, followed by a page that must not be read."""
+    """Map a page of float32 values, followed by a page that must not be read."""
     page = mmap.PAGESIZE
     mapped = mmap.mmap(-1, 2 * page)
     array = numpy.frombuffer(mapped, dtype=numpy.float32)
@@ -262,7 +262,7 @@ def test_a_forked_process_computes_too() -> None:
 
 
 def test_transformations_of_functions_see_linear() -> None:
-    """vmap, forward mode, reverse mode and tracing must not lose what they add to a tensor."""
+    """vmap, forward mode, reverse mode and tracing must not lose the information that they attach to tensors."""
     weight, rows = drawn(16, 48), drawn(5, 20, 48, seed=1)
     with torch.no_grad():
         assert right(torch.func.vmap(lambda x: functional.linear(x, weight))(rows), functional.linear, rows, weight)
@@ -284,7 +284,7 @@ products = [a @ a, torch.full((100, 100), 1e-21) @ torch.full((100, 100), 1e-21)
 @only_our_torch
 @pytest.mark.new_interpreter
 def test_environment_variable_disables_xnnpack(tmp_path: Path) -> None:
-    """The results agree, except that NEON treats denormals as 0, which reveals the kernel that was used."""
+    """Results agree except for denormals, which NEON treats as 0. This difference shows which kernel ran."""
     program = f"import sys, torch\n{DENORMAL}\ntorch.save(products, sys.argv[1])"
     file = tmp_path / "products.pt"
     subprocess.run([sys.executable, "-c", program, file], env={**os.environ, "TORCH_XNNPACK": "0"}, check=True)

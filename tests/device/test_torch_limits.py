@@ -134,7 +134,7 @@ def test_old_file_format_has_64_bit_storage_lengths() -> None:
 
 
 def test_guards_take_addresses_of_the_upper_half() -> None:
-    """torch.export and torch.compile guard types and objects by their id, which is above 2**31 on most boards."""
+    """torch.export and torch.compile guard types and objects by their ids, which exceed 2**31 on most boards."""
     from torch._C._dynamo import guards
 
     made = guards.RootGuardManager()

@@ -200,7 +200,7 @@ def test_operators_for_cpu_tensors_need_no_import() -> None:
 
 
 def on_both(function: Callable[..., torch.Tensor], *operands: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the results of the device and of the CPU for the same operands; no operator may fall back to the CPU."""
+    """Return the results from the device and the CPU for the same operands; no operator may fall back to the CPU."""
     there = [operand.to("qpu") for operand in operands]
     torch_qpu.reset_counters()
     found = function(*there)

@@ -1,4 +1,4 @@
-"""Time matrix-vector multiplication: H = 100 rows, W = 10^0 .. 10^5 columns, by a plain loop, torch, and the QPUs.
+"""Time matrix-vector multiplication: H = 100 rows, W = 10^0 .. 10^5 columns, with a plain loop, torch, and the QPUs.
 
     python timing.py [--quick] [--budget-s S] [--output FILE]
 
@@ -12,8 +12,8 @@ Each result is first compared with a float64 reference. The document contains th
 stated bound. If a result exceeds its bound, the program exits with status 1 and without times, since times of wrong
 results are meaningless. Widths that would exceed the time budget are listed as left out, with the reason. Times that
 were not measured on a Raspberry Pi's own CPU and QPUs are labelled: they describe a model, not the hardware. A machine
-counts as a Pi if its device tree contains a Pi's model and the revision code and serial number from the firmware. With
-the model alone (an emulator with a Pi's device tree) it counts as unverified.
+counts as a Pi if its device tree contains a Pi's model and the revision code and serial number from the firmware. A
+machine with only the model, such as an emulator with a Pi's device tree, counts as unverified.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Sample(NamedTuple):
 
 
 def timed_torch(a: torch.Tensor, b: torch.Tensor) -> Sample:
-    """Return the same product by torch, with torch's default number of threads."""
+    """Time the product in torch, with torch's default number of threads."""
     began = time.perf_counter()
     result = torch.mv(a, b)
     return Sample(result, None, time.perf_counter() - began)
@@ -99,7 +99,7 @@ def error_over_bound(method: str, found: torch.Tensor, a: torch.Tensor, b: torch
 
 
 def board_of(tree: Path) -> tuple[str, str]:
-    """Return the model in a device tree, and why the tree does not count as a Pi's; empty if absent or if it does.
+    """Return a device tree's model ("" if absent), and why the tree does not count as a Pi's ("" if it does).
 
     Uses the same rule as ``device.evidence.execution_of``.
     """
@@ -124,7 +124,7 @@ def board_of(tree: Path) -> tuple[str, str]:
 
 
 def machine(tree: Path = Path("/proc/device-tree")) -> dict[str, Any]:
-    """Return the machine that was measured."""
+    """Describe the machine that was measured."""
     board, doubt = board_of(tree)
     backend = qpu_ops.backend()
     on_a_pi = not doubt
@@ -152,7 +152,7 @@ def machine(tree: Path = Path("/proc/device-tree")) -> dict[str, Any]:
 
 
 def time_width(height: int, width: int, repeats: int, deadline: float) -> list[dict[str, Any]]:
-    """Time one width. Each method is called once to warm up, and then repeatedly until the deadline at the latest."""
+    """Time one width. After a warm-up call, each method is called up to ``repeats`` times until the deadline."""
     generator = torch.Generator().manual_seed(width)
     a = torch.randn(height, width, generator=generator)
     b = torch.randn(width, generator=generator)
@@ -180,7 +180,7 @@ def time_width(height: int, width: int, repeats: int, deadline: float) -> list[d
 
 
 def measure(height: int, widths: tuple[int, ...], repeats: int, budget_s: float) -> dict[str, Any]:
-    """Make the whole document. Skips a width if ten times the previous one's duration exceeds the remaining time."""
+    """Time all widths. A width is left out if ten times the previous width's duration exceeds the remaining time."""
     began = time.monotonic()
     rows: list[dict[str, Any]] = []
     left_out: list[dict[str, Any]] = []

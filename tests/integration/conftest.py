@@ -17,7 +17,7 @@ from registry.local import Registry, Settings
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[docker.DockerClient]:
-    """Return the engine."""
+    """Connect to the engine."""
     with engine_client() as found:
         yield found
 

@@ -55,7 +55,7 @@ PyMODINIT_FUNC PyInit__trying(void) { return PyModule_Create(&module); }
 
 
 def project(folder: Path, **files: str) -> Path:
-    """Create a project with a C extension. ``files`` replaces or adds files, with ``_`` for the dot in their names."""
+    """Create a project with a C extension. ``files`` replaces or adds files; ``_`` in their names becomes a dot."""
     folder.mkdir(parents=True)
     contents = {"setup_py": SETUP, "trying_c": MODULE, "trying_py": "from _trying import bits\n", **files}
     for name, text in contents.items():
@@ -134,7 +134,7 @@ def test_wrong_arguments_are_refused_before_building(tmp_path: Path) -> None:
 
 
 def test_build_folder_in_a_project_is_not_copied(tmp_path: Path) -> None:
-    """The copy is in the build folder, so it would be copied into itself endlessly."""
+    """The copy is in the build folder, so copying that folder would copy the copy into itself endlessly."""
     here = project(tmp_path / "here")
     for name in (".git/HEAD", ".venv/pyvenv.cfg", "package/__pycache__/a.pyc", "package/a.py", "build/b.py"):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def test_build_folder_in_a_project_is_not_copied(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [".", "link"])
 def test_project_in_the_build_folder_is_copied(tmp_path: Path, name: str) -> None:
-    """The build folder may be a symbolic link, and the project may contain the folder of the copy."""
+    """The build folder may be a symbolic link, and the project may contain the folder into which it is copied."""
     made = project(tmp_path / "made")
     (tmp_path / "link").symlink_to("made")
     config = load_config({"build": {"folder": str(tmp_path / name)}})
@@ -657,7 +657,7 @@ def test_package_names_are_checked(tmp_path: Path, name: str) -> None:
 
 @pytest.fixture
 def own_wheelhouse(product_config: Config, tmp_path: Path) -> Config:
-    """Provide the shared build, with a temporary wheelhouse before its others."""
+    """Provide the shared build, with a temporary wheelhouse before the configured ones."""
     import dataclasses
 
     folders = (str(tmp_path / "house"), *product_config.torch.wheelhouse)
@@ -739,7 +739,7 @@ from setuptools import setup
 setup(name="needs-torch", version=f"1.0+{torch.ones(3).sum().item():.0f}", py_modules=[])
 """
 
-# The torch import dominates a build's time, and test_torch_wheel.py imports torch without isolation.
+# The builds do not import torch, which would take most of their time; test_torch_wheel.py imports torch in a build.
 FINDS_TORCH = """\
 import os
 from importlib import metadata
@@ -755,7 +755,7 @@ setup(name="needs-torch", version=f"{os.environ['MINE']}+{metadata.version('torc
 def test_build_that_requires_torch_gets_the_images_torch(
     built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
-    """Tested with and without build isolation; the build gets the caller's environment variables."""
+    """The test builds with and without build isolation; the builds get the caller's environment variables."""
     assert built.manifests
     isolated = '[build-system]\nrequires = ["setuptools", "torch"]\n'
     project(tmp_path / "first", setup_py=NEEDS_TORCH, pyproject_toml=isolated)

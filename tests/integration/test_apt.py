@@ -1,4 +1,4 @@
-"""Tests of the apt mirror: valid and invalid pockets, on a real archive that is signed and served here."""
+"""Tests of the apt mirror with valid and invalid pockets, using a real archive that is signed and served here."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_an_index_that_does_not_fit_on_the_disk_is_a_full_disk(
 
 
 def test_pocket_is_used_under_its_other_name(archive: Archive, tmp_path: Path) -> None:
-    """As during a mirror update: one name has a new index with old files, and the other has the old state."""
+    """This happens during a mirror update: one name has a new index with old files, and the other has the old state."""
     archive.publish("solid", codename="stone")
     archive.make_stale("stone")
     try:
@@ -267,7 +267,7 @@ def test_hosts_in_no_proxy_are_contacted_directly(
 def test_socks_proxy_is_passed_in_apts_format(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The port is closed. apt reports this, and not an unknown kind of proxy."""
+    """The port is closed. apt must report this rather than an unknown type of proxy."""
     without_proxies(monkeypatch)
     monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:1")
     with pytest.raises(MirrorPocketUnusable) as caught:
@@ -363,7 +363,7 @@ def test_configured_mirror_takes_precedence() -> None:
 
 
 def test_trailing_slash_of_a_mirror_is_ignored() -> None:
-    """With the slash, the security pocket was once looked up in the main archive, and left out."""
+    """A trailing slash once caused the security pocket to be searched for in the main archive and left out."""
 
     def places(**image: str) -> list[str]:
         return [item.uri for item in apt.sources_for(load_config({"image": image}), Path("/nonexistent"))]

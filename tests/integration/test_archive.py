@@ -28,7 +28,7 @@ EPOCH = 1735689600
 
 @pytest.fixture
 def engine() -> Iterator[docker.DockerClient]:
-    """Return the engine; remove these tests' images afterwards."""
+    """Connect to the engine; remove these tests' images afterwards."""
     with contextlib.closing(connect()) as client:
         yield client
         for image in client.api.images():
@@ -38,7 +38,7 @@ def engine() -> Iterator[docker.DockerClient]:
 
 
 def layer(folder: Path, name: str, **contents: str) -> Layer:
-    """Make a layer with these files in /data and with unique bytes."""
+    """Make a layer with these files in /data, whose contents are unique to ``folder``."""
     (folder / name / "data").mkdir(parents=True)
     for file, text in contents.items():
         (folder / name / "data" / file).write_text(f"{text} of {folder}")
@@ -63,7 +63,7 @@ def contents(client: docker.DockerClient, image: str, folder: Path) -> dict[str,
 def test_layer_extends_those_in_the_engine(
     engine: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """Both archives produce the same image, which the configuration's SHA-256 identifies."""
+    """A partial and a whole archive produce the same image, identified by the SHA-256 of its configuration."""
     lower, upper = layer(tmp_path, "lower", a="first", b="first"), layer(tmp_path, "upper", b="second", c="second")
     archive.load(engine, [lower], "pitorch-test-archive/lower:1", NATIVE, epoch=EPOCH)
     monkeypatch.setattr(archive, "takes_whole_images", lambda _: whole)

@@ -114,7 +114,7 @@ def test_torch_and_the_extension_compute(for_64_bit: Config) -> None:
 
 @pytest.fixture(scope="module")
 def exported(for_64_bit: Config) -> Config:
-    """Return the configuration with an exported root filesystem."""
+    """Export the root filesystem, and return the configuration."""
     export(for_64_bit)
     return for_64_bit
 

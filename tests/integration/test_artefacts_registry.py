@@ -1,4 +1,4 @@
-"""Push artefacts to a real registry and pull them, in ORAS's layout, without an engine."""
+"""Tests that push artefacts to a real registry and pull them, in ORAS's layout, without an engine."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ pytestmark = pytest.mark.usefixtures("docker_config")
 
 
 def teammate(config: Config, folder: Path) -> Config:
-    """Represent another machine with the same registry and an empty cache."""
+    """Return a configuration for another machine, with the same registry and an empty cache."""
     section = config.registry
     return config_for(folder, section.address, namespace=section.namespace)
 
@@ -131,7 +131,7 @@ PULL = "import sys, oras.client; oras.client.OrasClient(insecure=True).pull(targ
 
 @pytest.fixture(scope="module")
 def oras_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Provide a Python with the ORAS client from the package index."""
+    """Provide a Python interpreter with the ORAS client from the package index."""
     venv = tmp_path_factory.mktemp("oras") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
     python = venv / "bin" / "python"
@@ -617,7 +617,7 @@ COMPILERS = {
 
 
 def small_builder() -> bytes:
-    """Make the tar of a root that reports packages and compilers like torch's builder."""
+    """Make a root's tar with programs that report packages and compilers as in torch's builder."""
     shell = os.path.realpath(shutil.which("sh") or "/bin/sh")
     listed = subprocess.run(["ldd", shell], capture_output=True, text=True, check=True).stdout
     files = {"bin/sh": Path(shell).read_bytes()}

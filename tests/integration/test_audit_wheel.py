@@ -74,7 +74,7 @@ def test_names_are_demangled(disassembler: Disassembler) -> None:
 
 @pytest.fixture(scope="module")
 def audited_config(product_config: Config, built: main_job.Built, disassembler: Disassembler) -> Config:
-    """Return the configuration of the shared build, which has the target root as an image."""
+    """Return the configuration of the shared build, whose target root is available as an image."""
     return product_config
 
 

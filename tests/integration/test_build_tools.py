@@ -1,4 +1,4 @@
-"""Native build tools in an emulated container produce the same bytes and report the same as emulated ones."""
+"""Tests that native build tools in an emulated container produce the same files and output as emulated tools."""
 
 from __future__ import annotations
 

@@ -332,7 +332,7 @@ def test_a_file_size_limit_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """The path of a file that the task reads is a folder."""
+    """There is a folder in place of a file that the task reads."""
     (tmp_path / "trixie-armhf" / "mirror.manifest.json").mkdir(parents=True)
     done = run("build-image", "--plan", INVOKE_BUILD_FOLDER=str(tmp_path))
     assert f"{tmp_path}/trixie-armhf/mirror.manifest.json: Is a directory" in done.stderr

@@ -155,7 +155,7 @@ def test_torch_must_define_every_symbol_in_use(tmp_path: Path, symbol: str, is_t
 
 
 def needs_of(tmp_path: Path, uri: str, *, version: str) -> dict[str, Manifest]:
-    """Return manifests of the previous steps, with a mirror at ``uri``."""
+    """Return manifests for the preceding steps, with a mirror at ``uri``."""
     tar = tmp_path / "builder.tar"
     tar.write_bytes(b"builder")
     wheel = torch_wheel(tmp_path / "torch") if version else Path()
@@ -173,7 +173,7 @@ def needs_of(tmp_path: Path, uri: str, *, version: str) -> dict[str, Manifest]:
 
 
 def run_step(tmp_path: Path, needs: Mapping[str, Manifest]) -> tuple[Made, str]:
-    """Run the step; return its product, and its reason to run again."""
+    """Run the step; return its product and the reason to run it again, if any."""
     with Context(load_config({"build": {"folder": str(tmp_path / "build")}})) as context:
         step = companions.step(context)
         made = step.action(needs)

@@ -1,4 +1,4 @@
-"""The plugin of the benchmark ``cpu`` counts a small ARM program exactly, and llvm-mca models its loops."""
+"""Tests that the plugin of the benchmark ``cpu`` counts instructions exactly, and llvm-mca models a program's loops."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_small_program_is_counted_exactly(parts: Parts) -> None:
         for kind in ("NEON", "SIMD load/store", "load/store", "multiply", "branch"):
             assert kinds[kind] == times, (kind, kinds)
         assert kinds["VFP"] == 2 * times
-        # These are the marks' instructions and the load of the counter.
+        # The remaining instructions belong to the marks and load the counter.
         assert 0 < kinds["integer"] - 2 * times <= 8
         assert found[number].instructions == kinds.total()
 

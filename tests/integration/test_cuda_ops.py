@@ -68,7 +68,7 @@ def test_the_wheel_has_the_configured_gpu_code(wheel: cuda_job.Wheel, config: Co
     assert "libtorch.so" in found.needs
     assert not [name for name in found.needs if name.startswith(("libcuda", "libpython", "libc10"))]
     assert found.text() == wheel.contents
-    # The versions of Debian 12, which newer systems also provide.
+    # The versions in Debian 12, which newer systems also provide.
     assert Version(found.glibc) <= Version("2.36")
     assert Version(found.libstdcxx) <= Version("3.4.30")
     with zipfile.ZipFile(wheel.path) as archive:

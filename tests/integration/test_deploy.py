@@ -153,7 +153,7 @@ def test_files_missing_from_the_new_layer_are_removed(tmp_path: Path) -> None:
 
 @root_only
 def test_byte_code_of_a_replaced_module_is_removed(tmp_path: Path) -> None:
-    """If size and time stamp were equal, Python would use the old byte code for the new source."""
+    """If the new source had the size and time stamp of the old one, Python would use the old byte code for it."""
     cache = f"{SITE}/__pycache__"
     layout = exported_tree(
         tmp_path,
@@ -194,7 +194,7 @@ def test_error_before_the_renames_leaves_the_tree_unchanged(tmp_path: Path) -> N
 
 @root_only
 def test_killed_deployment_can_be_repeated(tmp_path: Path) -> None:
-    """After a kill between the renames and the hash, the manifest has no hash rather than an old one."""
+    """A deployment that is killed after the renames, but before it records the hash, must not leave an old hash."""
     layout = exported_tree(tmp_path, {"opt/pitorch/lib/libqpu.so.1.0": "library 1"})
     made = layer(tmp_path / "libqpu.tar", LIBRARY)
     deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])

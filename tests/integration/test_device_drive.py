@@ -45,7 +45,7 @@ def drive(
 ) -> Run:
     """Run the suite in ``folder``/suite with labgrid and ``device.drive`` in a separate process.
 
-    ``served`` is a tree to serve over NFS during the run, and the port.
+    ``served`` contains a tree, which is served over NFS during the run, and the server's port.
     """
     options |= {"suite": str(folder / "suite"), "record": str(folder / "record"), "log": str(folder / "log")}
     resources: dict[str, Any] = {"NetworkService": {"address": "here", "username": user}}

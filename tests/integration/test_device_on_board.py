@@ -107,7 +107,7 @@ def test_files_written_by_the_guest_are_on_the_host(board: Board) -> None:
 
 
 def test_the_kernel_uses_a_reserved_port_for_nfs(board: Board) -> None:
-    """serve-nfsroot requires such a port. QEMU's user-mode network replaces the port here."""
+    """serve-nfsroot requires such a port. Here, QEMU's user-mode network changes the port on the way."""
     connections = [line.split()[1:3] for line in board.run("cat", "/proc/net/tcp").splitlines()[1:]]
     ports = [[int(end.rpartition(":")[2], 16) for end in ends] for ends in connections]
     ours = [local for local, remote in ports if remote == board.server.port]
@@ -116,7 +116,7 @@ def test_the_kernel_uses_a_reserved_port_for_nfs(board: Board) -> None:
 
 
 def test_a_board_names_itself_to_the_nfs_server(board: Board) -> None:
-    """Without it, a server that several boards use drops the state of one board when another one connects."""
+    """Without such a name, a server for several boards drops the state of one board when another one connects."""
     name = board.run("cat", "/sys/module/nfs/parameters/nfs4_unique_id").strip()
     assert name == board.run("sh", "-c", "cat /sys/class/net/e*/address").strip().replace(":", "")
 
@@ -331,7 +331,7 @@ def test_ctrl_c_leaves_no_machine_and_no_server(board: Board, config: Config, tm
 
 
 def owned_by(folder: str) -> dict[int, str]:
-    """Other processes whose command line contains the folder."""
+    """Find other processes whose command line contains the folder; return their command lines by process ID."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -437,7 +437,7 @@ def test_a_board_is_busy_until_a_lost_session_ends(board: Board) -> None:
 
 @pytest.mark.expensive
 def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
-    """Runs the commands that serve-wheels prints. Python then imports the downloaded torch, not the image's."""
+    """The board runs the commands that serve-wheels prints, and then imports the downloaded torch, not the image's."""
     offer = Offer(board.config)
     wheel = offer.torch.wheel
     assert wheel is not None, offer.torch.reason
@@ -502,7 +502,7 @@ REFUSALS = {
 
 @pytest.fixture(scope="module")
 def refusals(board: Board) -> dict[str, str]:
-    """Run the commands above; return each one's output and exit code. They share a connection, which takes seconds."""
+    """Run the commands above; return outputs and exit codes. They share a connection, as opening one takes seconds."""
     script = ""
     for name, (words, _) in REFUSALS.items():
         command = words.replace("PORT", str(board.server.port)).replace("TREE", str(Layout.of(board.config).tree))

@@ -1,6 +1,6 @@
-"""Tests of the findings of doctor's checks, with and without the problem.
+"""Tests of what doctor's checks report, with and without each problem.
 
-The tests create problems of the machine in separate namespaces. A user namespace has its own binfmt_misc, in which no
+The tests create problems with the machine in separate namespaces. A user namespace has its own binfmt_misc, in which no
 emulator is registered until the test registers one (Linux 6.7 and newer), and can mount a tmpfs of any size.
 """
 
@@ -55,7 +55,7 @@ def arm(tmp_path: Path) -> None:
 
 
 def in_user_namespace(check: str, *, before: str = ":") -> Finding:
-    """Evaluate an expression in a user namespace after a shell script, and return its finding."""
+    """Run a shell script in a user namespace, evaluate a check there, and return its finding."""
     if (
         shutil.which("unshare") is None
         or subprocess.run(
@@ -271,7 +271,7 @@ def test_the_probe_rejects_a_short_listing(arm: None, tmp_path: Path) -> None:
 
 
 def as_nobody(check: str, path: str) -> Finding:
-    """Evaluate an expression as an ordinary user with this PATH, and return its finding."""
+    """Evaluate a check as an ordinary user with this PATH, and return its finding."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     code = f"import dataclasses, json, os; {_MODULES}; os.setgroups([]); os.setgid(65534); "
@@ -356,7 +356,7 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_build_folder_of_another_user_is_reported(tmp_path: Path) -> None:
-    """The other checks use the temporary folder."""
+    """A folder that the user cannot write to, in contrast to the temporary folder, fails the check."""
     with tempfile.TemporaryDirectory(prefix="pitorch-theirs-") as name:
         Path(name).chmod(0o755)
         assert writable(Path(name)) == Path(name)
@@ -398,7 +398,7 @@ def test_memory_is_compared_with_the_compile_jobs(jobs: int, available_mib: int,
 
 @pytest.mark.parametrize("below", ["", "child"])
 def test_memory_is_computed_as_for_builds(below: str) -> None:
-    """For a limit of this process's cgroup or of one above it, doctor and builds compute the same job count."""
+    """Whether this process's cgroup or its parent has a limit, doctor and builds compute the same job count."""
     program = """
 from doctor.resources import check_memory
 from toolchain.config import BuildConfig
@@ -737,7 +737,7 @@ def test_the_table_shows_every_finding_and_fix() -> None:
 
 
 def test_standard_output_is_only_json(tmp_path: Path, direct: None) -> None:
-    """The command line on a machine without an engine, a mirror and a package index."""
+    """The command line runs on a machine without an engine, a mirror or a package index."""
     nowhere = "http://127.0.0.1:9"
     settings = {"BUILD_FOLDER": str(tmp_path), "IMAGE_MIRROR": nowhere, "IMAGE_SECURITY_MIRROR": nowhere}
     pip = {"INDEX_URL": f"{nowhere}/simple", "RETRIES": "0", "CONFIG_FILE": os.devnull}

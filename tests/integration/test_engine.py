@@ -1,7 +1,4 @@
-"""Tests of the engine.
-
-They start a separate dockerd without firewall rules, independent of any other on this machine.
-"""
+"""Tests of the engine. They start a separate dockerd, which sets no firewall rules and leaves other engines alone."""
 
 from __future__ import annotations
 
@@ -286,7 +283,7 @@ def waiting_program() -> bytes:
 
 @pytest.fixture
 def collected() -> Iterator[None]:
-    """Collect garbage after the test, so that warnings about sockets that docker-py left open are attributed to it."""
+    """Collect garbage after the test, so that warnings about docker-py's open sockets are attributed to this test."""
     yield
     gc.collect()
 
@@ -299,7 +296,7 @@ def collected() -> Iterator[None]:
 def test_an_engine_that_ends_during_work_is_reported(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: str
 ) -> None:
-    """A running container, a build, a load and a plan each raise an error with a fix."""
+    """Running a container, building, loading and planning each raise an error that states a fix."""
     monkeypatch.setenv("DOCKER_HOST", daemon.host)
     ensure_daemon(daemon)
     stage = tmp_path / "stage"
@@ -353,7 +350,7 @@ def test_an_engine_that_ends_during_work_is_reported(
 
 def test_output_is_decoded_across_block_boundaries() -> None:
     words = "gemäß “µ”\nzweite Zeile\nRest €"
-    printed = words.encode() + b"\xe2\x82"  # the first bytes of a character, after which the program is killed
+    printed = words.encode() + b"\xe2\x82"  # an incomplete character, as if the program had been killed here
     for size in range(1, len(printed)):
         log: list[str] = []
         lines: list[str] = []
@@ -598,7 +595,7 @@ def test_all_proxy_fills_the_unset_variables(proxy: str, filled: str) -> None:
 
 @contextlib.contextmanager
 def recording_proxy(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield a loopback port, and what its clients sent: the first block, then the one after ``answer``."""
+    """Run a proxy; yield its loopback port, and the blocks that it receives before and after it sends ``answer``."""
     heard: list[bytes] = []
 
     class Listener(socketserver.BaseRequestHandler):

@@ -53,7 +53,7 @@ def little_root() -> Iterator[Path]:
 
 @pytest.fixture
 def root(little_root: Path) -> Iterator[Path]:
-    """Return the small root filesystem; check at the end that it is unmounted and unchanged."""
+    """Yield the small root filesystem; check at the end that it is unmounted and unchanged."""
     before = sorted(str(path) for path in little_root.rglob("*"))
     text = (little_root / "etc/resolv.conf").read_text()
     yield little_root
@@ -85,7 +85,7 @@ PLACES = ("/dev", "/proc", "/sys", "/mnt", "/tmp/enter-nfsroot", "/tmp/pitorch-l
 
 
 def mounts() -> list[str]:
-    """Find the mounts in these folders."""
+    """Return the mounts below ``PLACES``."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [line for line in lines if line.split()[4].startswith(PLACES)]
 
@@ -318,7 +318,7 @@ class Terminal:
         self.shown = ""
 
     def expect(self, text: str, limit_s: float = 30) -> None:
-        """Wait for a text on the terminal."""
+        """Wait until the terminal shows a string."""
         deadline = time.monotonic() + limit_s
         os.set_blocking(self.descriptor, False)
         while text not in self.shown:
@@ -339,7 +339,7 @@ class Terminal:
         os.close(self.descriptor)
 
     def wait(self, limit_s: float = 30) -> int:
-        """Return the exit status; negative after a signal."""
+        """Wait for the end, and return the exit status, which is negative after a signal."""
         deadline = time.monotonic() + limit_s
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Runs the examples from the command line."""
+"""Tests that run the examples from the command line."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def reference(client: docker.DockerClient) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def heavy(client: docker.DockerClient) -> Iterator[str]:
-    """Build an image that takes time to copy: 240 MiB in many files."""
+    """Build an image that takes time to copy: 240 files with 1 MiB each."""
     made = f"{NAME}-heavy/system:trixie-armhf"
     block = os.urandom(1 << 20)
     members = [nasty_image.folder("etc"), *(nasty_image.entry(f"file{number}", block) for number in range(240))]
@@ -101,7 +101,7 @@ def config(reference: str) -> Config:
 
 
 def expected_tree() -> dict[bytes, tuple[object, ...]]:
-    """Compute the two layers' result according to the OCI image specification, the reference for these tests."""
+    """Compute the tree that the two layers must produce according to the OCI image specification."""
     tree: dict[str, tuple[tarfile.TarInfo, bytes, str]] = {}
 
     def drop(path: str) -> None:
@@ -383,7 +383,7 @@ def test_a_folder_in_place_of_the_tree_is_not_replaced(config: Config, tmp_path:
 
 
 def in_the_place_of(tree: Path) -> None:
-    """Replace our tree with the user's folder, with the same inode if the file system reuses numbers."""
+    """Replace our tree with a user's folder, which gets the same inode number if the file system reuses it."""
     number, spares = tree.stat().st_ino, tree.with_name("spares")
     shutil.rmtree(tree)
     spares.mkdir()
@@ -399,7 +399,7 @@ def in_the_place_of(tree: Path) -> None:
 
 @pytest.fixture
 def ext4(tmp_path: Path, inode_size: int) -> Iterator[Path]:
-    """Mount a private file system; with inodes of 128 bytes, it has no birth times."""
+    """Mount a private ext4 file system. With 128-byte inodes, it does not record birth times."""
     image, place = tmp_path / "disk", tmp_path / "mounted"
     place.mkdir()
     with image.open("wb") as made:
@@ -600,7 +600,7 @@ def test_an_interrupted_export_keeps_the_old_tree(
 @needs_root
 @pytest.mark.parametrize("moved", ["tree", "folder"])
 def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Path, moved: str) -> None:
-    """As on a file system without exchange, one folder is renamed away, and the next export fails too."""
+    """This simulates a file system without atomic exchange: one folder was moved aside. The next export fails too."""
     layout = Layout(tmp_path / "nfsroot")
     before = export(config, destination=layout.place)
     old, marker = tree_listing(layout.tree), layout.marker.read_text()
@@ -641,7 +641,7 @@ def test_missing_space_is_reported_before_writing(heavy: str, tmp_path: Path) ->
 def test_a_full_disk_is_reported_at_every_point(
     config: Config, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk has space for a varying number of files, from none to enough: lock, copy, boot files, audit."""
+    """The number of inodes varies, so that the disk is full during the lock, copy, boot files or audit, or never."""
     if method == "layers":
         monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
     reports = set()
@@ -665,7 +665,7 @@ def test_a_full_disk_is_reported_at_every_point(
 
 @contextlib.contextmanager
 def relay_that_breaks_off(place: Path, after: int) -> Iterator[None]:
-    """Run a relay to the engine's socket that closes the connection after a number of bytes."""
+    """Run a relay to the engine's socket, which closes a connection after it has passed on ``after`` bytes."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(place))
     listener.listen()
@@ -946,7 +946,7 @@ FILTERS = {
 
 
 def read_by(board: str, text: str) -> dict[str, str]:
-    """Evaluate config.txt like a board's firmware: only matching sections, and the last line wins."""
+    """Evaluate config.txt as a board's firmware does: only matching sections apply, and the last line wins."""
     found: dict[str, str] = {}
     reads = True
     for line in text.splitlines():

@@ -56,14 +56,14 @@ def coordinator(config: Config) -> Coordinator:
 
 @pytest.fixture
 def far(coordinator: Coordinator) -> Iterator[str]:
-    """Return a virtual machine of another PC."""
+    """Define a place for a virtual machine on another PC, and yield its name."""
     coordinator.define("far", {"project": services.PROJECT, "kind": "qemu", "model": "virt"}, "elsewhere/far/*")
     yield "far"
     coordinator.delete("far")
 
 
 def programs(config: Config, name: str) -> list[int]:
-    """Find a program's processes, without its supervisor."""
+    """Find a program's processes, except its supervisor."""
     session = services.status(config).running[name]
     return [pid for pid, _, leader in reaper.running() if leader == session and pid != session]
 
@@ -258,7 +258,7 @@ def test_a_board_without_its_exporter_is_refused(config: Config, coordinator: Co
 
 
 def test_a_killed_coordinator_is_restarted(config: Config, coordinator: Coordinator) -> None:
-    """Its exporter connects again. It saves places every 15 s; ``up`` defines those that it lost."""
+    """The exporter reconnects. The coordinator saves places every 15 s; ``up`` redefines those that were lost."""
     kill(config, "coordinator")
     eventually(coordinator.responds)
     services.up(config)
@@ -345,7 +345,7 @@ def test_a_board_that_is_not_held_is_an_error(config: Config, coordinator: Coord
 
 @contextlib.contextmanager
 def power_switch(status: int = 200) -> Iterator[tuple[str, list[str]]]:
-    """Run a power switch for labgrid's driver simplerest; return it and its requests."""
+    """Run a power switch for labgrid's driver simplerest; yield its address and the requests that it receives."""
     requests: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -391,7 +391,7 @@ def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coor
 
 
 def switched(folder: Path, address: str, **tools: str) -> Environment:
-    """Return the environment of a board with a power switch, without a coordinator."""
+    """Return the labgrid environment of a board with a power switch, without a coordinator."""
     paths = Paths(folder=folder / "report")
     labgrid_environment.prepare(exported_in(folder), paths, host="pi@127.0.0.1", chroot=False, timing=False)
     described = yaml.safe_load(paths.environment.read_text())

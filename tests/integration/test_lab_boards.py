@@ -1,4 +1,4 @@
-"""The device suite on the boards of a lab that run the exported root filesystem."""
+"""Tests of the device suite on a lab's boards, which run the exported root filesystem."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ exec chroot "$1" /usr/sbin/sshd -D -e -o ListenAddress=127.0.0.1 -p "$2"
 
 @contextlib.contextmanager
 def emulated_board(config: Config) -> Iterator[str]:
-    """A process that runs the tree's SSH server, emulated, on the loopback address. Yields its address."""
+    """Run the tree's SSH server under emulation on the loopback interface; yield its address."""
     port = ports.free_port()
     words = ["unshare", "-m", "--kill-child", "sh", "-c", SSHD, "sh", str(config.nfsroot / "tree"), str(port)]
     with subprocess.Popen(words, stderr=subprocess.PIPE) as board:
@@ -98,7 +98,7 @@ def test_a_suite_is_split_between_boards(exported_config: Config, tmp_path: Path
     folder = run.report_folder(made, run.How())
 
     def cases() -> list[str]:
-        """The cases of the merged JUnit file, ``BOARD.MODULE.TEST``."""
+        """Return the cases in the merged JUnit file as ``BOARD.MODULE.TEST``."""
         root = ElementTree.parse(folder / "junit.xml").getroot()  # noqa: S314 - our own file
         return sorted(f"{case.get('classname')}.{case.get('name')}" for case in root.iter("testcase"))
 

@@ -1,4 +1,4 @@
-"""A lab of three PCs and a board, each in a network namespace, while cables are pulled and a disk is full."""
+"""Tests of a lab with three PCs and a board, each in a network namespace, when cables are pulled or a disk is full."""
 
 from __future__ import annotations
 
@@ -90,17 +90,17 @@ class Pc:
     settings: Mapping[str, object]
 
     def words(self, *words: str | Path) -> list[str]:
-        """Return the command line that runs Python with these arguments on a PC."""
+        """Return the command line that runs Python with these arguments on this PC."""
         inside = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name, sys.executable]
         return ["ip", "netns", "exec", self.namespace, *inside, *map(str, words)]
 
     def lab(self, action: str) -> str:
-        """The output of lab up or lab status."""
+        """Run ``lab up`` or ``lab status`` and return its output."""
         return process.run(self.words("-c", LAB, json.dumps(self.settings), action), cwd=ROOT, limit_s=120).output
 
     @contextlib.contextmanager
     def holding(self, board: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A process that holds a board until its input ends."""
+        """Start a process that holds a board until its input ends, and yield it."""
         words = self.words("-c", HOLD, COORDINATOR, board)
         with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
             assert client.stdout is not None
@@ -129,7 +129,7 @@ def end(client: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def pc(name: str, address: str, folder: Path, *boards: str) -> Iterator[Pc]:
-    """A PC on which the lab is up. All its processes are killed at the end."""
+    """Yield a PC on which the lab is up. All its processes are killed at the end."""
     made = exported_in(folder)
     settings = {
         "nfs": {"folder": str(made.nfsroot)},
@@ -157,12 +157,12 @@ class Lab:
     other: Pc
 
     def state(self, board: str) -> str:
-        """The row of a board in ``lab status``."""
+        """Return a board's row in ``lab status``."""
         (row,) = (line for line in self.hub.lab("status").splitlines() if line.split()[:1] == [board])
         return row
 
     def free(self, board: str) -> bool:
-        """Whether it is exported and nobody holds it."""
+        """Return whether the board is exported and nobody holds it."""
         return self.state(board).split()[-2:] == ["exported", "free"]
 
 
@@ -184,7 +184,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @contextlib.contextmanager
 def cut(name: str) -> Iterator[None]:
-    """The cable of a namespace is pulled."""
+    """Disconnect a namespace's cable during the block."""
     ip("link", "set", f"to{name}", "down")
     try:
         yield
@@ -218,7 +218,7 @@ def test_a_pc_without_network_loses_only_its_own_boards(lab: Lab) -> None:
 
 
 def waiting(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A suite that waits for a file on the board, that file, and the file that it creates first."""
+    """Return a suite that creates a file and waits for another, then the awaited file and the created one."""
     started, go = tmp_path / "started", tmp_path / "go"
     text = WAITS.format(started=str(started), go=str(go), limit_s=300)
     return write_suite(tmp_path / "suite", a=text, b="def test_after(): pass"), go, started

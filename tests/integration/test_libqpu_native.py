@@ -1,4 +1,4 @@
-"""Run libqpu's C++ tests on this PC, and clang-tidy on its sources."""
+"""Tests that run libqpu's C++ tests on this PC, and clang-tidy on its sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE = ROOT / "libqpu"
 
 @pytest.fixture(scope="module")
 def tree(product_config: Config) -> Path:
-    """Return the build folder of libqpu and its tests, which is reused between runs, so only changes are compiled."""
+    """Build libqpu and its tests, and return the build folder. Later runs reuse it and compile only what changed."""
     for program in ("cmake", "ninja", "g++"):
         if shutil.which(program) is None:
             pytest.skip(f"the program {program} is missing; ./inv installs it")

@@ -109,7 +109,7 @@ def test_session_times_out() -> None:
 
 @pytest.fixture
 def board() -> Iterator[LoaderSession]:
-    """Start a session with this PC."""
+    """Start a session with this PC as the board."""
     with loader_session.session(config(), targets.load("local"), parse("emulator")) as session:
         yield session
 

@@ -1,4 +1,4 @@
-"""Ordinary users of the PC cannot access a tree that is served over NFS, but root and boards can."""
+"""Tests that root and boards can access a tree that is served over NFS, but ordinary users of the PC cannot."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def exported(open_folder: Path) -> Config:
-    """Export a tree with programs of this machine below a folder with mode 0755."""
+    """Make an export with this machine's programs, in a folder with mode 0755."""
     layout = Layout(open_folder / "nfsroot")
     fill(layout.tree)
     layout.folder.mkdir()
@@ -146,7 +146,7 @@ def test_a_private_network_cannot_be_reached_or_entered(open_folder: Path) -> No
 
 @marked(pytest.mark.network_namespaces)
 def test_other_users_cannot_reach_test_on_pis_server(open_folder: Path, tmp_path: Path) -> None:
-    """Runs test-on-pi with this machine in place of the virtual machine."""
+    """This runs test-on-pi with this machine in place of the virtual machine."""
     tree, port = open_folder / "tree", free_port()
     fill(tree)
     up, go = tmp_path / "up", tmp_path / "go"
@@ -215,7 +215,7 @@ def test_the_next_use_restores_the_folders_mode(exported: Config) -> None:
 
 @pytest.fixture
 def earlier(exported: Config) -> Config:
-    """Make an export like an earlier version, in which the tree is the given folder itself."""
+    """Make an export as an earlier version did, with the tree directly in the given folder."""
     layout = Layout.of(exported)
     layout.tree.rename(layout.place.with_name("moved"))
     layout.place.rmdir()

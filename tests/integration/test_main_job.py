@@ -58,7 +58,7 @@ def test_the_image_is_for_the_target_and_works(
 def test_the_image_label_lists_missing_pockets(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
-    """The label lists the same pockets as the mirror's manifest. Older roots do not record this fact."""
+    """The label lists the same pockets as the mirror's manifest. Older roots do not record missing pockets."""
     labels = client.images.get(product_config.image_reference("system")).labels
     noted = built.manifest("system").facts.get("left_out")
     assert noted == built.manifest("rootfs").facts.get("left_out")
@@ -248,7 +248,7 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
     kernel_of_tvm: None,
     keyword: str | None,
 ) -> None:
-    """Tests that start another Python take half of the time in QEMU, so the complete suite runs weekly."""
+    """Tests that start a Python interpreter take half of the suite's time in QEMU, so the whole suite runs weekly."""
     result = suite.test_on_pi(exported_config, qemu=True, keyword=keyword, timing=keyword is None)
     assert result.ok, result.summary()
     if "torch" not in result.without:

@@ -34,7 +34,7 @@ A, B, C = "https://a.example", "http://b.example:5000", "https://c.example"
 
 @pytest.fixture
 def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ensure that no engine runs or is reloaded."""
+    """Hide this machine's engines, so that none is queried or reloaded."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     monkeypatch.setattr(mirrors, "_PIDFILES", ())
 
@@ -48,7 +48,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    """Run an engine with ``tmp_path / "daemon.json"``."""
+    """Run an engine that is configured by ``tmp_path / "daemon.json"``."""
     with second_engine(tmp_path) as found:
         monkeypatch.setenv("DOCKER_HOST", found.host)
         yield found

@@ -1,4 +1,4 @@
-"""Tests of PyTorch models on this PC, through TVM's RPC, with the loader under emulation, and in a C program."""
+"""Tests of PyTorch models on this PC: over TVM's RPC, with the loader under emulation, and in a C program."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(model: str, target: str = "local", device: str = "", export: Path | None
 
 
 def needs_armv7() -> list[str]:
-    """Skip the test if the compiler or the emulator is missing. Returns the emulator's command."""
+    """Skip the test if the compiler or the emulator is missing. Return the emulator's command."""
     wanted = targets.load("armv7")
     if shutil.which(wanted.linker("")) is None or shutil.which("qemu-arm-static") is None:
         pytest.skip("the cross compiler or qemu-arm-static is missing; ./inv installs them")

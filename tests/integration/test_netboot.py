@@ -82,7 +82,7 @@ def cable() -> Iterator[str]:
 def booting(
     config: Config, *, alone: bool = True, fetch_firmware: Callable[[], Path] | None = None
 ) -> Iterator[Callable[[Callable[[Board], bool]], Board]]:
-    """Run ``netboot`` in a thread, which is in the same namespace; yields a function that waits for a board's event."""
+    """Run ``netboot`` in a thread in this namespace; yield a function that waits until a board meets a condition."""
     stop, changed = threading.Event(), threading.Condition()
     seen: list[Board] = []
     failed: list[BaseException] = []
@@ -132,7 +132,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
         sys.stdout.buffer.write(packet[4:])
         break
 """
-"""Fetch a file of less than 512 bytes by TFTP (RFC 1350), or print the server's error; the server may start later."""
+"""Fetch a file of less than 512 bytes over TFTP (RFC 1350), or print the server's error; the server may start later."""
 
 
 def on_board(namespace: str, *words: str) -> str:
@@ -342,7 +342,7 @@ def bridged(name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def router() -> Iterator[None]:
-    """Run another DHCP server on the bridge. It also names the PC and U-Boot's script, as U-Boot ignores proxy DHCP."""
+    """Run another DHCP server on the bridge. It also names the PC and the script for U-Boot."""
     with bridged("router") as namespace:
         ip("-n", namespace, "address", "add", "192.168.77.254/24", "dev", "eth0")
         words = ["dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--leasefile-ro", "--pid-file"]
@@ -447,7 +447,7 @@ def all_up(wait_for: Callable[[Callable[[Board], bool]], Board], count: int) -> 
 
 
 def ssh(config: Config, board: Board, *words: str) -> list[str]:
-    """Return the command line that runs words on a board whose host key is pinned."""
+    """Return the command line that runs a command over SSH on a board whose host key is pinned."""
     layout = Layout.of(config)
     known = access.pin(layout.known_hosts, layout.folder / "known_hosts.pinned")
     login = access.SshAccess(host=board.address, key=layout.client_key, known_hosts=known)
@@ -461,13 +461,13 @@ def run_on(config: Config, board: Board, *words: str) -> str:
 
 @pytest.fixture
 def of_one(exported_config: Config) -> Config:
-    """Export a tree that one board writes to."""
+    """Return the configuration of an exported tree that one board writes to."""
     return with_nfs(exported_config, address=PC)
 
 
 @pytest.fixture
 def of_many(exported_config: Config) -> Iterator[Config]:
-    """Export a tree that boards share, except for /home, which each board has separately."""
+    """Return the configuration of an exported tree that boards share, except for separate /home folders."""
     config = with_nfs(exported_config, address=PC, overlay=True, persistent=("/home",))
     yield config
     shutil.rmtree(Layout.of(config).boards, ignore_errors=True)
@@ -477,7 +477,7 @@ def of_many(exported_config: Config) -> Iterator[Config]:
 @pytest.mark.machine
 @pytest.mark.timeout(1800)
 def test_one_board_boots_from_dhcp_to_ssh(of_one: Config, u_boot: Path, tmp_path: Path) -> None:
-    """U-Boot requests an address, and fetches kernel and initramfs by TFTP. The kernel mounts its root by NFS."""
+    """U-Boot requests an address, and fetches kernel and initramfs over TFTP. The kernel mounts its root over NFS."""
     with bridge_for_boards(of_one), booting(of_one) as wait_for, boards_of_qemu(1, u_boot, tmp_path):
         (board,) = all_up(wait_for, 1)
         assert board.mac == "52:54:00:77:00:01"
@@ -537,7 +537,7 @@ LOSS = b"""table bridge lossy {
   }
 }
 """
-"""Not tc's netem, which the kernel of the test machine lacks."""
+"""Drops packets at random. tc's netem is not used, because the test machine's kernel lacks it."""
 
 
 @pytest.mark.expensive

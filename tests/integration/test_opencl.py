@@ -66,7 +66,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def board() -> Iterator[LoaderSession]:
-    """Start a session with this PC."""
+    """Start a session with this PC as the board."""
     with session() as opened:
         yield opened
 

@@ -61,7 +61,7 @@ def qpu(tree: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def axpy(tree: Path, tmp_path: Path) -> Path:
-    """Return a kernel that C++ saved: y = factor * x + y."""
+    """Return a kernel that the C++ program saved: y = factor * x + y."""
     path = tmp_path / "axpy.qpuo"
     run([tree / "tests" / "user-save", path])
     return path

@@ -26,12 +26,12 @@ from toolchain.errors import BoardLost, BoardSilent, InUse, PlatformMismatch, Re
 
 QUICK = Timing(number=3, repeat=2, min_repeat_ms=1, warm_up=1)
 ENDLESS = Timing(number=10**11, repeat=1, min_repeat_ms=0, warm_up=0)
-"""add_one for hours."""
+"""Timing for add_one that takes hours."""
 
 
 @pytest.fixture(scope="module")
 def tvm(product_config: Config) -> Iterator[TvmEnvironment]:
-    """Install TVM as the task does."""
+    """Install TVM as the task does, and yield it in a private network."""
     installed = environment.ready(product_config)
     with out_of_reach():
         yield installed
@@ -45,7 +45,7 @@ def tracker(tvm: TvmEnvironment) -> Iterator[servers.Running]:
 
 @pytest.fixture(scope="module")
 def direct(tvm: TvmEnvironment) -> Iterator[servers.Running]:
-    """Run a board that is reached directly."""
+    """Run a board's RPC server that clients reach directly, without a tracker or proxy."""
     with servers.board(tvm) as running:
         yield running
 
@@ -61,7 +61,7 @@ def run(device: str, *, queue_s: float = 60, session_s: float = 60, timing: Timi
 
 
 def holding(device: str, session_s: float) -> tuple[threading.Thread, list[UserError]]:
-    """Start a session that measures until it is ended. Returns its thread and a list for its error."""
+    """Start a session that measures until it is stopped. Return its thread and a list that receives its error."""
     ended: list[UserError] = []
 
     def hold() -> None:
@@ -292,7 +292,7 @@ def test_board_returns_to_its_pool_after_a_timeout(tvm: TvmEnvironment, tracker:
 
 
 def test_board_that_stops_responding_is_lost(tvm: TvmEnvironment) -> None:
-    """As after a power failure, no connection is closed."""
+    """The board closes no connection, as in a power failure."""
     with servers.board(tvm) as board:
         thread, ended = holding(f"127.0.0.1:{board.port}", session_s=8)
         until_in_session(board, 1)

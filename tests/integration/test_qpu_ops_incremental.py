@@ -94,7 +94,7 @@ class Build:
                 raise CommandFailed("the compiler", tail=done.stderr)
 
     def compiled(self) -> list[str]:
-        """Return the sources that the last rebuild compiled, and the link steps that it ran."""
+        """Return the sources that the last rebuild compiled, and "link" for each link step."""
         return [words[words.index("-c") + 1] if "-c" in words else "link" for words in self.ran]
 
 

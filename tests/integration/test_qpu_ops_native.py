@@ -106,8 +106,8 @@ def test_clang_tidy_finds_nothing(checks: NativeChecks, tmp_path: Path, left_out
     included = {name for path in sources for name in re.findall(r'#include "(.+\.cpp)"', path.read_text())}
 
     own = [path for path in sources if path.name not in included]
-    # Small sources are checked as one source, to parse torch's headers only once. Not with #include: some checks skip
-    # included sources. An included header is left out where an earlier source includes it.
+    # Small sources are joined and checked as one file, so that torch's headers are parsed only once. They are not
+    # joined by #include, because some checks skip included files. Repeated #include lines are removed.
     device = RECIPE / "csrc" / "device"
     small = [path for path in own if path.parent == device and not path.name.startswith("aten")]
     together, seen = tmp_path / "together.cpp", set[str]()

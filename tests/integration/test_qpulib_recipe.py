@@ -1,6 +1,6 @@
 """Tests of the optional upstream QPULib: how its source is obtained, verified and built.
 
-The substitute is a small source tree with upstream's layout, in a real git repository with a file:// URL.
+A small source tree with upstream's layout, in a real git repository with a file:// URL, replaces upstream's repository.
 """
 
 from __future__ import annotations

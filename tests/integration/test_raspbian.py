@@ -31,7 +31,7 @@ IMAGE = ImageConfig(flavour="raspbian")
 
 
 def of_the_target(version: str) -> list[Package]:
-    """Make nearly empty packages of a release, for a target root."""
+    """Make nearly empty packages with this version for a target root."""
     suite = load_suite(SUITE)
     roles = {name for role in ("base", "board", "bootable", "companions", "dev") for name in packages_for(role, IMAGE)}
     names = {*roles, *suite.torch_libraries, *suite.torch_python, "libc6", "linux-base", "debian-archive-keyring"}
@@ -91,7 +91,7 @@ def kernel_of_debian() -> list[Package]:
 
 
 def of_the_raspberry_pi() -> list[Package]:
-    """Make the Raspberry Pi archive: kernels, firmware, and newer versions of the distribution's packages."""
+    """Make packages for the Raspberry Pi archive: kernels, firmware, and updates to the distribution's packages."""
     return [
         *kernel_of("v7", "armhf"),
         *kernel_of("v8", "arm64"),
@@ -137,7 +137,7 @@ def ran(config: Config, *names: str) -> Mapping[str, Manifest]:
 
 
 def fetched(config: Config, role: str) -> dict[str, str]:
-    """Read the versions of the packages that a step has fetched."""
+    """Return the versions of the packages that a step has fetched, from the names of their files."""
     folder = config.build_root / "archives" / f"{config.image.label}-{role}"
     return versions(folder.glob("*.deb"))
 
@@ -275,7 +275,7 @@ def test_only_pockets_of_the_root_are_reported_missing(tmp_path: Path, monkeypat
 
 @dataclass(frozen=True)
 class Real:
-    """Archives with working packages in Raspbian, and native tools to configure them."""
+    """Archives in which Raspbian has working packages, and native tools to configure those packages."""
 
     world: World
     tools: Path
@@ -301,7 +301,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
 
 
 def small_root(real: Real, config: Config, folder: Path) -> Path:
-    """Build the tar of a root with the board's kernel, with the project's code, from the served archives."""
+    """Build a root's tar with the board's kernel from the served archives, using the project's code."""
     mirror = ran(config, "mirror")["mirror"]
     packages = ("apt", "linux-image-rpi-v7", "raspi-firmware")
     with Context(config) as context:

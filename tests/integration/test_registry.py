@@ -480,7 +480,7 @@ def secrets_of(password: str) -> list[str]:
 
 
 def text_of(fault: BaseException | None) -> str:
-    """Collect all text in a chain of exceptions that a traceback could show."""
+    """Collect all text that a traceback of a chain of exceptions could show."""
     found = ""
     while fault is not None:
         found += f"{fault!s} {fault!r} {vars(fault)}"

@@ -81,7 +81,7 @@ def warnings_printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def error_from_the_engine(client: docker.DockerClient, config: Config) -> UserError:
-    """Push with the engine, without earlier requests to the registry, and return the error."""
+    """Push with the engine, without requests from this project to the registry, and return the error."""
     reference = resolve(config)
     client.api.tag(config.image_reference("system"), reference.name, reference.tag)
     try:
@@ -400,7 +400,7 @@ def is_manifest(block: bytes, _sent: int) -> bool:
 
 
 def is_layer_request(block: bytes, _sent: int) -> bool:
-    """Return a request for a layer by the engine; requests of this project have another user agent."""
+    """Return whether the engine requests a layer; this project's own requests have another user agent."""
     engines = any(name in block for name in (b"docker/", b"containerd/"))
     return block.startswith(b"GET ") and b"/blobs/" in block and engines
 
@@ -412,7 +412,7 @@ def test_push_is_retried_if_the_manifest_fails(
     settings = Settings(folder=tmp_path / "r", port=free_port())
 
     def delays() -> Iterator[float]:
-        """Start the registry again after the second attempt."""
+        """Yield the delays between attempts; start the registry again before the third delay."""
         yield from (0.1, 0.1)
         local_registry.start(settings)
         yield 0.1

@@ -35,7 +35,7 @@ def load(client: docker.DockerClient, config: Config) -> str:
 
 
 def index_of(running: Registry, config: Config, tag: str) -> tuple[dict[str, object], str]:
-    """Read the index in the registry, and its digest."""
+    """Return the index from the registry, and its digest."""
     path = f"/v2/{config.registry.namespace}/system/manifests/{tag}"
     answer = ask(running, path, headers={"Accept": distribution.INDEX_TYPE})
     assert answer.headers["Content-Type"] == distribution.INDEX_TYPE

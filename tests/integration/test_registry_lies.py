@@ -137,7 +137,7 @@ def connected_to(address: str) -> Iterator[Connection]:
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the delays between attempts, and all credentials."""
+    """Shorten delays and time limits, silence warnings, and hide all credentials."""
     monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.01,) * 4)
     monkeypatch.setattr(connection, "_READ_S", 1.0)
     monkeypatch.setattr(progress, "warn", lambda _: None)

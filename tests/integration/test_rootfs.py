@@ -1,4 +1,4 @@
-"""Root filesystems are reproducible, and identical with and without native programs."""
+"""Tests that root filesystems are reproducible, and identical with and without native programs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
 
 
 def documents(archive: tarfile.TarFile) -> set[str]:
-    """List the files among documentation, manual pages and translations."""
+    """Return the names of files in the folders for documentation, manual pages and translations."""
     places = tuple(f"./usr/share/{name}/" for name in ("doc", "info", "lintian", "locale", "man"))
     return {Path(item.name).name for item in archive if item.name.startswith(places) and item.isreg()}
 
@@ -114,7 +114,7 @@ def test_tests_are_left_out_and_modules_are_compiled(built: Built) -> None:
 
 
 def checked_by_hash(archive: tarfile.TarFile) -> list[str]:
-    """Find byte code without its source's time stamp and size; check that there are several hundred files."""
+    """Find byte code that does not record its source's time stamp and size. More than 100 files must be compiled."""
     members = {item.name: item for item in archive if item.isreg()}
     compiled = [name for name in members if name.endswith(".pyc")]
     assert len(compiled) > 100
@@ -271,7 +271,7 @@ def test_the_builder_image_has_no_unused_files(tmp_path: Path) -> None:
         "lib": "usr/lib",
     }
     assert members["tmp"].mode == members["var/tmp"].mode == 0o1777
-    # This file simulates that the tools' Python had been called.
+    # The tools' Python interpreter would have written this file if it had run.
     cache = tools / "usr/lib/python3.13/sysconfig/__pycache__"
     cache.mkdir()
     (cache / "__init__.cpython-313.pyc").write_text("x")

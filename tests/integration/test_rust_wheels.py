@@ -66,7 +66,7 @@ def test_cargo_without_a_network_is_reported() -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Provide the caller's home, with an empty folder for Cargo."""
+    """Provide a home folder for the caller, with an empty folder for Cargo."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("SUDO_UID", raising=False)
     (tmp_path / "home" / ".cargo").mkdir(parents=True)
@@ -117,7 +117,7 @@ fn main() {
     println!("cargo:rustc-env=COMPILED_BY={host} {}", env::consts::ARCH);
 }
 """
-"""A build script that passes rustc's machine and its own to the program."""
+"""A build script that tells the program on which machines rustc and the script itself ran."""
 
 SETUPTOOLS_RUST = {
     "pyproject.toml": '[build-system]\nrequires = ["setuptools", "setuptools-rust"]\n',
@@ -250,7 +250,7 @@ def own_wheelhouse(product_config: Config, tmp_path: Path) -> Iterator[Config]:
 
 
 def imported(done: build.Done, config: Config) -> str:
-    """Return what a wheel's module reports in a container of the target."""
+    """Install a wheel in a target container, and return what its module reports."""
     install = f"pip install -q --no-deps --no-index --target /tmp/x /house/{done.wheel.path.name}"
     with contextlib.closing(connect()) as client:
         seen = run_in(

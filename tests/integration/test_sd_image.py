@@ -44,7 +44,7 @@ CHANGED = {
     *("etc/apt/apt.conf.d", "etc/apt/apt.conf.d/01proxy", ".", ".dockerenv", "usr/sbin", "usr/sbin/policy-rc.d"),
     *("usr/lib", "usr/lib/clock-epoch", "lost+found"),
 }
-"""What a card has, or has not, that the image has not, or has."""
+"""Paths at which a card and its image may differ."""
 
 
 STATUS = b"""Package: dpkg
@@ -162,7 +162,7 @@ def test_an_unconfigured_image_has_no_password_and_no_user(card: Card) -> None:
 
 @contextlib.contextmanager
 def attached(file: Path) -> Iterator[Path]:
-    """Attach a loop device with the contents of a file."""
+    """Attach a file to a loop device, and yield the device."""
     done = subprocess.run(["losetup", "--find", "--show", file], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"the kernel has no loop devices: {done.stderr.strip()}")
@@ -183,7 +183,7 @@ def mounted(device: Path, place: Path, *options: str) -> Iterator[Path]:
 
 
 def test_the_root_has_the_files_of_the_image(card: Card, tmp_path: Path) -> None:
-    """Compares owners, modes, times, hard links, devices, attributes and names, except what a card changes."""
+    """The test compares owners, modes, times, hard links, devices, attributes and names, except what a card changes."""
     with contextlib.closing(connect()) as client:
         source = unpack.find_image(client, card.config.image_reference("system"), card.config.image.target)
         unpack.unpack(client, source, tmp_path / "tree")
@@ -211,7 +211,7 @@ REQUIRED = {
     **dict.fromkeys(("name", "description", "icon", "url", "extract_sha256", "release_date"), str),
     **dict.fromkeys(("extract_size", "image_download_size"), int),
 }
-"""Fields that Imager's schema requires of an entry: doc/json-schema/os-list-schema.json in its repository."""
+"""Fields that Imager's schema requires in an entry: doc/json-schema/os-list-schema.json in its repository."""
 
 
 def test_the_imagers_entry_describes_the_image(card: Card) -> None:
@@ -244,7 +244,7 @@ def test_bill_of_materials_is_next_to_the_image(card: Card) -> None:
 
 @contextlib.contextmanager
 def loop_device(size: int, folder: Path) -> Iterator[Path]:
-    """Provide a block device that returns 0xFF where nothing was written."""
+    """Provide a block device that is filled with 0xFF."""
     backing = folder / "device"
     with backing.open("wb") as stream:
         for _ in range(size >> 20):
@@ -254,7 +254,7 @@ def loop_device(size: int, folder: Path) -> Iterator[Path]:
 
 
 def test_a_card_is_written_by_its_block_map_and_compared(card: Card, tmp_path: Path) -> None:
-    """Blocks outside the map keep the card's contents; both file systems are intact nevertheless."""
+    """Blocks outside the map keep their old contents on the card; both file systems are intact nevertheless."""
     with loop_device(card.raw.stat().st_size + (8 << 20), tmp_path) as device:
         done = write.write_card(card.config, device, removable=False)
         assert done.size == card.manifest.facts["mapped_size"] < card.raw.stat().st_size
@@ -393,7 +393,7 @@ def test_a_real_card_is_intact_and_reproducible(real_card: RealCard) -> None:
 @pytest.mark.machine
 @pytest.mark.timeout(3600)
 def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path) -> None:
-    """Systemd and cloud-init set the user, no password, the host name, the locale, host keys, and the larger root."""
+    """Systemd and cloud-init create a user without a password, set host name, locale and keys, and enlarge the root."""
     tools = image.ready_tools(real_card.config)
     for name in ("vmlinuz", "initrd.img", "cmdline.txt"):
         tools.run("mcopy", "-i", real_card.boot, f"::{name}", tmp_path)

@@ -92,7 +92,7 @@ def raw(index: str, target: str, method: str = "GET") -> bytes:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for the server, which prints a request after the client has received the response."""
+    """Wait for a condition, because the server prints a request after the client has received the response."""
     for _ in range(400):
         if condition():
             return
@@ -330,7 +330,7 @@ def test_errors_are_printed_as_warnings(
 def test_read_errors_are_printed_as_warnings(
     printed: list[str], warned: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Address 0 of a process is not mapped: the kernel returns EIO."""
+    """The file is a process's memory, in which address 0 is not mapped: the kernel returns EIO."""
     with running_index(lambda: {TORCH: Path("/proc/self/mem")}) as url:
         get(url.replace("/simple/", f"/packages/{TORCH}"))
         wait_for(printed, 1)
@@ -411,7 +411,7 @@ def torch_wheel(folder: Path, version: str = "2.6.0", *, python: str = "cp313", 
 
 
 def cache_torch(config: Config, folder: Path) -> Path:
-    """Put a torch wheel with the recipe's key into the artefact cache, like pull-artefacts."""
+    """Put a torch wheel with the recipe's key into the artefact cache, as pull-artefacts does."""
     folder.mkdir(exist_ok=True)
     key = resolve.key(config)
     key_of_build = provenance.artefact_key(key, {"compiler": "arm-linux-gnueabihf-g++ 14.2.0"})
@@ -576,7 +576,7 @@ def test_instructions_name_the_index_and_the_wheels() -> None:
 
 @pytest.fixture
 def default_index(tmp_path: Path) -> Iterator[str]:
-    """Provide the board's default index, with newer source for two packages that cannot be built here."""
+    """Provide the board's default index, with newer sources of two packages, which cannot be built here."""
     for name in ("thing", "needy"):
         source = tmp_path / "public" / f"{name}-2.0"
         source.mkdir(parents=True)

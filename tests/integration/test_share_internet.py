@@ -60,7 +60,7 @@ class Net:
         return done.stdout
 
     def share(self, action: str, subnet: str = SUBNET, *, before: str = "") -> dict[str, Any]:
-        """Run on, off or status in the gateway's namespace; ``before`` changes mounts for this call."""
+        """Run the action on, off or status in the gateway's namespace; ``before`` changes mounts for this call."""
         script = [sys.executable, "-c", CALL, action, str(self.state), subnet]
         script = ["unshare", "--mount", "sh", "-euc", before + '\nexec "$@"', "sh", *script] if before else script
         done = subprocess.run(["ip", "netns", "exec", self.gateway, *script], cwd=ROOT, capture_output=True, text=True,
@@ -75,11 +75,11 @@ class Net:
         return self.run(self.pi, "curl", "-s", *limits, "http://203.0.113.2:8080/hello", check=False)
 
     def ruleset(self) -> str:
-        """Return all nftables rules of the gateway."""
+        """Return all nftables rules in the gateway's namespace."""
         return self.run(self.gateway, "nft", "list", "ruleset")
 
     def forward(self) -> str:
-        """Return the gateway's ip_forward."""
+        """Return the value of ip_forward in the gateway's namespace."""
         return self.run(self.gateway, "cat", "/proc/sys/net/ipv4/ip_forward").strip()
 
 

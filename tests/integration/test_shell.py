@@ -88,13 +88,13 @@ def image(client: docker.DockerClient) -> Iterator[str]:
 
 
 def containers_of(client: docker.DockerClient, image: str) -> list[str]:
-    """Return the existing containers by state."""
+    """Return the states of the image's containers."""
     found = client.containers.list(all=True, filters={"ancestor": image}, ignore_removed=True)
     return [box.status for box in found]
 
 
 def none_is_left(client: docker.DockerClient, image: str) -> bool:
-    """No container runs, and those that the engine is removing disappear soon."""
+    """Return whether no container runs, and those that the engine is removing disappear within 20 s."""
     if "running" in containers_of(client, image):
         return False
     deadline = time.monotonic() + 20
@@ -204,14 +204,14 @@ run_in(connect(), sys.argv[1], ["bash", "-c", sys.argv[2]], architecture=archite
 
 
 def next_task() -> str:
-    """Run a task that does not need the engine, and return its additional output."""
+    """Run a task that does not need the engine, and return its standard error."""
     argv = [sys.executable, "-m", "toolchain.cli", "completion", "bash"]
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stderr
 
 
 @contextlib.contextmanager
 def task_in(image: str, code: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process in a separate group, which is stopped at the end of the block."""
+    """Run a process in a separate session, which is stopped at the end of the block."""
     argv = [sys.executable, "-c", code, image, *words]
     quiet = subprocess.DEVNULL
     task = subprocess.Popen(argv, cwd=ROOT, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
@@ -230,7 +230,7 @@ def test_the_next_task_removes_what_a_killed_one_left(
 ) -> None:
     """The container may be running or stopped. The engine itself removes the docker program's stopped containers."""
     command = "sleep 3" if stopped else "sleep 600"
-    for _ in range(5):  # A parallel test process's task may be faster, and then reports the removal.
+    for _ in range(5):  # A task in a parallel test process may be faster, and then reports the removal.
         with task_in(image, code, *words, command) as task:
             wait_until(lambda: containers_of(client, image) == ["running"], task)
         if stopped:

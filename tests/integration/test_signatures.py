@@ -81,7 +81,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 
 def predicates(finished: str = "2026-01-02T03:04:05Z", *, name: str = "") -> dict[str, Mapping[str, Any]]:
-    """Make statements as push does."""
+    """Make the predicates of statements, by type, as push does."""
     spdx: dict[str, Any] = {"spdxVersion": "SPDX-2.3", "packages": [], "name": name}
     cyclonedx: dict[str, Any] = {"bomFormat": "CycloneDX"}
     products = [
@@ -138,7 +138,7 @@ def changed(path: Path, old: bytes, new: bytes) -> Iterator[None]:
 
 
 def about(registry: Registry, config: Config, digest: str, suffix: str) -> dict[str, Any]:
-    """Return the manifest with the signature or the statements."""
+    """Return the manifest that contains an image's signature or statements, as selected by ``suffix``."""
     repository = resolve(config).repository
     path = f"/v2/{repository}/manifests/{digest.replace(':', '-')}.{suffix}"
     found: dict[str, Any] = ask(registry, path, headers={"Accept": MANIFEST}).json()

@@ -69,7 +69,7 @@ def a_builder(folder: Path, image: str, client: docker.DockerClient | None = Non
 
 @pytest.fixture
 def image(built: main_job.Built, product_config: Config) -> str:
-    """Build the builder image, which has ninja and the cross compiler like torch's."""
+    """Return the builder image, which has ninja and the cross compiler, like the image of torch's builder."""
     assert built.manifest("builder").facts["image"]
     return product_config.image_reference("builder")
 
@@ -80,7 +80,7 @@ def builder(tmp_path: Path, image: str, client: docker.DockerClient) -> building
 
 
 def a_tree(builder: building.Builder) -> Path:
-    """Make the tree before the compilation."""
+    """Make a build tree in which nothing has been compiled yet."""
     made = builder.home / "pytorch" / "build"
     made.mkdir(parents=True)
     (made / "build.ninja").write_text(NINJA)
@@ -225,7 +225,7 @@ def test_a_killed_compiler_raises_memoryexhausted(tree: Path, builder: building.
 def test_processes_killed_by_the_kernel_are_reported(
     builder: building.Builder, client: docker.DockerClient, image: str
 ) -> None:
-    """A process in another container with little memory represents a compiler without output."""
+    """A process that exhausts the memory of another container represents a compiler without output."""
     builder.home.mkdir(parents=True)
     with pytest.raises(CommandFailed) as failed:
         builder.run(["sh", "-c", "exit 1"])
@@ -251,7 +251,7 @@ def test_a_killed_container_raises_memoryexhausted(builder: building.Builder) ->
 
 
 def test_objects_are_verified_in_a_separate_container(tree: Path, builder: building.Builder) -> None:
-    """Runs ``verify`` without --full, on a tree of two objects."""
+    """This runs ``verify`` without --full, on a tree with two objects."""
     (tree / "patience").touch()
     builder.compile()
     commands = [

@@ -46,15 +46,15 @@ class StandIn:
         self.built = 0
 
     def versions(self) -> dict[str, str]:
-        """Return the versions in a builder image."""
+        """Return versions as in a builder image."""
         return {"g++-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1", "compiler": "g++ 14.2.0"}
 
     def older(self) -> tuple[list[building.Builder], list[building.Builder]]:
-        """Return no tree of an earlier build."""
+        """Report that no earlier build has left a tree."""
         return [], []
 
     def build(self, folder: Path) -> building.Built:
-        """Make a wheel with these members, and its accompanying files."""
+        """Make a wheel with ``members``, and its accompanying files."""
         self.built += 1
         wheel = make_wheel(folder, self.members, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
         symbols = folder / "torch-2.6.0-cp313-cp313-linux_armv7l.symbols.tar.xz"
@@ -77,7 +77,7 @@ NEEDS = {
 
 
 class StandInJob:
-    """The step of the wheel, with ``builder`` in place of the real builder."""
+    """The step that builds the wheel, with ``builder`` in place of the real builder."""
 
     def __init__(self, folder: Path, builder: StandIn) -> None:
         self.context = Context(load_config({"build": {"folder": str(folder)}}))
@@ -86,7 +86,7 @@ class StandInJob:
         self.builder = builder
 
     def run(self) -> Made:
-        """Execute the action of the step."""
+        """Run the step's action."""
         with mock.patch.object(torch_wheel, "builder_of", return_value=self.builder):
             return self.step().action(NEEDS)
 
@@ -96,12 +96,12 @@ class StandInJob:
 
     @property
     def placed(self) -> dict[str, bytes]:
-        """Read the files in the product folder, by name."""
+        """Return the contents of the files in the product folder, by name."""
         return {path.name: path.read_bytes() for path in sorted(self.products.glob("*"))}
 
     @property
     def cached(self) -> tuple[str, ...]:
-        """Read the keys in the artefact cache."""
+        """Return the keys under which the artefact cache has the recipe's wheels."""
         return artefacts.keys_of_recipe(self.config, "torch", resolve.key(self.config))
 
 
@@ -162,7 +162,7 @@ def returning(made: Made) -> Callable[[object], Made]:
 
 @pytest.fixture
 def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """Return ``build_torch`` and ``plan``, with a builder that finishes quickly."""
+    """Make ``build_torch`` and ``plan`` use a builder that finishes quickly, and return this builder."""
     builder = StandIn(FIT)
 
     def pipeline(context: Context, *, again: bool = False) -> Pipeline:
@@ -301,7 +301,7 @@ VERSIONS = {
     "ca-certificates:all": "20250419",
     "compiler": "arm-linux-gnueabihf-g++ (Debian 14.2.0-19) 14.2.0",
 }
-"""Some of the 300 packages of the builder image."""
+"""Some of the 300 packages in the builder image."""
 
 
 def written(folder: Path, kind: str) -> tuple[building.Built, dict[str, Any]]:
@@ -370,7 +370,7 @@ def test_the_provenance_lists_packages_as_package_urls(tmp_path: Path) -> None:
 
 
 def test_wheels_are_compared_only_with_equal_versions(tmp_path: Path) -> None:
-    """With ``verify --full``, another compiler's wheel differs, which proves nothing about the build."""
+    """With ``verify --full``, a wheel from another compiler may differ, which proves nothing about the build."""
     wheels = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

@@ -66,7 +66,7 @@ class Room:
         (self.patches / "git/0001-git.patch").write_text(replaces("second", "upstream's tag"))
 
     def call(self, *argv: str, at: str = "/usr/src/torch") -> subprocess.CompletedProcess[str]:
-        """Run a program of the root in one of its folders."""
+        """Run a program from the root in one of the root's folders."""
         entered = ["chroot", str(self.root), "/bin/sh", "-c", 'cd "$1" && shift && "$@"', "sh", at, *argv]
         environment = {"PATH": "/usr/bin:/bin:/usr/sbin", "LC_ALL": "C.UTF-8"}
         return subprocess.run(entered, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -176,10 +176,10 @@ def test_an_archive_with_a_wrong_checksum_is_rejected(room: Room) -> None:
 
 @pytest.mark.expensive
 def test_our_patches_apply_to_upstreams_tree(room: Room, built: Built, product_config: Config, tmp_path: Path) -> None:
-    """``--source=git`` builds from upstream's tree, without the distribution's patches, as a tag in a repository.
+    """With ``--source=git``, the source is a tag in upstream's repository, without the distribution's patches.
 
-    The tree is that of the distribution's archive of upstream's release, which lacks submodules; fetching, the pin and
-    the patches are the same as for upstream's repository. The test is expensive because it fetches 50 MB.
+    Here, the tree comes from the distribution's archive of upstream's release, which lacks submodules. Fetching, the
+    pin and the patches are the same as for upstream's repository. The test is expensive because it fetches 50 MB.
     """
     data, suite = recipe.load("torch"), load_suite("trixie")
     log = tmp_path / "log"

@@ -29,7 +29,7 @@ DSC = "small_1.0-1.dsc"
 
 
 def sums(contents: dict[str, bytes]) -> str:
-    """Compute the checksum lines of a description or an index."""
+    """Return the checksum lines in a description or an index."""
     return "".join(f" {hashlib.sha256(text).hexdigest()} {len(text)} {name}\n" for name, text in contents.items())
 
 
@@ -55,7 +55,7 @@ class Package:
         self.sources: tuple[apt.Source, ...] = ()
 
     def _index(self, contents: dict[str, bytes]) -> None:
-        """Write the signed source index of the archive."""
+        """Write and sign the archive's source index."""
         dist = self.archive.folder / "dists" / "stone"
         stanza = (
             "Package: small\nBinary: small\nVersion: 1.0-1\nMaintainer: Nobody <nobody@example.org>\n"
@@ -77,7 +77,7 @@ class Package:
 
     @property
     def missing(self) -> str:
-        """Call the step's ``missing`` probe."""
+        """Return what the step's ``missing`` check reports."""
         return source.missing(self.recipe, load_suite("trixie"), "archive", self.place)
 
 

@@ -87,7 +87,7 @@ def a_copy_of_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_patch_and_every_script_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key includes files in subfolders, which are for one kind of source, but not those of another version."""
+    """The key includes files in subfolders, which are for one kind of source, but not files for another version."""
     before = plan().key("source 1")
     folder = a_copy_of_the_recipe(tmp_path, monkeypatch)
     assert plan().key("source 1") == before
@@ -221,7 +221,7 @@ def a_repository(folder: Path) -> str:
 
 @pytest.fixture
 def files_as_submodules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow git to fetch submodules from a folder, which it does not do by default."""
+    """Allow git to fetch submodules from a folder, which git refuses by default."""
     monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "file:http:https")
 
 
@@ -283,7 +283,7 @@ def test_upstream_is_fetched_through_the_proxy(tmp_path: Path, monkeypatch: pyte
 
 
 def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
-    """Compile a small shared library for the target without dependencies."""
+    """Compile a small shared library without dependencies for the target."""
     compiler = shutil.which("arm-linux-gnueabihf-gcc")
     assert compiler, "./inv installs the ARM cross compiler"
     (folder / f"{name}.c").write_text(text)
@@ -293,12 +293,12 @@ def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
 
 
 def torch_of(folder: Path, contents: Mapping[str, bytes | str]) -> Path:
-    """Make a wheel with the name and tag of torch's."""
+    """Make a wheel with the name and tag of torch's wheel."""
     return make_wheel(folder, contents, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
 
 
 def examined(wheel: Path) -> audit.Examined:
-    """Audit with the configured variant's flags."""
+    """Audit a wheel with the configured variant's flags."""
     return audit.examine(wheel, config().image.target, load_suite("trixie"), flags=plan().flags)
 
 
@@ -534,7 +534,7 @@ def test_users_wheel_with_another_key_is_not_used(tmp_path: Path, monkeypatch: p
 
 
 def test_verify_compares_with_a_wheel_of_the_same_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ``verify --full``, the wheel of another recipe always differs."""
+    """With ``verify --full``, a wheel from another recipe always differs."""
     mine = load_config({"torch": {"wheelhouse": []}, "build": {"folder": str(tmp_path / "build")}})
     assert verify.wheels_to_compare(mine) == [(KEPT, "the wheel in this repository")]
     resolve.products(mine).mkdir(parents=True)
@@ -826,7 +826,7 @@ print("an extension of", torch.__version__, "computes")
 def test_a_cpp_extension_shares_the_threads_of_torch(
     workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
-    """It is built with torch.utils.cpp_extension; GCC's objects and the wheel's share one ABI and one OpenMP."""
+    """The extension is built with torch.utils.cpp_extension; its objects and the wheel's share an ABI and OpenMP."""
     assert workbench["torch"].facts["self-contained"]
     for name, text in EXTENSION.items():
         (tmp_path / name).write_text(text)
@@ -924,7 +924,7 @@ T = upstream.Part("t.py")
 
 
 def reports(*found: tuple[str, str, str], status: int | None = 0) -> list[str]:
-    """Make lines of pytest-reportlog: tests (name, when, outcome) and the end of the session."""
+    """Make the lines of a pytest-reportlog file for tests (name, when, outcome) and for the end of the session."""
     lines = [
         json.dumps({"nodeid": name, "when": when, "outcome": outcome, "longrepr": None, "$report_type": "TestReport"})
         for name, when, outcome in found
@@ -961,7 +961,7 @@ def test_results_before_the_time_limit_are_counted() -> None:
 
 @pytest.mark.parametrize("status", [0, 1, 5])
 def test_an_exit_status_does_not_prove_completion(status: int) -> None:
-    """A process that a test forked also writes an exit status even if pytest itself was killed."""
+    """A process that a test forked writes an exit status even if pytest itself was killed."""
     none, tests = upstream.Reasons({}, {"d": "too long"}), upstream.Collected([*"abcde"], [*"abcd"])
     lines = reports(
         *(("a", when, "passed") for when in ("setup", "call", "teardown")), ("b", "setup", "passed"), status=status

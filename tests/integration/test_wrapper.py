@@ -36,7 +36,7 @@ name = "tiny"
 version = "1"
 """
 
-# PEP 517 and PEP 660: builds a wheel with the module that the wrapper calls, and its script.
+# A backend for PEP 517 and PEP 660. Its wheel contains the module that the wrapper calls, and the script.
 BACKEND = '''\
 import os, pathlib, time, zipfile
 
@@ -176,7 +176,7 @@ def test_exit_code_of_the_task_is_returned(checkout: Checkout) -> None:
 
 
 def test_overhead_of_a_later_run_is_small(ready: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints the measurement. The bound is generous, because the machine may be busy."""
+    """The test prints the measurement. The bound is generous, because the machine may be busy."""
     took: dict[str, list[float]] = {"./inv": [], ".venv/bin/inv": []}
     env = {**os.environ, "PITORCH_SKIP_APT": "1", "PITORCH_CALLER_CWD": ""}
     for _ in range(7):
@@ -273,7 +273,7 @@ def test_completion_installs_nothing(checkout: Checkout) -> None:
 
 
 def held(checkout: Checkout, **env: str) -> subprocess.Popen[str]:
-    """Stop a first run while pip is running."""
+    """Start a first run, which waits while pip is running, and return its process."""
     (checkout.folder / "hold").touch()
     process = checkout.start("held", cwd=None, HOLD="1", **env)
     deadline = time.monotonic() + 120
@@ -770,7 +770,7 @@ def test_tasks_use_utf_8_in_every_locale(ready: Checkout, tmp_path: Path) -> Non
 
 
 def test_registry_password_reaches_only_the_task(checkout: Checkout, tmp_path: Path) -> None:
-    """Records the environment of the programs that ./inv starts, also during the first run."""
+    """The test records the environment of the programs that ./inv starts, also during the first run."""
     programs, seen = tmp_path / "programs", tmp_path / "seen"
     programs.mkdir()
     seen.mkdir()

@@ -1,1 +1,1 @@
-"""Fixtures for broad tests, which run only on the PC, because they would take hours on an emulated machine."""
+"""Broad tests, which run only on the PC, because they would take hours on an emulated machine."""

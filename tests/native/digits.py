@@ -38,7 +38,7 @@ GLYPHS = (
 
 
 def digits(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generate noisy 12 x 12 images with a digit of random position and brightness; return them and the digits."""
+    """Generate noisy 12 x 12 images with a digit at a random position and brightness; return images and digits."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [torch.tensor([[float(p) for p in row] for row in glyph.split()]) for glyph in GLYPHS]
     labels = torch.randint(0, 10, (count,), generator=generator)
@@ -74,7 +74,7 @@ NETWORKS = {"perceptron": perceptron, "lenet": lenet}
 
 
 def accuracy(name: str, device: str, epochs: int) -> float:
-    """Return the accuracy on unseen images of a network trained from the same start, in the same order."""
+    """Train a network from fixed weights with images in a fixed order; return its accuracy on unseen images."""
     torch.manual_seed(7)
     network = NETWORKS[name]().to(device)
     images, labels = digits(500, seed=1)
@@ -93,7 +93,7 @@ def accuracy(name: str, device: str, epochs: int) -> float:
 
 
 def compared(name: str, epochs: int) -> dict[str, Any]:
-    """The accuracies on both devices, the time in seconds on the QPUs, and the work of the QPUs and the CPU there."""
+    """Return both accuracies, and for training on the QPUs the time in seconds and what ran on the QPUs and the CPU."""
     on_cpu = accuracy(name, "cpu", epochs)
     torch_qpu.reset_counters()
     began = time.perf_counter()
@@ -111,7 +111,7 @@ def compared(name: str, epochs: int) -> dict[str, Any]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Return 0 if the accuracy on the QPUs is less than MARGIN below the accuracy on the CPU."""
+    """Print the comparison; return 0 if the accuracy on the QPUs is less than MARGIN below that on the CPU."""
     parser = argparse.ArgumentParser(prog="digits.py", description=__doc__.splitlines()[0])
     parser.add_argument("network", choices=NETWORKS)
     parser.add_argument("--epochs", type=int, help="number of passes over all images")

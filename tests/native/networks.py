@@ -165,15 +165,15 @@ class Trained:
 
     losses: list[float]
     launches: int
-    """Launches of the last step."""
+    """Launches in the last step."""
     fallbacks: dict[str, int]
-    """Fallbacks of the last step."""
+    """Fallbacks in the last step."""
     correct: float
     """Fraction of the examples that the network classifies correctly at the end."""
 
 
 def images(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generate images with a bright quadrant, which is their class."""
+    """Generate images with a bright quadrant, whose position is the class."""
     classes = torch.arange(count) % CLASSES
     x = torch.randn(count, 3, size, size) * 0.5
     half = size // 2
@@ -183,7 +183,7 @@ def images(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sentences(count: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generate sequences of words, numbered from 1. The class is the first word, one of four."""
+    """Generate sequences of word numbers. The first word, one of four, determines the class."""
     x = torch.randint(5, 20, (count, length))
     classes = torch.arange(count) % CLASSES
     x[:, 0] = classes + 1

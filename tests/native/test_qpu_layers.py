@@ -1,4 +1,4 @@
-"""Layers that run entirely on the QPUs match the CPU's results and gradients, without fallbacks."""
+"""Tests that layers run entirely on the QPUs, without fallbacks, and match the CPU's results and gradients."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def whole(*shape: int, most: int = 4) -> torch.Tensor:
 def gradients(
     function: Callable[..., torch.Tensor], operands: list[torch.Tensor], device: str
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return the result and the gradients of its weighted sum; fail if the CPU computes the QPUs' part."""
+    """Return the result and the gradients of its weighted sum; fail if an operator falls back to the CPU."""
     leaves = [operand.detach().clone().to(device).requires_grad_() for operand in operands]
     torch_qpu.reset_counters()
     result = function(*leaves)
@@ -147,7 +147,7 @@ def test_pooling_with_ceil_mode_matches_the_cpu() -> None:
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_batch_normalisation(shape: tuple[int, ...], affine: bool, training: bool) -> None:
-    """Result, gradients and running statistics are within 256 ULP of the largest magnitude, compared with float64."""
+    """Result, gradients and running statistics differ from float64 by at most 256 ULP of the largest magnitude."""
     x = torch.randn(shape) * 3 + 1
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
     outcomes = []

@@ -29,7 +29,7 @@ Tree = Any
 
 
 def mapped(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
-    """Return a tree of arguments with its tensors replaced."""
+    """Apply the function to every tensor in a tree of arguments, and return the new tree."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, list | tuple):
@@ -40,7 +40,7 @@ def mapped(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
 
 
 def leaves_of(tree: Tree) -> list[torch.Tensor]:
-    """Return the tensors of a tree that require a gradient."""
+    """Return the tensors in a tree that require a gradient."""
     found: list[torch.Tensor] = []
 
     def keep(t: torch.Tensor) -> None:
@@ -52,7 +52,7 @@ def leaves_of(tree: Tree) -> list[torch.Tensor]:
 
 
 def first(result: Any) -> torch.Tensor:
-    """Only the values, if the operator also returns indices."""
+    """Return only the values if the operator also returns indices."""
     value: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return value
 

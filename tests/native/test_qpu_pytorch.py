@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def alone(script: str, folder: Path | None = None, name: str = "script.py") -> str:
-    """Run a separate process, which registers the device only by ``import torch``; return its output."""
+    """Run a script in a separate process, where ``import torch`` alone registers the device; return its output."""
     words = ["-c", script]
     if folder is not None:
         (folder / name).write_text(script)
@@ -53,14 +53,14 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 class Twice(nn.Module):  # type: ignore[misc]
-    """A module with two inputs that is called with the same input twice."""
+    """Calls a module that has two inputs, with the same tensor for both."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the result for x as both inputs."""
+        """Return the module's result with x as both inputs."""
         found: torch.Tensor = self.module(x, x)
         return found
 

@@ -26,7 +26,7 @@ def _seed() -> None:
 def outcome(
     make: Callable[[], nn.Module], inputs: list[torch.Tensor], device: str, dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    """Return the results, and the gradients of inputs and parameters for a sum with fixed weights."""
+    """Return the results, and the gradients of their weighted sum with respect to inputs and parameters."""
     torch.manual_seed(1)
     module = make().to(device, dtype)
     leaves = [t.to(device, dtype).requires_grad_() for t in inputs]
@@ -174,7 +174,7 @@ def test_nan_in_a_gate_reaches_the_result() -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU], ids=["lstm", "gru"])
 def test_sequence_classifier_learns_as_on_the_cpu(kind: type[nn.Module]) -> None:
-    """Classifies which half of a sequence has the larger sum."""
+    """The network learns which half of a sequence has the larger sum."""
     x = torch.randn(64, 6, 1)
     y = (x[:, :3].sum((1, 2)) > x[:, 3:].sum((1, 2))).long()
     right = {}

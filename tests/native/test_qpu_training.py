@@ -1,4 +1,4 @@
-"""Networks that reach the same accuracy on the QPUs as on the CPU."""
+"""Tests that networks reach the same accuracy on the QPUs as on the CPU."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ Checksums-Sha256:
 
 
 class Key:
-    """A temporary key that signs indices. ``folder`` has it in armoured form and as a keyring."""
+    """A temporary key that signs indices. ``folder`` contains its public part in armoured form and as a keyring."""
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "gpg"
@@ -131,7 +131,7 @@ class Archive:
         return SOURCES.format(md5=md5, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
     def make_stale(self, suite: str) -> None:
-        """Make the mirror's files older than its index states."""
+        """Make the mirror's files older than the index states."""
         for name in ("binary-armhf/Packages.gz", "source/Sources.gz"):
             (self.folder / "dists" / suite / "main" / name).write_bytes(b"of yesterday")
 
@@ -147,14 +147,14 @@ def served(folder: Path) -> Iterator[str]:
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
-            """Stay silent."""
+            """Print nothing."""
 
     with answering(functools.partial(Quiet, directory=str(folder))) as port:
         yield f"http://127.0.0.1:{port}"
 
 
 class Proxy:
-    """An HTTP proxy that records the requested addresses, and fetches all of them from one host."""
+    """An HTTP proxy that records the requested addresses, and sends all requests to one host."""
 
     def __init__(self, target: str) -> None:
         self.target = urllib.parse.urlsplit(target).netloc
@@ -178,7 +178,7 @@ class Proxy:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Stay silent."""
+                """Print nothing."""
 
         with answering(Forward) as port:
             yield f"127.0.0.1:{port}"

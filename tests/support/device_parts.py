@@ -62,7 +62,7 @@ def bootable(config: Config) -> Config:
 
 
 def elsewhere(config: Config, folder: Path) -> Config:
-    """Use the same exported tree, with reports and logs in ``folder``."""
+    """Return a configuration with the same exported tree, but with reports and logs in ``folder``."""
     return replace(
         config, nfs=replace(config.nfs, folder=str(config.nfsroot)), build=replace(config.build, folder=folder)
     )

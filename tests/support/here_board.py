@@ -1,4 +1,4 @@
-"""A labgrid board that is this machine: commands run in a local shell instead of over SSH."""
+"""A driver for labgrid with this machine as the board: commands run in a local shell instead of over SSH."""
 
 from __future__ import annotations
 

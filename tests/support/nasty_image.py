@@ -1,4 +1,4 @@
-"""A small image for the target platform that contains everything an inexact export loses.
+"""A small image for the target platform, with everything that an inexact export would lose.
 
 It has two layers, so that it also contains whiteouts, opaque folders, changes of type and overridden hard links.
 """
@@ -97,7 +97,7 @@ def lower_layer() -> list[tuple[tarfile.TarInfo, bytes]]:
 
 
 def upper_layer() -> list[tuple[tarfile.TarInfo, bytes]]:
-    """The upper layer: whiteouts, an opaque folder, changes of type, and one of two hard links replaced."""
+    """Return the upper layer: whiteouts, an opaque folder, changes of type, and one of two hard links replaced."""
     return [
         folder("var"),
         entry("var/.wh.gone"), entry("var/.wh.removed"),

@@ -71,7 +71,7 @@ def config_for(folder: Path, address: str, **registry: str) -> Config:
     """Return a configuration with unique image names, so that tests do not change real images."""
     return load_config(
         {
-            # The key of the companions depends on the torch wheel; the tests' artefacts are not wheels of torch.
+            # The companions' key depends on the torch wheel, but the tests' artefacts are not torch wheels.
             "image": {"name": f"pitorch-test-{uuid.uuid4().hex[:10]}", "companions": False},
             "build": {"folder": str(folder / "build")},
             "registry": {"address": address, **registry},
@@ -176,7 +176,7 @@ def forget(client: docker.DockerClient, *names: str) -> None:
 
 
 def tags_of(client: docker.DockerClient, config: Config) -> set[str]:
-    """Return the engine's names for the configuration's images. Other tests may add other images meanwhile."""
+    """Return the engine's tags for the configuration's images. Other tests may add other images meanwhile."""
     ours = (config.image.name, config.registry.address)
     tags = {tag for one in client.api.images() for tag in one["RepoTags"] or []}
     return {tag for tag in tags if tag.startswith(ours)}
@@ -191,7 +191,7 @@ def ask(registry: Registry, path: str, **options: object) -> requests.Response:
 
 
 def blobs_on_disk(registry: Registry) -> dict[str, int]:
-    """Digest and size of every blob that the registry stores."""
+    """Return the size of every blob that the registry stores, by digest."""
     found = registry.settings.images.glob("docker/registry/v2/blobs/sha256/*/*/data")
     return {path.parent.name: path.stat().st_size for path in found}
 

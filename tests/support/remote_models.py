@@ -1,4 +1,4 @@
-"""Models for profile-remote: MODULE:FUNCTION names one; each returns a module and its example inputs."""
+"""Models for profile-remote, named as MODULE:FUNCTION. Each function returns a module and its example inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class Cnn(nn.Module):  # type: ignore[misc]
-    """Convolutions, a batch normalisation, pooling and a classifier."""
+    """A network with convolutions, batch normalisation, pooling and a classifier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Lstm(nn.Module):  # type: ignore[misc]
 
 
 class Bessel(nn.Module):  # type: ignore[misc]
-    """An operator that TVM's importer lacks."""
+    """A model with an operator that TVM's importer lacks."""
 
     def forward(self, x: Any) -> Any:
         """Return the Bessel function."""
@@ -60,7 +60,7 @@ def transformer() -> Any:
 
 
 def same() -> Any:
-    """A model with integers, and an output that is the input."""
+    """Return a model of integers, one of whose outputs is the unchanged input."""
 
     class Same(nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
@@ -70,7 +70,7 @@ def same() -> Any:
 
 
 class Calls(nn.Module):  # type: ignore[misc]
-    """A function of one tensor."""
+    """A model that calls a function of one tensor."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Calls(nn.Module):  # type: ignore[misc]
 
 
 class Counter(nn.Module):  # type: ignore[misc]
-    """Counts its calls in a buffer."""
+    """A model that counts its calls in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def nonzero() -> Any:
 
 
 def int8() -> Any:
-    """Quantised to int8 weights, one scale per channel, and uint8 values, with the operators that PT2E uses as well."""
+    """Return a model with int8 weights (a scale per channel) and uint8 values, using operators that PT2E also uses."""
     from torch.ao.quantization import get_default_qconfig_mapping
     from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_fx, prepare_fx
 
@@ -140,7 +140,7 @@ def int8() -> Any:
 
 
 def quantized() -> Any:
-    """An operator of quantisation that has no decomposition."""
+    """Return a model with a quantisation operator that has no decomposition."""
     from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers it
 
     operator = torch.ops.quantized_decomposed.quantize_per_tensor.tensor

@@ -12,7 +12,7 @@ from torch import nn
 
 CLASSES = 1000
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-"""Of MobileNetV2: expansion, channels, blocks, stride of the first block."""
+"""For MobileNetV2: expansion, channels, blocks, stride of the first block."""
 
 
 def _convolution(given: int, made: int, side: int, *, stride: int = 1, groups: int = 1) -> list[nn.Module]:
@@ -34,7 +34,7 @@ class InvertedResidual(nn.Module):  # type: ignore[misc]
         self.residual = stride == 1 and given == made
 
     def forward(self, x: Any) -> Any:
-        """The projection, plus the input if the shapes agree."""
+        """Return the projection, plus the input if the shapes agree."""
         return x + self.layers(x) if self.residual else self.layers(x)
 
 
@@ -49,12 +49,12 @@ class BasicBlock(nn.Module):  # type: ignore[misc]
         self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(given, made, 1, stride=stride))
 
     def forward(self, x: Any) -> Any:
-        """The sum of both ways."""
+        """Return the sum of both paths."""
         return torch.relu(self.layers(x) + self.shortcut(x))
 
 
 def mobilenet_v2(side: int = 224) -> Any:
-    """Sandler et al., 2018. 3.5 million parameters."""
+    """Return MobileNetV2 (Sandler et al., 2018), which has 3.5 million parameters."""
     layers: list[nn.Module] = [*_convolution(3, 32, 3, stride=2), nn.ReLU6()]
     channels = 32
     for expansion, made, blocks, stride in STAGES:
@@ -67,7 +67,7 @@ def mobilenet_v2(side: int = 224) -> Any:
 
 
 def resnet18(side: int = 224) -> Any:
-    """He et al., 2015. 11.7 million parameters."""
+    """Return ResNet18 (He et al., 2015), which has 11.7 million parameters."""
     layers: list[nn.Module] = [*_convolution(3, 64, 7, stride=2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     channels = 64
     for made, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):

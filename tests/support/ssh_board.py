@@ -20,7 +20,7 @@ mount --bind "$1" /etc/passwd && mount -t tmpfs tmpfs /run && mkdir /run/sshd &&
 
 
 def sshd_in(folder: Path) -> Path:
-    """The SSH server of the distribution's package, which is not installed."""
+    """Return the SSH server from the distribution's package, which is unpacked but not installed."""
     process.run(["apt-get", "download", "openssh-server"], cwd=folder, limit_s=300)
     (package,) = folder.glob("openssh-server_*.deb")
     process.run(["dpkg-deb", "--extract", package, folder / "openssh"])
@@ -29,7 +29,7 @@ def sshd_in(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def ssh_board(namespace: str, sshd: Path, folder: Path, layout: Layout) -> Iterator[subprocess.Popen[bytes]]:
-    """Serve SSH in the namespace, with new keys, which replace those of the export."""
+    """Run an SSH server in the namespace; new keys replace the export's."""
     folder.mkdir()
     layout.client_key.unlink()
     for key in (layout.client_key, folder / "host"):

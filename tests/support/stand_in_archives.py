@@ -40,7 +40,7 @@ class Package:
 
     @property
     def control(self) -> str:
-        """The package's control file."""
+        """Return the package's control file."""
         fields = {
             "Package": self.name,
             "Version": self.version,
@@ -67,7 +67,7 @@ class StandIn:
         self.key = Key(folder)
 
     def add(self, *packages: Package) -> None:
-        """Build packages into its pool."""
+        """Build packages and put them into the pool."""
         for package in packages:
             tree = self.folder / "tree"
             (tree / "DEBIAN").mkdir(parents=True)
@@ -79,7 +79,7 @@ class StandIn:
             self._pack(tree)
 
     def repack(self, originals: Iterable[Path], suffix: str) -> None:
-        """Put packages of another archive into the pool, with ``suffix`` appended to all versions in their control."""
+        """Put packages from another archive into the pool; append ``suffix`` to all versions in their control files."""
         for original in originals:
             tree = self.folder / "tree"
             run(["dpkg-deb", "--raw-extract", original, tree])
@@ -121,7 +121,7 @@ class StandIn:
 
 
 class World:
-    """Debian, Raspbian and the Raspberry Pi's archive, empty at first; ``serving`` replaces the real ones with them."""
+    """Substitute archives for Debian, Raspbian and Raspberry Pi, empty at first; ``serving`` puts them to use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -131,7 +131,7 @@ class World:
 
     @contextlib.contextmanager
     def serving(self, *, debian: bool = True) -> Iterator[None]:
-        """Publish and serve the archives, and name them in the flavours' data; Debian's only with ``debian``."""
+        """Publish and serve the archives, and enter them in the flavours' data; Debian's only if ``debian`` is true."""
         if debian:
             self.debian.publish(SUITE, f"{SUITE}-updates", f"{SUITE}-security")
         self.raspbian.publish(SUITE)

@@ -25,7 +25,7 @@ FLOAT = 1
 
 
 def message(**fields: int | str | bytes | list[bytes] | list[int]) -> bytes:
-    """Encode a Protocol Buffers message: fields by number, such as ``f1``; a list has several values of a field."""
+    """Encode a Protocol Buffers message. The keyword ``f1`` sets field 1, and so on; a list repeats the field."""
     encoded = b""
     for name, values in fields.items():
         for value in values if isinstance(values, list) else [values]:
@@ -50,7 +50,7 @@ def tensor(name: str, *shape: int) -> bytes:
 
 
 def test_onnxruntime_runs_a_model() -> None:
-    """A linear layer and ReLU, written as ModelProto without the package onnx."""
+    """The model, a linear layer and ReLU, is encoded as ModelProto without the package onnx."""
     weights = numpy.random.default_rng(1).standard_normal((8, 5)).astype(numpy.float32)
     nodes = [message(f1=[b"x", b"w"], f2="h", f4="MatMul"), message(f1="h", f2="y", f4="Relu")]
     constant = message(f1=[*weights.shape], f2=FLOAT, f8="w", f9=weights.tobytes())
@@ -92,7 +92,7 @@ def test_pandas_groups() -> None:
 
 
 def test_scikit_learn_fits() -> None:
-    """Uses the data set of digits that the package includes."""
+    """The test uses the data set of digits that the package includes."""
     x, y = load_digits(return_X_y=True)
     known, other, labels, wanted = train_test_split(x / 16, y, test_size=0.5, random_state=1)
     model = LogisticRegression(max_iter=200).fit(known, labels)

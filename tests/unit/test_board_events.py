@@ -1,4 +1,4 @@
-"""Events of a board: recorded with time stamps, limited in size, and shown on one time line."""
+"""Tests of a board's events, which are recorded with time stamps, limited in size, and shown on one time line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the lock of a target's folder, and of the removal of leftovers from killed builds."""
+"""Tests of the lock on a target's folder, and of the removal of leftovers from killed builds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ with build_lock(folder):
 
 @needs_root
 def test_others_can_only_use_the_products_of_root(open_checkout: Path, public: Path) -> None:
-    """``shell`` does this after ``sudo ./inv build-image``."""
+    """This is the case for ``shell`` after ``sudo ./inv build-image``."""
     theirs = public / "theirs"
 
     def as_user(version: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Paths on the command line are relative to the caller's folder, although a task runs in the repository."""
+"""Tests that paths on the command line are relative to the caller's folder, although tasks run in the repository."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_expensive_tests_run_weekly() -> None:
 
 
 def test_expensive_tests_run_after_the_set_up(tmp_path: Path) -> None:
-    """Runs the script in a temporary folder with an ./inv and a Python that print their arguments."""
+    """The script runs in a temporary folder with substitutes for ./inv and Python, which print their arguments."""
     for name, says in (("inv", "inv"), (".venv/bin/python", "python")):
         program = tmp_path / name
         program.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ def test_expensive_tests_run_after_the_set_up(tmp_path: Path) -> None:
 
 
 def test_the_workflow_tests_every_shells_completion() -> None:
-    """Bash is always installed. Another shell's tests are skipped if that shell is not installed."""
+    """Bash is always installed. The workflow installs the other shells, because a missing shell's tests are skipped."""
     steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["steps"]
     (step,) = [step for step in steps if "test_completion.py" in step.get("run", "")]
     install, test = step["run"].splitlines()

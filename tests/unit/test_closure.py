@@ -1,4 +1,4 @@
-"""The modules behind each product are inputs of its step."""
+"""Tests that a step's inputs include the modules that its product depends on."""
 
 from __future__ import annotations
 

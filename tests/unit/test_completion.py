@@ -70,7 +70,7 @@ def test_fish_completes_tasks_and_options(program: Path) -> None:
 
 
 def test_zsh_completes_tasks(program: Path, tmp_path: Path) -> None:
-    """Runs in a terminal, because zsh completes only there."""
+    """The test runs zsh in a terminal, because zsh completes only there."""
     if shutil.which("zsh") is None:
         pytest.skip("zsh is not installed")
     pexpect = pytest.importorskip("pexpect")

@@ -322,7 +322,7 @@ def test_the_distribution_has_no_torch_for_armhf() -> None:
 
 
 def test_list_of_options_is_not_split() -> None:
-    """This applies also to spaces and commas, although the value of an environment variable is split at commas."""
+    """Options may contain spaces and commas, although the value of an environment variable is split at commas."""
     whole = ("A=-O1 -Wl,--as-needed", "B=", "C=x=y ")
     assert load_config({"torch": {"options": ["D=1"]}}, options={"torch.options": [*whole]}).torch.options == whole
     assert load_config({"torch": {"options": ["D=1"]}}, options={"torch.options": []}).torch.options == ("D=1",)
@@ -401,7 +401,7 @@ def test_variables_override_invoke_yaml(tmp_path: Path) -> None:
 
 
 def test_the_time_stamp_of_other_build_tools_is_the_default(tmp_path: Path) -> None:
-    """As specified by reproducible-builds.org; the project's setting has priority."""
+    """reproducible-builds.org specifies the variable; the project's own setting has priority."""
     variable = {"SOURCE_DATE_EPOCH": "1700000000"}
     assert shown(tmp_path, **variable)["image"]["source_date_epoch"] == 1700000000
     assert shown(tmp_path, SOURCE_DATE_EPOCH="")["image"]["source_date_epoch"] == ImageConfig().source_date_epoch

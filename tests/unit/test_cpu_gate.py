@@ -53,7 +53,7 @@ def program(
 ) -> ELFFile:
     """Return an arm64 file.
 
-    ``symbols`` maps a name to the number of a word, with the type and binding unless it is a local function.
+    ``symbols`` maps a name to a word's number, together with type and binding unless the symbol is a local function.
     ``frames`` are the words with an entry in .eh_frame_hdr, ``pointers`` those with a relocation in a table.
     """
     texts, table = b"\0", bytes(24)

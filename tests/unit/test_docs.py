@@ -1,4 +1,4 @@
-"""Generated pages are up to date, and tasks, options, links, exit codes and steps in the pages exist."""
+"""Tests that generated pages are up to date, and that tasks, options, links, exit codes and steps on pages exist."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print(json.dumps({
 
 
 class Tasks(typing.NamedTuple):
-    """All tasks in tasks.py with their options, and the tasks that are missing on the command line."""
+    """All tasks in tasks.py with their options, and the tasks that the command line lacks."""
 
     options: dict[str, list[str]]
     left_out: list[str]

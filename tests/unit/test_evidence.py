@@ -150,7 +150,7 @@ def test_all_links_of_a_matching_chain_hold(chain: Chain) -> None:
 
 
 def test_library_replaced_by_hand_breaks_the_chain(chain: Chain) -> None:
-    """The board loads the tree's library, but that is not the built one."""
+    """The board loads the library in the tree, which is not the library that was built."""
     (chain.layout.tree / LIBRARY).write_text("another")
     chain.facts["libqpu"]["sha256"] = hashlib.sha256(b"another").hexdigest()
     assert chain.broken() == [LIBQPU_IN_TREE]

@@ -135,7 +135,7 @@ def test_a_scratch_folder_is_always_removed(tmp_path: Path) -> None:
 
 
 def test_a_scratch_folder_removed_as_leftover_is_recreated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another task may remove it before it is locked."""
+    """Another task may remove a new folder before it is locked."""
     made: list[Path] = []
     make = tempfile.mkdtemp
 

@@ -375,7 +375,7 @@ def test_building_a_root_requires_root(public: Path) -> None:
 
 @needs_root
 def test_leftovers_of_the_same_process_id_do_not_matter(tmp_path: Path) -> None:
-    """In a container, process IDs repeat."""
+    """In a container, process IDs recur."""
     if shutil.which("mmdebstrap") is None:
         pytest.skip("mmdebstrap is not installed")
     (tmp_path / f".root.tar.{os.getpid()}.scratch").mkdir()

@@ -1,4 +1,4 @@
-"""Imports between packages, and inside ``flow``, go in one direction. No modules import each other."""
+"""Tests that imports between packages, and inside ``flow``, go in one direction, and no modules import each other."""
 
 from __future__ import annotations
 

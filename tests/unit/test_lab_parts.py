@@ -124,7 +124,7 @@ def test_a_quarantine_that_cannot_be_set_is_a_warning(capsys: pytest.CaptureFixt
 
 
 def outcome(folder: Path, board: str, **tests: str) -> Outcome:
-    """Return the outcome of a board with these tests and their outcomes."""
+    """Return a board's outcome for these tests and their results."""
     found: list[dict[str, Any]] = [
         {"nodeid": f"test_a.py::test_{name}", "outcome": result, "seconds": 0.5, "text": f"<{result}>"}
         for name, result in tests.items()
@@ -271,7 +271,7 @@ def test_times_of_several_runs_are_combined_per_test(tmp_path: Path) -> None:
 
 
 def part(made: Outcome, *names: str) -> Outcome:
-    """The same outcome, of a board that had to run only these files."""
+    """Return the same outcome for a board that had to run only these files."""
     return replace(made, files=names)
 
 

@@ -71,7 +71,7 @@ class Board:
 
     @property
     def loaded(self) -> list[int]:
-        """The processes that imported the module."""
+        """Return the IDs of the processes that imported the module."""
         return [int(line) for line in self.imports.read_text().split()] if self.imports.exists() else []
 
 
@@ -126,7 +126,7 @@ def test_exceptions_are_printed_as_by_python(board: Board) -> None:
 
 
 def test_modules_loaded_after_the_fork_are_current(board: Board) -> None:
-    """./inv deploy installs such files into a root."""
+    """./inv deploy may install changed modules while the server runs."""
     board.module("kernel", "print('old')\n")
     assert board.run("--import=heavy", "-c", "import kernel").stdout == "old\n"
     board.module("kernel", "print('changed')\n")
@@ -153,7 +153,7 @@ def test_other_modules_restart_the_server(board: Board) -> None:
 
 
 def test_a_changed_torch_restarts_the_server(board: Board) -> None:
-    """``torch`` is a module with the functions of the real one that are used here."""
+    """A small module with the functions that are used here replaces ``torch``."""
     text = (
         "import os\nBACKENDS = []\n"
         "def _import_device_backends(): BACKENDS.append(os.getpid())\n"
@@ -249,7 +249,7 @@ def test_concurrent_callers_start_one_server(board: Board) -> None:
 
 def test_server_ends_when_idle_and_on_request(board: Board) -> None:
     def none_is_left() -> bool:
-        """Restart a server that exited before its caller connected."""
+        """Return whether all processes that imported the module have exited."""
         return not any(Path(f"/proc/{process}").exists() for process in board.loaded)
 
     assert board.run("--import=heavy", "--idle=0.3", "-c", "1").returncode == 0
@@ -302,7 +302,7 @@ def test_a_folder_that_others_may_enter_is_not_trusted(board: Board) -> None:
 
 
 def test_server_closes_all_files_of_the_caller(board: Board) -> None:
-    """An SSH session is closed when its command exits, even if the command has started a process."""
+    """An SSH session stays open while any process holds its files, even after the command has exited."""
     for _ in range(3):
         assert board.run("--import=heavy", "-c", "1").returncode == 0  # run() reads both pipes until they are closed
     found = list(Path(f"/proc/{board.loaded[0]}/fd").iterdir())

@@ -77,7 +77,7 @@ def test_arguments_are_passed_unchanged(tmp_path: Path) -> None:
 
 
 def test_programs_print_english_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Callers search the output of apt, mmdebstrap and the compilers."""
+    """Callers search the output of apt, mmdebstrap and the compilers for English messages."""
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     monkeypatch.setenv("LANGUAGE", "de")
     assert process.output_of(["sh", "-c", 'echo "$LC_ALL<$LANGUAGE>"']) == "C.UTF-8<>"
@@ -410,7 +410,7 @@ def test_programs_of_a_killed_task_are_ended(tmp_path: Path, kill: Callable[[int
 
 
 def test_descendants_of_ended_programs_are_left_alone(tmp_path: Path) -> None:
-    """The reaper ignores sessions whose program has exited, because another session may have the same number."""
+    """The reaper ignores sessions whose program has exited, because a new session may have the same number."""
     code = (
         "import os, signal, sys; from toolchain import process; "
         'process.run(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $! >" + sys.argv[1]]); '

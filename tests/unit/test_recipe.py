@@ -25,7 +25,7 @@ prefix = "/opt/thing"
 
 @pytest.fixture
 def thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the folder of a recipe for the tests."""
+    """Make a recipe's folder for the tests."""
     folder = tmp_path / "thing"
     (folder / "src" / "deep").mkdir(parents=True)
     (folder / "recipe.toml").write_text(DATA)

@@ -261,7 +261,7 @@ def test_phone_is_chosen_from_the_list() -> None:
 
 
 def test_tvm_installation_without_network_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs pip with an unreachable index."""
+    """The test runs pip with an unreachable index."""
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

@@ -1,4 +1,4 @@
-"""The report is one file, labels emulation, and escapes text from the tests."""
+"""Tests that the report is one file, labels emulation, and escapes text from the tests."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_report_lists_what_is_missing() -> None:
 
 
 def test_broken_chain_does_not_pass() -> None:
-    """All tests passed, but the tested files are not the built ones."""
+    """All tests passed, but the tested files are not those that were built."""
     broken = link("the board loads the tree's libqpu", "cd" * 32, "ef" * 32, severity="error")
     name = "the tree was exported from the same commit as the tests"
     unknown = link(name, "a", "unknown", severity="warning", holds=None)

@@ -1,4 +1,4 @@
-"""Only one run of the device suite writes the results, which are replaced together or not at all."""
+"""Tests that only one run of the device suite writes the results, which are replaced together or not at all."""
 
 from __future__ import annotations
 

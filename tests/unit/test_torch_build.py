@@ -50,7 +50,7 @@ def a_builder(folder: Path, kind: type[building.Builder] = building.Builder, **t
 
 @pytest.fixture
 def without_container(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
-    """Record the environments of all commands, with the callbacks and errors of containers.run_in."""
+    """Replace containers.run_in by a function that runs commands here; return the list of their environments."""
     seen: list[Mapping[str, str]] = []
 
     def run_in(
@@ -258,7 +258,7 @@ def test_a_tree_records_the_seconds_of_every_run(quick: Quick, tmp_path: Path) -
 
 
 def older_tree(quick: Quick, name: str, made_for: str | None) -> Path:
-    """Return a tree with a file of 64 KiB."""
+    """Make a build tree with a file of 64 KiB, and return its folder."""
     made = quick.home.with_name(name)
     (made / "pytorch" / "build").mkdir(parents=True)
     (made / "pytorch" / "build" / "x.o").write_bytes(b"x" * 65536)
@@ -271,7 +271,7 @@ class FoundHere(Quick):
     """Runs ``find`` on this PC."""
 
     def run(self, argv: Sequence[str], **_: Any) -> str:
-        """Return the command that would run in a container."""
+        """Run the command in this builder's tree, and return its output."""
         words = [str(self.home) if word == "/usr/src/torch" else word for word in argv]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
@@ -350,14 +350,14 @@ def test_a_full_disk_in_our_own_code_raises_diskfull(quick: Quick, tmp_path: Pat
 
 
 class Recorder(building.Builder):
-    """Records its commands and, like CMake, creates a folder."""
+    """Records the commands instead of running them; for CMake, creates the build folder."""
 
     ran: list[Sequence[str]]
     said: Sequence[str] = ()
     fails = False
 
     def run(self, argv: Sequence[str], *, on_line: Callable[[str], None] | None = None, **_: Any) -> str:
-        """Return the lines of ``said``."""
+        """Record the command, and output the lines of ``said``."""
         self.ran.append(argv)
         for line in self.said:
             if on_line is not None:
@@ -441,7 +441,7 @@ message(STATUS "    USE_PLAIN           : ${USE_PLAIN}")
 
 
 class Configures(building.Builder):
-    """Runs CMake on this PC with the recipe's whole command line."""
+    """Runs the recipe's complete CMake command line on this PC."""
 
     def run(self, argv: Sequence[str], **_: Any) -> str:
         """Return the output."""
@@ -489,7 +489,7 @@ def test_an_overridden_option_of_the_user_is_rejected(tmp_path: Path, options: l
     ],
 )
 def test_unchanged_and_unknown_options_are_accepted(tmp_path: Path, options: list[str]) -> None:
-    """Overridden options of the recipe are accepted too: the recipe is known to build with them."""
+    """The recipe's own options are accepted even if CMake overrides them: the recipe is known to build with them."""
     builder = configures(tmp_path, *options)
     builder.configure()
     assert (builder.home / "configured").is_file()
@@ -622,12 +622,12 @@ BUILDER = {
     "llvm-19-linker-tools:amd64": "1:19.1.7-3+b1",
     "ninja-build:amd64": "1.12.1-1",
 }
-"""Some packages of the builder image."""
+"""Some packages in the builder image."""
 OTHERS = ("apt", "base-files", "cmake", "libc6", "libcpuinfo0", "ninja-build")
 
 
 def test_ccache_identifies_compilers_by_their_packages() -> None:
-    """The program is insufficient: ``clang`` is a few KiB, and loads the compiler from libraries."""
+    """The program alone does not identify it: ``clang`` has a few KiB, and loads the compiler from libraries."""
     check = building.compiler_check(BUILDER)
     kind, _, printed_line = check.partition(":")
     assert kind == "string", "ccache uses the text as it is"
@@ -771,7 +771,7 @@ def test_gcc_accepts_the_command_line_of_the_benchmark(tmp_path: Path) -> None:
 
 @dataclasses.dataclass
 class Compiles:
-    """Runs the builder's commands with the compiler of this PC."""
+    """Runs the builder's commands with this PC's compiler."""
 
     home: Path
     log: Path
@@ -886,21 +886,21 @@ def test_without_objects_verify_fails(tree: Compiles) -> None:
 
 
 class Again(StandIn):
-    """Builds in another tree."""
+    """A stand-in that builds in another tree."""
 
     def __init__(self, members: dict[str, str | bytes], home: Path) -> None:
         super().__init__(members)
         self.home = home
 
     def elsewhere(self, name: str) -> Again:
-        """Return a builder in a folder with the files of an earlier attempt."""
+        """Return this builder; its folder contains a file from an earlier attempt."""
         assert name == "again"
         self.home.mkdir()
         (self.home / "half").write_text("of an earlier attempt")
         return self
 
     def discard(self) -> None:
-        """The tree."""
+        """Remove the tree."""
         shutil.rmtree(self.home)
 
     def build(self, folder: Path) -> building.Built:
