@@ -1,4 +1,4 @@
-"""The errors of a kernel on a board, by kind of fault, for both transports.
+"""The errors in sessions with a board, by kind of fault, for both transports.
 
 A worker (``reporting``), the loader (``loader/loader.cpp``) and the sessions on the host report faults by kind. The
 loader's more specific kinds (load, memory, protocol) are reported as errors of the kernel.
@@ -13,7 +13,7 @@ from toolchain.errors import AccessDenied, BoardLost, BoardSilent, CommandFailed
 
 @dataclass(frozen=True)
 class Row:
-    """An error class and its texts. ``{where}`` is the board's address; the caller fills in the other fields."""
+    """An error class and its messages. ``{where}`` is the board's address; callers provide the other fields."""
 
     error: type[UserError]
     summary: str
@@ -181,7 +181,7 @@ _OF_LOADER = (
 
 
 def error_of(kind: str, found: str, **words: object) -> UserError:
-    """The error for a kind of fault. ``words`` fill in its texts. Raises KeyError for an unknown kind."""
+    """The error for a kind of fault. ``words`` are the fields of its messages. Raises KeyError for an unknown kind."""
     row = TABLE[kind]
     summary, expected, fix = (text.format(**words) for text in (row.summary, row.expected, row.fix))
     return row.error(summary, expected=expected, found=found, fix=fix)
