@@ -50,7 +50,7 @@ TABLE = {
         AccessDenied,
         "{where} does not accept the key of this PC",
         "the state device in the list of adb devices",
-        "unlock the phone and confirm the question about USB debugging; adb kill-server makes the phone ask again",
+        "unlock the phone and accept the USB debugging request; after adb kill-server, the phone asks again",
     ),
     "offline-phone": Row(
         BoardSilent,
@@ -80,7 +80,7 @@ TABLE = {
         BoardLost,
         "connection to {where} lost during the run",
         "a response to each request",
-        "check the board (power, network, memory) and its server's log; an RPC server closes it if a kernel crashes",
+        "check the board (power, network, memory) and its server's log; a kernel crash closes an RPC connection",
     ),
     "architecture": Row(
         PlatformMismatch,
@@ -104,7 +104,7 @@ TABLE = {
         UserError,
         "the kernel or model crashed on {where}",
         "code that accesses only its arrays",
-        "check its indices and the functions that it calls; in a model, find the operator with parts of the model",
+        "check the kernel's indices and calls; for a model, run parts of it to find the operator that crashes",
     ),
     "kernel": Row(
         UserError,
@@ -122,7 +122,7 @@ TABLE = {
         UserError,
         "the model has operators that TVM's importer lacks",
         "operators that tvm.relax.frontend.torch converts",
-        "replace them in the model by operators that it has",
+        "replace them in the model by operators that the importer supports",
     ),
     "refused": Row(
         UserError,

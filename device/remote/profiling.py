@@ -391,7 +391,7 @@ def run_worker(
     scratch: Path,
     name: str,
 ) -> None:
-    """Run a worker with ``request`` and collect its results in ``facts``. Raises the error for a fault of ``name``."""
+    """Run a worker with ``request`` and collect its results in ``facts``. Raises an error that names ``name``."""
     run = _WorkerRun(facts)
     done = process.run(
         environment.command(module),
