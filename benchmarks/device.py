@@ -79,7 +79,7 @@ class Subject(Protocol):
     name: str
 
     def make(self, number: int) -> float:
-        """Save a kernel that adds ``number``, and install it for the device. Returns the time since saving in seconds."""
+        """Save a kernel that adds ``number``, and install it for the device. Returns the seconds since saving."""
 
     def run(self, entry: access.SshAccess) -> str:
         """Run the kernel in a new process on the device and return its output."""

@@ -43,7 +43,8 @@ COMPILED = {
 
 RULE = (
     "Emulated: one run. Native and plain cross: the median of alternating runs; the build that determines the command "
-    "lines is the warm-up. The time of a whole wheel includes starting its container; other times do not. One compiler runs at a time."
+    "lines is the warm-up. The time of a whole wheel includes starting its container; other times do not. One "
+    "compiler runs at a time."
 )
 
 

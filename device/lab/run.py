@@ -89,8 +89,8 @@ def on_all(config: Config, how: How) -> merge.Merged:
 
     Virtual machines on other PCs are left out.
 
-    Writes the merged report, then raises DeviceTestsFailed if a board did not pass. Raises UserError if there is no
-    usable board.
+    Writes the merged report, then raises DeviceTestsFailed if a board did not pass. Raises UserError if no board
+    is usable.
     """
     lab = Lab(config)
     names = [place.name for place in _usable(lab, {"project": PROJECT})]
@@ -103,8 +103,8 @@ def on_shards(config: Config, tag: str, how: How) -> merge.Merged:
     Each test file runs on exactly one board. If no board is free, the function waits for the first one and runs all
     files on it.
 
-    Writes the merged report, then raises DeviceTestsFailed if a test failed or did not run. Raises UserError if there
-    is no usable board, and the same errors as ``acquired``.
+    Writes the merged report, then raises DeviceTestsFailed if a test failed or did not run. Raises UserError if no
+    board is usable, and the same errors as ``acquired``.
     """
     lab = Lab(config)
     tags = _tags(tag) if tag else {"project": PROJECT}
