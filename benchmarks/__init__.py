@@ -1,6 +1,6 @@
-"""Benchmarks of the project's time and memory goals, with the conventional approach for comparison.
+"""Benchmarks for the project's time and memory goals, with the conventional approach for comparison.
 
-    ./inv bench [--name=build | extension | export | device | kernels | torch | cpu]
+    ./inv bench [--name=build | extension | export | device | kernels | torch | cpu | lab]
 
 Each benchmark is a module with a function ``measure`` that takes a ``Workspace`` and returns a ``Result``. The
 benchmarks use a separate folder and separate image names, so they leave the user's build unchanged. The report shows

@@ -25,7 +25,7 @@ EMULATED = "the same packages, installed by emulated RUN instructions"
 PEAK = "peak memory of Python, build-image"
 
 _LEAN = rootfs.HERE / "overlay/lean"
-"""Configuration files that make dpkg and Debian's byte compiler skip parts of packages."""
+"""Configuration files that make dpkg and Debian's byte compiler skip parts of the packages."""
 _PLAIN_STEPS = ("mirror", "tools", "rootfs")
 """The steps that build the root filesystem from scratch."""
 
@@ -96,7 +96,7 @@ def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> 
 
 
 def root_alone(workspace: Workspace) -> float:
-    """Return seconds to build the root filesystem from scratch, without other steps in parallel."""
+    """Return the time in seconds to build the root filesystem from scratch, without other steps in parallel."""
     config = workspace.config
     for folder in config.build_root.glob("archives/*"):
         files.remove(folder)
@@ -105,7 +105,7 @@ def root_alone(workspace: Workspace) -> float:
 
 
 def dockerfile(base: str, packages: list[str], settings: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return a Dockerfile that installs packages with emulated apt. ``settings`` are files that are written first."""
+    """Return a Dockerfile that writes the files in ``settings``, then installs packages with emulated apt."""
     written = "".join(
         f"RUN mkdir -p {shlex.quote(str(PurePosixPath(path).parent))} && "
         f"printf '%s\\n' {shlex.join(text.splitlines())} >{shlex.quote(path)}\n"
@@ -121,7 +121,7 @@ def dockerfile(base: str, packages: list[str], settings: Mapping[str, str] = Map
 
 
 def lean_settings() -> dict[str, str]:
-    """Return the contents of the lean root's configuration files by path."""
+    """Return the lean root's configuration files: contents by path."""
     found = sorted(path for path in _LEAN.rglob("*") if path.is_file())
     return {f"/{path.relative_to(_LEAN)}": path.read_text() for path in found}
 

@@ -1,4 +1,4 @@
-"""Measure the time from a changed kernel to its result, on a QEMU device that is off and on one that is running.
+"""Measure the time from a kernel change to the result, on a QEMU device that is off and on one that is running.
 
 The kernel is part of the user's C++ program, which is compiled in ``./inv shell`` and sent to the device, or part of
 torch's QPU extension, which ``./inv deploy`` rebuilds and installs in the device's root. Each round changes the number
@@ -59,17 +59,17 @@ _FIRST = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The seconds that one change takes: to compile (and deploy) the source, to boot, and to obtain the result."""
+    """The times in seconds for one change: to compile (and deploy) the source, to boot, and to obtain the result."""
 
     made: float
     booted: float = 0.0
     ran: float
     imports: float = 0.0
-    """The part of ``ran`` that the device spends on imports."""
+    """The part of ``ran`` during which the device imports modules."""
 
     @property
     def total(self) -> float:
-        """From the saved source to the result."""
+        """The time from saving the source to the result."""
         return self.made + self.booted + self.ran
 
 
@@ -79,17 +79,17 @@ class Subject(Protocol):
     name: str
 
     def make(self, number: int) -> float:
-        """Save a kernel that adds ``number`` and install it for the device. Returns the seconds since saving."""
+        """Save a kernel that adds ``number``, and install it for the device. Returns the seconds since saving."""
 
     def run(self, entry: access.SshAccess) -> str:
         """Run the kernel in a new process on the device and return its output."""
 
 
 def measure(workspace: Workspace) -> Result:
-    """Time a kernel change and its result, in a program and (with torch) in the extension.
+    """Measure the time from a kernel change to the result, for a program and (with torch) for the extension.
 
-    Raises RootNeeded, CommandFailed (if the result is not that of the changed kernel), and any error of the build,
-    deployment or boot.
+    Raises RootNeeded, CommandFailed (if the result is not that of the changed kernel), and any error from the build,
+    the deployment or the boot.
     """
     process.require_root("to serve and change a tree whose files have several owners", "./inv bench --name=device")
     workspace.ensure_built()
@@ -118,7 +118,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def _figures(workspace: Workspace, subject: Subject) -> list[Figure]:
-    """Time the rounds with one subject: first with the device off, then with the device running."""
+    """Time all rounds for one subject: first with the device off, then with the device running."""
     rounds = Rounds(workspace, subject)
     with contextlib.ExitStack() as device:
         with progress.step(f"{subject.name}: {OFF}"):
@@ -167,12 +167,12 @@ def changed(source: str, pattern: re.Pattern[str], text: str) -> str:
 
 
 def changed_program(source: str, number: int) -> str:
-    """Return the source of the program with a kernel that adds ``number``."""
+    """Return the program's source with a kernel that adds ``number``."""
     return changed(source, _OF_PROGRAM, f"{number}.0")
 
 
 def changed_kernel(source: str, number: int) -> str:
-    """Return the source of the extension's kernels with a product kernel that adds ``number``."""
+    """Return the source of the extension's kernels, with a product kernel that adds ``number``."""
     return changed(source, _OF_EXTENSION, f" + {number}.0f")
 
 
@@ -276,7 +276,7 @@ class Rounds:
         return access.SshAccess(host="127.0.0.1", port=machine.ssh_port, key=self._layout.client_key, known_hosts=known)
 
     def _ran(self, entry: access.SshAccess) -> tuple[float, float]:
-        """Return the seconds until the result, and those spent on imports. Raises CommandFailed for a wrong result."""
+        """Return the times, in seconds, to the result and for imports. Raises CommandFailed for a wrong result."""
         began = time.monotonic()
         output = self._subject.run(entry)
         seconds = time.monotonic() - began
@@ -284,7 +284,7 @@ class Rounds:
 
 
 def imports_in(output: str, wanted: float) -> float:
-    """Read the import seconds from a program's output. Raises CommandFailed unless its result is ``wanted``."""
+    """Return the import time from a program's output. Raises CommandFailed unless the result is ``wanted``."""
     match = _RESULT.search(output)
     if match is None or match["result"] != str(wanted):
         raise CommandFailed(

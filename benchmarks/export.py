@@ -25,12 +25,12 @@ GOAL_SECONDS = 2.0
 RULE = (
     "Copies: one warm-up run, which caches the image's layers, then the median. Each copy goes into a new folder; all "
     "are removed at the end, because ext4 without a journal checks each recently freed inode before it allocates one. "
-    "Nothing is synced to disk. The whole task: one run in a separate process."
+    "No copy is synced to disk. The whole task: one run in a separate process."
 )
 
 
 def measure(workspace: Workspace) -> Result:
-    """Copy the image both ways, then run the task. Raises RootNeeded and the copies' errors."""
+    """Copy the image in both ways, then run the task. Raises RootNeeded and any error from the copies."""
     process.require_root("to set the owners of files", "./inv bench --name=export")
     workspace.ensure_built()
     config = workspace.config

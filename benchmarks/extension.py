@@ -1,7 +1,7 @@
 """Build an extension wheel in three ways: emulated, with a native compiler in the container, and cross-compiled.
 
-There are two comparisons: the whole wheel, built by ``pip wheel`` in the container, and only the compiler and linker
-calls. The latter use the command lines and folders of the wheel's build in all three ways.
+There are two comparisons: the whole wheel, built by ``pip wheel`` in the container, and the compiler and linker calls
+alone. The calls use the command lines and folders of the wheel's build in all three ways.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ COMPILED = {
 
 RULE = (
     "Emulated: one run. Native and plain cross: the median of alternating runs; the build that determines the command "
-    "lines is the warm-up. The time of a whole wheel includes its container; others do not. One compiler at a time."
+    "lines is the warm-up. The time of a whole wheel includes starting its container; other times do not. One "
+    "compiler runs at a time."
 )
 
 
@@ -59,21 +60,21 @@ class Subject:
 
 @dataclass(frozen=True)
 class Spent:
-    """Wall-clock seconds, and CPU seconds (user and system) of all processes."""
+    """The wall-clock time, and the CPU time (user and system) of all processes, in seconds."""
 
     seconds: float
     cpu: float
 
 
 def cpu_of(samples: Sequence[Spent]) -> float:
-    """Return the median CPU seconds."""
+    """Return the median CPU time in seconds."""
     return statistics.median(item.cpu for item in samples)
 
 
 def spent_in(output: str) -> Spent:
-    """Return the times that a replay script printed last. Raises CommandFailed without them."""
+    """Return the times at the end of a replay script's output. Raises CommandFailed if they are missing."""
     took = re.search(r"^took (\d+) ns$", output, re.MULTILINE)
-    # times(1p) prints the user and system time of the shell, and on the next line those of its children.
+    # times(1p) prints the user and system time of the shell, and on the next line the times of its children.
     parts = [int(minutes) * 60 + float(rest) for minutes, rest in re.findall(r"(\d+)m([0-9.]+)s", output)[-4:]]
     if took is None or len(parts) != 4:
         raise CommandFailed("the output has no compiler time", tail=output[-2000:])
@@ -149,7 +150,7 @@ def measure(workspace: Workspace) -> Result:
                 samples["emulated"].append(trial.replay(ways["emulated"], commands))
                 objects["emulated"] = trial.objects()
             wheels: dict[str, list[float]] = {"native": [], "emulated": [], "cross": []}
-            if subject.binds:  # only the extension's build supports this way
+            if subject.binds:  # only the build of the QPU extension supports cross-compilation
                 ways["cross"] = _of_the_main_job(context, workspace, ways["cross"])
             again = ["native", "cross"] if subject.binds else ["native"]
             for name in [*again * workspace.times, "emulated"]:
@@ -246,7 +247,7 @@ class Trial:
         }
 
     def whole_wheel(self, way: Way) -> float:
-        """Time how long the way's script takes to build a wheel, including its container."""
+        """Return the time in which the script builds a wheel, including the time to start the container."""
         self._fresh()
         (seconds,) = timed(lambda: self._run(way, way.wheel), times=1)
         if not list(self._out.glob("*.whl")):

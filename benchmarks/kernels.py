@@ -16,11 +16,11 @@ from toolchain.errors import CommandFailed
 from toolchain.jobs import compile_jobs
 
 RULE = (
-    "MODEL: clocks of the emulator's model of a Raspberry Pi 3; not measured on hardware. The share is the minimum "
-    "time that the model's bus, or its pipes, need for the kernel, divided by the kernel's time. Its range covers the "
-    "ranges of the model's parameters; the named assumption has the largest effect. Naive kernels are from a course "
-    "project, compiled without optimisation, on 4 QPUs. Measured on this PC: the compile time, the minimum of "
-    "five, and the time of a call, the median."
+    "MODEL: clock cycles in the emulator's model of a Raspberry Pi 3; not measured on hardware. The share is the "
+    "minimum time that the model's bus, or its pipes, need for the kernel, divided by the kernel's time. Its range "
+    "results from the ranges of the model's parameters; the named assumption has the largest effect. Naive kernels are "
+    "from a course project, compiled without optimisation, on 4 QPUs. Measured on this PC: the compile time, the "
+    "minimum of five, and the time of a call, the median."
 )
 
 SHARES = {
@@ -50,7 +50,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
-    """Return the figures with goals, then all other shares, from the program's output."""
+    """Convert the program's output to figures: those with goals first, then all other shares."""
     shares = {item["kernel"]: item for item in lines if "share" in item}
     promised = [
         Figure(
@@ -85,7 +85,7 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
 
 
 def _range(item: Mapping[str, Any]) -> str:
-    """Return the model's ranges of a share and a time, and the assumption with the largest effect."""
+    """Return the ranges of a share and a time in the model, and the assumption with the largest effect."""
     return (
         f"model: {100 * item['shareLow']:.1f} to {100 * item['shareHigh']:.1f} %, most by {item['movedBy']}; "
         f"{1e3 * item['seconds']:.2f} ms, {1e3 * item['secondsLow']:.2f} to {1e3 * item['secondsHigh']:.2f} ms"

@@ -1,7 +1,7 @@
-"""A lab of several hundred places at one coordinator: times, memory, and a model of ``test-on-pi --all``.
+"""Measure a lab with several hundred places on one coordinator: times, memory, and a model of ``test-on-pi --all``.
 
-labgrid's coordinator and exporters run on this PC. The boards are fictitious: an exporter announces their addresses,
-but nothing logs in to them.
+labgrid's coordinator and exporters run on this PC. The boards are fictitious: exporters announce their addresses,
+but nothing connects to them.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from toolchain.lab_boards import parse
 SIZES = (200, 400, 800)
 BOARDS_PER_EXPORTER = 40
 SUITE_S = 300.0
-"""The assumed duration of the suite on a board."""
+"""The assumed duration of the suite on each board."""
 
 _TOGETHER = os.cpu_count() or 1
-"""Boards that are acquired at the same time; labgrid-client, a Python program, occupies a core."""
+"""The number of boards that are acquired at the same time. Each labgrid-client occupies a core."""
 
 _START_LIMIT_S = 300.0
 _PYTEST = "import pytest, device.drive, device.strategy, labgrid.pytestplugin, labgrid.remote.client"
@@ -59,17 +59,17 @@ RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Complete:
-    """Boards that were acquired and released as ``--all`` does."""
+    """Measurements of acquiring and releasing boards in the same way as ``--all``."""
 
     acquire: Sequence[float]
     rate: float
-    """Boards per second, acquired and released."""
+    """The number of boards acquired and released per second."""
     keeper_mb: float
-    """Memory of a process that releases a board."""
+    """The memory of a process that releases a board."""
 
 
 def measure(workspace: Workspace) -> Result:
-    """Measure each number of places. Raises CommandFailed if the programs do not start."""
+    """Measure a lab of each size. Raises CommandFailed if the programs do not start."""
     pytest_mb = int(process.output_of([sys.executable, "-c", f"{_PYTEST}; {_PEAK}"], cwd=ROOT)) * 1024 / 1e6
     free_mb = psutil.virtual_memory().available / 1e6
     figures: list[Figure] = []
@@ -138,7 +138,7 @@ def _milliseconds(action: Any, *, times: int) -> list[float]:
 
 
 def _in_turn(coordinator: Coordinator, size: int, times: int) -> tuple[list[float], list[float]]:
-    """The milliseconds to acquire and to release each place over one connection."""
+    """The times, in milliseconds, to acquire and to release each place over one connection."""
     acquire: list[float] = []
     release: list[float] = []
     with _session(coordinator.address) as stub:
@@ -153,7 +153,7 @@ def _in_turn(coordinator: Coordinator, size: int, times: int) -> tuple[list[floa
 
 
 def _complete(coordinator: Coordinator) -> _Complete:
-    """Acquire and release boards at the same time, in the way of ``--all``."""
+    """Acquire and release boards in parallel, in the same way as ``--all``."""
 
     def hold(number: int) -> float:
         began = time.monotonic()
@@ -193,7 +193,7 @@ def _session(address: str) -> Iterator[CoordinatorStub]:
 def _lab(
     config: Config, scratch: Path, size: int
 ) -> Iterator[tuple[Coordinator, psutil.Process, list[psutil.Process]]]:
-    """A coordinator with places ``b0``, ``b1``, … whose resources are exported; yields the processes too."""
+    """Start a coordinator with exported places ``b0``, ``b1``, …, and yield it with the processes."""
     coordinator = Coordinator(f"127.0.0.1:{ports.free_port()}")
     rows = [parse(f"b{number}=192.0.2.{number % 250 + 1}") for number in range(size)]
     with contextlib.ExitStack() as stack:

@@ -18,7 +18,7 @@ from toolchain.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Cores, memory (MiB), load averages over 1, 5 and 15 minutes, and the versions that times depend on."""
+    """Cores, memory (MiB), load averages over 1, 5 and 15 minutes, and the versions of software that affects times."""
 
     processor: str
     cores: int
@@ -84,7 +84,7 @@ def processor(cpuinfo: str) -> str:
 
 
 def _interpreter(suffix: str) -> str:
-    """Return the emulator that the kernel uses for this architecture (binfmt_misc)."""
+    """Return the path of the emulator that the kernel uses for this architecture (binfmt_misc)."""
     entry = _text(Path(f"/proc/sys/fs/binfmt_misc/qemu-{suffix}"))
     found = re.search(r"^interpreter (\S+)$", entry, re.MULTILINE)
     if found is None:

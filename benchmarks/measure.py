@@ -47,7 +47,7 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A measured value, the median of the ``samples`` if there are any. ``unit`` is s, ms, µs, MB, MB/s, % or ×."""
+    """A measured value, which is the median if there are ``samples``. ``unit`` is s, ms, µs, MB, MB/s, % or ×."""
 
     name: str
     value: float
@@ -58,12 +58,12 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is met; None without a goal."""
+        """Whether the goal is met; None if there is no goal."""
         return None if self.goal is None else self.goal.met(self.value)
 
     @property
     def spread(self) -> str:
-        """The smallest and largest sample and their number; empty for a single one."""
+        """The smallest and the largest sample, and the sample count; empty for a single sample."""
         if len(self.samples) < 2:
             return ""
         return f"{min(self.samples):.2f}–{max(self.samples):.2f} ({len(self.samples)})"
@@ -97,7 +97,7 @@ def ratio(name: str, longer: Figure, shorter: Figure, *, goal: Goal | None = Non
 
 
 def timed(action: Callable[[], object], *, times: int, warm_up: int = 0) -> tuple[float, ...]:
-    """Return the seconds of each of ``times`` calls, after ``warm_up`` calls that are not measured."""
+    """Return the duration in seconds of each of ``times`` calls, after ``warm_up`` unmeasured calls."""
     samples = []
     for number in range(warm_up + times):
         began = time.monotonic()
@@ -153,11 +153,11 @@ class Result:
     figures: tuple[Figure, ...]
     notes: tuple[str, ...] = ()
     tables: str = ""
-    """Further tables as text, printed before the figures."""
+    """Additional tables as text, which are printed before the figures."""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def figure(self, name: str) -> Figure:
-        """Return the figure of that name."""
+        """Return the figure with this name."""
         return next(item for item in self.figures if item.name == name)
 
 
@@ -180,11 +180,11 @@ class Report:
             return ()
         return (
             f"the machine was already BUSY (load {self.machine.load[0]:.1f} on {self.machine.cores} cores): "
-            "times are too long, and ratios are valid only within this run",
+            "times are inflated, and ratios are valid only within this run",
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result file's document."""
+        """Return the contents of the result file."""
         return {
             "schema": SCHEMA,
             "benchmark": self.result.name,

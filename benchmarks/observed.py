@@ -2,8 +2,8 @@
 
     python -m benchmarks.observed REPORT.json TASK [OPTIONS]
 
-VmHWM (proc(5)) covers only this program. getrusage's maximum would include the image that this process was forked from,
-and wait4's maximum the programs that it started.
+VmHWM (proc(5)) covers only this program. The maximum that getrusage returns would include the process from which this
+one was forked, and the maximum that wait4 returns would include the programs that this process started.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from toolchain.errors import CommandFailed, ProgramMissing, UserError
 
 
 def _measure_lab(workspace: Workspace) -> Result:
-    from benchmarks import lab  # only here: it imports labgrid, which takes long
+    from benchmarks import lab  # not at the top of the file, because importing labgrid takes long
 
     return lab.measure(workspace)
 
@@ -49,14 +49,14 @@ class Run:
     folder: Path
 
     def text(self) -> str:
-        """Return the machine and the tables."""
+        """Return a description of the machine, and the tables."""
         machine = self.reports[0].machine.lines() if self.reports else []
         results = [f"results: {self.folder / f'{item.result.name}.json'}" for item in self.reports]
         return "\n".join([*machine, "", *(item.text() for item in self.reports), *results])
 
     @property
     def goals(self) -> tuple[int, int]:
-        """The number of goals that were met, and the number of all goals."""
+        """The number of goals that were met, and the total number of goals."""
         tried = [figure.met for item in self.reports for figure in item.result.figures if figure.met is not None]
         return sum(tried), len(tried)
 

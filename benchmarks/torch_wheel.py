@@ -1,8 +1,8 @@
 """Compile a few of torch's objects in three ways, and estimate the time of the whole build under emulation.
 
-The sources and command lines are those in the build tree of ``./inv build-torch``, without ccache. The sources are from
-c10, which does not include headers of other libraries: such headers exist only in the builder image. All three ways use
-GCC; the recipe's own compiler is measured as well.
+The sources and command lines are from the build tree of ``./inv build-torch``, without ccache. The sources belong to
+c10, which does not include headers of other libraries, because such headers exist only in the builder image. All three
+ways use GCC; the recipe's own compiler is also measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TITLES = {
     "recipe": "three objects, the recipe's compiler",
 }
 GOAL = Goal(2700)
-"""For a build without ccache: 45 minutes."""
+"""The goal for a build without ccache: 45 minutes."""
 RULE = (
     "One compiler at a time, no ccache, timed inside the container. The first three use GCC with the same "
     "command line, without warnings; the recipe's compiler uses the command line of the build. Emulated: one run; "
@@ -103,9 +103,9 @@ def measure(workspace: Workspace) -> Result:
 
 
 def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
-    """The figures of the tree's build, and the reasons for missing ones.
+    """The figures for the build in the tree, and the reasons for missing figures.
 
-    ``slower`` is the slowdown caused by emulation.
+    ``slower`` is the factor by which emulation increases the time.
 
     If some objects came from ccache, the total time of all objects is left out, and the time of the whole build is not
     compared with a goal.
@@ -170,7 +170,7 @@ def command_lines(builder: building.Builder) -> list[list[str]]:
 
 
 def seconds_of_objects(home: Path) -> list[float]:
-    """Return the wall-clock seconds of each object in ninja's log, compiled in parallel with others."""
+    """Return the wall-clock time in seconds for each object in ninja's log. Objects were compiled in parallel."""
     rows = (home / "pytorch" / "build" / ".ninja_log").read_text().splitlines()[1:]
     parts = [row.split("\t") for row in rows]
     return [(int(item[1]) - int(item[0])) / 1000 for item in parts if item[3].endswith((".o", ".gch"))]
@@ -189,7 +189,7 @@ def for_gcc(words: list[str], program: str) -> list[str]:
 
 
 def script_of(commands: list[list[str]]) -> str:
-    """Return a script that compiles all sources to /tmp and prints the seconds."""
+    """Return a script that compiles all sources to /tmp and prints the times."""
     lines = ["cd /usr/src/torch/pytorch/build || exit 1", "began=$(date +%s%N)"]
     for words in commands:
         out = words.index("-o")

@@ -1,7 +1,7 @@
 """The separate build folder and image names of the benchmarks.
 
-The workspace's ``image.source_date_epoch`` differs from the configured value by one second. With the same value the
-engine could already have an identical root filesystem, which a clean build would then not load.
+The workspace's ``image.source_date_epoch`` differs from the configured value by one second. If the values were
+equal, the engine could already have an identical root filesystem, and a clean build would not load it again.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Workspace:
 
     @property
     def folder(self) -> Path:
-        """The folder of the products and logs, which ``clean`` removes."""
+        """The folder with build products and logs, which ``clean`` removes."""
         return self.config.build_root
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables with which a task uses the workspace."""
+        """Return the environment variables that make a task use the workspace."""
         config = self.config
         return {
             "INVOKE_RUNTIME_CONFIG": "",  # The user's configuration file would override the variables below.
@@ -125,7 +125,7 @@ class Workspace:
         return {found.step: found for path in paths if (found := Manifest.read(path)) is not None}
 
     def stamps(self) -> dict[str, int]:
-        """Return the modification time of each step's manifest. A step that ran has a new one."""
+        """Return the modification time of each step's manifest. When a step runs, this time changes."""
         paths = self.config.target_root.glob(f"*{MANIFEST_SUFFIX}")
         return {path.name: path.stat().st_mtime_ns for path in paths}
 

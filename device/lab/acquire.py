@@ -1,4 +1,4 @@
-"""Wait for a free place, hold it while a block runs, and release it on any exit."""
+"""Wait for a free place, hold it while a ``with`` block runs, and always release it at the end."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _RELEASE_LIMIT_S = 60.0
 
 @contextlib.contextmanager
 def acquired(coordinator: Coordinator, filters: Mapping[str, str], *, limit_s: float) -> Iterator[Place]:
-    """Reserve, acquire and finally release a place with these tags; ``{"name": NAME}`` selects one place.
+    """Reserve and acquire a place with these tags, and release it at the end; ``{"name": NAME}`` selects one place.
 
-    labgrid's reservations form a queue, so users get a board in the order in which they asked for it. Raises UserError
-    if no place has the tags or the exporter of the board is missing, InUse with the holder after ``limit_s`` seconds,
-    and NetworkUnreachable.
+    labgrid's reservations form a queue, so users get a board in the order of their requests. Raises UserError if no
+    place has the tags or the board's exporter is not running, InUse with the holder after ``limit_s`` seconds, and
+    NetworkUnreachable.
     """
     _require_match(coordinator, filters)
     words = [f"{key}={value}" for key, value in filters.items()]
@@ -70,7 +70,7 @@ def _require_match(coordinator: Coordinator, filters: Mapping[str, str]) -> None
 
 
 def _allocation(coordinator: Coordinator, filters: Mapping[str, str], token: str, limit_s: float) -> str:
-    """The name of the place that the reservation has been given. Raises InUse after ``limit_s`` seconds."""
+    """The name of the place that is allocated to the reservation. Raises InUse after ``limit_s`` seconds."""
     interrupted = threading.Event()
     deadline = time.monotonic() + limit_s
     shown = ""
@@ -96,7 +96,7 @@ def _allocation(coordinator: Coordinator, filters: Mapping[str, str], token: str
 
 @contextlib.contextmanager
 def _released(coordinator: Coordinator, name: str, token: str) -> Iterator[None]:
-    """Release the place at the end of the block, or when this process is killed (device.lab.release)."""
+    """Release the place at the end of the ``with`` block, or if this process is killed (see device.lab.release)."""
     words = [sys.executable, "-m", "device.lab.release", coordinator.address, name, own_name(), token]
     with process.deferred_signals():
         keeper = subprocess.Popen(

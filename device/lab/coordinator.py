@@ -1,7 +1,7 @@
-"""labgrid's coordinator: its places and reservations, read and changed through labgrid's own interface.
+"""A client for labgrid's coordinator: reads and changes places and reservations through labgrid's own interface.
 
-Calls that need a session (reserve, acquire) are made by the program labgrid-client, because a session belongs to a
-connection. All others are direct calls, which take milliseconds instead of the second that the program needs to start.
+Requests that need a session (reserve, acquire) go through the program labgrid-client, because a session belongs to a
+connection. All other requests are direct calls: they take milliseconds, while the program takes a second to start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from toolchain import process
 from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 
 _CALL_LIMIT_S = 15.0
-"""labgrid's coordinator waits 10 s for an exporter."""
+"""Longer than the 10 s for which labgrid's coordinator waits for an exporter."""
 
 
 def own_name() -> str:
@@ -43,10 +43,10 @@ class Place:
     holder: str
     since: float
     resources: tuple[str, ...]
-    """The classes of its resources while it is held."""
+    """The classes of the place's resources; empty while nobody holds the place."""
 
     def held_text(self) -> str:
-        """Who holds it, and since when."""
+        """A sentence that states who holds the place, and since when."""
         since = datetime.datetime.fromtimestamp(self.since).astimezone()
         return f"{self.name} is held by {self.holder} since {since:%Y-%m-%d %H:%M:%S}"
 
@@ -79,10 +79,10 @@ class Coordinator:
         return frozenset("/".join(line.split("/")[:2]) for line in lines)
 
     def define(self, name: str, tags: Mapping[str, str], match: str) -> bool:
-        """Create a place, or change its tags and its match; returns whether anything differed.
+        """Create a place, or update its tags and its match; returns whether anything changed.
 
-        The tag ``quarantine`` of an existing place is kept: a run has set it. Raises UserError if another exporter
-        offers the board of an existing place.
+        The tag ``quarantine`` of an existing place is kept, because runs set it. Raises UserError if the
+        board of an existing place belongs to another exporter.
         """
         old = self.places().get(name)
         exporter = match.partition("/")[0]
@@ -111,7 +111,7 @@ class Coordinator:
         return old is None or bool(changed) or old.matches != (match,)
 
     def tag(self, name: str, key: str, value: str) -> None:
-        """Set a tag of a place; an empty value removes it."""
+        """Set a tag on a place; an empty value removes the tag."""
         with self._stub() as stub:
             stub.SetPlaceTags(messages.SetPlaceTagsRequest(placename=name, tags={key: value}), timeout=_CALL_LIMIT_S)
 
@@ -121,25 +121,25 @@ class Coordinator:
             stub.DeletePlace(messages.DeletePlaceRequest(name=name), timeout=_CALL_LIMIT_S)
 
     def release(self, name: str, holder: str) -> None:
-        """Release a place if that holder has it; otherwise do nothing."""
+        """Release a place if ``holder`` holds it; otherwise do nothing."""
         with self._stub() as stub:
             request = messages.ReleasePlaceRequest(placename=name, fromuser=holder)
             stub.ReleasePlace(request, timeout=_CALL_LIMIT_S)
 
     def allocated(self, token: str) -> str:
-        """The place that a reservation has been given; empty as long as it waits. Keeps the reservation alive."""
+        """The place that is allocated to a reservation; empty while it waits. The call also extends the reservation."""
         with self._stub() as stub:
             request = messages.PollReservationRequest(token=token)
             found = stub.PollReservation(request, timeout=_CALL_LIMIT_S).reservation
         return str(found.allocations["main"]) if "main" in found.allocations else ""
 
     def cancel(self, token: str) -> None:
-        """Cancel a reservation; one that has expired is ignored."""
+        """Cancel a reservation, unless it has already expired."""
         with contextlib.suppress(CommandFailed), self._stub() as stub:
             stub.CancelReservation(messages.CancelReservationRequest(token=token), timeout=_CALL_LIMIT_S)
 
     def client(self, *words: str) -> process.Completed:
-        """Run labgrid-client. Raises CommandFailed with its output."""
+        """Run labgrid-client. Raises CommandFailed with the program's output."""
         return process.run(
             [program("labgrid-client"), "-x", self.address, *words],
             env=client_environment(self.address),
@@ -156,7 +156,7 @@ class Coordinator:
 
     @contextlib.contextmanager
     def _stub(self) -> Iterator[Any]:
-        """Labgrid's stub; errors of its calls become user errors."""
+        """Labgrid's gRPC stub. Errors from its calls are converted to user errors."""
         with grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             try:
                 yield CoordinatorStub(channel)
@@ -172,5 +172,5 @@ class Coordinator:
 
 
 def program(name: str) -> Path:
-    """The path of one of labgrid's programs, which are installed next to this Python."""
+    """The path of one of labgrid's programs, which are installed next to the running Python interpreter."""
     return Path(sys.executable).with_name(name)

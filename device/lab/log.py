@@ -1,4 +1,4 @@
-"""``./inv lab log NAME``: the recorded events of a board, from runs and from ``./inv netboot``, on one time line."""
+"""``./inv lab log NAME``: a board's recorded events, from runs and ``./inv netboot``, in chronological order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lines(config: Config, name: str) -> list[str]:
         )
     recorded = [
         board_events.of_netboot(config, name),
-        *config.build_root.glob(f"*/lab*/{name}/events.jsonl"),  # of all targets, also of lab check
+        *config.build_root.glob(f"*/lab*/{name}/events.jsonl"),  # for all targets, including runs of lab check
     ]
     events = [event for path in recorded for event in board_events.read(path)]
     if not events:

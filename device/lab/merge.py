@@ -1,6 +1,6 @@
-"""One JUnit file, one evidence file and one HTML page for a run on several boards.
+"""Merge the results of several boards into one JUnit file, one evidence file and one HTML page.
 
-The page has a column per board, with the tests that differ first, and a chart with a line per board.
+The page has a column per board, lists tests with differing results first, and has a chart with a line per board.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ _TEMPLATE = Path(__file__).resolve().parent.parent / "templates" / "lab.html.j2"
 _BAD = ("failed", "error")
 _COUNTS = ("passed", "failed", "errors", "skipped")
 _SHOWN = 10
-"""How many tests without a result a message names."""
+"""The maximum number of tests without a result that a message lists."""
 _COLOURS = 8
-"""The colours in the template. The ninth and later boards get the same ones with dashed lines."""
+"""The number of colours in the template. Later boards reuse these colours with dashed lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of one board. Without ``document`` (its evidence) the suite did not run there, for ``error``.
+    """The result on one board.
 
-    With both, a test failed, or the error has another cause, such as a board with files that were not built here.
+    ``document`` is the board's evidence. If it is empty, the suite did not run on the board, and ``error`` says why.
+    If both are set, a test failed, or there was another error, such as files on the board that were not built here.
     """
 
     board: str
@@ -46,7 +47,7 @@ class Outcome:
     suites: tuple[ElementTree.Element, ...] = ()
     """The suites in its JUnit file. The files are read once, because a later run on the board replaces them."""
     files: tuple[str, ...] = ()
-    """The test files of a board that had to run only a part of the suite."""
+    """The test files that were assigned to the board; empty if it had to run the whole suite."""
 
     @classmethod
     def of(cls, board: str, paths: Paths, error: str, files: tuple[str, ...] = ()) -> Outcome:
@@ -66,24 +67,24 @@ class Outcome:
 
     @property
     def reason(self) -> str:
-        """The first line of the error; empty if tests that failed are the reason."""
+        """The first line of the error; empty if failed tests are the reason."""
         counted = self.document.get("results", {})
         return "" if counted.get("failed") or counted.get("errors") else self.error.partition("\n")[0]
 
     @property
     def tests(self) -> dict[str, Mapping[str, Any]]:
-        """Its tests by node ID."""
+        """The board's tests by node ID."""
         return {test["nodeid"]: test for test in self.document["results"]["tests"]} if self.document else {}
 
     @property
     def not_run(self) -> list[str]:
-        """The tests without a result; of a board without evidence, the test files of its part."""
+        """The tests without a result; without evidence, the test files that were assigned to the board."""
         if not self.document:
             return list(self.files)
         return [name for name, test in self.tests.items() if test["text"] in (BOARD_LOST, PYTEST_ENDED)]
 
     def row(self) -> dict[str, Any]:
-        """Its entry in the merged evidence."""
+        """The board's entry in the merged evidence."""
         made: dict[str, Any] = {"board": self.board, "error": self.error}
         if self.files:
             made |= {"test_files": list(self.files), "not_run": self.not_run}
@@ -112,7 +113,7 @@ class TestRow:
 
     @property
     def bad(self) -> bool:
-        """Whether it failed on a board."""
+        """Whether the test failed on any board."""
         return any(cell and cell["outcome"] in _BAD for cell in self.cells)
 
 
@@ -130,13 +131,13 @@ class Merged:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The results of all boards together."""
+        """The result counts, added up over all boards."""
         ran = [outcome.document["results"] for outcome in self.outcomes if outcome.document]
         return {name: sum(counted[name] for counted in ran) for name in _COUNTS}
 
     @property
     def ok(self) -> bool:
-        """Whether every board passed. A part of a suite passes without any test that passed; a suite does not."""
+        """Whether no board has an error, and at least one test passed on any of the boards."""
         return self.counts["passed"] > 0 and not any(outcome.error for outcome in self.outcomes)
 
     def lines(self) -> list[str]:
@@ -154,7 +155,7 @@ class Merged:
         return found
 
     def summary(self) -> str:
-        """The text that the task prints."""
+        """The task's output."""
         title = f"device suite on {len(self.outcomes)} boards"
         if self.sharded:
             title = f"device suite, split between {len(self.outcomes)} boards: {_counted(self.counts)}"
@@ -163,7 +164,7 @@ class Merged:
         return "\n".join([*lines, f"    JUnit:    {self.paths.junit}"])
 
     def error(self) -> DeviceTestsFailed:
-        """The error for a run that did not pass."""
+        """The error to raise if the run did not pass."""
         return DeviceTestsFailed(
             "the device suite did not pass" + ("" if self.sharded else " on every board"),
             expected="every board to boot, and every test to pass or to be skipped",
@@ -177,9 +178,9 @@ def _counted(results: Mapping[str, Any]) -> str:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[TestRow]:
-    """All tests: those that differ between boards first, then those that failed, then the others.
+    """All tests: first those whose results differ between boards, then those that failed, then all others.
 
-    A board on which the suite did not run differs from none; nor do boards that ran different parts of the suite.
+    Boards on which the suite did not run are ignored. If boards ran different parts of the suite, no results differ.
     """
     tests = [outcome.tests for outcome in outcomes if outcome.document]
     sharded = any(outcome.files for outcome in outcomes)
@@ -219,12 +220,12 @@ def evidence(config: Config, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """The merged evidence, schema 1.
 
     ``schema``  1
-    ``made``    the time when the run ended, UTC, ISO 8601
-    ``target``  the label of the image
-    ``boards``  ``board`` and ``error`` of each board; if the suite ran there, ``model``, ``kernel``, ``execution`` and
-                ``execution_reason``, the ``image``'s ``reference`` and ``id``, the counts of the ``results``, and
-                ``path`` and ``sha256`` of its own ``evidence``. If it ran only a part of the suite, its ``test_files``
-                and the tests that did ``not_run``, see ``Outcome.not_run``.
+    ``made``    the time at which the run ended (UTC, ISO 8601)
+    ``target``  the image's label
+    ``boards``  for each board, ``board`` and ``error``. If the suite ran on the board, also ``model``, ``kernel``,
+                ``execution``, ``execution_reason``, ``image`` (``reference`` and ``id``), ``results`` (counts), and
+                ``evidence`` (``path`` and ``sha256`` of the board's own evidence). If the board ran only a part of the
+                suite, also ``test_files`` and ``not_run`` (see ``Outcome.not_run``).
     """
     return {
         "schema": 1,
@@ -235,7 +236,7 @@ def evidence(config: Config, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def chart(outcomes: Sequence[Outcome]) -> str:
-    """A chart per way to multiply, with a line per board, as one SVG element; empty without timing."""
+    """One SVG element with a chart per multiplication method and a line per board; empty without timing data."""
     charts: dict[str, list[report.Series]] = {}
     timed = [outcome for outcome in outcomes if outcome.document and outcome.document["timing"].get("rows")]
     for number, outcome in enumerate(timed):
@@ -248,7 +249,7 @@ def chart(outcomes: Sequence[Outcome]) -> str:
 
 
 def junit(outcomes: Sequence[Outcome]) -> ElementTree.Element:
-    """One test suite per board. The class names begin with the board, so that every test is counted once per board."""
+    """One test suite per board. The class names begin with the board's name, so that tests are counted per board."""
     top = ElementTree.Element("testsuites", name="lab")
     for outcome in outcomes:
         if not outcome.document:
@@ -268,7 +269,7 @@ def junit(outcomes: Sequence[Outcome]) -> ElementTree.Element:
 
 
 def _add_error(suite: ElementTree.Element, outcome: Outcome, name: str) -> None:
-    """Add a case that failed with the error of the board."""
+    """Add a failed test case that contains the board's error."""
     case = ElementTree.SubElement(suite, "testcase", classname=outcome.board, name=name)
     fault = ElementTree.SubElement(case, "error", message=outcome.reason or "no result")
     fault.text = outcome.error

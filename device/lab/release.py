@@ -1,9 +1,9 @@
 """A process that releases a place when the task that holds it exits (``python -m device.lab.release``).
 
-labgrid's coordinator keeps a place for a client that was killed. The task therefore starts this process before it
-acquires a place, and it is the only code that releases it: the kernel closes its standard input when the task exits for
-any reason, including SIGKILL. It runs in a separate session and ignores Ctrl-C. While the coordinator does not respond,
-it tries again.
+If a client is killed, labgrid's coordinator does not release the client's place. The task therefore starts this process
+before it acquires a place, and only this process releases the place. It waits for the end of its standard input, which
+the kernel closes when the task exits for any reason, including SIGKILL. The process runs in a separate session and
+ignores Ctrl-C. If the coordinator does not respond, the process tries again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import time
 
 LIMIT_S = 600.0
-"""The maximum time for which it tries to reach the coordinator."""
+"""The maximum time during which the process tries to reach the coordinator."""
 
 _PAUSE_S = 2.0
 
@@ -27,7 +27,7 @@ def main(address: str, place: str, holder: str, token: str) -> int:
     deadline = time.monotonic() + LIMIT_S
     while True:
         try:
-            coordinator.cancel(token)  # first: labgrid gives the next user a place that is released without reservation
+            coordinator.cancel(token)  # first, so that labgrid gives the released place to the next user
             coordinator.release(place, holder)
         except NetworkUnreachable as fault:
             if time.monotonic() > deadline:

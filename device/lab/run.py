@@ -2,9 +2,10 @@
 
     reserve → acquire → device.suite → release → merged report
 
-Each board has a report folder of its own, ``lab/NAME`` in the target's folder, and is released on any exit. With
-``--all`` all boards run in parallel. A board that fails to boot twice gets the tag ``quarantine=yes``, and the other
-boards go on. ``--tag`` and ``--all`` leave it out until it passes a run with ``--place`` or ``./inv lab check``.
+Each board has a separate report folder, ``lab/NAME`` in the target's folder, and is always released at the end. With
+``--all``, all boards run in parallel. A board that fails to boot twice gets the tag ``quarantine=yes``, and the run
+continues on the other boards. ``--tag`` and ``--all`` skip a board in quarantine until it passes a run with ``--place``
+or ``./inv lab check``.
 """
 
 from __future__ import annotations
@@ -34,32 +35,32 @@ from toolchain.errors import BoardSilent, UserError, of_system
 _QUARANTINE = "quarantine"
 _CHECK = Path(__file__).resolve().parent / "check"
 _FREE_LIMIT_S = 10.0
-"""How long --shard waits for a board, which is free unless another user has just asked for it."""
+"""The time limit of --shard for acquiring a board that was free when the run started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """How the suite runs on each board."""
+    """The options for running the suite on a board."""
 
     keyword: str | None = None
     timing: bool = True
     suite: Path | None = None
-    """A folder of tests to run instead of ``tests/device``."""
+    """A folder with the tests to run instead of those in ``tests/device``."""
     files: tuple[str, ...] = ()
-    """The test files to run on a board that runs only a part of the suite."""
+    """The test files to run; empty to run the whole suite."""
     folder: str = "lab"
-    """The folder of the reports, in the target's folder."""
+    """The name of the report folder in the target's folder."""
 
 
 def on_place(config: Config, name: str, how: How) -> SuiteResult:
-    """Run the suite on one place. Raises the errors of ``acquired`` and of ``device.suite.test_on_pi``."""
+    """Run the suite on one place. Raises the same errors as ``acquired`` and ``device.suite.test_on_pi``."""
     lab = Lab(config)
     with _acquired(lab, {"name": name}) as place:
         return _on_board(lab, place, how)
 
 
 def on_tagged(config: Config, tag: str, how: How) -> SuiteResult:
-    """Run the suite on the first free board with a tag ``NAME=VALUE``. Raises as ``on_place``."""
+    """Run the suite on the first free board with a tag ``NAME=VALUE``. Raises the same errors as ``on_place``."""
     lab = Lab(config)
     with _acquired(lab, _first_free(lab, _tags(tag))) as place:
         return _on_board(lab, place, how)
@@ -86,10 +87,10 @@ def _first_free(lab: Lab, tags: Mapping[str, str]) -> dict[str, str]:
 def on_all(config: Config, how: How) -> merge.Merged:
     """Run the suite on all boards of the lab that are not in quarantine, in parallel, and merge the results.
 
-    Virtual machines of other PCs are left out.
+    Virtual machines on other PCs are left out.
 
-    Raises DeviceTestsFailed if a board did not pass, after the merged report has been written, and UserError if no
-    board is left.
+    Writes the merged report, then raises DeviceTestsFailed if a board did not pass. Raises UserError if no board
+    is usable.
     """
     lab = Lab(config)
     names = [place.name for place in _usable(lab, {"project": PROJECT})]
@@ -97,12 +98,13 @@ def on_all(config: Config, how: How) -> merge.Merged:
 
 
 def on_shards(config: Config, tag: str, how: How) -> merge.Merged:
-    """Split one suite between the free boards with a tag (all free boards if it is empty), and merge the results.
+    """Split the suite between the free boards with a tag, and merge the results. An empty tag selects all free boards.
 
-    Each test file runs on exactly one board. If no board is free, this waits for the first one, which runs all files.
+    Each test file runs on exactly one board. If no board is free, the function waits for the first one and runs all
+    files on it.
 
-    Raises DeviceTestsFailed if a test failed or did not run, after the merged report has been written, UserError if no
-    board is left, and the errors of ``acquired``.
+    Writes the merged report, then raises DeviceTestsFailed if a test failed or did not run. Raises UserError if no
+    board is usable, and the same errors as ``acquired``.
     """
     lab = Lab(config)
     tags = _tags(tag) if tag else {"project": PROJECT}
@@ -151,9 +153,9 @@ def _usable(lab: Lab, tags: Mapping[str, str]) -> list[Place]:
 
 
 def check(config: Config) -> merge.Merged:
-    """Prove each board of this PC, also those in quarantine: switch it on, log in, run one trivial test, switch it off.
+    """Check all boards of this PC, including those in quarantine: power on, log in, run a trivial test, power off.
 
-    Raises as ``on_all``.
+    Raises the same errors as ``on_all``.
     """
     lab = Lab(config)
     names = [row.name for row in lab.rows]
@@ -166,9 +168,9 @@ def check(config: Config) -> merge.Merged:
 
 
 def _on_boards(lab: Lab, hows: Mapping[str, How], how: How, held: Mapping[str, Place] | None = None) -> merge.Merged:
-    """Run the suite on each board, in parallel. Boards in ``held`` are not acquired and not released."""
+    """Run the suite on each board, in parallel. Boards in ``held`` are neither acquired nor released."""
     for old in Paths(folder=report_folder(lab.config, how)).results:
-        files.remove(old)  # an interrupted run must not leave those of an earlier run
+        files.remove(old)  # otherwise, an interrupted run would leave the files of an earlier run
     running: dict[str, concurrent.futures.Future[Outcome]] = {}
     with concurrent.futures.ThreadPoolExecutor(len(hows)) as pool:
         try:
@@ -185,17 +187,17 @@ def _on_boards(lab: Lab, hows: Mapping[str, How], how: How, held: Mapping[str, P
 
 
 def report_folder(config: Config, how: How) -> Path:
-    """The folder of the merged report, and of one folder per board."""
+    """The folder that contains the merged report and one folder per board."""
     return config.target_root / how.folder
 
 
 def _outcome(lab: Lab, name: str, how: How, held: Place | None) -> Outcome:
-    """The result on one board. An error of one board does not end the run."""
+    """The result on one board. An error on one board does not end the run."""
     paths = Paths(folder=report_folder(lab.config, how) / name)
     try:
         with contextlib.nullcontext(held) if held else _acquired(lab, {"name": name}) as place:
             for old in paths.results:
-                files.remove(old)  # those of an earlier run must not be counted
+                files.remove(old)  # results of an earlier run must not be counted
             error = ""
             try:
                 _on_board(lab, place, how)
@@ -219,7 +221,7 @@ def _acquired(lab: Lab, filters: Mapping[str, str], limit_s: float | None = None
 
 
 def _on_board(lab: Lab, place: Place, how: How) -> SuiteResult:
-    """Run the suite on a board that is held, and set or remove its quarantine."""
+    """Run the suite on a held board, and update the board's quarantine tag."""
     try:
         result = _boot_and_run(lab, place, how)
     except BoardSilent:
@@ -230,7 +232,7 @@ def _on_board(lab: Lab, place: Place, how: How) -> SuiteResult:
 
 
 def _set_quarantine(lab: Lab, name: str, value: str) -> None:
-    """Set the tag. A coordinator that does not respond does not change the result of a run, so it is a warning."""
+    """Set the quarantine tag. If the coordinator does not respond, print a warning: the run's result is still valid."""
     try:
         lab.coordinator.tag(name, _QUARANTINE, value)
     except UserError as fault:
@@ -238,7 +240,7 @@ def _set_quarantine(lab: Lab, name: str, value: str) -> None:
 
 
 def _boot_and_run(lab: Lab, place: Place, how: How) -> SuiteResult:
-    """Run the suite; a board that does not boot gets a second chance. Raises the errors of the suite."""
+    """Run the suite, and try once more if the board does not boot. Raises the suite's errors."""
     try:
         return _suite(lab, place, how)
     except BoardSilent as fault:
@@ -251,7 +253,7 @@ def _virtual(place: Place) -> bool:
 
 
 def _runs_elsewhere(lab: Lab, place: Place) -> bool:
-    """Whether the place is a virtual machine of another PC."""
+    """Whether the place is a virtual machine on another PC."""
     return _virtual(place) and place.name not in {row.name for row in lab.rows}
 
 
@@ -280,9 +282,9 @@ def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
 
 @contextlib.contextmanager
 def host_of(config: Config, name: str) -> Iterator[str]:
-    """Hold a place while the block runs, and yield the ``USER@HOST:PORT`` of its board, which must be running.
+    """Hold a place while the ``with`` block runs, and yield ``USER@HOST:PORT`` of its board, which must be running.
 
-    Raises the errors of ``acquired``, and UserError for a virtual machine.
+    Raises the same errors as ``acquired``, and UserError for a virtual machine.
     """
     lab = Lab(config)
     with _acquired(lab, {"name": name}):
@@ -300,12 +302,12 @@ def host_of(config: Config, name: str) -> Iterator[str]:
 
 
 def _address(service: Mapping[str, Any]) -> str:
-    """``USER@HOST:PORT``. An exporter's file that was written by hand may omit the port."""
+    """``USER@HOST:PORT``. The port may be missing in an exporter's configuration that was written by hand."""
     return f"{service['username']}@{service['address']}:{service.get('port', 22)}"
 
 
 def _interrupt(running: Iterable[concurrent.futures.Future[Any]]) -> None:
-    """Stop the programs of all threads, until the threads have released their boards. A second Ctrl-C waits too."""
+    """Stop the programs of all threads until the threads have released their boards, even after a second Ctrl-C."""
     left = set(running)
     with process.deferred_signals():
         while left:

@@ -1,11 +1,11 @@
 """``./inv lab up|status|down``: a coordinator and an exporter on this PC as background processes.
 
 ``up`` writes the exporter's configuration, starts the programs that are not running, and defines a place for each row
-of ``lab.boards``. A shell restarts a program that exits, as labgrid requires: its exporter exits when it loses the
-coordinator. Process records, logs and generated files are in ``lab/`` of the build folder. ``down`` deletes the places
-of this PC and stops both programs, unless other PCs have places at the coordinator.
+in ``lab.boards``. A shell restarts a program that exits. This is necessary because labgrid's exporter exits when it
+loses the connection to the coordinator. Process records, logs and generated files are in the folder ``lab`` in the
+build folder. ``down`` deletes this PC's places and stops both programs, unless the coordinator has places of other PCs.
 
-The coordinator is started only if ``lab.coordinator`` is an address of this PC on which nothing answers.
+``up`` starts the coordinator only if ``lab.coordinator`` is an address of this PC and nothing responds there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROJECT = "pitorch"
 """The tag ``project`` of the places that ``up`` defines."""
 
 _START_LIMIT_S = 60.0
-# The program and its arguments are $@. The pause limits the rate of restarts if the program cannot start.
+# $@ contains the program and its arguments. The pause limits the restart rate if the program cannot start.
 _SUPERVISE = """
 trap 'kill "$child" 2>/dev/null; wait; exit 0' TERM INT HUP
 while :; do
@@ -49,23 +49,23 @@ while :; do
 done
 """
 _PROGRAMS = ("exporter", "coordinator")
-"""In the order in which they are stopped."""
+"""The programs, in the order in which they are stopped."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """The lab of a configuration."""
+    """The lab that a configuration describes."""
 
     config: Config
 
     @property
     def folder(self) -> Path:
-        """Process records, logs and generated files."""
+        """The folder with process records, logs and generated files."""
         return self.config.build_root / "lab"
 
     @property
     def coordinator(self) -> Coordinator:
-        """The coordinator, here or elsewhere."""
+        """The coordinator, on this PC or on another one."""
         return Coordinator(self.config.lab.coordinator or DEFAULT)
 
     @property
@@ -75,26 +75,26 @@ class Lab:
 
     @property
     def exporter_name(self) -> str:
-        """The name of this PC's exporter, which must be unique at a coordinator."""
+        """The name of this PC's exporter, which must be unique on the coordinator."""
         return socket.gethostname()
 
     @property
     def exporter_file(self) -> Path:
-        """The configuration of the exporter."""
+        """The exporter's configuration file."""
         return self.folder / "exporter.yaml"
 
     def log(self, name: str) -> Path:
-        """The output of a program."""
+        """The log file of a program."""
         return self.folder / f"{name}.log"
 
     def state(self, name: str) -> Path:
-        """The record of a program's supervisor."""
+        """The process record of a program's supervisor."""
         return self.folder / f"{name}.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoardState:
-    """A row of the table."""
+    """A row in the table of boards."""
 
     place: Place
     exported: bool
@@ -106,15 +106,15 @@ class LabState:
 
     address: str
     running: Mapping[str, int]
-    """Process numbers of the supervisors that run on this PC."""
+    """Process IDs of the supervisors that run on this PC, by program."""
     started: tuple[str, ...] = ()
-    """What ``up`` has started or defined."""
+    """The programs that ``up`` has started, and the places that it has defined."""
     boards: tuple[BoardState, ...] = ()
     stopped: tuple[str, ...] = ()
-    """What ``down`` has stopped or deleted."""
+    """The programs that ``down`` has stopped, and the places that it has deleted."""
 
     def lines(self) -> list[str]:
-        """The text that the task prints."""
+        """The task's output."""
         if self.stopped:
             return [f"lab: stopped: {', '.join(self.stopped)}"]
         if not self.address:
@@ -154,23 +154,23 @@ def resources(config: Config, rows: Sequence[BoardRow]) -> dict[str, dict[str, d
 
 
 def up(config: Config) -> LabState:
-    """Start what is not running, and define the places.
+    """Start the programs that are not running, and define the places.
 
-    Raises UserError for an unknown power model or a program that does not start, and NetworkUnreachable for a
-    coordinator elsewhere that does not respond.
+    Raises UserError for an unknown power model or a program that does not start, and NetworkUnreachable if a
+    coordinator on another PC does not respond.
     """
     lab = Lab(config)
     _require_power_models(lab.rows)
     started: list[str] = []
     with files.owned(lab.folder):
         if not lab.coordinator.responds() and _is_here(lab.coordinator.address):
-            _stop(lab, "coordinator")  # one that does not respond, or at another address
+            _stop(lab, "coordinator")  # it does not respond, or has another address
             _start(lab, "coordinator", ["labgrid-coordinator", "--listen", lab.coordinator.address])
             started.append("coordinator")
             _wait(lab, "coordinator", lab.coordinator.responds)
-        lab.coordinator.places()  # raises if a coordinator elsewhere does not respond
+        lab.coordinator.places()  # raises if a coordinator on another PC does not respond
         text = yaml.safe_dump(resources(config, lab.rows), sort_keys=False)
-        # The exporter renders the file as a Jinja template with # for statements and ## for comments.
+        # The exporter renders the file as a Jinja template, in which # starts a statement and ## a comment.
         header = f"## Generated from lab.boards. By hand: labgrid-exporter -c {lab.coordinator.address} THIS_FILE\n"
         changed = not lab.exporter_file.is_file() or lab.exporter_file.read_text() != header + text
         running = bool(_session(lab, "exporter"))
@@ -190,7 +190,7 @@ def up(config: Config) -> LabState:
                 started.append(f"place {row.name}")
         for place in _own_places(lab):
             if place.name not in {row.name for row in lab.rows} and not place.holder:
-                lab.coordinator.delete(place.name)  # its row has been removed
+                lab.coordinator.delete(place.name)  # the row has been removed
         return _look(lab, tuple(started))
 
 
@@ -200,9 +200,9 @@ def status(config: Config) -> LabState:
 
 
 def down(config: Config) -> LabState:
-    """Delete the places of this PC, and stop its exporter and its coordinator.
+    """Delete this PC's places, and stop the exporter and the coordinator on this PC.
 
-    Raises InUse, before anything is stopped, if one of these places is held, or if other PCs have places at this
+    Raises InUse, before anything is stopped, if one of these places is held, or if other PCs have places on this
     coordinator.
     """
     lab = Lab(config)
@@ -250,7 +250,7 @@ def _look(lab: Lab, started: tuple[str, ...] = ()) -> LabState:
 
 
 def _own_places(lab: Lab) -> list[Place]:
-    """The places that ``up`` has defined on this PC."""
+    """The places that ``up`` has defined for this PC."""
     found = lab.coordinator.places().values()
     return [
         place
@@ -260,7 +260,7 @@ def _own_places(lab: Lab) -> list[Place]:
 
 
 def _require_no_others(lab: Lab, own: Sequence[Place]) -> None:
-    """Raise InUse if the coordinator has places of other PCs, which would lose it."""
+    """Raise InUse if other PCs have places on the coordinator: they would lose their connection to it."""
     names = {place.name for place in own}
     others = [place for place in lab.coordinator.places().values() if place.name not in names]
     if others:
@@ -288,7 +288,7 @@ def _require_power_models(rows: Sequence[BoardRow]) -> None:
 
 
 def _is_here(address: str) -> bool:
-    """Whether the address is one of this PC."""
+    """Whether this PC has the address."""
     host = address.rpartition(":")[0].strip("[]")
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
@@ -323,7 +323,7 @@ def _start(lab: Lab, name: str, words: Sequence[str]) -> None:
 
 
 def _wait(lab: Lab, name: str, ready: Callable[[], bool]) -> None:
-    """Wait until a program is ready. Raises UserError with the end of its log, and stops it."""
+    """Wait until a program is ready. If it does not become ready, stop it, and raise UserError with its last output."""
     deadline = time.monotonic() + _START_LIMIT_S
     while not ready():
         if time.monotonic() > deadline:
@@ -344,10 +344,10 @@ def _not_up(lab: Lab, name: str) -> UserError:
 
 
 def _session(lab: Lab, name: str) -> int:
-    """The session of a supervisor and its program; 0 if neither runs.
+    """The session ID of a supervisor and its program; 0 if neither runs.
 
-    If only the supervisor was killed, its program is still in the session, so the kernel cannot have reused the
-    session's ID.
+    If only the supervisor was killed, the program is still in the session, so the kernel cannot have reused the
+    session ID.
     """
     try:
         identity = json.loads(lab.state(name).read_text())

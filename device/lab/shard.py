@@ -1,6 +1,7 @@
-"""Split one suite between boards by measured times (``./inv test-on-pi --shard``).
+"""Split the suite between boards according to measured durations (``./inv test-on-pi --shard``).
 
-A test file is the smallest part, because its tests share fixtures. The times come from the JUnit files of earlier runs.
+Test files are not split, because the tests in a file share fixtures. The durations come from the JUnit files of earlier
+runs.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from xml.etree import ElementTree
 
 
 def suite_files(suite: Path) -> list[str]:
-    """The test files of a suite, by name."""
+    """The test files in a suite, sorted by name."""
     return sorted(path.name for path in suite.glob("test_*.py"))
 
 
 def measured(reports: Iterable[Path]) -> dict[str, float]:
-    """Return each test file's duration in seconds: the sum of its tests' mean times in these JUnit files.
+    """Return each test file's duration in seconds: the sum of its tests' mean durations in these JUnit files.
 
-    A run with ``--select`` has only some tests of a file, so the times are combined per test.
+    A run with ``--select`` contains only some tests from a file, so the means are computed per test.
     """
     times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for report in reports:
@@ -34,9 +35,9 @@ def measured(reports: Iterable[Path]) -> dict[str, float]:
 
 
 def split(files: Sequence[str], seconds: Mapping[str, float], parts: int) -> list[list[str]]:
-    """Distribute the files over ``parts`` lists, the longest first, each to the list with the least time so far.
+    """Distribute the files over ``parts`` lists: the longest first, each to the list with the smallest total so far.
 
-    A file without a measured time counts as the mean of the measured ones.
+    The duration of a file without a measurement is assumed to be the mean of the measured durations.
     """
     known = [seconds[name] for name in files if name in seconds]
     mean = statistics.fmean(known) if known else 1.0

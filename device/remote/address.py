@@ -3,12 +3,12 @@
 ::
 
     local                     this PC, in a separate process
-    HOST:PORT                 direct: TVM's server on the board
+    HOST:PORT                 direct: TVM's server runs on the board
     tracker://HOST:PORT/KEY   any free board that is registered with the tracker under that key; waits for one
     proxy://HOST:PORT/KEY     a board that connected to the proxy, without a tracker
-    tree://[USER@]HOST[:PORT] the loader, over SSH, on a board that booted the exported tree; its keys are pinned
-    ssh://[USER@]HOST[:PORT]  the same on a board with its own system; uses your SSH keys and your known_hosts
-    adb://[SERIAL|HOST:PORT]  the loader, through adb, on a phone; without a serial number, on the only one
+    tree://[USER@]HOST[:PORT] the loader, over SSH, on a board that booted the exported tree; uses the tree's keys
+    ssh://[USER@]HOST[:PORT]  the loader, over SSH, on any other board; uses your SSH keys and your known_hosts
+    adb://[SERIAL|HOST:PORT]  the loader, through adb, on a phone; without a serial number, on the only phone
     emulator                  the loader, under qemu-user on this PC
 """
 
@@ -39,9 +39,10 @@ _ADB = re.compile(r"adb://(?P<serial>[\w.:\[\]-]*)")
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """A parsed address. Trackers and proxies have a ``key``; ``host`` of an SSH address is [USER@]HOST[:PORT].
+    """A parsed address.
 
-    ``host`` of an address for adb is a serial number, HOST:PORT, or empty.
+    ``key`` is used for trackers and proxies. In an SSH address, ``host`` is [USER@]HOST[:PORT]. In an adb address,
+    ``host`` is a serial number, HOST:PORT, or empty.
     """
 
     kind: str
@@ -84,7 +85,7 @@ def parse(text: str) -> Address:
 
 
 def named(devices: Sequence[str]) -> Mapping[str, Address]:
-    """The boards of ``remote.devices`` by name. Raises ConfigError that lists every invalid entry."""
+    """The boards in ``remote.devices`` by name. Raises a ConfigError that lists all invalid entries."""
     made: dict[str, Address] = {}
     faults = []
     for item in devices:
@@ -99,7 +100,7 @@ def named(devices: Sequence[str]) -> Mapping[str, Address]:
 
 
 def resolve(name: str, devices: Sequence[str]) -> Address:
-    """The address of ``--device``, which is a name from ``remote.devices`` or an address. Raises UserError."""
+    """The address for ``--device NAME``, which is a name from ``remote.devices`` or an address. Raises UserError."""
     known = named(devices)
     if name in known:
         return known[name]

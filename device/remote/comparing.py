@@ -11,7 +11,7 @@ import numpy
 
 @dataclass(frozen=True)
 class Difference:
-    """The first element in memory order that is out of tolerance, and the number of such elements."""
+    """The first element, in memory order, that exceeds the tolerance, and the number of such elements."""
 
     index: tuple[int, ...]
     expected: float
@@ -21,7 +21,7 @@ class Difference:
 
 
 def first_difference(found: Any, expected: Any, *, relative: float, absolute: float) -> Difference | None:
-    """The first difference, or None if all elements agree. NaN equals NaN.
+    """The first difference, or None if all elements agree. NaN is equal to NaN.
 
     Raises ValueError if the shapes or types differ.
     """
@@ -42,14 +42,14 @@ def first_difference(found: Any, expected: Any, *, relative: float, absolute: fl
 
 
 def blank(like: Any) -> Any:
-    """An array for a result, filled with a value that no kernel computes: elements it does not write are detected."""
+    """A result array, filled with a value that kernels do not compute, to detect elements that are not written."""
     return numpy.full_like(like, numpy.nan if like.dtype.kind == "f" else 77)
 
 
 def first_mismatch(
     found: Sequence[Any], expected: Sequence[Any], tolerance: tuple[float, float]
 ) -> dict[str, Any] | None:
-    """The first difference of several results: the fields of a Difference, the tolerance, and the result's number.
+    """The first difference in several results: a Difference's fields, the tolerance, and the index of the result.
 
     Integers must be equal.
     """

@@ -1,4 +1,4 @@
-"""Compile a kernel's file to a shared library for a target. ``tvm`` is imported only by the functions that use it.
+"""Compile a kernel's file to a shared library for a target. Only the functions that use ``tvm`` import it.
 
 A kernel's file defines ``SIZE``, ``module(size)``, ``inputs(size, random)``, ``reference(*inputs)`` and optionally
 ``TOLERANCE`` (relative, absolute) and ``operations(size)``; docs/remote.md describes them. The kernel's function takes
@@ -21,7 +21,7 @@ import numpy
 from device.remote.reporting import Fault
 
 TOLERANCE = (1e-5, 1e-6)
-"""The default relative and absolute tolerance, for float32 with a few rounding errors."""
+"""The default relative and absolute tolerance, which allows a few rounding errors in float32."""
 SEED = 20180501
 STANDALONE = Path(__file__).with_name("loader") / "standalone.cpp"
 
@@ -30,14 +30,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Kernel:
-    """A loaded kernel file with its arrays. Its function is not compiled yet."""
+    """A loaded kernel file with its arrays. The kernel is not compiled yet."""
 
     name: str
     size: int
     arrays: tuple[Any, ...]
     """Inputs, C-contiguous."""
     expected: Any
-    """The result of the reference."""
+    """The result that the reference computes."""
     tolerance: tuple[float, float]
     operations: int
     """Floating-point operations of one run; 0 if the kernel does not define them."""
@@ -49,7 +49,7 @@ class Kernel:
         return ", ".join(f"{item.dtype} {'×'.join(map(str, item.shape))}" for item in (*self.arrays, self.expected))
 
     def launch(self) -> Any:
-        """The result of the file's ``launch``, for OpenCL. Raises Fault ``kernel`` with the line of the error."""
+        """The return value of the file's ``launch``, for OpenCL. Raises Fault ``kernel`` with the line of the error."""
         path = Path(str(self.source.__file__))
         return _guarded(path, "cannot define its launch", lambda: self.source.launch(self.size))
 
@@ -57,7 +57,8 @@ class Kernel:
 def load(path: Path, size: int, *, target: str = "") -> Kernel:
     """Load a kernel's file and create its arrays. ``size`` 0 selects the size that the file defines.
 
-    The tolerance of the target (``QPU_TOLERANCE``, ``OPENCL_TOLERANCE``) applies if defined: QPUs round towards zero.
+    If the file defines a tolerance for the target (``QPU_TOLERANCE``, ``OPENCL_TOLERANCE``), it replaces ``TOLERANCE``.
+    QPUs, for example, round towards zero.
 
     Raises Fault ``kernel`` with the line of the error.
     """
@@ -90,10 +91,10 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
 def export(
     path: Path, kernel: Kernel, target: Mapping[str, Any], linker: str, library: Path, *, standalone: bool
 ) -> str:
-    """Compile and link ``kernel`` to ``library``. Returns the name of its function.
+    """Compile ``kernel`` and link it to ``library``. Returns the name of the kernel's function.
 
-    With ``standalone``, the parts of TVM's runtime that the kernel needs are linked in, for boards without TVM. The
-    kernel's object code is written next to the library, for a loader that it is linked into.
+    With ``standalone``, the library includes the parts of TVM's runtime that the kernel needs, for boards without TVM.
+    The object file is written next to the library, so that it can be linked into a loader.
 
     Raises Fault ``kernel``, or ``linker`` with the linker's output.
     """
@@ -143,7 +144,7 @@ def _contiguous(array: Any) -> Any:
 
 
 def _guarded(path: Path, problem: str, action: Callable[[], _T]) -> _T:
-    """Run code from a kernel's file. An exception becomes Fault ``kernel`` with its line."""
+    """Run code from a kernel's file. Exceptions are converted to Fault ``kernel`` with the line of the error."""
     try:
         return action()
     except Fault:
@@ -155,6 +156,6 @@ def _guarded(path: Path, problem: str, action: Callable[[], _T]) -> _T:
 
 
 def last_lines(text: str) -> str:
-    """The last lines that are not empty, joined."""
+    """The last non-empty lines, joined."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " / ".join(lines[-3:])[:600]

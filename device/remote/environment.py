@@ -1,7 +1,7 @@
 """TVM for this PC, installed in the build folder on first use.
 
-It is large (415 MB) and only one task needs it, so it is not part of ``.venv``. The versions are those of the optional
-group ``remote`` in pyproject.toml. The folder's name contains their hash, and the folder is created atomically.
+TVM is large (415 MB) and only one task needs it, so it is not part of ``.venv``. The optional group ``remote`` in
+pyproject.toml pins the versions. The folder's name contains a hash of these pins, and the folder is created atomically.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wheels.pip import run_pip
 _NEEDED_MIB = 1024
 _TORCH_NEEDED_MIB = 1536
 _SYMPY_NEEDS = "mpmath==1.3.0"
-"""torch.export uses SymPy, which imports it."""
+"""SymPy, which torch.export uses, imports this package."""
 _LIMIT_S = 1800.0
 
 
@@ -36,7 +36,7 @@ class TvmEnvironment:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The environment variables with which Python can import TVM and this project."""
+        """The environment variables that allow Python to import TVM and this project."""
         return {
             "PYTHONPATH": os.pathsep.join(map(str, [self.site, *self.others, ROOT])),
             "PYTHONUNBUFFERED": "1",

@@ -1,4 +1,4 @@
-"""The errors of a kernel on a board, by kind of fault, for both transports.
+"""The errors in sessions with a board, by kind of fault, for both transports.
 
 A worker (``reporting``), the loader (``loader/loader.cpp``) and the sessions on the host report faults by kind. The
 loader's more specific kinds (load, memory, protocol) are reported as errors of the kernel.
@@ -13,7 +13,7 @@ from toolchain.errors import AccessDenied, BoardLost, BoardSilent, CommandFailed
 
 @dataclass(frozen=True)
 class Row:
-    """An error class and its texts. ``{where}`` is the board's address; the caller fills in the other fields."""
+    """An error class and its messages. ``{where}`` is the board's address; callers provide the other fields."""
 
     error: type[UserError]
     summary: str
@@ -50,7 +50,7 @@ TABLE = {
         AccessDenied,
         "{where} does not accept the key of this PC",
         "the state device in the list of adb devices",
-        "unlock the phone and confirm the question about USB debugging; adb kill-server makes the phone ask again",
+        "unlock the phone and accept the USB debugging request; after adb kill-server, the phone asks again",
     ),
     "offline-phone": Row(
         BoardSilent,
@@ -80,7 +80,7 @@ TABLE = {
         BoardLost,
         "connection to {where} lost during the run",
         "a response to each request",
-        "check the board (power, network, memory) and its server's log; an RPC server closes it if a kernel crashes",
+        "check the board (power, network, memory) and its server's log; a kernel crash closes an RPC connection",
     ),
     "architecture": Row(
         PlatformMismatch,
@@ -104,7 +104,7 @@ TABLE = {
         UserError,
         "the kernel or model crashed on {where}",
         "code that accesses only its arrays",
-        "check its indices and the functions that it calls; in a model, find the operator with parts of the model",
+        "check the kernel's indices and calls; for a model, run parts of it to find the operator that crashes",
     ),
     "kernel": Row(
         UserError,
@@ -122,7 +122,7 @@ TABLE = {
         UserError,
         "the model has operators that TVM's importer lacks",
         "operators that tvm.relax.frontend.torch converts",
-        "replace them in the model by operators that it has",
+        "replace them in the model by operators that the importer supports",
     ),
     "refused": Row(
         UserError,
@@ -181,7 +181,7 @@ _OF_LOADER = (
 
 
 def error_of(kind: str, found: str, **words: object) -> UserError:
-    """The error for a kind of fault. ``words`` fill in its texts. Raises KeyError for an unknown kind."""
+    """The error for a kind of fault. ``words`` are the fields of its messages. Raises KeyError for an unknown kind."""
     row = TABLE[kind]
     summary, expected, fix = (text.format(**words) for text in (row.summary, row.expected, row.fix))
     return row.error(summary, expected=expected, found=found, fix=fix)

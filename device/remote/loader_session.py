@@ -1,7 +1,8 @@
 """A session with the loader (``loader/loader.cpp``), which runs kernels on a board without a TVM runtime.
 
-The loader is compiled on the host, sent to the board for each session, and removed at its end. It handles one request
-at a time. The host's deadline for a request is slightly longer than the board's, so a board that misses it is lost.
+The loader is compiled on the host, sent to the board for each session, and removed at the end of the session. It
+handles one request at a time. The host's deadline for a request is slightly longer than the board's, so a board that
+misses the host's deadline is considered lost.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _SHARED_ON_PHONES = "/data/local/tmp"
 
 @dataclass(frozen=True)
 class Timing:
-    """How a kernel is timed: runs per measurement, measurements, minimum length of one, and warm-up runs."""
+    """How a kernel is timed: runs per measurement, measurements, minimum time per measurement, warm-up runs."""
 
     number: int
     repeat: int
@@ -60,9 +61,9 @@ class Timing:
     warm_up: int
 
 
-# -rdynamic: kernels use TVMFFIErrorSetRaisedFromCStrParts of the loader. --exclude-libs: the board's libraries, such as
-# OpenCL drivers, use their own libstdc++. _FILE_OFFSET_BITS: a 32-bit fstat() fails with EOVERFLOW on the 64-bit inode
-# numbers of NFS.
+# -rdynamic: kernels call TVMFFIErrorSetRaisedFromCStrParts in the loader. --exclude-libs: the board's libraries, such
+# as OpenCL drivers, must use their own libstdc++. _FILE_OFFSET_BITS: a 32-bit fstat() fails with EOVERFLOW on NFS,
+# which has 64-bit inode numbers.
 _COMPILE = ("-std=c++17", "-O2", "-D_FILE_OFFSET_BITS=64", "-Wno-psabi")
 _LINK = ("-static-libstdc++", "-static-libgcc", "-rdynamic", "-Wl,--exclude-libs,ALL")
 _LIBRARIES = ("-ldl", "-pthread")
@@ -79,7 +80,7 @@ def build_loader(config: Config, target: Target) -> Path:
 
 
 def build_static_loader(config: Config, target: Target, kernel: Path, entry: str, program: Path) -> None:
-    """Link ``program``, a loader that needs no libraries, with the object code of a kernel and its function ``entry``.
+    """Link ``program``, a static loader, from the loader's code and a kernel's object file with the function ``entry``.
 
     Raises ProgramMissing, CommandFailed.
     """
@@ -117,17 +118,17 @@ class LoaderSession:
         self._received = b""
         self._crash = "crashed"
         self.model = ""
-        """The model in the board's device tree; empty without one."""
+        """The board's model from its device tree; empty if there is none."""
 
     def wait_until_ready(self, queue_limit_s: float) -> None:
-        """Wait until the board is free. Raises InUse, BoardSilent, PlatformMismatch and SSH errors."""
+        """Wait until the board is free. Raises InUse, BoardSilent, PlatformMismatch and errors from SSH."""
         self._queue_limit_s = queue_limit_s
         self.model = self._answer(queue_limit_s + _CONNECT_LIMIT_S, greeting=True).partition("; ")[2]
 
     def load(self, library: Path | None, entry: str) -> str:
         """Send a kernel and return its backend. ``entry`` is "-" for a plain kernel. Raises PlatformMismatch.
 
-        Without a library, the kernel is the one in the loader.
+        Without a library, the kernel that is linked into the loader is used.
         """
         content = library.read_bytes() if library is not None else b""
         return self._ask(f"load {entry} {len(content)}", content)
@@ -154,10 +155,10 @@ class LoaderSession:
         return number
 
     def parameters(self, content: bytes) -> tuple[int, str]:
-        """Map the parameters of a model on the board as an array, and send them if the board has not kept them.
+        """Map a model's parameters on the board as an array. Send them first unless the board has kept them.
 
-        Returns the array's number, and where they came from. If the board cannot keep them, for example because its
-        disk is full, the array is in memory.
+        Returns the array's number, and where the parameters came from. If the board cannot keep them, for example
+        because its disk is full, the array is in memory.
         """
         words = f"{hashlib.sha256(content).hexdigest()} {len(content)}"
         if (found := self._ask(f"map {words}")) != "-":
@@ -169,21 +170,21 @@ class LoaderSession:
             return self.array(numpy.frombuffer(content, numpy.uint8)), "sent; the board could not keep them"
 
     def peak_memory(self) -> int:
-        """The peak memory of the loader in bytes; 0 if unknown."""
+        """The loader's peak memory in bytes; 0 if unknown."""
         return int(self._ask("memory"))
 
     def read(self, number: int, like: Any) -> Any:
-        """Return a copy of an array on the board."""
+        """Return a copy of an array from the board."""
         size = int(self._ask(f"read {number}"))
         return numpy.frombuffer(self._bytes(size, self._deadline()), dtype=like.dtype).reshape(like.shape)
 
     def run(self, numbers: Sequence[int]) -> float | None:
-        """Run the kernel once. Returns the seconds that the emulator's cycle model estimates, if there is one."""
+        """Run the kernel once. Returns the seconds according to the emulator's cycle model, or None without a model."""
         seconds = float(self._ask(f"run {' '.join(map(str, numbers))}"))
         return seconds if seconds > 0 else None
 
     def time(self, timing: Timing, numbers: Sequence[int]) -> tuple[int, list[float]]:
-        """Time the kernel. Returns the runs per measurement, and the seconds per run of each measurement."""
+        """Time the kernel. Returns the number of runs per measurement, and each measurement's seconds per run."""
         how = f"{timing.number} {timing.repeat} {timing.min_repeat_ms} {timing.warm_up}"
         runs, *seconds = self._ask(f"time {how} {' '.join(map(str, numbers))}").split()
         return int(runs), [float(item) for item in seconds]
@@ -209,7 +210,7 @@ class LoaderSession:
         return self._answer(self._limit_s + GRACE_S)
 
     def send(self, data: bytes) -> None:
-        """Write with a deadline, because a lost board does not read."""
+        """Write with a deadline, because a lost board does not read its input."""
         pipe = self._process.stdin
         assert pipe is not None  # noqa: S101 - opened as a pipe
         deadline, rest = self._deadline(), memoryview(data)
@@ -220,7 +221,7 @@ class LoaderSession:
             try:
                 rest = rest[os.write(pipe.fileno(), rest[: 1 << 16]) :]
             except BrokenPipeError:
-                break  # the reason is reported when the answer is read
+                break  # reading the answer then reports the reason
 
     def _answer(self, limit_s: float, *, greeting: bool = False) -> str:
         line = self._line(time.monotonic() + limit_s, greeting=greeting)
@@ -289,10 +290,10 @@ class LoaderSession:
 def session(
     config: Config, target: Target, address: Address, *, libraries: Sequence[Path] = (), loader: Path | None = None
 ) -> Iterator[LoaderSession]:
-    """A session with the board at ``address``. ``libraries`` are folders with the kernel's libraries.
+    """A session with the board at ``address``. ``libraries`` are folders with libraries that the kernel needs.
 
-    Phones need a static ``loader``. Raises InUse, BoardSilent, and the other errors of ``LoaderSession`` and of
-    ``phone.connected``.
+    Phones need a static ``loader``. Raises InUse, BoardSilent, and the other errors that ``LoaderSession`` and
+    ``phone.connected`` raise.
     """
     program = loader or build_loader(config, target)
     limits = [f"{config.remote.queue_limit_s:g}", f"{config.remote.session_limit_s:g}"]
@@ -314,7 +315,7 @@ def session(
         scratch = stack.enter_context(files.scratch_folder(config.build_root / "remote", "session"))
         variables = {**os.environ, "TMPDIR": str(scratch)}
         if address.kind == "local":
-            # A PC has no QPUs. libqpu's emulator counts clock cycles, its interpreter does not.
+            # A PC has no QPUs. libqpu's emulator counts clock cycles, but its interpreter does not.
             variables.setdefault("QPU_BACKEND", "emulator")
         if libraries:
             variables["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))

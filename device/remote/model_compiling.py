@@ -1,6 +1,7 @@
-"""Compile a PyTorch model to a shared library for a target. ``torch`` and ``tvm`` are imported only by the functions.
+"""Compile a PyTorch model to a shared library for a target. Only the functions import ``torch`` and ``tvm``.
 
-The model comes from a file of ``torch.export.save``, or from a function that returns a module and its example inputs.
+The model comes from a file written by ``torch.export.save``, or from a function that returns a module and example
+inputs.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from device.remote.model_plan import Plan, Tensor
 from device.remote.reporting import Fault, step
 
 TOLERANCE = (1e-4, 1e-4)
-"""Relative and absolute, against eager PyTorch on this PC: the sums of float32 are in another order.
+"""The relative and absolute tolerance against eager PyTorch on this PC. float32 sums are computed in a different order.
 
-For quantised models, the absolute one is at least a quantisation step: a value next to a boundary may be rounded to the
-other side.
+For quantised models, the absolute tolerance is at least a quantisation step, because a value near the boundary between
+two steps may be rounded to either step.
 """
 ENTRY = "pitorch_model"
 OPERATOR_RUNS = 5
-"""Runs over which the time of an operator is the median."""
+"""The number of runs for an operator's time, which is their median."""
 DRIVER = Path(__file__).with_name("loader") / "model.cpp"
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Model:
-    """An exported model after decomposition, its example inputs, and the results of eager PyTorch on this PC."""
+    """An exported and decomposed model, its example inputs, and the outputs of eager PyTorch on this PC."""
 
     name: str
     exported: Any
@@ -46,7 +47,7 @@ class Model:
 
 
 def load(reference: str, folder: str) -> Model:
-    """Load FILE.pt2, or call MODULE:FUNCTION with ``folder`` first in Python's search path. Raises Fault ``model``."""
+    """Load FILE.pt2, or call MODULE:FUNCTION. ``folder`` is searched for MODULE first. Raises Fault ``model``."""
     import torch
 
     decompositions = model_quantization.decompositions()
@@ -91,7 +92,7 @@ def _made(reference: str, folder: str) -> tuple[str, Any, tuple[Any, ...]]:
 
     module_name, _, function_name = reference.partition(":")
     sys.path.insert(0, folder)
-    torch.manual_seed(0)  # random weights are the same in every run
+    torch.manual_seed(0)  # so that random weights are the same in every run
     found = _guarded(reference, "fails", lambda: getattr(importlib.import_module(module_name), function_name)())
     shape = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], torch.nn.Module)
     if not shape or not isinstance(found[1], tuple):
@@ -115,7 +116,7 @@ def _arrays(values: list[Any], what: str) -> tuple[Any, ...]:
 
 
 def compile_model(model: Model, target: Mapping[str, Any], linker: str, library: Path) -> Plan:
-    """Compile ``model`` and write its library, and its parameters next to it (``model.params``).
+    """Compile ``model`` to ``library``, and write its parameters to ``model.params`` in the same folder.
 
     Raises Fault ``operator``, ``model``, or ``linker``.
     """
@@ -172,9 +173,9 @@ def _require_same(what: str, planned: list[Tensor], arrays: tuple[Any, ...]) -> 
 
 
 def _without_runtime(name: str, function: Any) -> Any:
-    """The function of an operator with serial loops in place of parallel ones, which use TVM's thread pool.
+    """The operator's function, with parallel loops, which use TVM's thread pool, replaced by serial ones.
 
-    Raises Fault ``model`` if it calls a function of TVM's runtime.
+    Raises Fault ``model`` if the function calls TVM's runtime.
     """
     from tvm import ir, tirx
     from tvm_ffi import structural_map, structural_walk
@@ -199,7 +200,7 @@ def _without_runtime(name: str, function: Any) -> Any:
 
 
 def _without_negative_indices(exported: Any) -> None:
-    """Count the indices of ``select`` from the start: TVM 0.27 reads another element for x[:, -1]."""
+    """Make negative indices of ``select`` non-negative, because TVM 0.27 reads the wrong element for x[:, -1]."""
     import torch
 
     for node in exported.graph.nodes:
@@ -209,7 +210,7 @@ def _without_negative_indices(exported: Any) -> None:
 
 
 def _lowered(module: Any) -> Any:
-    """Apply the passes of TVM's default pipeline for CPUs, up to the lowering for its virtual machine."""
+    """Apply the passes in TVM's default CPU pipeline that precede the lowering for TVM's virtual machine."""
     import tvm
     from tvm.relax import transform
     from tvm.relax.backend import cpu_generic
@@ -231,7 +232,7 @@ def _lowered(module: Any) -> Any:
 
 
 def _missing_operators(exported: Any) -> list[str]:
-    """The operators that TVM's importer lacks, each with the places in the model where they are."""
+    """The operators that TVM's importer lacks, each with its locations in the model."""
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     known = ExportedProgramImporter().convert_map
@@ -243,7 +244,7 @@ def _missing_operators(exported: Any) -> list[str]:
 
 
 def _place(node: Any) -> str:
-    """The module of a node, and the line that calls the operator, as far as the model has recorded them."""
+    """The module of a node and the line that calls the operator, if the exported model contains them."""
     modules = [path for path, _ in node.meta.get("nn_module_stack", {}).values() if path]
     lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     line = f", {Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""

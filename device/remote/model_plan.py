@@ -1,7 +1,7 @@
-"""The plan of a model: its operators in order, and the place of every tensor, read from a lowered Relax function.
+"""The plan of a model, read from a lowered Relax function: operators in execution order, and each tensor's place.
 
 TVM's pass StaticPlanBlockMemory has assigned the intermediate tensors to blocks of memory that later tensors reuse.
-The plan puts these blocks one after the other into the work area. ``header`` renders it for ``loader/model.cpp``.
+The plan puts these blocks one after the other into the work area. ``header`` renders the plan for ``loader/model.cpp``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NUMBERS = (
 )
 """The types of inputs and outputs. Intermediate tensors can also be bool."""
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
-"""Type codes of DLPack by numpy's kind."""
+"""DLPack type codes by numpy kind."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor. ``where`` is the index of an input or output, otherwise an offset in bytes."""
+    """A tensor. ``where`` is the index of an input or output, or an offset in bytes in the other places."""
 
     place: str
     where: int
@@ -48,7 +48,7 @@ class Tensor:
 
 @dataclass
 class Plan:
-    """The plan. ``steps`` has the function and the tensors of each operator, ``copies`` tensors and outputs."""
+    """The plan. A step is an operator's function with its tensors; a copy is a tensor with the index of an output."""
 
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Plan:
 
 
 def of(function: Any) -> Plan:
-    """The plan of a Relax function. Raises Fault ``model`` for what it cannot express."""
+    """The plan of a Relax function. Raises Fault ``model`` if a plan cannot express the function."""
     return _Reader().read(function)
 
 

@@ -1,7 +1,7 @@
-"""Quantised models: the operators of torch's ``quantized_decomposed`` as plain arithmetic.
+"""Quantised models: replace the operators of torch's ``quantized_decomposed`` by plain arithmetic.
 
-TVM's importer lacks them. The layers between them compute in float32, as PyTorch's reference does. ``torch`` is
-imported only by the functions.
+TVM's importer lacks these operators. The layers between them compute in float32, as PyTorch's reference does. Only the
+functions import ``torch``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def decompositions() -> Any:
-    """The decompositions of ``torch.export``, and those of the quantisation operators, which this also registers."""
+    """Register the quantisation operators, and return their decompositions and those of ``torch.export``."""
     import torch
     from torch.ao.quantization.fx import _decomposed
 
@@ -41,7 +41,7 @@ def decompositions() -> Any:
 
 
 def largest_step(exported: Any) -> float:
-    """The largest quantisation step of the model's values; 0 if it is not quantised."""
+    """The model's largest quantisation step; 0 if the model is not quantised."""
     import torch
 
     operator = torch.ops.quantized_decomposed.quantize_per_tensor.default

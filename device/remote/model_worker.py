@@ -1,9 +1,9 @@
-"""Compile a model and, if the request has an address, run and time it through TVM's RPC.
+"""Compile a model and, if the request has an address, run and time it over TVM's RPC.
 
     python -m device.remote.model_worker < REQUEST
 
 REQUEST is a JSON object: ``model``, ``folder`` (for MODULE:FUNCTION), ``target``, ``linker``, ``library`` (a file to
-write), ``address`` (null: only compile), ``number``, ``repeat``, ``warm_up``, ``queue_limit_s``, ``session_limit_s``.
+write), ``address`` (null: compile only), ``number``, ``repeat``, ``warm_up``, ``queue_limit_s``, ``session_limit_s``.
 The arrays are written next to the library as ``inputs.npz`` and ``expected.npz``. For the output, see ``reporting``.
 """
 

@@ -24,13 +24,13 @@ from toolchain.config import Config
 from toolchain.errors import UserError
 
 SHOWN_OPERATORS = 20
-"""The rows of the printed table; JSON and the report have all operators."""
+"""The number of operators in the printed table. JSON and the report contain all operators."""
 _TEMPLATE = Path(__file__).parent.parent / "templates" / "model.html.j2"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelProfile:
-    """A measurement. ``seconds`` has the latency of each run, ``operators`` each operator and its time, in order."""
+    """A measurement. ``seconds`` are the runs' latencies; ``operators`` are names and times in execution order."""
 
     model: str
     inputs: tuple[str, ...]
@@ -44,10 +44,10 @@ class ModelProfile:
     parameter_bytes: int
     parameters_sha256: str
     parameters: str
-    """How the board obtained them."""
+    """How the board obtained the parameters."""
     work_area_bytes: int
     peak_memory_bytes: int
-    """Of the process on the board."""
+    """The peak memory of the process on the board."""
     emulated: bool
     note: str
 
@@ -58,19 +58,19 @@ class ModelProfile:
 
     @property
     def p90_s(self) -> float:
-        """The latency that 90 % of the runs do not exceed."""
+        """The latency that 90 % of the runs do not exceed (90th percentile)."""
         return float(numpy.quantile(self.seconds, 0.9))
 
     @property
     def peak_memory(self) -> str:
-        """The peak memory as text."""
+        """The peak memory as a string."""
         if not self.peak_memory_bytes:
             return "unknown"
         return progress.human_size(self.peak_memory_bytes) + (", with the emulator" if self.emulated else "")
 
     @property
     def shares(self) -> list[tuple[str, str, float]]:
-        """The name, the time and the share of each operator, the slowest first."""
+        """The name, time and share of each operator, starting with the slowest."""
         whole = sum(seconds for _, seconds in self.operators) or 1.0
         slowest_first = sorted(self.operators, key=lambda item: -item[1])
         return [(name, profiling.seconds_text(seconds), seconds / whole) for name, seconds in slowest_first]
@@ -140,10 +140,10 @@ def profile(
 ) -> ModelProfile:
     """Compile ``model`` (FILE.pt2 or MODULE:FUNCTION) for ``target``, then run, check and time it on ``device``.
 
-    MODULE is found in ``folder`` first. If the outputs are correct, the library, the parameters, the example arrays and
-    an example program in C are written to ``export``, a folder that does not exist yet.
+    ``folder`` is searched for MODULE first. If the outputs are correct, the library, the parameters, the example
+    arrays and an example program in C are written to ``export``, a folder that does not exist yet.
 
-    Raises UserError, ResultMismatch, and the errors of ``profiling.profile``.
+    Raises UserError, ResultMismatch, and the errors that ``profiling.profile`` raises.
     """
     wanted = targets.load(target)
     if not wanted.tvm:
@@ -227,7 +227,7 @@ def profile(
 
 
 def _write(folder: Path, library: Path, inputs: list[Any], expected: list[Any]) -> None:
-    """Write the files for a program in C to ``folder``."""
+    """Write the files for a C program to ``folder``."""
     with files.replacing(folder) as staged:
         staged.mkdir()
         for source in (library, library.with_name("model.params"), *(SOURCE / name for name in ("model.h", "main.c"))):
@@ -238,7 +238,7 @@ def _write(folder: Path, library: Path, inputs: list[Any], expected: list[Any]) 
 
 
 def _reference(model: str) -> str:
-    """The model's file with its path, or MODULE:FUNCTION. Raises UserError."""
+    """The path of the model's file, or MODULE:FUNCTION. Raises UserError."""
     if model.endswith(".pt2"):
         path = Path(model).resolve()
         found = "no such file"

@@ -1,8 +1,8 @@
 """OpenCL kernels: a file in OpenCL C next to the kernel's Python file, compiled by the driver on the board.
 
-The Python file creates the arrays and the reference like for any kernel, and defines ``launch(size)``, which returns
-the numbers of work items: all of them, and those of a work group (or None: the driver chooses). The ``.cl`` file
-defines a ``__kernel`` with the file's name. Its arguments are the inputs, then the result; ``SIZE`` is a macro.
+As for any kernel, the Python file creates the arrays and the reference. It also defines ``launch(size)``, which returns
+the total number of work items and the number per work group (or None: the driver chooses). The ``.cl`` file defines a
+``__kernel`` with the file's name. Its arguments are the inputs, then the result. The macro ``SIZE`` is predefined.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel's source and launch for the loader."""
+    """A kernel's source and launch sizes for the loader."""
 
     kernel: str
     options: str
@@ -49,13 +49,13 @@ class Program:
     group: tuple[int, ...] | None
 
     def digest(self, device: Device) -> str:
-        """The SHA-256 of everything that determines the binary. The board keeps the binary under this name."""
+        """The SHA-256 of everything that determines the binary. The board uses it as the binary's file name."""
         parts = (str(device), self.options, self.source)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     @property
     def sizes(self) -> str:
-        """The three sizes of the launch, then those of a work group (zeros: the driver chooses)."""
+        """The three global sizes, then the three sizes of a work group (zeros: the driver chooses)."""
         group = _padded(self.group) if self.group is not None else (0,) * _MOST_DIMENSIONS
         return " ".join(map(str, (*_padded(self.work_items), *group)))
 
@@ -70,12 +70,12 @@ def parse_devices(lines: str) -> tuple[Device, ...]:
 
 
 def choose(devices: Sequence[Device]) -> int:
-    """The position of the first GPU, else of the first device."""
+    """The index of the first GPU, or of the first device if there is no GPU."""
     return next((number for number, device in enumerate(devices) if device.type == "GPU"), 0)
 
 
 def program(path: Path, kernel: Kernel) -> Program:
-    """The program of a kernel's file. Raises Fault ``kernel``."""
+    """The program for a kernel's file. Raises Fault ``kernel``."""
     source = path.with_suffix(".cl")
     if not source.is_file():
         raise Fault("kernel", f"{path.stem} is not an OpenCL kernel: there is no {source.name} next to {path.name}")
@@ -93,7 +93,7 @@ def program(path: Path, kernel: Kernel) -> Program:
     return Program(
         kernel=path.stem,
         options=f"-DSIZE={kernel.size}",
-        # The compiler's messages then name the file and its lines.
+        # With this line, the compiler's messages name the file and its line numbers.
         source=f'#line 1 "{source.name}"\n{text}',
         work_items=tuple(work_items),
         group=None if group is None else tuple(group),
@@ -108,7 +108,7 @@ def compiler_errors(log: str) -> str:
 
 
 def _fault(launch: Any) -> str:
-    """What is wrong with a launch; empty if nothing is."""
+    """What is wrong with the value that ``launch`` returned; empty if it is valid."""
     if not isinstance(launch, tuple) or len(launch) != 2:
         return "expected a pair: all work items, and those of a work group"
     work_items, group = launch
@@ -118,7 +118,7 @@ def _fault(launch: Any) -> str:
             return "expected tuples of one to three integers of 1 or more"
     if group is None:
         return ""
-    # OpenCL 1.2 has no partial groups.
+    # OpenCL 1.2 does not support partial work groups.
     if len(group) != len(work_items) or any(all_ % one for all_, one in zip(work_items, group, strict=True)):
         return "expected multiples of the sizes of the work group"
     return ""

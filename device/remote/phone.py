@@ -1,7 +1,8 @@
-"""Phones, through adb: its server, the state of a phone, and the command line that reaches it.
+"""Phones, through adb: the adb server, a phone's state, and the command line for a phone.
 
-adb's client talks to a server, which holds the connections to all phones. If a server runs, or the environment names
-one, it is used. Otherwise a private one runs during the session, on a UNIX socket that only this user can open.
+The adb client connects to a server, which manages the connections to all phones. If a server is running, or the
+environment names one, it is used. Otherwise, a private server runs during the session, on a UNIX socket that only this
+user can open.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ _PORT = 5037
 _VARIABLES = ("ADB_SERVER_SOCKET", "ANDROID_ADB_SERVER_ADDRESS", "ANDROID_ADB_SERVER_PORT")
 _LIMIT_S = 60.0
 _SETTLE_S = 5.0
-"""Time for a phone to change from the state offline or authorizing to device, after the server has found it."""
+"""The time limit for a phone to change from offline or authorizing to device after the server has found it."""
 _STATES = {"unauthorized": "unauthorized-phone", "authorizing": "unauthorized-phone", "offline": "offline-phone"}
 
 
 @contextlib.contextmanager
 def connected(address: Address) -> Iterator[list[str]]:
-    """The command line of adb for the phone at ``address``, without the command for the phone.
+    """The adb command line for the phone at ``address``, without a command to run on the phone.
 
-    Raises ProgramMissing without adb, BoardSilent for no phone or one that is offline, AccessDenied for one that does
-    not accept this PC's key, and UserError if the phone is not the only one or is in another state.
+    Raises ProgramMissing if adb is missing, BoardSilent if there is no phone or the phone is offline, AccessDenied if
+    the phone does not accept this PC's key, and UserError if there are several phones or the state is any other.
     """
     with _server() as adb:
         answer = ""
@@ -55,9 +56,9 @@ def states(listed: str) -> Mapping[str, str]:
 
 
 def choose(phones: Mapping[str, str], address: Address, answer: str = "") -> tuple[str, str]:
-    """The serial number and the state of the phone at ``address``. ``answer`` is that of ``adb connect``.
+    """The serial number and the state of the phone at ``address``. ``answer`` is the output of ``adb connect``.
 
-    Raises BoardSilent, or UserError for one of several.
+    Raises BoardSilent, or UserError if the address does not select one of several phones.
     """
     if address.host in phones:
         return address.host, phones[address.host]
@@ -70,19 +71,19 @@ def choose(phones: Mapping[str, str], address: Address, answer: str = "") -> tup
 
 
 def require_usable(state: str, address: Address) -> None:
-    """Raise AccessDenied, BoardSilent or UserError for a phone that is not in the state device."""
+    """Raise AccessDenied, BoardSilent or UserError if the phone's state is not ``device``."""
     if state != "device":
         raise faults.error_of(_STATES.get(state, "unusable-phone"), f"the state {state}", where=address)
 
 
 @contextlib.contextmanager
 def _server() -> Iterator[list[str]]:
-    """The command line of adb's client with a running server."""
+    """The command line of the adb client, with a running server."""
     adb = str(process.require_program("adb", "to reach a phone"))
     if any(os.environ.get(name) for name in _VARIABLES) or _answers():
         yield [adb]
         return
-    # The path of a socket has at most 107 characters, so it cannot be in the build folder.
+    # A socket's path can have at most 107 characters, so the socket cannot be in the build folder.
     with tempfile.TemporaryDirectory(prefix="pitorch-adb-") as folder:
         words = [adb, "-L", f"localfilesystem:{Path(folder) / 'socket'}"]
         try:

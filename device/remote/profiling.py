@@ -27,12 +27,12 @@ from toolchain.errors import CommandFailed, ResultMismatch, UserError
 KERNELS = Path(__file__).with_name("kernels")
 _T = TypeVar("_T")
 _WORKER_LIMIT_S = 86400.0
-"""The limit for the whole worker. Each stage has its own limit."""
+"""The time limit for the whole worker. Each stage also has a separate limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A measurement. ``seconds`` has the time of one run per repeat; ``model_s`` is the emulator's estimate."""
+    """A measurement. ``seconds`` contains the time per run for each repeat; ``model_s`` is the emulator's estimate."""
 
     kernel: str
     size: int
@@ -46,7 +46,7 @@ class Profile:
     timing: Timing
     model_s: float | None = None
     board: str = ""
-    """The model in the board's device tree; empty without one."""
+    """The board's model from its device tree; empty if there is none."""
     foreign: bool = False
     """Whether the kernel is for a machine other than this PC."""
     emulated: bool = False
@@ -68,7 +68,7 @@ class Profile:
 
     @property
     def gflops(self) -> float | None:
-        """Operations per nanosecond of the mean; None if the kernel does not define its operations."""
+        """Operations divided by the mean time, in GFLOPS; None if the kernel does not define its operations."""
         return self.operations / self.mean_s / 1e9 if self.operations and self.mean_s > 0 else None
 
     def rows(self) -> list[tuple[str, str]]:
@@ -164,7 +164,7 @@ def profile(
 
 
 def kernel_file(name: str) -> Path:
-    """The file of a kernel of the project, or of a user's kernel. Raises UserError."""
+    """The file of a kernel, which is in the project or the user's own. Raises UserError."""
     known = sorted(path.stem for path in KERNELS.glob("*.py") if path.stem != "__init__")
     if name in known:
         return KERNELS / f"{name}.py"
@@ -180,7 +180,7 @@ def kernel_file(name: str) -> Path:
 
 
 def require_sane(timing: Timing, size: int) -> None:
-    """Raise UserError for options with which nothing can be measured."""
+    """Raise UserError for options that make a measurement impossible."""
     low = {"number": 1, "repeat": 1, "min_repeat_ms": 0, "warm_up": 0}
     for name, least in low.items():
         if getattr(timing, name) < least:
@@ -194,7 +194,7 @@ def require_sane(timing: Timing, size: int) -> None:
 
 
 def device_of(config: Config, target: Target, name: str) -> Address:
-    """The address of the board: ``name``, or the default of the target. Raises UserError."""
+    """The board's address: ``name``, or the target's default. Raises UserError."""
     if not name and target.transport == "loader" and config.device.host:
         return parse(f"tree://{config.device.host}")
     if not name and not target.default_device:
@@ -214,7 +214,7 @@ def device_of(config: Config, target: Target, name: str) -> Address:
 
 
 def wrong_device(target: Target, address: Address) -> UserError:
-    """The error for a board on which the target's code cannot run."""
+    """The error to raise if the board cannot run the target's code."""
     uses_loader = target.transport == "loader"
     return UserError(
         f"kernels for {target.title} cannot run on {address}",
@@ -258,7 +258,7 @@ class _Job:
         return self._profile(backend="CPU", seconds=facts["seconds"], checked=facts["checked"], board=facts["model"])
 
     def tvm_library(self) -> tuple[Path, str, list[Path]]:
-        """Compile only. Returns the library, the name of its function, and no library folders."""
+        """Compile the kernel with TVM. Returns the library, the name of its function, and an empty list of folders."""
         self._work(None)
         return self.library, self.facts["entry"], []
 
@@ -391,7 +391,7 @@ def run_worker(
     scratch: Path,
     name: str,
 ) -> None:
-    """Run a worker with ``request`` and collect its results in ``facts``. Raises the error for a fault of ``name``."""
+    """Run a worker with ``request`` and collect its results in ``facts``. Raises an error that names ``name``."""
     run = _WorkerRun(facts)
     done = process.run(
         environment.command(module),
@@ -455,7 +455,7 @@ def _error_of_worker(
         if facts["fault"] == "mismatch":
             return mismatch(name, where, facts, facts["tolerance"])
         return faults.error_of(facts["fault"], facts["found"], **words)
-    if done.returncode == -signal.SIGALRM:  # a stage took too long
+    if done.returncode == -signal.SIGALRM:  # a stage exceeded its time limit
         if run.stage == "compile":
             return faults.error_of(compiled, f"still compiling after {run.limit_s:g} s")
         if run.stage == "queue":
@@ -475,7 +475,7 @@ def _error_of_worker(
 
 
 def _queue(where: str, facts: Mapping[str, Any]) -> str:
-    """The state of a board that did not become free in time."""
+    """The state of the boards if none became free in time."""
     if where.startswith("tracker"):
         gone = ", or gone (a proxy does not inform its tracker)" if facts["proxied"] else ""
         waiting = f"{facts['waiting']} other clients are waiting"
@@ -486,7 +486,7 @@ def _queue(where: str, facts: Mapping[str, Any]) -> str:
 
 
 def mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:
-    """The error for a wrong result of a kernel or model: the first element that differs, and how many do."""
+    """The error for a wrong result: the first element that differs, and the number of such elements."""
     index = ", ".join(map(str, facts["index"]))
     value = facts["value"] if "value" in facts else facts["found"]
     of_model = "output" in facts
@@ -501,7 +501,7 @@ def mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) 
 
 
 def seconds_text(value: float) -> str:
-    """A time with four digits and its unit."""
+    """A time with four significant digits and a unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if value >= scale:
             return f"{value / scale:.4g} {unit}"

@@ -1,6 +1,6 @@
-"""QPU kernels: a C++ file that uses libqpu, next to the kernel's Python file, compiled to a library for the loader.
+"""QPU kernels: compile a C++ file that uses libqpu, next to the kernel's Python file, to a library for the loader.
 
-The Python file creates the arrays and the reference like for any kernel. The C++ file has the same name with the suffix
+As for any kernel, the Python file creates the arrays and the reference. The C++ file has the same name with the suffix
 ``.cpp``. It includes ``kernel.hpp``, which implements the plain C interface of the loader (``loader/kernel.h``).
 """
 
@@ -25,7 +25,7 @@ _LIBQPU = ROOT / "libqpu"
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel's library, and the folders of the libraries that it needs on this PC."""
+    """A kernel's library, and the folders that contain its dependencies on this PC."""
 
     library: Path
     folders: tuple[Path, ...]
@@ -39,7 +39,7 @@ def on_this_pc(target: Target) -> Target:
 def build(config: Config, target: Target, address: Address, path: Path, library: Path) -> Built:
     """Compile the kernel next to ``path`` to ``library``, for the machine at ``address``.
 
-    Raises UserError with the compiler's error, ArtefactMissing without libqpu for the board.
+    Raises UserError with the compiler's error, and ArtefactMissing if there is no libqpu for the board.
     """
     source = path.with_suffix(".cpp")
     if not source.is_file():
@@ -55,7 +55,7 @@ def build(config: Config, target: Target, address: Address, path: Path, library:
     compiler = process.require_program(wanted.linker(config.remote.linker), f"to compile for {target.title}")
     words = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-psabi"]
     words += [f"-I{_LIBQPU / 'include'}", f"-I{SOURCE}", str(source), "-o", str(library), f"-L{folder}", "-lqpu"]
-    # libqpu's dependencies exist on the board, but not necessarily on this PC.
+    # libqpu's dependencies are on the board, but may be missing on this PC.
     words += [] if here else ["-Wl,--allow-shlib-undefined"]
     try:
         process.run([compiler, *words], limit_s=900)

@@ -1,10 +1,10 @@
 """Messages from a worker to the task that started it: one marked JSON object per line, on standard output.
 
 ``{"stage": NAME, "limit_s": S}`` begins a stage, ``{"fault": KIND, "found": TEXT}`` ends the run, and all other objects
-are results. Lines without the mark are output of TVM or of a kernel's file and belong to the log.
+are results. Lines without the mark are output from TVM or from a kernel's file, and go to the log.
 
-If a stage takes longer than ``limit_s`` seconds, SIGALRM ends the worker. The signal keeps its default action, because
-calls into TVM hold Python's global lock while they wait for a board, so a Python handler would not run.
+If a stage takes longer than ``limit_s`` seconds, SIGALRM ends the worker. The signal has its default action. A Python
+handler would not run, because calls into TVM hold Python's global lock while they wait for a board.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAULT_STATUS = 3
 
 
 class Fault(Exception):
-    """An error that ends a worker. ``kind`` is a key of ``faults.TABLE``, ``found`` a description."""
+    """An error that ends a worker. ``kind`` is a key in ``faults.TABLE``, and ``found`` is a description."""
 
     def __init__(self, kind: str, found: str) -> None:
         super().__init__(f"{kind}: {found}")
@@ -39,7 +39,7 @@ def tell(**facts: Any) -> None:
 
 
 def serve(run: Callable[[Mapping[str, Any]], None]) -> None:
-    """Run a worker with the request on standard input, and report a fault."""
+    """Run a worker with the request from standard input, and report a fault if one occurs."""
     request = json.load(sys.stdin)
     try:
         run(request)
@@ -67,7 +67,7 @@ def stage(name: str, limit_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def step(title: str) -> Iterator[None]:
-    """Report a step, and its duration at its end, for the user to see."""
+    """Show the user the start of a step, and its duration at the end."""
     tell(text=f"==> {title}")
     began = time.monotonic()
     yield
@@ -75,6 +75,6 @@ def step(title: str) -> Iterator[None]:
 
 
 def parse(line: str) -> dict[str, Any] | None:
-    """The object of a marked line; None for other lines."""
+    """The object in a marked line; None for other lines."""
     _, mark, text = line.partition(MARK)
     return dict(json.loads(text)) if mark else None

@@ -1,13 +1,13 @@
-"""Compile a kernel and, unless only that is requested, run and time it through TVM's RPC.
+"""Compile a kernel and, unless only that is requested, run and time it over TVM's RPC.
 
     python -m device.remote.rpc_worker < REQUEST
 
 REQUEST is a JSON object: ``kernel`` (a file), ``size``, ``target``, ``linker``, ``library`` (a file to write),
-``address`` (see ``device.remote.address``; null: only compile), ``number``, ``repeat``, ``min_repeat_ms``, ``warm_up``,
+``address`` (see ``device.remote.address``; null: compile only), ``number``, ``repeat``, ``min_repeat_ms``, ``warm_up``,
 ``queue_limit_s``, ``session_limit_s``. For the output, see ``reporting``.
 
-The board's server ends a session after ``session_limit_s``. The time limit of the stages of a session is slightly
-longer, so that exceeding it means that the board no longer responds.
+The board's server ends a session after ``session_limit_s``. The time limit for each stage in a session is slightly
+longer: a stage exceeds it only if the board no longer responds.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from device.remote.reporting import FAULT_STATUS, Fault, serve, stage, tell
 COMPILE_LIMIT_S = 600.0
 CONNECT_LIMIT_S = 20.0
 GRACE_S = 10.0
-"""Time after the session's own time limit at which it is considered lost."""
+"""The time after a session's own limit until the session is considered lost."""
 
 PAUSE_S = 1.0
-"""Delay between two attempts to get a board, if TVM returns immediately instead of waiting."""
+"""The delay between two attempts to get a board if TVM returns immediately instead of waiting."""
 AT_ONCE_S = 30.0
-"""A proxy that does not allow clients to wait reports an error within this time, other proxies after 600 s."""
+"""Proxies that do not allow clients to wait report an error within this time, other proxies after 600 s."""
 
-# Messages of TVM's client, src/runtime/rpc/rpc_socket_impl.cc.
+# Messages from TVM's client (src/runtime/rpc/rpc_socket_impl.cc).
 _NO_SUCH_KEY = "cannot find server that matches key"
 _KEY_WAITED_FOR = "server already have key"
 _PROXY = re.compile(r"proxy\[(?P<keys>.*)\]")
@@ -116,7 +116,7 @@ def _connected(rpc: Any, kind: str, host: str, port: int, key: str, seconds: int
                     raise Fault("unknown", "the server has a key: connect through its tracker or proxy") from fault
                 if kind == "proxy" and time.monotonic() - began < AT_ONCE_S:
                     raise Fault("unknown", "the proxy has a tracker, which assigns its boards") from fault
-                # Otherwise a proxy timed out, or a tracker assigned a board that has left its proxy.
+                # Otherwise, a proxy timed out, or a tracker assigned a board that has disconnected from its proxy.
             elif _KEY_WAITED_FOR not in str(fault):  # a proxy lets only one client wait for a key
                 raise
         time.sleep(PAUSE_S)
@@ -131,7 +131,7 @@ def _require_answer(host: str, port: int) -> None:
 
 
 def _require_known(rpc: Any, host: str, port: int, key: str) -> None:
-    """Raise Fault ``unknown`` for a key that no board has, because the tracker would let the client wait forever."""
+    """Raise Fault ``unknown`` for a key that no board has: the tracker would let the client wait forever."""
     try:
         tracker = rpc.connect_tracker(host, port)
         summary = tracker.summary()
@@ -206,11 +206,11 @@ def _measure(session: Any, kernel: compiling.Kernel, entry: str, library: Path, 
 
 
 def loaded(session: Any, library: Path) -> Any:
-    """The uploaded library, loaded by the board. Raises Fault."""
+    """Load the uploaded library on the board. Raises Fault."""
     try:
         return session.load_module(library.name)
     except Exception as fault:
-        # For a library for another machine, the board's loader reports "No such file".
+        # If the library is for another machine, the board's dynamic loader reports "No such file".
         if not any(word in str(fault) for word in _UNLOADABLE):
             raise
         words = [line.strip() for line in str(fault).splitlines() if any(word in line for word in _UNLOADABLE)]
@@ -221,8 +221,8 @@ def loaded(session: Any, library: Path) -> Any:
 
 
 def _board_machine(session: Any) -> str:
-    """The machine that the board's programs are for; empty if unknown."""
-    # The server appends the name to its work folder, but an absolute path replaces it; /bin/true is a small program.
+    """The machine type of the board's programs; empty if unknown."""
+    # The server joins its work folder and the name; an absolute path replaces the folder. /bin/true is a small program.
     with contextlib.suppress(Exception):
         return _machine(bytes(session.download("/bin/true"))[: _ELF.size])
     return ""

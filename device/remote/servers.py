@@ -1,6 +1,6 @@
 """TVM's servers on this PC: a tracker, a proxy, and RPC servers that represent boards.
 
-Each runs in a separate process and is stopped at the end of its ``with`` block, which starts when the server is ready.
+Each server runs in a separate process. Its ``with`` block starts when the server is ready, and stops it at the end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Running:
 
 @contextlib.contextmanager
 def tracker(environment: TvmEnvironment) -> Iterator[Running]:
-    """A tracker, which assigns boards by key."""
+    """Run a tracker, which assigns boards by key."""
     port = ports.free_port(HOST)
     words = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1)]
     with _running(environment, ["-m", "tvm.exec.rpc_tracker"], words, port) as server:
@@ -49,7 +49,7 @@ def tracker(environment: TvmEnvironment) -> Iterator[Running]:
 
 @contextlib.contextmanager
 def proxy(environment: TvmEnvironment, tracker_port: int = 0) -> Iterator[Running]:
-    """A proxy that boards connect to. With a tracker, it registers their keys there."""
+    """Run a proxy for boards. If a tracker is given, the proxy registers the boards' keys there."""
     port, web = ports.free_port(HOST), ports.free_port(HOST)
     words = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1), "--web-port", str(web)]
     words += ["--tracker", f"{HOST}:{tracker_port}"] if tracker_port else []
@@ -61,7 +61,7 @@ def proxy(environment: TvmEnvironment, tracker_port: int = 0) -> Iterator[Runnin
 def board(
     environment: TvmEnvironment, *, key: str = "", tracker_port: int = 0, proxy_port: int = 0
 ) -> Iterator[Running]:
-    """An RPC server on this PC as a board: direct, registered with a tracker, or connected to a proxy."""
+    """Run an RPC server that acts as a board: direct, registered with a tracker, or connected to a proxy."""
     port = 0 if proxy_port else ports.free_port(HOST)
     words = ["--key", key] if key else []
     words += ["--proxy", f"{HOST}:{proxy_port}"] if proxy_port else ["--port", str(port)]

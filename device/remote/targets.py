@@ -1,4 +1,4 @@
-"""The targets of kernels, from targets.toml and the table of architectures."""
+"""The targets for kernels, from targets.toml and the table of architectures."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Target:
     tvm: Mapping[str, Any]
     transport: str
     default_device: str
-    """An address, or empty if the user has to select a board."""
+    """An address; empty if the user must select a board."""
 
     def linker(self, configured: str) -> str:
-        """The program that links for the target: the configured one, or the GNU compiler."""
+        """The program that links for the target: ``configured``, or the GNU compiler by default."""
         if configured:
             return configured
         return "g++" if self.architecture == host_architecture() else f"{self.architecture.gnu}-g++"
@@ -40,7 +40,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Target:
-    """The target with that name. Raises UserError with the closest name."""
+    """The target with this name. Raises a UserError that suggests the closest name."""
     rows = tomllib.loads(_DATA.read_text())
     if name not in rows:
         near = difflib.get_close_matches(name, rows, n=1, cutoff=0.4)

@@ -1,5 +1,5 @@
-"""The suite of ``./inv lab check``: a board that runs it has booted and can be logged in to."""
+"""The suite for ``./inv lab check``. If it runs, the board has booted and accepts the login."""
 
 
 def test_board_runs_a_test() -> None:
-    """Nothing else is checked."""
+    """Pass without checking anything else."""

@@ -1,1 +1,1 @@
-"""The kernels of the project, one per file; docs/remote.md describes the format."""
+"""The project's kernels, one per file. docs/remote.md describes the format."""

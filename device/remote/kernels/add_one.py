@@ -8,9 +8,9 @@ import numpy
 
 SIZE = 1024
 TOLERANCE = (0.0, 0.0)
-"""Relative and absolute. The sum is exact on every machine that rounds float32 to nearest."""
+"""Relative and absolute. The sum is the same on every machine that rounds float32 to nearest."""
 QPU_TOLERANCE = (2.0**-22, 0.0)
-"""One unit in the last place, because a QPU rounds towards zero."""
+"""One unit in the last place, because QPUs round towards zero."""
 
 
 def module(size: int) -> Any:
@@ -24,7 +24,7 @@ def module(size: int) -> Any:
 
 
 def launch(size: int) -> tuple[tuple[int], None]:
-    """The work items of the OpenCL kernel; the driver chooses the work group."""
+    """The OpenCL kernel's work items; the driver chooses the work-group size."""
     return (size,), None
 
 
@@ -34,7 +34,7 @@ def inputs(size: int, random: numpy.random.Generator) -> list[Any]:
 
 
 def reference(a: Any) -> Any:
-    """The result of numpy."""
+    """The result that numpy computes."""
     return a + numpy.float32(1)
 
 

@@ -1,11 +1,11 @@
-// The product of two square matrices. A work group computes TILE × TILE elements of the result, each work item
-// PER_ITEM × PER_ITEM of them in registers. The blocks of the inputs pass through local memory, DEPTH columns at a time.
+// The product of two square matrices. A work group computes TILE × TILE elements of the result. Each work item computes
+// PER_ITEM × PER_ITEM of these elements in registers. Input blocks are copied to local memory, DEPTH columns at a time.
 #define TILE 64
 #define PER_ITEM 4
 #define SIDE (TILE / PER_ITEM)
 #define DEPTH 16
 
-// Reads outside of the matrix return zero, so that every size works.
+// Reads outside the matrix return zero, so that every size works.
 static float element(__global const float *matrix, int row, int column) {
   return row < SIZE && column < SIZE ? matrix[row * SIZE + column] : 0.0f;
 }

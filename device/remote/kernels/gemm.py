@@ -1,6 +1,6 @@
 """The product of two square matrices of SIZE rows, computed in blocks that fit into the caches.
 
-It uses one thread, so the figures of different boards can be compared per core.
+The kernel uses one thread, so that results from different boards can be compared per core.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OPENCL_TOLERANCE = (0.0, 5e-4)
 """The result agrees to three decimals."""
 
 BLOCK = 32
-"""Rows and columns of a block of the result: 4 KiB, a quarter of a Cortex-A53's first cache."""
+"""The number of rows and columns in a block of the result: 4 KiB, a quarter of a Cortex-A53's L1 data cache."""
 DEPTH = 4
 
 
@@ -33,7 +33,7 @@ def module(size: int) -> Any:
     schedule = s_tir.Schedule(tvm.IRModule({"gemm": plain}))
     block = schedule.get_sblock("c", "gemm")
     i, j, k = schedule.get_loops(block)
-    # A size that is not a multiple of BLOCK gets smaller blocks: a remainder would add a condition to the inner loop.
+    # If the size is not a multiple of BLOCK, use smaller blocks: a remainder would add a condition to the inner loop.
     side, depth = math.gcd(size, BLOCK), math.gcd(size, DEPTH)
     i_outer, i_inner = schedule.split(i, [None, side])
     j_outer, j_inner = schedule.split(j, [None, side])
@@ -45,7 +45,7 @@ def module(size: int) -> Any:
 
 
 def launch(size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The work items of the OpenCL kernel and of a work group, which computes TILE × TILE elements (gemm.cl)."""
+    """The OpenCL kernel's work items, in total and per work group. A group computes TILE × TILE elements (gemm.cl)."""
     groups = math.ceil(size / 64)
     return (groups * 16, groups * 16), (16, 16)
 

@@ -1,4 +1,4 @@
-/* The functions that a plain kernel library exports and the loader calls. A C++ kernel on
+/* The functions that a plain kernel library exports and that the loader calls. A C++ kernel with
   * libqpu includes kernel.hpp, which defines all of them. */
 #ifndef PITORCH_KERNEL_H
 #define PITORCH_KERNEL_H
@@ -27,9 +27,9 @@ PITORCH_EXPORT void *pitorch_kernel_allocate(size_t bytes);
 PITORCH_EXPORT void pitorch_kernel_release(void *memory);
 /* Takes the inputs, then the result. Returns 0, or -1 on failure. */
 PITORCH_EXPORT int pitorch_kernel_run(const pitorch_array *arrays, int32_t count);
-/* The message of the last failure. */
+/* The error message of the last failure. */
 PITORCH_EXPORT const char *pitorch_kernel_error(void);
-/* One line that describes what runs the kernel. */
+/* A line that describes the device or emulator that runs the kernel. */
 PITORCH_EXPORT const char *pitorch_kernel_backend(void);
 /* The duration of the last run on a board according to an emulator's model; negative if there
   * is no model. */

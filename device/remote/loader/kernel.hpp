@@ -1,4 +1,4 @@
-// A C++ kernel on libqpu, for the loader: define PITORCH_KERNEL(arrays) { ... } in one file.
+// C++ kernels that use libqpu, for the loader: define PITORCH_KERNEL(arrays) { ... } in one file.
 //
 //   PITORCH_KERNEL(arrays) {
 //     static auto kernel = compile(add_one);
@@ -6,9 +6,9 @@
 //     return kernel.cycles().seconds();
 //   }
 //
-// It returns the seconds according to the emulator's model of a board, or NO_MODEL. To measure
-// several kernels, or those of libqpu's library, use a ModelClock. Exceptions are reported to
-// the client that requested the run.
+// The block returns the time in seconds according to the emulator's model of a board, or NO_MODEL.
+// To measure several kernels, or kernels in libqpu's library, use a ModelClock. Exceptions are
+// reported to the client that requested the run.
 #ifndef PITORCH_KERNEL_HPP
 #define PITORCH_KERNEL_HPP
 
@@ -25,12 +25,12 @@ namespace pitorch {
 
 constexpr double NO_MODEL = -1;
 
-// Measures what this thread runs on the emulator from now on, by its model of a board.
+// Measures the time of this thread's later emulator runs, according to the emulator's model of a board.
 class ModelClock {
  public:
   ModelClock() : began_(now()) {}
 
-  // NO_MODEL if nothing was run, or if it did not run on the emulator.
+  // NO_MODEL if nothing was run, or if a run did not use the emulator.
   double seconds() const {
     const double passed = now() - began_;
     return passed > 0 ? passed : NO_MODEL;
@@ -101,7 +101,7 @@ inline std::map<void *, qpu_buffer *> &buffers() {
 #define PITORCH_KERNEL(arrays)                                                          \
   static double pitorchRun(const pitorch::Arrays &arrays);                              \
   extern "C" void *pitorch_kernel_allocate(size_t bytes) {                              \
-    /* rounded up: a kernel may access the whole of the last vector */                  \
+    /* rounded up, because kernels may access the whole last vector */                  \
     qpu_buffer *buffer = qpu_buffer_new((bytes + 63) / 64 * 64);                        \
     if (buffer == nullptr) {                                                            \
       pitorch::detail::lastError() = qpu_last_error();                                  \

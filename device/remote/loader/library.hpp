@@ -1,4 +1,4 @@
-// What the loader runs: a kernel with its own memory.
+// The interface of a kernel and its memory, which the loader runs.
 #ifndef PITORCH_LIBRARY_HPP
 #define PITORCH_LIBRARY_HPP
 
@@ -11,9 +11,9 @@
 
 #include "kernel.h"
 
-constexpr std::size_t ALIGNMENT = 64;  // TVM's code relies on it
+constexpr std::size_t ALIGNMENT = 64;  // TVM's code relies on this alignment
 
-// An error of the board, by kind.
+// An error on the board. The kinds are listed in loader.cpp.
 struct Failure : std::runtime_error {
   Failure(const char *what, const std::string &text) : std::runtime_error(text), kind(what) {}
   const char *kind;
@@ -34,7 +34,7 @@ class Library {
   virtual std::string backend() = 0;
   virtual double modelSeconds() = 0;
 
-  // The seconds that `number` runs take together.
+  // The total time of `number` runs in seconds.
   virtual double time(const std::vector<pitorch_array> &arrays, std::uint64_t number) {
     const auto began = std::chrono::steady_clock::now();
     for (std::uint64_t i = 0; i < number; i++) run(arrays);

@@ -1,12 +1,12 @@
-// For a loader that is a static program, and therefore cannot open libraries: the symbols of the kernel that TVM compiled
-// and the linker has put into the loader. PITORCH_ENTRY is the kernel's function.
+// For a static loader, which cannot open libraries: the symbols of the kernel, which TVM compiled and the linker added
+// to the loader. PITORCH_ENTRY is the kernel's function.
 #include <cstdint>
 #include <cstring>
 
 // NOLINTBEGIN(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp): TVM's names
 extern "C" {
 int PITORCH_ENTRY(void *handle, const void *arguments, int32_t count, void *result);
-// A kernel defines these pointers if it needs the functions of TVM's runtime.
+// A kernel defines these pointers if it needs functions from TVM's runtime.
 extern void *__TVMBackendParallelLaunch __attribute__((weak));
 extern void *__TVMBackendAllocWorkspace __attribute__((weak));
 extern void *__TVMBackendFreeWorkspace __attribute__((weak));

@@ -1,10 +1,10 @@
-// Loads a kernel on a board, provides its arrays, runs it and measures it, for a client connected to
-// standard input and output: through SSH, under an emulator, or on the same machine. It first prints
-// "ok MACHINE; MODEL": the machine it was compiled for, and the board's name in the device tree.
+// Loads a kernel on a board, provides its arrays, runs it and measures it. The client is connected to
+// standard input and output: over SSH, under an emulator, or on the same machine. The loader first prints
+// "ok MACHINE; MODEL": the machine that it was compiled for, and the board's name in the device tree.
 //
 //   loader LOCK_FILE QUEUE_SECONDS SESSION_SECONDS
 //
-// Only one session at a time holds LOCK_FILE; others wait up to QUEUE_SECONDS for it. After
+// Only one session at a time holds LOCK_FILE; others wait for it for up to QUEUE_SECONDS. After
 // SESSION_SECONDS the loader exits with status 124. Requests are lines of words, some followed by
 // bytes. A response is "ok WORDS", followed by bytes for some requests, or "error KIND TEXT":
 //
@@ -24,10 +24,10 @@
 //   time NUMBER REPEAT MIN_MS WARM_UP NUMBER...        ok RUNS SECONDS...   seconds per run, for
 //                                                      each repeat; RUNS is the runs per repeat
 //
-// Kinds of errors: busy, protocol, architecture, load, kernel, memory; of OpenCL also no-opencl, no-device, build,
-// device-memory, work-group, driver.
+// Kinds of errors: busy, protocol, architecture, load, kernel, memory. OpenCL errors have the additional kinds
+// no-opencl, no-device, build, device-memory, work-group and driver.
 //
-// A kernel is either a library made by TVM (its C entry point is __tvm_ffi_NAME, which takes
+// A kernel is either a library that TVM generated (its C entry point is __tvm_ffi_NAME, which takes
 // DLTensors in the calling convention of TVM's FFI), or one that exports the functions of kernel.h.
 // TVM's runtime is not required; kernels that use its thread pool are rejected.
 #include <dlfcn.h>
@@ -63,7 +63,7 @@
 #include "opencl.hpp"
 #include "tvm_abi.h"
 
-// In linked.cpp, if a kernel is linked in.
+// Defined in linked.cpp if a kernel is linked in.
 extern "C" void *pitorch_linked(const char *name) __attribute__((weak));
 
 namespace {
@@ -103,7 +103,7 @@ extern "C" __attribute__((visibility("default"), used)) void TVMFFIErrorSetRaise
 
 namespace {
 
-// A file that is not complete yet. It is removed when the loader exits.
+// A file that is still incomplete. The loader removes the file when it exits.
 std::string staged;
 
 void removeStaged() {
@@ -157,7 +157,7 @@ void complain(const char *kind, const std::string &text) {
   writeAll(line.data(), line.size());
 }
 
-// Reads the next line. A line that is too long is fatal, because the rest of the input is unknown.
+// Reads the next line. A line that is too long is a fatal error, because the rest of the input cannot be interpreted.
 std::string readRequest() {
   try {
     return readLine();
@@ -169,7 +169,7 @@ std::string readRequest() {
 
 // ------------------------------------------------------------------------------------- the kernel
 
-// Without a handle, in the kernel that is linked in.
+// Without a handle, the function searches the kernel that is linked in.
 void *lookUp(void *handle, const char *name) {
   return handle != nullptr ? dlsym(handle, name) : pitorch_linked(name);
 }
@@ -222,7 +222,7 @@ class TvmLibrary : public Library {
   double modelSeconds() override { return -1; }
 
  private:
-  // Kernels call the functions of TVM's runtime through pointers that their loader sets.
+  // Kernels call functions in TVM's runtime through pointers that the loader sets.
   template <typename Function>
   static void setContext(void *handle, const char *name, Function function) {
     if (void *place = lookUp(handle, name)) std::memcpy(place, &function, sizeof function);
@@ -297,7 +297,7 @@ std::string boardModel() {
 std::string machineOf(const std::vector<char> &content) {
   if (content.size() < sizeof(Elf32_Ehdr) || std::memcmp(content.data(), ELFMAG, SELFMAG) != 0)
     throw Failure("load", "not a shared library (no ELF header)");
-  Elf32_Ehdr header{};  // both widths have the same fields up to e_machine
+  Elf32_Ehdr header{};  // the 32-bit and 64-bit headers are identical up to e_machine
   std::memcpy(&header, content.data(), sizeof header);
   return machineName(header.e_machine, header.e_ident[EI_CLASS]);
 }
@@ -426,7 +426,7 @@ class Session {
     library_.reset();
   }
 
-  // The digest is the name of a file.
+  // The digest becomes a file name.
   static void requireDigest(const std::string &digest) {
     if (digest.find_first_not_of("0123456789abcdef") != std::string::npos)
       throw Failure("protocol", "the digest is not hexadecimal");
@@ -439,8 +439,9 @@ class Session {
     return folder.empty() ? "" : folder + "/" + digest;
   }
 
-  // Copies from the client to the file in blocks, because the board may not have memory for a copy. The parameters
-  // replace those of other models, because the folder may be in memory. If they cannot be kept, `map` does not find them.
+  // Copies from the client to the file in blocks, because the board may not have enough memory for all of it. The
+  // parameters replace those of other models, because the folder may be in memory. If they cannot be kept, `map` does
+  // not find them.
   static void keep(std::istringstream &words) {
     const std::string path = parametersFile(words);
     auto bytes = word<std::size_t>(words);
@@ -545,7 +546,7 @@ class Session {
     return found;
   }
 
-  // Like TVM's time_evaluator: `number` runs are one measurement; if they take less than
+  // Like TVM's time_evaluator: one measurement consists of `number` runs. If they take less than
   // `leastMs`, the number is increased.
   void time(std::istringstream &words) {
     auto number = word<std::uint64_t>(words);
@@ -574,9 +575,9 @@ class Session {
   std::vector<Array> arrays_;
 };
 
-// Waits for the lock; its holder has written its process ID to the file.
+// Waits for the lock. The file contains the process ID of the lock's holder.
 bool locked(const char *path, double queueSeconds) {
-  // Does not follow links: in /tmp, another user could have created a link to a file of this user.
+  // Does not follow links: in /tmp, another user could have created a link to one of this user's files.
   const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (file < 0) {
     complain("load", std::string(path) + ": " + std::strerror(errno));

@@ -1,7 +1,7 @@
-/* Runs an exported model once. Build it in this folder, with the compiler of the board:
+/* Runs an exported model once. Build the program in this folder, with the board's compiler:
  *   cc main.c -o example -L. -lmodel -Wl,-rpath,'$ORIGIN'
  *   ./example model.params input0.bin ... output0.bin ...
- * The inputs are read from files, the outputs are written to files: dense arrays without a header. */
+ * The program reads the inputs from files and writes the outputs to files: dense arrays without a header. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* A compiled model: the functions that its library exports for programs in C. The library requires the C library alone.
+/* A compiled model: the functions that its library exports for C programs. The library requires only the C library.
  * Arrays are dense and start at a multiple of PITORCH_MODEL_ALIGNMENT bytes. A model uses one static work area, so
  * one thread at a time may run it. */
 #ifndef PITORCH_MODEL_H
@@ -12,13 +12,13 @@ extern "C" {
 
 #define PITORCH_MODEL_ALIGNMENT 64
 
-/* The bytes of the parameters, of an input and of an output; 0 if there is none with that index. */
+/* The size in bytes of the parameters, of an input, and of an output; 0 if the index is out of range. */
 size_t pitorch_model_parameter_bytes(void);
 size_t pitorch_model_input_bytes(int index);
 size_t pitorch_model_output_bytes(int index);
-/* Runs the model once. Returns 0, or -1 on failure. `seconds` is null, or gets the time of each operator. */
+/* Runs the model once. Returns 0, or -1 on failure. `seconds` is null, or receives the time of each operator. */
 int pitorch_model_run(const void *parameters, const void *const *inputs, void *const *outputs, double *seconds);
-/* The message of the last failure. */
+/* The error message of the last failure. */
 const char *pitorch_model_error(void);
 
 #ifdef __cplusplus

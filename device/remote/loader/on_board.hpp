@@ -12,7 +12,7 @@
 #include <cstring>
 #include <string>
 
-// The folder for what this user's sessions keep under `name`; empty if it cannot be created.
+// The folder `name` in this user's cache, in which sessions keep files; empty if the folder cannot be created.
 inline std::string keptFolder(const char *name) {
   const char *cache = std::getenv("XDG_CACHE_HOME");
   const char *home = std::getenv("HOME");
@@ -26,7 +26,7 @@ inline std::string keptFolder(const char *name) {
   return path;
 }
 
-// The peak memory of this process in bytes; 0 if unknown. ru_maxrss includes the program that started this one.
+// The peak memory of this process in bytes; 0 if unknown. ru_maxrss would include the program that started this one.
 inline std::int64_t peakMemory() {
   std::int64_t kibibytes = 0;
   if (FILE *status = std::fopen("/proc/self/status", "r")) {

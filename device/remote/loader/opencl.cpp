@@ -22,8 +22,8 @@ namespace opencl {
 namespace {
 
 constexpr std::size_t MAX_LOG = 4000;
-constexpr char LINE = '\x1e';  // separates the lines of a compiler's output, because an answer is one line
-constexpr std::size_t BATCH = 256;  // launches that are queued together: each holds an event until they are done
+constexpr char LINE = '\x1e';  // separates lines in a compiler's output, because a response must be one line
+constexpr std::size_t BATCH = 256;  // launches in the queue at a time: each one keeps an event until all have finished
 constexpr cl_int NO_PLATFORM = -1001;  // CL_PLATFORM_NOT_FOUND_KHR
 
 // The functions of libOpenCL that this file calls.
@@ -113,7 +113,7 @@ std::string nameOf(cl_int code) {
   return found != names.end() ? found->second : "error " + std::to_string(code);
 }
 
-// The kind of an error that a function other than a compiler returned.
+// The kind of an error that an OpenCL function returned, except for compiler errors.
 const char *kindOf(cl_int code) {
   switch (code) {
     case CL_MEM_OBJECT_ALLOCATION_FAILURE:
@@ -132,7 +132,7 @@ void require(cl_int code, const char *function) {
   if (code != CL_SUCCESS) throw Failure(kindOf(code), std::string(function) + ": " + nameOf(code));
 }
 
-// Values and texts of a clGet…Info function.
+// Read values and strings through a clGet…Info function.
 template <typename T, typename Get>
 T value(Get get, const char *function) {
   T found{};
@@ -213,7 +213,7 @@ std::vector<unsigned char> readFile(const std::string &path) {
   return content;
 }
 
-// A binary that cannot be kept is built again by the next session, so errors are not reported.
+// Errors are not reported: if the binary cannot be kept, the next session builds it again.
 void keep(const std::string &path, const std::vector<unsigned char> &content) {
   std::string staged = path + ".XXXXXX";
   const int file = mkstemp(staged.data());
@@ -258,7 +258,7 @@ class Kernel : public Library {
   Kernel &operator=(Kernel &&) = delete;
   ~Kernel() override { clear(); }
 
-  // Arrays are in the board's memory; a copy on the device is updated before each run and read back after it.
+  // Arrays are in the board's memory. Copies on the device are updated before each run and read back after the run.
   void *allocate(std::size_t bytes) override {
     const auto most = deviceValue<cl_ulong>(device_, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
     const auto all = deviceValue<cl_ulong>(device_, CL_DEVICE_GLOBAL_MEM_SIZE);
@@ -291,7 +291,7 @@ class Kernel : public Library {
 
   void run(const std::vector<pitorch_array> &arrays) override { (void)time(arrays, 1); }
 
-  // The sum of the device's own measurements, without the copies and the queue.
+  // The sum of the device's own measurements, without copies and queueing time.
   double time(const std::vector<pitorch_array> &arrays, std::uint64_t number) override {
     const auto expected = value<cl_uint>(
         [this](std::size_t size, void *to, std::size_t *needed) {
@@ -344,7 +344,7 @@ class Kernel : public Library {
     program_ = api().clCreateProgramWithBinary(context_, 1, &device_, &size, &data, nullptr, &state);
     if (state == CL_SUCCESS) state = api().clBuildProgram(program_, 1, &device_, nullptr, nullptr, nullptr);
     if (state == CL_SUCCESS) return true;
-    // Damaged, or of another version of the driver: the source is built instead.
+    // The binary is damaged, or from another driver version: build the source instead.
     if (program_ != nullptr) api().clReleaseProgram(program_);
     program_ = nullptr;
     return false;
@@ -391,7 +391,7 @@ class Kernel : public Library {
         "clGetKernelWorkGroupInfo");
   }
 
-  // Drivers report most of these at the first launch, as an error code without the limit.
+  // Drivers report most of these errors only at the first launch, as an error code that does not contain the limit.
   void checkGroup() {
     const auto local = groupValue<cl_ulong>(CL_KERNEL_LOCAL_MEM_SIZE);
     const auto available = deviceValue<cl_ulong>(device_, CL_DEVICE_LOCAL_MEM_SIZE);

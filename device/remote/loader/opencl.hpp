@@ -1,4 +1,5 @@
-// OpenCL on the board: libOpenCL is opened when a client first requests it, so boards without it run other kernels.
+// OpenCL on the board. libOpenCL is opened when a client first requests it, so boards without OpenCL can run other
+// kernels.
 #ifndef PITORCH_OPENCL_HPP
 #define PITORCH_OPENCL_HPP
 
@@ -16,15 +17,15 @@ namespace opencl {
 std::string devices();
 
 struct Request {
-  std::size_t device = 0;            // position in the list of devices()
-  std::string digest;                // of the source and the device; names the file that keeps the binary
-  std::string kernel;                // the function
+  std::size_t device = 0;            // index in the list that devices() returns
+  std::string digest;                // identifies the source and the device; the name of the binary's file
+  std::string kernel;                // the name of the function
   std::array<std::size_t, 3> global{}, local{};  // work items; a local size of 0 lets the driver choose
-  std::string options;               // of the compiler
+  std::string options;               // compiler options
   std::string source;
 };
 
-// A kernel, built from its source or from the binary that an earlier session kept. Sets `kept` in the latter case.
+// Builds a kernel from its source, or from the binary that an earlier session kept. In the latter case, sets `kept`.
 std::unique_ptr<Library> build(const Request &request, bool &kept);
 
 }  // namespace opencl

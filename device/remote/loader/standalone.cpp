@@ -1,5 +1,5 @@
-// Linked into kernels for boards without TVM: the functions of TVM's runtime that their code requires. Another
-// definition in the process (of the loader or of TVM itself) takes precedence.
+// The functions from TVM's runtime that kernels require. They are linked into kernels for boards without TVM. Other
+// definitions in the process (in the loader or in TVM itself) take precedence.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@ int release(int, int, void *memory) {
 
 }  // namespace
 
-// A kernel calls the runtime through these pointers if it needs temporary memory; otherwise it does not define them.
+// A kernel that needs temporary memory defines these pointers and calls the runtime through them.
 // NOLINTBEGIN(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp): TVM's names
 extern "C" {
 extern void *(*__TVMBackendAllocWorkspace)(int, int, std::uint64_t, int, int) __attribute__((weak));

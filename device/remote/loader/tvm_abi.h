@@ -1,4 +1,4 @@
-// TVM's C interface: layouts as defined in dlpack.h and tvm/ffi/c_api.h (apache-tvm-ffi 0.1.15).
+// TVM's C interface: the layouts are defined in dlpack.h and tvm/ffi/c_api.h (apache-tvm-ffi 0.1.15).
 #ifndef PITORCH_TVM_ABI_H
 #define PITORCH_TVM_ABI_H
 
