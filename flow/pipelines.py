@@ -139,7 +139,7 @@ def tvm_ffi_job(context: Context) -> Pipeline:
 
 
 def cuda_job(context: Context, target: Architecture) -> Pipeline:
-    """Return the steps to the wheel with CUDA operators for a machine."""
+    """Return the steps that build the wheel with CUDA operators for an architecture."""
     return Pipeline(context.root, (mirror.step(context), cuda_builder.step(context), cuda_wheel.step(context, target)))
 
 

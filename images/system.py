@@ -128,7 +128,7 @@ def _failed(reference: str, found: str, said: Sequence[str]) -> CommandFailed:
         f"the engine did not build {reference}",
         expected="every instruction of the Dockerfile to succeed",
         found=found + (f"\n{tail}" if tail else ""),
-        fix="./inv doctor checks the engine and emulation; then run ./inv build-image again",
+        fix="run ./inv doctor to check the engine and emulation, then run ./inv build-image again",
     )
 
 

@@ -444,7 +444,7 @@ def _exchange(new: Path, place: Path) -> None:
 
 
 def _old_name(aside: Path, place: Path) -> Path:
-    """Return the old entry's temporary name while two renames replace it."""
+    """Return the temporary name of the old entry while two renames replace that entry."""
     return aside / f"{place.name}.old"
 
 

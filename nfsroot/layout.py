@@ -216,9 +216,9 @@ def marker_of(trees: frozenset[str]) -> str:
 def require_export(layout: Layout) -> Manifest:
     """Return the manifest of a complete export.
 
-    If the caller is root, the folder that contains the tree is made private. Ordinary users cannot access that folder,
-    and only read the manifest. Raises ArtefactMissing if there is no export or if its folder was replaced, and InUse if
-    an earlier version's tree must be moved but is in use.
+    If the caller is root, the folder that contains the tree is made private. Ordinary users cannot access that folder;
+    for them, this function only reads the manifest. Raises ArtefactMissing if there is no export or if its folder was
+    replaced, and InUse if an earlier version's tree must be moved but is in use.
     """
     found = manifest.require(layout.manifest, "export-nfsroot")
     is_root = os.geteuid() == 0

@@ -160,7 +160,7 @@ def _set_forward(value: str) -> None:
     except OSError as fault:
         raise UserError(
             f"net.ipv4.ip_forward cannot be set to {value}",
-            expected=f"{_FORWARD} to be writable for root",
+            expected=f"{_FORWARD} to be writable by root",
             found=fault.strerror or str(fault),
             fix=f"make sysctl net.ipv4.ip_forward={value} work (a container needs --privileged)",
         ) from fault

@@ -1,4 +1,4 @@
-"""Translate failed requests to registries into errors with messages."""
+"""Convert failed registry requests into readable errors."""
 
 from __future__ import annotations
 

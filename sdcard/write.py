@@ -1,4 +1,4 @@
-"""``write-card``: write the card image to a card by its block map, and read it back."""
+"""``write-card``: write the card image to a card, using the image's block map, and read the card back to verify it."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Merged:
 
     @property
     def ok(self) -> bool:
-        """Whether no board has an error, and at least one test passed on any of the boards."""
+        """True if no board reported an error, and at least one test passed on at least one board."""
         return self.counts["passed"] > 0 and not any(outcome.error for outcome in self.outcomes)
 
     def lines(self) -> list[str]:

@@ -100,8 +100,8 @@ def on_all(config: Config, how: How) -> merge.Merged:
 def on_shards(config: Config, tag: str, how: How) -> merge.Merged:
     """Split the suite between the free boards with a tag, and merge the results. An empty tag selects all free boards.
 
-    Each test file runs on exactly one board. If no board is free, the function waits for the first one and runs all
-    files on it.
+    Each test file runs on exactly one board. If no board is free, the function waits until one becomes
+    free, and runs all files on it.
 
     Writes the merged report, then raises DeviceTestsFailed if a test failed or did not run. Raises UserError if no
     board is usable, and the same errors as ``acquired``.

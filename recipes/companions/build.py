@@ -42,7 +42,7 @@ def unfit(version: str) -> str:
 
 
 def recipe_key(data: Recipe, target: Architecture, suite: Suite, torch: str) -> str:
-    """Hash everything in this repository that determines the wheels, and the torch wheel's SHA-256."""
+    """Hash the torch wheel's SHA-256 and everything in this repository that determines the wheels."""
     return hashlib.sha256("\n".join([data.fingerprint(), suite.name, target.debian, torch]).encode()).hexdigest()
 
 

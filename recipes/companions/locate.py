@@ -1,7 +1,7 @@
 """Compute the key of the wheels that match an image's torch wheel, for tasks that look for finished wheels.
 
-This module is separate from ``build``, whose code is an input of the step: where torch is found does not change the
-wheels.
+This code is not in ``build``, because that module's code is an input to the step, and the location of torch does not
+affect the wheels.
 """
 
 from __future__ import annotations

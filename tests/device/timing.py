@@ -152,7 +152,7 @@ def machine(tree: Path = Path("/proc/device-tree")) -> dict[str, Any]:
 
 
 def time_width(height: int, width: int, repeats: int, deadline: float) -> list[dict[str, Any]]:
-    """Time one width. After a warm-up call, each method is called up to ``repeats`` times until the deadline."""
+    """Time one width: after a warm-up call, call each method 1 to ``repeats`` times, but not after the deadline."""
     generator = torch.Generator().manual_seed(width)
     a = torch.randn(height, width, generator=generator)
     b = torch.randn(width, generator=generator)

@@ -1,7 +1,7 @@
 """Package archives that are created locally and signed with temporary keys, used instead of the public archives.
 
-A flavour's archives are defined by data. A test replaces only the address and the key in this data, and runs the
-project's code with this PC's apt and dpkg.
+A flavour's archives are defined as data, not in code. A test replaces only the address and the key in this
+data, and runs the project's code with this PC's apt and dpkg.
 """
 
 from __future__ import annotations

@@ -755,7 +755,7 @@ def test_the_benchmark_ignores_builds_answered_by_ccache(
 
 
 def test_gcc_accepts_the_command_line_of_the_benchmark(tmp_path: Path) -> None:
-    """Clang's options and warnings are removed with their arguments; all others are kept."""
+    """Options and warning flags that only Clang accepts are removed with their arguments; all others are kept."""
     (tmp_path / "one.cpp").write_text("int one() { return X; }\n")
     stays = ["-DX=1", "-O2", "-fno-trapping-math", "-o", "one.o", "-c", "one.cpp"]
     goes = ["--target=arm-linux-gnueabihf", "-Wnewline-eof", "-Werror=braced-scalar-init", "-Qunused-arguments"]

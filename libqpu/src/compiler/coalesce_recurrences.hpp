@@ -7,8 +7,9 @@
 
 namespace qpu::compiler {
 
-// Puts a result into the register of an operand whose last use this is, if that register is live
-// across blocks and is not written before the result's last use. Otherwise a loop-carried
+// If an operation is the last use of one of its operands, puts the result into that operand's
+// register, provided that the register is live across blocks and is not written before the
+// result's last use. Otherwise a loop-carried
 // recurrence needs two registers: one for the current value, and one that is reserved for the
 // value at the end of the iteration.
 void coalesceRecurrences(Function& function);

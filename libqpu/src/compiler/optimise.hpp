@@ -38,8 +38,8 @@ void hoistInvariants(ir::Graph& graph, std::uint32_t limit);
 // induction variables.
 void reduceStrength(ir::Graph& graph, std::uint32_t limit);
 
-// Constant hoisting: loads constants that need a register before the loops that use them, as long as at most `limit`
-// values are live in the loop.
+// Constant hoisting: if a constant needs a register, loads it before the loop that uses it, provided that at most
+// `limit` values are live in that loop.
 void hoistConstants(ir::Graph& graph, std::uint32_t limit);
 
 }  // namespace qpu::compiler

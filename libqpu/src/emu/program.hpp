@@ -108,8 +108,8 @@ struct Program {
   std::vector<Traits> traits;
   std::vector<Vector> vectors;  // initial vectors of a QPU, by number
   std::vector<Fault> faults;    // in order of instructions
-  // Target of each branch whose target is known and breaks no rule, by instruction; for all
-  // other instructions an invalid number.
+  // Branch targets, indexed by instruction. The entry is an invalid number unless the
+  // instruction is a branch with a known target that breaks no rule.
   std::vector<std::uint32_t> goodTargets;
 };
 

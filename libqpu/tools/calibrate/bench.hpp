@@ -1,5 +1,5 @@
-// Runs QPU assembly programs and times them: with this machine's clock on the QPUs, and with the
-// model's clock on the emulator.
+// Runs QPU assembly programs and times them: on the QPUs with this machine's clock, on the emulator
+// with the model's clock.
 #ifndef QPU_TOOLS_CALIBRATE_BENCH_HPP
 #define QPU_TOOLS_CALIBRATE_BENCH_HPP
 
