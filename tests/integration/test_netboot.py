@@ -370,7 +370,7 @@ def test_pc_adds_boot_information_next_to_a_router(exported: Config) -> None:
 
 # --- the whole chain ------------------------------------------------------------------------------------------------
 
-SCRIPT = b"if pxe get; then pxe boot; fi\n"
+SCRIPT = b"setenv tftptimeout 1000\nif pxe get; then pxe boot; fi\n"  # milliseconds; the default is 5 s
 MENU = """default nfs
 label nfs
   kernel vmlinuz
@@ -529,15 +529,15 @@ def test_board_boots_next_to_a_router(of_many: Config, u_boot: Path, tmp_path: P
 LOSS = b"""table bridge lossy {
   chain from_boards {
     type filter hook input priority 0; policy accept;
-    numgen random mod 100 < 5 counter drop
+    numgen random mod 1000 < 25 counter drop
   }
   chain to_boards {
     type filter hook output priority 0; policy accept;
-    numgen random mod 100 < 5 counter drop
+    numgen random mod 1000 < 25 counter drop
   }
 }
 """
-"""Drops packets at random. tc's netem is not used, because the test machine's kernel lacks it."""
+"""Of a packet and its acknowledgement, one in twenty is lost. The test machine's kernel lacks tc's netem."""
 
 
 @pytest.mark.expensive
