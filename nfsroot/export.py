@@ -385,9 +385,9 @@ def _aside(final: Layout) -> Iterator[Path]:
     if aside.exists():
         if not (aside / MARKER).is_file() and any(aside.iterdir()):
             raise UserError(
-                f"{aside} exists",
-                expected="no folder, or one of an earlier export",
-                found="no marker in it",
+                f"{aside} exists, but no export created it",
+                expected="no folder, or one from an earlier export",
+                found="a folder without a marker",
                 fix="remove it",
             )
         require_unmounted(aside, "removed")

@@ -368,7 +368,7 @@ def _await_ready(server: NfsServer, child: subprocess.Popen[bytes], limit_s: flo
                 server,
                 f"the NFS server does not export {waiting[0]}",
                 complaint,
-                fix="it needs a file system with file handles (ext4, xfs, btrfs, tmpfs; not overlay): set nfs.folder",
+                fix="set nfs.folder to a folder on a file system with file handles (ext4, xfs, btrfs or tmpfs)",
             )
         time.sleep(0.1)
 

@@ -133,10 +133,10 @@ def build(config: Config) -> Manifest:
     source = unpack.find_image(connect(), config.image_reference("system"), config.image.target)
     folder.place.mkdir(parents=True, exist_ok=True)
     another = InUse(
-        f"another run makes the card image in {folder.place}",
+        f"another run is making the card image in {folder.place}",
         expected="one run at a time",
         found="a lock",
-        fix="wait for it",
+        fix="wait until it has finished",
     )
     needed = 3 * (source.size >> 20) + BOOT_MIB + _ROOT_FREE_MIB
     files.require_space(folder.place, needed, "the card image")
@@ -200,7 +200,7 @@ def _make(
     (boot / "user-data").write_text(user_data)
     (boot / "meta-data").write_text(first_boot.meta_data(ids.number(f"instance {user_data}")))
     image = scratch / f"{folder.name}.img"
-    with progress.step("file systems"):
+    with progress.step("make the file systems"):
         root = _root_of(tree, scratch / "root.ext4", tools, ids, dict(hashed.counts()))
         used = list(_used_blocks(tools.run("dumpe2fs", root), root.stat().st_size // bmap.BLOCK))
         _assemble(image, root, used, boot, tools, ids)
@@ -256,7 +256,7 @@ def _write_boot(config: Config, tree: Path, boot_files: tuple[Path, Path], boot:
         raise ArtefactMissing(
             "a board cannot boot from a card with this image",
             expected="a kernel, device trees, the firmware and cloud-init",
-            found=f"without {'; '.join(missing)}",
+            found=f"an image without {'; '.join(missing)}",
             fix="set image.card: true in invoke.yaml and run ./inv build-image",
         )
     script = "boot=local " if parts.initramfs else ""

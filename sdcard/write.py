@@ -87,8 +87,8 @@ def _require_card(device: Path, size: int, *, removable: bool) -> None:
         raise UserError(
             f"{device} is read-only",
             expected="a writable card",
-            found="its write protection",
-            fix="move the card's lock",
+            found="a write-protected card",
+            fix="slide the card's lock switch to the unlocked position",
         )
     if removable and not (listed["rm"] or listed["hotplug"]):
         raise UserError(
@@ -127,6 +127,6 @@ def _compare(device: Path, blocks: bmap.BlockMap) -> None:
                 raise ArtefactDamaged(
                     f"{device} does not contain what was written",
                     expected=f"SHA-256 {item.sha256} of blocks {item.first} to {item.last}",
-                    found=f"{len(content)} bytes with another one",
-                    fix="the card or its reader is damaged, or its capacity is false: use another one",
+                    found=f"{len(content)} bytes with another SHA-256",
+                    fix="use another card or reader: this one is damaged, or the card's stated capacity is false",
                 )
