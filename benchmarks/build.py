@@ -171,7 +171,7 @@ def minimal_root(workspace: Workspace, mirror: Mapping[str, Any], tar: Path) -> 
             lines.append(
                 f"deb [{options}] {source['uri']} {mirror['names'].get(name, name)} {' '.join(source['components'])}"
             )
-    # This PC's apt configuration decides whether expired indices are accepted.
+    # This PC's apt configuration determines whether expired indices are accepted.
     option = process.run(["apt-config", "dump", "Acquire::Check-Valid-Until"]).output.strip().rstrip(";")
     with files.replacing(tar) as staged:
         named = staged.with_suffix(".tar")

@@ -93,7 +93,7 @@ def export(
     export or a server uses the tree or something is mounted in it, DiskFull, and UserError if the destination was not
     created by an export or cannot be written.
     """
-    process.require_root("to give files to their owners", _AGAIN)
+    process.require_root("to set the files' owners", _AGAIN)
     began = time.monotonic()
     final = Layout(absolute(destination or (tarball or config.nfsroot)))
     if not final.place.name:

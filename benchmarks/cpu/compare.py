@@ -61,7 +61,7 @@ class Row:
 
 
 def measure(workspace: Workspace) -> Result:
-    """Count the workloads on the image's wheel, and on ``workspace.against``.
+    """Count the workloads' instructions with the image's wheel, and with the wheel ``workspace.against``.
 
     Raises PlatformMismatch for another target, ArtefactMissing if a wheel is missing, and CommandFailed.
     """
@@ -219,7 +219,7 @@ def result(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[st
 
 
 def figures(rows: Sequence[Row], before: Sequence[Row] | None) -> tuple[Figure, ...]:
-    """Import and memory, and the ratios to the other wheel and of int8 to float32."""
+    """Return the figures for import and memory, the ratios to the other wheel, and the ratios of int8 to float32."""
     new = {row.name: row for row in rows}
     old = {row.name: row for row in before or ()}
     start = new[IMPORT]

@@ -36,7 +36,7 @@ class Instruction:
 
 @dataclass(eq=False)
 class Block:
-    """A QEMU translation block: instructions that are executed one after the other."""
+    """A QEMU translation block: instructions that are executed in sequence."""
 
     address: int
     instructions: list[Instruction] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Fetch apache-tvm-ffi's source archive and its build tools from the configured package index.
 
 pip fetches both with the settings of this PC (indices, proxies, certificates, folders of wheels). The archive's SHA-256
-is pinned; pip checks it, and so does every use.
+is pinned; pip verifies it, and it is verified again before each use.
 """
 
 from __future__ import annotations

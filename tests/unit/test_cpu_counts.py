@@ -107,7 +107,7 @@ def test_an_incomplete_output_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "counts").write_text(text)
     with pytest.raises(CommandFailed, match="exited before"):
         counts.read(tmp_path / "counts")
-    with pytest.raises(CommandFailed, match="exited early"):
+    with pytest.raises(CommandFailed, match="exited before"):
         counts.read(tmp_path / "missing")
 
 
