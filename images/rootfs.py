@@ -293,7 +293,7 @@ def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _require_root(spec: RootSpec) -> None:
-    require_root(f"to give the files of the {spec.role} root their owners", "./inv TASK, with the same task")
+    require_root(f"to set the owners of the files in the {spec.role} root", "./inv TASK, with the same task")
 
 
 def _set_depmod_apart(tree: Path) -> None:

@@ -479,10 +479,10 @@ def _queue(where: str, facts: Mapping[str, Any]) -> str:
     if where.startswith("tracker"):
         gone = ", or gone (a proxy does not inform its tracker)" if facts["proxied"] else ""
         waiting = f"{facts['waiting']} other clients are waiting"
-        return f"all {facts['boards']} boards with that key in sessions{gone}; {waiting}"
+        return f"all {facts['boards']} boards with that key are in sessions{gone}; {waiting}"
     if where.startswith("proxy"):
         return "the board is in another session, or no board with that key is connected to the proxy"
-    return "it accepts the connection but does not respond: it is in another session, or its server has exited"
+    return "the board accepts the connection but does not respond: it is in another session, or its server has exited"
 
 
 def mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:
