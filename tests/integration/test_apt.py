@@ -532,7 +532,7 @@ def test_raspbian_is_defined_by_data_for_armhf() -> None:
     assert flavour.key is not None
     assert len(flavour.key.fingerprint) == 40
     assert "rpi" in flavour.components
-    with pytest.raises(ConfigError, match="Raspbian has armhf only"):
+    with pytest.raises(ConfigError, match="Raspbian has only armhf"):
         target_flavour(ImageConfig(flavour="raspbian", architecture="arm64"))
 
 
