@@ -91,7 +91,7 @@ def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> 
             "build-image ran steps although nothing changed",
             expected="no step to run",
             found=", ".join(changed),
-            fix="do not change sources while benchmarks run; if you did not, see ./inv build-image --plan",
+            fix="run ./inv build-image --plan to see why; do not change sources while benchmarks run",
         )
 
 
@@ -131,7 +131,7 @@ def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[f
     config = workspace.config
     target = config.image.target
     tar = workspace.folder / "minimal.tar"
-    with progress.step("minimal root by mmdebstrap"):
+    with progress.step("create a minimal root with mmdebstrap"):
         (minimal,) = timed(lambda: minimal_root(workspace, steps["mirror"].facts, tar), times=1)
     packages = sorted(set(steps["rootfs"].inputs["packages"].split()) | set(_torch_packages(steps)))
     client = connect(timeout_s=3600)
@@ -141,7 +141,7 @@ def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[f
         archive.load(client, [layer], base, target, epoch=config.image.source_date_epoch)
         settings = {} if config.image.documentation else lean_settings()
         text = dockerfile(base, packages, settings)
-        with progress.step(f"{len(packages)} packages by emulated RUN instructions"):
+        with progress.step(f"{len(packages)} packages with emulated RUN instructions"):
             (seconds,) = timed(
                 lambda: system.build(client, f"{config.image.name}/run-lines:{config.image.label}", text, [], target),
                 times=1,
@@ -171,7 +171,7 @@ def minimal_root(workspace: Workspace, mirror: Mapping[str, Any], tar: Path) -> 
             lines.append(
                 f"deb [{options}] {source['uri']} {mirror['names'].get(name, name)} {' '.join(source['components'])}"
             )
-    # This PC's apt configuration decides whether expired indices are accepted.
+    # This PC's apt configuration determines whether expired indices are accepted.
     option = process.run(["apt-config", "dump", "Acquire::Check-Valid-Until"]).output.strip().rstrip(";")
     with files.replacing(tar) as staged:
         named = staged.with_suffix(".tar")

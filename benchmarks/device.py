@@ -158,9 +158,9 @@ def changed(source: str, pattern: re.Pattern[str], text: str) -> str:
     made, count = pattern.subn(rf"\g<1>{text}\g<2>", source)
     if count != 1:
         raise CommandFailed(
-            "the kernel's source does not match the pattern of this benchmark",
+            "the kernel's source does not match this benchmark's pattern",
             expected=f"one match of {pattern.pattern}",
-            found=f"{count}",
+            found=f"{count} matches",
             fix="adapt the pattern in benchmarks/device.py",
         )
     return made
@@ -288,7 +288,7 @@ def imports_in(output: str, wanted: float) -> float:
     match = _RESULT.search(output)
     if match is None or match["result"] != str(wanted):
         raise CommandFailed(
-            "the device did not compute with the changed kernel",
+            "the device did not run the changed kernel",
             expected=str(wanted),
             found=match["result"] if match else "no result",
             tail=output,

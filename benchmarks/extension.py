@@ -137,7 +137,7 @@ def measure(workspace: Workspace) -> Result:
                 ),
             }
             trial = Trial(workspace, client, subject, scratch)
-            with progress.step("determine the command lines"):
+            with progress.step("determine the compiler's command lines"):
                 commands = trial.command_lines(ways["native"])
             samples: dict[str, list[Spent]] = {name: [] for name in ways}
             objects: dict[str, dict[str, str]] = {}
@@ -251,7 +251,7 @@ class Trial:
         self._fresh()
         (seconds,) = timed(lambda: self._run(way, way.wheel), times=1)
         if not list(self._out.glob("*.whl")):
-            raise CommandFailed("the build left no wheel", found="an empty folder")
+            raise CommandFailed("the build did not produce a wheel", found="an empty folder")
         return seconds
 
     def _fresh(self) -> None:

@@ -236,5 +236,5 @@ def _wait(ready: Any, what: str) -> None:
     deadline = time.monotonic() + _START_LIMIT_S
     while not ready():
         if time.monotonic() > deadline:
-            raise CommandFailed(f"{what} did not start", expected=f"an answer within {_START_LIMIT_S:g} s")
+            raise CommandFailed(f"{what} did not start", expected=f"a response within {_START_LIMIT_S:g} s")
         time.sleep(0.5)

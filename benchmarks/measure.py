@@ -138,7 +138,7 @@ def observe(
         peak_kib = int(json.loads(report.read_text())["peak_kib"])
     except (FileNotFoundError, ValueError, KeyError) as fault:
         raise CommandFailed(
-            f"{' '.join(words)} wrote no record of its memory", found=str(fault), tail=done.output[-2000:]
+            f"{' '.join(words)} did not record its memory use", found=str(fault), tail=done.output[-2000:]
         ) from fault
     return Observed(seconds=done.seconds, peak_mb=peak_kib * 1024 / 1e6, output=done.output)
 

@@ -73,14 +73,19 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False,
             "only the benchmark cpu compares two wheels",
             expected="--name=cpu with --against",
             found=f"--name={name}" if name else "no --name",
-            fix=f"./inv bench --name=cpu --against={against}",
+            fix=f"run ./inv bench --name=cpu --against={against}",
         )
     chosen = _chosen(name)
     if not name and not torch_wheel.has_tree(config):
         progress.say("    skipping torch: its build tree does not exist (./inv build-torch --again creates one)")
         chosen = {item: measure for item, measure in chosen.items() if item != "torch"}
     if times < 1:
-        raise UserError("at least one run is needed", expected="--times of 1 or more", found=str(times))
+        raise UserError(
+            "at least one run is needed",
+            expected="--times of 1 or more",
+            found=str(times),
+            fix="pass --times=1 or more",
+        )
     ensure_running(config)
     workspace = Workspace.of(config, times=times, against=against)
     reports = []
@@ -116,9 +121,9 @@ def _chosen(name: str) -> Mapping[str, Callable[[Workspace], Result]]:
         near = difflib.get_close_matches(name, BENCHMARKS, n=1, cutoff=0.5)
         raise UserError(
             f"there is no benchmark {name!r}",
-            expected=f"one of {', '.join(BENCHMARKS)}, or nothing for all",
+            expected=f"one of {', '.join(BENCHMARKS)}",
             found=name,
-            fix=f"./inv bench --name={near[0]}" if near else "./inv bench",
+            fix=f"run ./inv bench --name={near[0]}" if near else "run ./inv bench without --name to run all benchmarks",
         )
     return {name: BENCHMARKS[name]}
 

@@ -85,7 +85,7 @@ class Workspace:
         """Lock the workspace and create its folder. Raises InUse or UserError."""
         self.results.mkdir(parents=True, exist_ok=True)
         taken = InUse(
-            f"other benchmarks run in {self.results}",
+            f"other benchmarks are running in {self.results}",
             expected="one run at a time, because parallel runs disturb each other",
             found="a lock",
             fix="wait for the other run, or stop it",

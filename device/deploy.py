@@ -144,7 +144,7 @@ def require_same_library(tree: Path, chosen: str) -> None:
             "the exported tree contains the other QPU library",
             expected=f"{LIBRARIES[chosen][1]}, the library to deploy (qpu.library: {chosen})",
             found=f"{LIBRARIES[found][1]} in {tree}",
-            fix=f"./inv deploy --qpulib={found}, or ./inv build-image --qpulib={chosen} and ./inv export-nfsroot",
+            fix=f"run ./inv deploy --qpulib={found}, or ./inv build-image --qpulib={chosen} and ./inv export-nfsroot",
         )
 
 
@@ -249,8 +249,8 @@ class _Item:
 def _locked(layout: Layout) -> Iterator[None]:
     """Hold the lock that excludes exports and other deployments."""
     taken = InUse(
-        f"{layout.tree} is being exported or deployed to by another run",
-        expected=f"{layout.lock} is not locked",
+        f"another run is exporting or deploying to {layout.tree}",
+        expected=f"no lock on {layout.lock}",
         found="a lock",
         fix="wait for the other run, or stop it",
     )

@@ -132,7 +132,8 @@ class DeviceSession:
                 "labgrid does not provide the board",
                 expected=f"a board that this run has acquired from the coordinator {coordinator}, with its resources",
                 found=f"{type(fault).__name__}: {fault}",
-                fix="run ./inv lab status; if resources are MISSING, run ./inv lab up on the PC of the board",
+                fix="run ./inv lab status; if resources are MISSING, run ./inv lab up on the PC that the board is "
+                "connected to",
             ) from fault
 
     def pytest_unconfigure(self) -> None:
@@ -176,7 +177,7 @@ class DeviceSession:
                     + (", and mount.nfs to mount the exported tree" if source else ""),
                     found=f"exit status {done.returncode}",
                     tail="\n".join(self.last_lines),
-                    fix=f"read its output{f'; the complete output is in {log}' if log else ''}",
+                    fix=f"read the output below{f', or the complete output in {log}' if log else ''}",
                 )
             self._abort(f"the connection was closed (status {done.returncode}) before the suite finished", BOARD_LOST)
         elif self.status == _USAGE_ERROR and not self.current and self.reported.isdisjoint(self.collected):

@@ -114,7 +114,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
                 "the power switch of the board does not work",
                 expected=which,
                 found=found,
-                fix="check that this PC reaches the switch, and power=MODEL/INDEX/HOST in lab.boards",
+                fix="check power=MODEL/INDEX/HOST in lab.boards, and that this PC can reach the switch",
             ) from fault
 
     def _record(self, source: str, text: str) -> None:

@@ -141,8 +141,8 @@ def test_on_pi(
 def _exclusive(paths: Paths) -> Iterator[None]:
     """Lock the report folder and create an empty staging folder. Raises InUse, RootNeeded."""
     taken = InUse(
-        f"another run of the device suite writes to {paths.folder}",
-        expected=f"{paths.lock} is not locked",
+        f"another run of the device suite is writing to {paths.folder}",
+        expected=f"no lock on {paths.lock}",
         found="a lock",
         fix="wait for the other run, stop it, or set build.folder to another folder",
     )
@@ -269,6 +269,9 @@ def _require_expression(keyword: str) -> None:
 def _checked_init(init: str) -> str:
     if init not in ("lean", "systemd"):
         raise UserError(
-            f"there is no init {init!r}", expected="lean or systemd", found=repr(init), fix="--init=lean (the default)"
+            f"there is no init {init!r}",
+            expected="lean or systemd",
+            found=repr(init),
+            fix="pass --init=lean (the default) or --init=systemd",
         )
     return init

@@ -79,8 +79,8 @@ def check_listing(folder: Path) -> Finding:
             name,
             done,
             "EOVERFLOW: entries have 64-bit numbers; an emulated 32-bit readdir treats such directories as empty",
-            "the build steps avoid it; for your own emulated programs, point build.folder at a tmpfs, xfs or btrfs,"
-            " or compile them with -D_FILE_OFFSET_BITS=64",
+            "the build steps work around it; for your own emulated programs, set build.folder to a folder on tmpfs, "
+            "xfs or btrfs, or compile them with -D_FILE_OFFSET_BITS=64",
         )
     reasons = {2: "the directory could not be opened", 3: "getdents64 failed", 4: "the listing was incomplete"}
     found = reasons.get(status, process.explain_exit(status))

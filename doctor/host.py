@@ -55,4 +55,4 @@ def _check_sudo() -> Finding:
     if ended.returncode == 0:
         return ok("rights", done, f"{user}, and sudo works: sudo ./inv build-image")
     found = f"{user}; {' '.join(ended.stderr.split()) or 'sudo refused'}"
-    return warn("rights", done, found, "check your permission with sudo --validate; then sudo ./inv build-image")
+    return warn("rights", done, found, "check your permission with sudo --validate, then run sudo ./inv build-image")

@@ -17,7 +17,9 @@ def check_virtual_machine() -> Finding:
     machines = process.output_of([program, "-machine", "help"], limit_s=RUN_LIMIT_S)
     version = first_version(process.output_of([program, "--version"], limit_s=RUN_LIMIT_S))
     if not re.search(r"^virt\s", machines, re.MULTILINE):
-        return fail(name, done, f"version {version} does not support the machine virt", "update it")
+        return fail(
+            name, done, f"version {version} does not support the machine virt", "install a newer qemu-system-arm"
+        )
     kvm = "/dev/kvm is not needed: the guest's architecture is not this machine's"
     return ok(name, done, f"version {version} supports the machine virt; {kvm}")
 

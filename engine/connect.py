@@ -130,7 +130,7 @@ def unavailable(selection: Selection, fault: BaseException | None = None) -> Eng
         "no Docker engine responds",
         expected=expected,
         found=_reason(fault),
-        fix="run ./inv doctor, which starts one (systemd or dockerd), or set DOCKER_HOST to another engine here",
+        fix="run ./inv doctor to start one (systemd or dockerd), or set DOCKER_HOST to another engine on this machine",
     )
 
 
@@ -140,7 +140,7 @@ def engine_lost(action: str, fault: BaseException) -> EngineUnavailable:
         f"the Docker engine stopped responding while it {action}",
         expected="an engine that responds until the step is done",
         found=_reason(fault),
-        fix="look for the cause in its log; ./inv doctor starts it again and checks it; then run the task again",
+        fix="find the cause in its log, run ./inv doctor to start and check it again, then run the task again",
     )
 
 

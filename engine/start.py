@@ -195,7 +195,7 @@ def _refuse_second(daemon: Daemon) -> None:
         other = find(int(_SYSTEM_PIDFILE.read_text()))
         if other is not None and other.name() == "dockerd" and other != daemon.recorded_process():
             raise EngineUnavailable(
-                "a dockerd that was not started here runs, but does not respond",
+                "a dockerd that pitorch did not start is running, but does not respond",
                 expected=f"a response at {daemon.host}",
                 found=f"pid {other.pid} from {_SYSTEM_PIDFILE}",
                 fix="look at its log, then stop or restart it yourself",
@@ -228,7 +228,7 @@ def _wait_for_response(daemon: Daemon, started: psutil.Process | None, offset: i
                 "the Docker engine was started but does not respond",
                 expected=f"a response at {daemon.host} within {_START_LIMIT_S:.0f} s",
                 found=f"none{tail}",
-                fix=f"read {daemon.log}" if started is not None else "journalctl -u docker.service",
+                fix=f"read {daemon.log}" if started is not None else "run journalctl -u docker.service",
             )
         time.sleep(0.1)
 

@@ -47,5 +47,5 @@ def start_engine() -> None:
             "systemd could not start the Docker engine",
             expected="systemctl start docker.service to exit with status 0",
             found=f"status {ended.returncode}: {ended.stderr.strip()[-400:]}",
-            fix="journalctl -u docker.service shows why; apt-get install docker.io if the unit is missing",
+            fix="run journalctl -u docker.service to see why; if the unit is missing, run apt-get install docker.io",
         )

@@ -2,11 +2,11 @@
 
     python3 classify.py --weights mobilenet_v2.pth photo.jpg
     python3 classify.py --weights resnet18.pth --model resnet18 --labels imagenet.txt photo.jpg
-    python3 classify.py --weights mobilenet_v2.pth --camera 0        # one frame of a camera; requires OpenCV
-    python3 classify.py --weights mobilenet_v2.pth --camera clip.mp4 # or of a video file or a stream's URL
+    python3 classify.py --weights mobilenet_v2.pth --camera 0        # one frame from a camera; requires OpenCV
+    python3 classify.py --weights mobilenet_v2.pth --camera clip.mp4 # or from a video file or a stream's URL
 
-The weights are a state dict, such as torchvision provides for its models. The script makes the int8 network
-from them, and computes the network's value ranges from the image and its mirror image.
+The weights are a state dict, such as torchvision provides for its models. The script creates the int8
+network from them, and determines the network's value ranges from the picture and its mirror image.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("picture", type=Path, nargs="?", help="a JPEG or PNG file")
     parser.add_argument(
-        "--camera", metavar="SOURCE", help="take a frame of this camera (its number), video file or URL instead"
+        "--camera", metavar="SOURCE", help="take a frame from this camera (its number), video file or URL instead"
     )
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--weights", type=Path, required=True, help="the model's state dict")
@@ -74,7 +74,7 @@ def opened(path: Path) -> Tensor:
 
 
 def frame(source: str) -> Tensor:
-    """Return a frame of a camera (its number), a video file or a URL, in the format of ``opened``."""
+    """Return a frame from a camera (its number), a video file or a URL, in the same format as ``opened``."""
     try:
         import cv2
     except ImportError:
@@ -88,7 +88,7 @@ def frame(source: str) -> Tensor:
 
 
 def prepared(picture: Tensor) -> Tensor:
-    """Convert a picture to a batch like those of the training: 1 x 3 x 224 x 224, normalised."""
+    """Convert a picture to a batch like those used in training: 1 x 3 x 224 x 224, normalised."""
     small = pictures.center_crop(pictures.resize(picture, [256], antialias=True), [224, 224])
     return pictures.normalize(small / 255, list(MEAN), list(DEVIATION)).unsqueeze(0)
 
@@ -111,7 +111,7 @@ def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
 
 
 def loaded(model: nn.Module, weights: Path) -> nn.Module:
-    """Return the model with the weights of a file. Ends the program with a message if the weights do not fit."""
+    """Return the model with the weights from a file. Ends the program with a message if the weights do not fit."""
     try:
         model.load_state_dict(torch.load(weights, weights_only=True, map_location="cpu"))
     except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError) as fault:

@@ -2,9 +2,9 @@
 
     .venv/bin/pip install -e '.[remote]'
     .venv/bin/python examples/remote_add.py --local-demo          on this PC
-    .venv/bin/python examples/remote_add.py                       on the board of board.toml
+    .venv/bin/python examples/remote_add.py                       on the board in board.toml
 
-This script appears in introductions to TVM's RPC; here it is ported to the current TVM. The old calls are in brackets.
+Introductions to TVM's RPC contain this script. Here it is ported to the current TVM; the old calls are in brackets.
 The board runs TVM's server (docs/remote.md). ``./inv profile-remote`` does the same with queues, time limits and error
 messages.
 """

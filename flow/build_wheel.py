@@ -71,7 +71,7 @@ def build_requirements(config: Config) -> list[Path]:
     root = require(manifests.manifest_path("dev"), "build-image").artefact(".tar")
     folder = config.target_root / "distribution-wheels" / root.sha256[:16]
     if not folder.is_dir():
-        with progress.step("wheels of the distribution's numpy, SciPy and pandas"):
+        with progress.step("make wheels from the distribution's numpy, SciPy and pandas"):
             files.remove(folder.parent)
             folder.parent.mkdir(parents=True)
             distribution_wheels.make(root.path, folder, config.image.target, context.suite)

@@ -13,8 +13,8 @@ def emulated_compiler_reason(context: Context) -> str:
     if not flavour.compiles_for:
         return ""
     return (
-        f"code for this image is compiled by {flavour.title}'s own compiler under emulation, which takes seven to ten "
-        f"times as long: it generates {flavour.compiles_for} code, and Debian's cross compiler does not"
+        f"{flavour.title}'s own compiler compiles code for this image under emulation, which takes seven to ten times "
+        f"as long. Debian's cross compiler cannot be used, because it does not generate {flavour.compiles_for} code"
     )
 
 

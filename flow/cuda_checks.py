@@ -100,7 +100,7 @@ def other_torch(config: Config, version: str) -> Path:
                 f"the package index does not have {name}",
                 expected="a release for this Python and machine",
                 found=f"none for Python {platform.python_version()} (full log: {log})",
-                fix="pip index versions torch lists the releases",
+                fix="run pip index versions torch to list the releases",
             )
 
         try:
@@ -182,7 +182,7 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
             "the tests of the CUDA operators fail on this machine\n" + "\n".join(done.output.splitlines()[-60:]),
             expected=f"{SUITE.name} to pass",
             found=last,
-            fix=f"the full output is in {log}",
+            fix=f"read the full output in {log}",
         )
     counts = {name: int(number) for number, name in re.findall(r"(\d+) (passed|skipped)", last)}
     reasons = sorted(set(re.findall(r"^SKIPPED \[\d+\] [^ ]+: (.+)$", done.output, re.MULTILINE)))

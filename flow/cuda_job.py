@@ -64,6 +64,6 @@ def target_of(architecture: str) -> Architecture:
             f"CUDA is not available for {architecture}",
             expected=f"one of {', '.join(TARGETS)}",
             found=architecture,
-            fix=f"./inv build-cuda-wheel --architecture={TARGETS[0]}",
+            fix=f"run ./inv build-cuda-wheel --architecture={TARGETS[0]}",
         )
     return ARCHITECTURES[architecture]

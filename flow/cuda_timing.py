@@ -48,20 +48,20 @@ def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 
             "there is no CUDA GPU to time",
             expected="a GPU, its driver, and a torch built for CUDA",
             found=f"{python} finds none",
-            fix="run it on a machine with one, or set cuda.python to a Python with such a torch",
+            fix="run it on a machine with one, or set cuda.python to a Python interpreter that has such a torch",
         )
     if done.returncode == _USAGE:
         raise UserError(
             "cuda-timing does not support these arguments",
             found=output.splitlines()[-1],
-            fix="./inv --help cuda-timing",
+            fix="run ./inv --help cuda-timing",
         )
     if "No module named" in output and done.returncode:
         raise ArtefactMissing(
             f"{python} cannot import the modules that cuda-timing requires",
             expected="the wheel of ./inv build-cuda-wheel, and torch",
             found=output.splitlines()[-1],
-            fix="run ./inv build-cuda-wheel --check, or install the wheel into the Python in cuda.python",
+            fix="run ./inv build-cuda-wheel --check, or install the wheel for the interpreter in cuda.python",
         )
     if done.returncode:
         raise CommandFailed(

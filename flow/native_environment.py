@@ -57,7 +57,7 @@ def pip(config: Config, *words: str) -> None:
         env=environment_of(config),
         limit_s=_INSTALL_LIMIT_S,
         log=folder_of(config) / "pip.log",
-        fix="the package index must be reachable; see native/pip.log in the build folder",
+        fix="check that the package index is reachable; see native/pip.log in the build folder",
     )
 
 

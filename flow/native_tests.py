@@ -45,7 +45,7 @@ def run_tests(config: Config, folder: Path, names: Sequence[str], report: str) -
                 f"the device tests fail on this machine ({process.explain_exit(done.returncode)})\n{tail}",
                 expected=f"{' and '.join(names)} to pass on libqpu's interpreter",
                 found=done.output.strip().splitlines()[-1] if done.output.strip() else "no output",
-                fix=f"the full output is in native/{report}.log of the build folder",
+                fix=f"read the full output in native/{report}.log in the build folder",
             )
         counts = _counts(aside)
     return Made(artefacts=(junit,), facts=counts)

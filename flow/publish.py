@@ -185,9 +185,9 @@ def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
             f"{path.name} is not signed",
             expected=envelope.name,
             found="no such file next to it",
-            fix=f"./inv sign {path}",
+            fix=f"run ./inv sign {path}",
         )
-    stated = signing.open_envelope(envelope.read_bytes(), key, envelope.name, fix=f"./inv sign {path}")
+    stated = signing.open_envelope(envelope.read_bytes(), key, envelope.name, fix=f"run ./inv sign {path}")
     sha256 = files.sha256_of(path)
     subjects = stated.get("subject")
     if {"name": path.name, "digest": {"sha256": sha256}} not in (subjects if isinstance(subjects, list) else []):
@@ -262,7 +262,7 @@ def _require_newest(config: Config, wanted: Reference, found: attestations.Verif
             f"{wanted} is older than the image that was verified here before",
             expected=f"{before['digest']}, built {before['finished']}, or a later one",
             found=f"{found.digest}, built {found.finished}",
-            fix=f"the tag may have been set back by another user; if you did that, remove {path}",
+            fix=f"another user may have set the tag to an older image; if you did so yourself, remove {path}",
         )
 
 

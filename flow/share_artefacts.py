@@ -37,7 +37,7 @@ def wanted(config: Config) -> list[tuple[str, str]]:
             "there is no recipe for this configuration",
             expected="a release and a variant that recipes/torch builds",
             found=f"{config.image.label}, variant {config.torch.variant}, source {config.torch.source}",
-            fix="./inv build-torch --plan prints the reason",
+            fix="run ./inv build-torch --plan to see the reason",
         )
     ffi = tvm_ffi.key(config) if config.remote.ffi_in_image else ""
     return [("torch", key), *([(tvm_ffi.NAME, ffi)] if ffi else [])]

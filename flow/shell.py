@@ -72,7 +72,7 @@ def require_folder(folder: Path) -> None:
     """Raise ArtefactMissing unless the folder exists."""
     if not folder.is_dir():
         raise ArtefactMissing(
-            f"{folder} is not a folder", expected="a folder to mount at " + WORK, fix="choose another"
+            f"{folder} is not a folder", expected="a folder to mount at " + WORK, fix="choose another folder"
         )
 
 

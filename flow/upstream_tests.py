@@ -217,7 +217,7 @@ def fetch_packages(pins: Sequence[str], to: Path, log: Path) -> Path:
             f"the package index does not have {name}",
             expected=", ".join(pins),
             found="no such version",
-            fix="pip config list prints the index; the pins are in recipes/torch/upstream.toml",
+            fix="run pip config list to see the index; the pins are in recipes/torch/upstream.toml",
         )
 
     what = "the packages of upstream's tests"

@@ -104,7 +104,7 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
             f"{len(differing)} of {len(chosen)} objects of torch differ when compiled again",
             expected="the same bytes",
             found=", ".join(differing),
-            fix=f"--seed={seed} chooses the same objects; the log is {builder.log}",
+            fix=f"pass --seed={seed} to choose the same objects again; the log is {builder.log}",
         )
     return Verified("sampled", tuple(names), seed, time.monotonic() - began)
 

@@ -104,7 +104,7 @@ def load(
             f"the engine cannot load {reference}",
             expected="a loaded image",
             found=" ".join(errors),
-            fix="check the engine's free disk space and log: ./inv doctor",
+            fix="run ./inv doctor to check the engine's free disk space, and read the engine's log",
         )
     return verify(client, reference, architecture, image_id=image_id)
 

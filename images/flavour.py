@@ -133,7 +133,7 @@ def target_flavour(image: ImageConfig) -> Flavour:
     if flavour.architectures and image.architecture not in flavour.architectures:
         raise ConfigError(
             [
-                f"image.architecture: {flavour.title} has {', '.join(flavour.architectures)} only, "
+                f"image.architecture: {flavour.title} has only {', '.join(flavour.architectures)}, "
                 f"found {image.architecture!r}"
             ]
         )
@@ -148,7 +148,7 @@ def kernel_archive(image: ImageConfig) -> Flavour | None:
     if image.architecture not in archive.packages:
         raise ConfigError(
             [
-                f"image.kernel: the {archive.title} has kernels for {', '.join(archive.packages)} only, found "
+                f"image.kernel: the {archive.title} has kernels only for {', '.join(archive.packages)}, found "
                 f"{image.architecture!r}; set image.kernel: distribution"
             ]
         )

@@ -125,8 +125,8 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
             f"this host cannot execute {architecture.debian} programs",
             expected=f"qemu-{architecture.qemu} registered in binfmt_misc with flag F",
             found=seen,
-            fix="./inv --set-up installs the emulator and registers it (as root, in a container with --privileged); "
-            "./inv doctor shows what is missing",
+            fix="run ./inv --set-up to install and register the emulator (as root, in a container with --privileged); "
+            "run ./inv doctor to see what is missing",
         )
 
 
@@ -293,7 +293,7 @@ def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _require_root(spec: RootSpec) -> None:
-    require_root(f"to give the files of the {spec.role} root their owners", "./inv TASK, with the same task")
+    require_root(f"to set the owners of the files in the {spec.role} root", "./inv TASK, with the same task")
 
 
 def _set_depmod_apart(tree: Path) -> None:
@@ -385,7 +385,9 @@ def _mmdebstrap(
             except CommandFailed:
                 if not memory_mib or not files.full_disk(log.read_text(errors="replace"), "", scratch):
                     raise
-                progress.warn(f"the {spec.role} root does not fit into {memory_mib} MiB of memory: built on the disk")
+                progress.warn(
+                    f"the {spec.role} root does not fit into {memory_mib} MiB of memory: building it on the disk"
+                )
                 log.write_text("")
                 build(0)
         except CommandFailed as fault:
@@ -429,5 +431,5 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
         summary,
         expected=expected,
         found=f"{found} (full log: {log})",
-        fix="read the log; ./inv doctor checks the requirements of this step",
+        fix="read the log, and run ./inv doctor to check the requirements of this step",
     )

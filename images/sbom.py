@@ -97,7 +97,7 @@ def write(
             root = _status_of(root, scratch / "root")
         if not (root / _STATUS).is_file():
             raise ArtefactMissing(
-                f"{root} has no list of packages",
+                f"{root} has no package list",
                 expected=f"{_STATUS}, which dpkg writes",
                 found="no such file",
                 fix="pass the root filesystem of a Debian system",

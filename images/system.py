@@ -189,7 +189,7 @@ def inspect(
     except CommandFailed as fault:
         raise CommandFailed(
             f"{reference} was built but does not work",
-            expected=f"import of {', '.join(modules) or 'no module'}, and libqpu.so.1",
+            expected=f"a successful import of {', '.join(modules) or 'no module'}, and libqpu.so.1",
             found=fault.tail.strip()[-1500:] or fault.found,
             fix=f"the full output is in {log}",
         ) from fault

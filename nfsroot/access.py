@@ -117,9 +117,9 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
             f"SSH login denied: {access}",
             expected=f"a login with the key {access.key}" if access.key else "a login with one of your SSH keys",
             found=output.strip().splitlines()[-1],
-            fix="the board must have booted the exported tree, which has that key in /root/.ssh/authorized_keys"
+            fix="boot the board from the exported tree, which has that key in /root/.ssh/authorized_keys"
             if access.key
-            else f"ssh-copy-id {access}",
+            else f"run ssh-copy-id {access}",
         )
     return None
 

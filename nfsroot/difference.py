@@ -347,7 +347,7 @@ def _of_sbom(name: str, path: Path) -> System:
             f"{name} is not a bill of materials",
             expected="SPDX or CycloneDX as JSON",
             found=f"{type(fault).__name__}: {fault}",
-            fix="./inv build-image writes sbom.spdx.json and sbom.cdx.json",
+            fix="pass sbom.spdx.json or sbom.cdx.json, which ./inv build-image writes",
         ) from fault
     return system
 

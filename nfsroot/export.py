@@ -93,7 +93,7 @@ def export(
     export or a server uses the tree or something is mounted in it, DiskFull, and UserError if the destination was not
     created by an export or cannot be written.
     """
-    process.require_root("to give files to their owners", _AGAIN)
+    process.require_root("to set the files' owners", _AGAIN)
     began = time.monotonic()
     final = Layout(absolute(destination or (tarball or config.nfsroot)))
     if not final.place.name:
@@ -385,9 +385,9 @@ def _aside(final: Layout) -> Iterator[Path]:
     if aside.exists():
         if not (aside / MARKER).is_file() and any(aside.iterdir()):
             raise UserError(
-                f"{aside} exists",
-                expected="no folder, or one of an earlier export",
-                found="no marker in it",
+                f"{aside} exists, but no export created it",
+                expected="no folder, or one from an earlier export",
+                found="a folder without a marker",
                 fix="remove it",
             )
         require_unmounted(aside, "removed")

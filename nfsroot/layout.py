@@ -242,7 +242,7 @@ def require_export(layout: Layout) -> Manifest:
             else "another folder"
             if there
             else "no folder",
-            fix=f"as root, which moves it: {caller.as_root('./inv export-nfsroot')}"
+            fix=f"run {caller.as_root('./inv export-nfsroot')}, which moves it to a folder that only root can enter"
             if bare
             else "run ./inv export-nfsroot",
         )

@@ -110,7 +110,7 @@ def _require_overlay(layout: Layout) -> None:
             "the exported tree does not support nfs.overlay",
             expected="an initramfs with the script nfs4 that makes the overlay",
             found="an older image, or one that does not boot",
-            fix="./inv build-image and ./inv export-nfsroot (image.profile: bootable), or nfs.overlay: false",
+            fix="run ./inv build-image (image.profile: bootable) and ./inv export-nfsroot, or set nfs.overlay: false",
         )
 
 
@@ -132,7 +132,7 @@ def _address_in_subnet(config: Config) -> str:
             "this PC has no address in the board's subnet",
             expected=f"an address in nfs.subnet ({subnet}) on the interface to the board",
             found=", ".join(f"{own} ({name})" for own, name in own_addresses().items()),
-            fix=f"ip address add {subnet.network_address + 1}/{subnet.prefixlen} dev INTERFACE, or set nfs.subnet",
+            fix=f"run ip address add {subnet.network_address + 1}/{subnet.prefixlen} dev INTERFACE, or set nfs.subnet",
         )
     return address
 
@@ -201,7 +201,10 @@ def _await_ready(lines: queue.Queue[str | None]) -> None:
             fix="stop it, for example: systemctl stop dnsmasq isc-dhcp-server tftpd-hpa",
         )
     raise UserError(
-        "dnsmasq did not start", expected="a DHCP and TFTP server", found=tail or "no message", fix="see above"
+        "dnsmasq did not start",
+        expected="a DHCP and TFTP server",
+        found=tail or "no message",
+        fix="read its last lines above",
     )
 
 
@@ -239,7 +242,9 @@ def _watch(
                     keep(board, "nfs", board.refused)
                     tell(board)
             if process_identity.find(server.pid) is None:
-                raise UserError("the NFS server exited unexpectedly", found=f"see {server.log}", fix="run it again")
+                raise UserError(
+                    "the NFS server exited unexpectedly", found=f"see {server.log}", fix="run ./inv netboot again"
+                )
             now = time.monotonic()
             if now > hint_at and not any(boards):
                 progress.say("no board has requested an address: check the cable, and enable network boot on the board")

@@ -165,7 +165,7 @@ def running_server(
     folders = (folder,) if isinstance(folder, Path) else tuple(folder)
     process.require_root("to serve files of all owners over NFS", "./inv TASK")
     program = process.require_program("ganesha.nfsd", "to serve the exported tree over NFS")
-    process.require_program("nfs-ls", "to verify that the NFS server serves")
+    process.require_program("nfs-ls", "to verify that the NFS server works")
     plugins = plugin_folder()
     for item in folders:
         if not item.is_dir():
@@ -368,7 +368,7 @@ def _await_ready(server: NfsServer, child: subprocess.Popen[bytes], limit_s: flo
                 server,
                 f"the NFS server does not export {waiting[0]}",
                 complaint,
-                fix="it needs a file system with file handles (ext4, xfs, btrfs, tmpfs; not overlay): set nfs.folder",
+                fix="set nfs.folder to a folder on a file system with file handles (ext4, xfs, btrfs or tmpfs)",
             )
         time.sleep(0.1)
 

@@ -251,7 +251,7 @@ def _nft(*words: str, stdin: str | None = None, merge_stderr: bool = True) -> st
             f"nft {' '.join(words)} failed",
             expected="a kernel with nftables and NAT (nf_tables, nft_masq)",
             found=done.output.strip() or process.explain_exit(done.returncode),
-            fix="modprobe nft_masq; the failed command changed nothing",
+            fix="run modprobe nft_masq and try again; the failed command changed nothing",
         )
     return done.output
 

@@ -69,7 +69,7 @@ def load(name: str) -> Recipe:
     except FileNotFoundError as fault:
         known = ", ".join(sorted(item.parent.name for item in HERE.glob("*/recipe.toml")))
         raise RecipeInvalid(
-            f"there is no recipe {name!r}", expected=f"one of {known}", found="no " + str(path)
+            f"there is no recipe {name!r}", expected=f"one of {known}", found=f"no file {path}"
         ) from fault
     except tomllib.TOMLDecodeError as fault:
         raise RecipeInvalid(f"{path} is not valid TOML", found=str(fault), fix="edit it") from fault

@@ -195,7 +195,7 @@ def _require_pushable(client: docker.DockerClient, config: Config) -> None:
 def _build_command(config: Config) -> str:
     architecture = config.image.architecture
     default = ImageConfig().architecture
-    return "./inv build-image" + (f" --architecture={architecture}" if architecture != default else "")
+    return "run ./inv build-image" + (f" --architecture={architecture}" if architecture != default else "")
 
 
 def _push(
@@ -336,7 +336,7 @@ def _require_platform(image: Mapping[str, Any], name: str, platform: str) -> Non
             f"{name} is for another platform",
             expected=platform,
             found=found,
-            fix="./inv build-image, or set image.architecture in invoke.yaml",
+            fix="run ./inv build-image, or set image.architecture in invoke.yaml",
         )
 
 

@@ -174,7 +174,7 @@ def connection_refused(host: str, found: str) -> RegistryConnectionRefused:
         f"no registry listens at {host}",
         expected="a registry",
         found=found,
-        fix="./inv registry up starts one on this machine" if is_loopback(host) else fix,
+        fix="run ./inv registry up to start one on this machine" if is_loopback(host) else fix,
     )
 
 

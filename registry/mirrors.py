@@ -173,7 +173,7 @@ def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
         "the engine does not use the mirrors",
         expected=f"the mirrors {', '.join(state.configured) or 'none'} after {process.pasteable(argv)}",
         found="no response" if state.active is None else f"it uses {', '.join(state.active) or 'none'}",
-        fix=f"see its log: {log}; does it read {state.file} (--config-file)? A restart may be required",
+        fix=f"read its log ({log}), check that it reads {state.file} (--config-file), and restart it if necessary",
     )
 
 

@@ -30,7 +30,7 @@ from toolchain.errors import SignatureRefused, UserError
 PASSWORD_VARIABLE = "PITORCH_SIGNING_PASSWORD"  # noqa: S105  (the name of a variable)
 STATEMENT_TYPE = "application/vnd.in-toto+json"
 _KIND = "an ECDSA key on the curve P-256 in a PEM file"
-_MAKE = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes-256-cbc -out signing.pem"
+_MAKE = "run openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes-256-cbc -out signing.pem"
 _KEY_ID = ""
 """The key id is empty, because cosign ignores an empty one and would look up any other among its own key ids."""
 
@@ -83,7 +83,7 @@ def load_public(path: Path) -> PublicKey:
             f"{path} is not a public key",
             expected=_KIND,
             found="another kind of file",
-            fix="openssl pkey -in signing.pem -pubout -out signing.pub",
+            fix="run openssl pkey -in signing.pem -pubout -out signing.pub",
         ) from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise _other_kind(path)

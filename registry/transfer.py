@@ -218,7 +218,7 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
             "the engine does not have the image",
             expected=str(reference),
             found=found,
-            fix="./inv build-image",
+            fix="run ./inv build-image",
         )
     if has("no matching manifest", "does not provide the specified platform", "does not match the specified platform"):
         return PlatformMismatch(

@@ -1,8 +1,8 @@
 """Block maps (bmap 2.0): the blocks of an image that must be written, with their SHA-256.
 
-bmaptool reads the file. It would make one from the holes of a sparse file, but an image may have holes in blocks that
-belong to a file system, such as an empty journal: they must be zero on the card too. Here the blocks that no file
-belongs to are left out, and no others.
+bmaptool reads the file. bmaptool can also create one, which leaves out all holes of a sparse file. However, a hole may
+belong to blocks that the file system uses, such as an empty journal, and these must be zero on the card too. This
+module leaves out only the blocks that are free in the file system.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCK = 4096
 """Bytes."""
 
 _LONGEST_RANGE = 4096
-"""Blocks: a range is read into memory to be compared."""
+"""Maximum number of blocks in a range, because the comparison reads a whole range into memory."""
 _NO_CHECKSUM = "0" * 64
 
 
@@ -47,7 +47,7 @@ class BlockMap:
 
 
 def measured(image: Path, mapped: Iterable[tuple[int, int]]) -> BlockMap:
-    """The map of an image whose blocks ``mapped`` (first, last) must be written."""
+    """Return the map of an image in which the blocks ``mapped`` (first, last) must be written."""
     ranges = []
     with image.open("rb") as stream:
         for first, last in _split(mapped):
@@ -64,7 +64,7 @@ def _split(mapped: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def text_of(found: BlockMap) -> str:
-    """The map as XML."""
+    """Return the map as XML."""
     top = ET.Element("bmap", version="2.0")
     for name, value in (
         ("ImageSize", found.size),
@@ -84,7 +84,7 @@ def text_of(found: BlockMap) -> str:
 
 
 def read(path: Path) -> BlockMap:
-    """Read a map that ``text_of`` made. Raises ArtefactDamaged if the file is another one, or was changed."""
+    """Read a map that ``text_of`` made. Raises ArtefactDamaged if the file is not such a map, or was changed."""
     text = path.read_text(errors="replace")
     claimed = re.search(r"<BmapFileChecksum> ([0-9a-f]{64}) <", text)
     whole = text.replace(claimed[1], _NO_CHECKSUM, 1) if claimed else ""

@@ -1,7 +1,8 @@
-"""What makes an exported root a system on a card: the files for the card, and cloud-init's settings of the first boot.
+"""Prepare an exported root for a card: the files that it needs there, and cloud-init's settings for the first boot.
 
 cloud-init reads ``user-data`` and ``meta-data`` from the boot partition, which it finds by the label ``LABEL``.
-Raspberry Pi Imager replaces both files. cloud-init also generates the host keys and enlarges the root.
+Raspberry Pi Imager replaces both files. At the first boot, cloud-init also generates the host keys and enlarges
+the root's file system.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ssh_genkeytypes: [ed25519, ecdsa]
 
 
 def fit_for_card(tree: Audit, disk_id: str) -> None:
-    """Write the files of a root on a card whose partition table has the identifier ``disk_id`` (8 hex digits)."""
+    """Write the files that a root needs on a card. ``disk_id`` identifies the card's partition table (8 hex digits)."""
     tree.write(
         "/etc/fstab",
         f"PARTUUID={disk_id}-02 / ext4 defaults,noatime 0 1\n"
@@ -55,9 +56,9 @@ def require_complete(sd: SdConfig) -> None:
 
 
 def user_data(sd: SdConfig, hostname: str) -> str:
-    """The file ``user-data``: cloud-config, written as JSON, which is YAML.
+    """Return the content of ``user-data``: cloud-config as JSON, which is also valid YAML.
 
-    Without a user in the settings, nobody can log in, and there is no default password.
+    If the settings name no user, nobody can log in: there is no default password.
     """
     data: dict[str, Any] = {"hostname": hostname, "manage_etc_hosts": True, "users": [], "ssh_pwauth": False}
     if sd.user:
@@ -82,5 +83,5 @@ def _user(sd: SdConfig) -> Mapping[str, Any]:
 
 
 def meta_data(identifier: str) -> str:
-    """The file ``meta-data``. cloud-init applies the settings once per identifier."""
+    """Return the content of ``meta-data``. cloud-init applies the settings once per identifier."""
     return f"instance-id: pitorch-{identifier}\n"

@@ -1,9 +1,9 @@
-"""``sd-image``: a card image from the system image, reproducibly, without loop devices.
+"""``sd-image``: make a reproducible card image from the system image, without loop devices.
 
-The image has an MBR partition table, a FAT partition with the files that the firmware of a board reads, and an ext4
-root. All identifiers are derived from the hash of the image's tree, and all times from ``image.source_date_epoch``. The
-programs are extracted packages (flow.pipelines.card_job), so the image does not depend on the host's versions. Only
-unpacking the system image requires root, because files have several owners.
+The image has an MBR partition table, a FAT partition with the files that a board's firmware reads, and an ext4 root.
+All identifiers are derived from the hash of the image's tree, and all times from ``image.source_date_epoch``. The
+programs are extracted packages (flow.pipelines.card_job), so the image does not depend on the versions of the host's
+programs. Root is required only to unpack the system image, because its files have several owners.
 
 Products, in ``sd/`` in the target's folder: the compressed image, its block map, its SHA-256, the entry for
 Raspberry Pi Imager, the bill of materials of its root, and the manifest.
@@ -43,16 +43,16 @@ from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import MANIFEST_SUFFIX, key_of
 
 TOOLS_SUITE = "trixie"
-"""The release whose mke2fs reads a tarball."""
+"""The release whose mke2fs can read a tarball."""
 
 SECTOR = 512
 BOOT_START_MIB = 4
 BOOT_MIB = 128
 ROOT_START = (BOOT_START_MIB + BOOT_MIB) << 20
-"""First byte of the root's file system."""
+"""Offset of the root's file system, in bytes."""
 
 _ROOT_FREE_MIB = 128
-"""Free space of the root before the first boot enlarges it: cloud-init writes there."""
+"""Free space in the root for cloud-init, which writes there before the first boot enlarges the root."""
 _JOURNAL_MIB = 16
 _INODE_RATIO = 16384
 _XZ = ("--threads=2", "--block-size=16MiB", "-3")
@@ -126,17 +126,17 @@ def build(config: Config) -> Manifest:
     Raises RootNeeded, ConfigError, EngineUnavailable, ArtefactMissing (no image, or one without a kernel),
     PlatformMismatch, InUse (another run), DiskFull.
     """
-    process.require_root("to give files to their owners", "./inv sd-image")
+    process.require_root("to set the files' owners", "./inv sd-image")
     first_boot.require_complete(config.sd)
     began = time.monotonic()
     folder = Folder.of(config)
     source = unpack.find_image(connect(), config.image_reference("system"), config.image.target)
     folder.place.mkdir(parents=True, exist_ok=True)
     another = InUse(
-        f"another run makes the card image in {folder.place}",
+        f"another run is making the card image in {folder.place}",
         expected="one run at a time",
         found="a lock",
-        fix="wait for it",
+        fix="wait until it has finished",
     )
     needed = 3 * (source.size >> 20) + BOOT_MIB + _ROOT_FREE_MIB
     files.require_space(folder.place, needed, "the card image")
@@ -163,7 +163,7 @@ def _room(folder: Path) -> Iterator[None]:
 
 
 def ready_tools(config: Config) -> Tools:
-    """The programs, extracted if necessary. Raises the UserError of the step that failed."""
+    """Return the programs, extracted if necessary. Raises the failed step's UserError."""
     with Context(for_all_targets(config, TOOLS_SUITE)) as context, build_lock(context.root):
         pipeline = pipelines.card_job(context)
         pipeline.execute(pipeline.plan())
@@ -178,7 +178,10 @@ def _make(
     scratch: Path,
     folder: Folder,
 ) -> Manifest:
-    """``boot_files`` is as of ``flow.firmware.ready``."""
+    """Make the image in ``scratch``, then move the products to ``folder``; return their manifest.
+
+    ``boot_files`` is the result of ``flow.firmware.ready``.
+    """
     tree = scratch / "tree"
     with progress.step(f"copy {source.reference}"):
         unpack.unpack(connect(), source, tree)
@@ -200,7 +203,7 @@ def _make(
     (boot / "user-data").write_text(user_data)
     (boot / "meta-data").write_text(first_boot.meta_data(ids.number(f"instance {user_data}")))
     image = scratch / f"{folder.name}.img"
-    with progress.step("file systems"):
+    with progress.step("make the file systems"):
         root = _root_of(tree, scratch / "root.ext4", tools, ids, dict(hashed.counts()))
         used = list(_used_blocks(tools.run("dumpe2fs", root), root.stat().st_size // bmap.BLOCK))
         _assemble(image, root, used, boot, tools, ids)
@@ -256,7 +259,7 @@ def _write_boot(config: Config, tree: Path, boot_files: tuple[Path, Path], boot:
         raise ArtefactMissing(
             "a board cannot boot from a card with this image",
             expected="a kernel, device trees, the firmware and cloud-init",
-            found=f"without {'; '.join(missing)}",
+            found=f"an image without {'; '.join(missing)}",
             fix="set image.card: true in invoke.yaml and run ./inv build-image",
         )
     script = "boot=local " if parts.initramfs else ""
@@ -273,13 +276,13 @@ def _write_boot(config: Config, tree: Path, boot_files: tuple[Path, Path], boot:
 
 
 def _root_of(tree: Path, root: Path, tools: Tools, ids: Identifiers, counts: dict[str, int]) -> Path:
-    """The ext4 file system of a tree, which is removed. Its size is that of the files and some free space."""
+    """Make an ext4 file system from a tree, and remove the tree. The file system's size includes some free space."""
     tar = root.with_suffix(".tar")
     process.run(
         [
             "tar", "--create", f"--file={tar}", f"--directory={tree}", "--format=posix", "--numeric-owner",
             "--sort=name", "--xattrs", "--xattrs-include=*", "--clamp-mtime", f"--mtime=@{tools.epoch}",
-            # Names are bytes; libarchive takes them as UTF-8 otherwise.
+            # File names are bytes. Without this option, libarchive would interpret them as UTF-8.
             "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime,hdrcharset:=BINARY", ".",
         ],
         env={"LC_ALL": "C"},
@@ -300,7 +303,7 @@ def _root_of(tree: Path, root: Path, tools: Tools, ids: Identifiers, counts: dic
 
 
 def _used_blocks(dumped: str, total: int) -> Iterator[tuple[int, int]]:
-    """Ranges of blocks (first, last) that are in use, from the output of dumpe2fs."""
+    """Yield the ranges of blocks (first, last) that are in use according to dumpe2fs's output."""
     begin = 0
     for line in re.findall(r"^  Free blocks: (.+)$", dumped, re.MULTILINE):
         for part in line.split(", "):
@@ -313,7 +316,7 @@ def _used_blocks(dumped: str, total: int) -> Iterator[tuple[int, int]]:
 
 
 def _assemble(image: Path, root: Path, used: list[tuple[int, int]], boot: Path, tools: Tools, ids: Identifiers) -> None:
-    """Write partition table, boot partition and root into the image."""
+    """Write the partition table, the boot partition and the root into the image."""
     root_size = root.stat().st_size
     with image.open("wb") as stream:
         stream.truncate(ROOT_START + root_size)
@@ -348,13 +351,13 @@ _IMAGER_DEVICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "armhf": {"pi2-32bit": ("bcm2836", "bcm2709"), "pi3-32bit": ("bcm2837", "bcm2710")},
     "arm64": {"pi3-64bit": ("bcm2837", "bcm2710"), "pi4-64bit": ("bcm2711",), "pi5-64bit": ("bcm2712",)},
 }
-"""Raspberry Pi Imager's names of boards, with the systems on chip in the names of their device trees."""
+"""Raspberry Pi Imager's names for boards, and for each the systems on chip named in its device trees' file names."""
 
 
 def _imager_entry(
     config: Config, folder: Folder, devices: Sequence[str], extracted: Artefact, size: int, sha256: str
 ) -> dict[str, Any]:
-    """The image in the list that Raspberry Pi Imager reads."""
+    """Return the image's entry in the list that Raspberry Pi Imager reads."""
     place = config.sd.url.rstrip("/") or folder.place.as_uri()
     return {
         "name": f"{config.image.name} {config.image.label}",

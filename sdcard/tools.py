@@ -13,13 +13,13 @@ _LIMIT_S = 3600.0
 
 @dataclass(frozen=True)
 class Tools:
-    """The folder of the programs. ``epoch`` is the time, in Unix seconds, that they write into file systems."""
+    """The folder with the programs. ``epoch`` is the time, in Unix seconds, that they write into file systems."""
 
     folder: Path
     epoch: int
 
     def command(self, name: str, *words: str | Path) -> list[str]:
-        """The command line of a program such as ``mke2fs``."""
+        """Return the command line that runs a program such as ``mke2fs``."""
         usr = self.folder / "usr"
         loader = next(usr.glob("lib*/ld-linux*.so.*"))
         library = next(usr.glob("lib/*/libc.so.6")).parent

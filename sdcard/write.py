@@ -33,11 +33,11 @@ class Written:
 
 
 def write_card(config: Config, device: Path, *, removable: bool = True) -> Written:
-    """Write the card image of the configuration to a block device and compare what the device returns.
+    """Write the configuration's card image to a block device, then read the device back and compare the content.
 
     With ``removable``, only a card or USB device is accepted. Raises ArtefactMissing or ArtefactDamaged (no image, or
     one that was changed), RootNeeded, UserError (not such a device, or too small), InUse (something on it is mounted),
-    and ArtefactDamaged if the card returns other bytes.
+    and ArtefactDamaged if the content differs.
     """
     began = time.monotonic()
     folder = Folder.of(config)
@@ -64,7 +64,7 @@ def _require_card(device: Path, size: int, *, removable: bool) -> None:
         found = "another file" if not is_device else ""
     except FileNotFoundError:
         found = "no such file"
-    names = "lsblk prints the devices; a card is often /dev/mmcblk0 or /dev/sdb"
+    names = "run lsblk to list the devices; a card is often /dev/mmcblk0 or /dev/sdb"
     if found:
         raise UserError(f"{device} is not a card", expected="a block device", found=found, fix=names)
     listed = _lsblk(device)
@@ -81,20 +81,20 @@ def _require_card(device: Path, size: int, *, removable: bool) -> None:
             f"{device} is in use and is not overwritten",
             expected="no mounted partition and no swap space on it",
             found=", ".join(mounted),
-            fix=f"umount {mounted[0]}, if it is the right device",
+            fix=f"if this is the right device, run umount {mounted[0]}",
         )
     if listed["ro"]:
         raise UserError(
             f"{device} is read-only",
             expected="a writable card",
-            found="its write protection",
-            fix="move the card's lock",
+            found="a write-protected card",
+            fix="slide the card's lock switch to the unlocked position",
         )
     if removable and not (listed["rm"] or listed["hotplug"]):
         raise UserError(
             f"{device} is not a removable device",
             expected="a card or a USB device",
-            found=f"{listed['model'] or 'a fixed disk'} of {progress.human_size(listed['size'])}",
+            found=f"{listed['model'] or 'a fixed disk'}, {progress.human_size(listed['size'])}",
             fix=names,
         )
     if listed["size"] < size:
@@ -127,6 +127,6 @@ def _compare(device: Path, blocks: bmap.BlockMap) -> None:
                 raise ArtefactDamaged(
                     f"{device} does not contain what was written",
                     expected=f"SHA-256 {item.sha256} of blocks {item.first} to {item.last}",
-                    found=f"{len(content)} bytes with another one",
-                    fix="the card or its reader is damaged, or its capacity is false: use another one",
+                    found=f"{len(content)} bytes with another SHA-256",
+                    fix="use another card or reader: this one is damaged, or the card's stated capacity is false",
                 )

@@ -20,7 +20,7 @@ def subnet_of(config: Config) -> ipaddress.IPv4Network:
             "nfs.subnet is not an IPv4 subnet",
             expected="a subnet such as 192.168.77.0/24",
             found=str(fault),
-            fix="correct it",
+            fix="correct nfs.subnet",
         ) from fault
 
 

@@ -18,6 +18,6 @@ def script(shell: str) -> str:
             "no completion for that shell",
             expected=f"one of {', '.join(SHELLS)}",
             found=repr(shell),
-            fix=f"./inv completion {near[0] if near else SHELLS[0]}",
+            fix=f"run ./inv completion {near[0] if near else SHELLS[0]}",
         )
     return (ROOT / f"completions/inv.{shell}").read_text()

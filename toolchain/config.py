@@ -565,7 +565,7 @@ def _of_flavour(image: ImageConfig) -> list[str]:
     offered = flavour.get("architectures", [image.architecture])
     if image.architecture in offered:
         return []
-    return [f"image.architecture: {flavour['title']} has {', '.join(offered)} only, found {image.architecture!r}"]
+    return [f"image.architecture: {flavour['title']} has only {', '.join(offered)}, found {image.architecture!r}"]
 
 
 def _overlaid(tree: Mapping[str, Any], settings: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:

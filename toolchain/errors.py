@@ -238,12 +238,12 @@ class ChecksFailed(UserError):
 _FIXES = {
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some space there, or have your quota raised",
-    errno.EFBIG: "raise the limit of file sizes (ulimit -f unlimited), or use a file system that supports larger files",
+    errno.EFBIG: "raise the file size limit (ulimit -f unlimited), or use a file system that supports larger files",
     errno.EACCES: "run the task as a user with that permission, or name another path",
     errno.EPERM: "run the task as a user with that permission, or name another path",
     errno.EROFS: "name a path on a writable file system",
     errno.ENAMETOOLONG: "name a shorter path",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENOMEM: "free some memory",
     errno.EIO: "check the disk; dmesg shows the reported error",
 }

@@ -97,7 +97,10 @@ def build(
     wheelhouse.mkdir(parents=True, exist_ok=True)
     log = config.target_root / "logs" / f"build-wheel-{wanted.label}.log"
     files.remove(log)
-    with files.scratch_folder(config.target_root / "work", "wheel") as scratch, progress.step(f"wheel of {wanted}"):
+    with (
+        files.scratch_folder(config.target_root / "work", "wheel") as scratch,
+        progress.step(f"build a wheel of {wanted}"),
+    ):
         out, source = scratch / "out", scratch / "source"
         out.mkdir()
         source.mkdir()

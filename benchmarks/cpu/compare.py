@@ -61,23 +61,23 @@ class Row:
 
 
 def measure(workspace: Workspace) -> Result:
-    """Count the workloads on the image's wheel, and on ``workspace.against``.
+    """Count the workloads' instructions with the image's wheel, and with the wheel ``workspace.against``.
 
     Raises PlatformMismatch for another target, ArtefactMissing if a wheel is missing, and CommandFailed.
     """
     config = workspace.user
     if config.image.target.debian != "armhf":
         raise PlatformMismatch(
-            "the benchmark cpu counts instructions of 32-bit ARM only",
+            "the benchmark cpu supports only 32-bit ARM",
             expected="image.architecture: armhf",
             found=config.image.architecture,
-            fix="./inv bench --name=cpu --architecture=armhf",
+            fix="run ./inv bench --name=cpu --architecture=armhf",
         )
     against = Path(workspace.against) if workspace.against else None
     if against and not against.is_file():
         raise ArtefactMissing(
             "the wheel to compare with is missing",
-            expected="--against=PATH of a torch wheel",
+            expected="--against with the path of a torch wheel",
             found=f"no file {against}",
             fix="give the path of an existing wheel",
         )
@@ -147,7 +147,7 @@ def _rows(
         site: f"{_INSIDE}/torch",
     }
     emulator = [f"{_INSIDE}/qemu-arm", "-plugin", f"{_INSIDE}/count.so,out=/out/counts"]
-    with progress.step(f"instructions of {name}"):
+    with progress.step(f"count the instructions of {name}"):
         run_in(
             context.client,
             context.config.image_reference("rootfs"),
@@ -167,7 +167,7 @@ def _rows(
         )
     regions = counts.read(out / "counts")
     rows = []
-    with progress.step(f"model of the hottest blocks of {name}"):
+    with progress.step(f"model the hottest blocks of {name}"):
         for item in json.loads((out / "rows.json").read_text()):
             if not item["region"]:
                 rows.append(Row(item["name"], item["reason"]))
@@ -219,7 +219,7 @@ def result(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[st
 
 
 def figures(rows: Sequence[Row], before: Sequence[Row] | None) -> tuple[Figure, ...]:
-    """Import and memory, and the ratios to the other wheel and of int8 to float32."""
+    """Return the figures for import and memory, the ratios to the other wheel, and the ratios of int8 to float32."""
     new = {row.name: row for row in rows}
     old = {row.name: row for row in before or ()}
     start = new[IMPORT]

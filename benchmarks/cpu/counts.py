@@ -36,7 +36,7 @@ class Instruction:
 
 @dataclass(eq=False)
 class Block:
-    """A QEMU translation block: instructions that are executed one after the other."""
+    """A QEMU translation block: instructions that are executed in sequence."""
 
     address: int
     instructions: list[Instruction] = field(default_factory=list)
@@ -105,10 +105,10 @@ def read(path: Path) -> dict[int, Region]:
     lines = path.read_text().splitlines() if path.is_file() else []
     if not lines or lines[-1] != "end":
         raise CommandFailed(
-            "the counted program exited early",
+            "the program exited before its list of blocks was complete",
             expected=f"a complete list of blocks in {path}",
-            found=f"{len(lines)} lines, and not the last one",
-            fix="read the program's output, which is in the log",
+            found=f"{len(lines)} lines, without the last one",
+            fix="read the program's output in the log",
         )
     executed: dict[int, dict[int, int]] = {}
     resident: dict[int, int] = {}

@@ -1,7 +1,7 @@
 """Cycles of the hottest blocks, estimated by llvm-mca.
 
-LLVM has no scheduling data for 32-bit code on the Cortex-A53 and A7. Its data for the similar Cortex-R52 lacks NEON
-instructions. It has data for the Cortex-A57, which it also uses for the Cortex-A72 of a Raspberry Pi 4.
+LLVM has no scheduling data for 32-bit code on the Cortex-A53 and the Cortex-A7. Its data for the similar Cortex-R52
+lacks NEON instructions. LLVM has data for the Cortex-A57, and also uses that data for the Raspberry Pi 4's Cortex-A72.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Modelled:
 
     @property
     def total(self) -> float:
-        """The cycles of all instructions, if the others need as many cycles as the modelled ones."""
+        """The cycles of all instructions, assuming that the others take as many cycles each as the modelled ones."""
         return self.cycles / self.share
 
 
@@ -77,7 +77,7 @@ def assembly(block: Block) -> str:
     """Return the block in assembly language.
 
     Branches jump to themselves, because their targets are outside the block. QEMU disassembles each instruction
-    separately, and shows those after IT without a condition, so IT becomes NOP.
+    separately, and prints the instructions after an IT without a condition, so IT is replaced by NOP.
     """
     lines = []
     for item in block.instructions:

@@ -3,8 +3,8 @@
     python3 workloads.py ROWS.json
 
 Only ``import torch`` and the second call to each workload are counted: the first call allocates memory, packs weights
-and chooses kernels. ROWS.json is then a list of objects with ``name``, ``region`` (its number, or 0 if it was not run)
-and ``reason``.
+and chooses kernels. The script writes ROWS.json, a list of objects with ``name``, ``region`` (the region's number, or 0
+if the workload was not run) and ``reason``.
 """
 
 from __future__ import annotations

@@ -42,9 +42,10 @@ SANITIZED = {
 }
 """The tests that each tool of compute-sanitizer checks; GPU tests only.
 
-memcheck: all except those that use tens of GiB, that run other programs or kernels of other libraries, and that test
-when kernels run or memory is allocated, both of which change under the tool. The other tools are slower, so they check
-a set of tests that starts every kernel that shares memory among threads or, for initcheck, every kernel.
+memcheck skips the tests that use tens of GiB, those that run other programs or other libraries' kernels, and those that
+test when kernels run or when memory is allocated, because the tool changes both. The other tools are slower, so each
+checks a smaller set of tests. For initcheck, this set starts every kernel; for the others, it starts every kernel that
+shares memory among threads.
 """
 
 

@@ -65,7 +65,7 @@ def _require_match(coordinator: Coordinator, filters: Mapping[str, str]) -> None
         f"no board has {tags}",
         expected=f"a place on the coordinator at {coordinator.address} with these tags",
         found=", ".join(sorted(coordinator.places())) or "no places",
-        fix="run ./inv lab status, which lists places and tags; ./inv lab up defines those of lab.boards",
+        fix="run ./inv lab status to list places and tags, or ./inv lab up to define those in lab.boards",
     )
 
 

@@ -89,9 +89,9 @@ class Coordinator:
         if old and (others := [pattern for pattern in old.matches if pattern.partition("/")[0] != exporter]):
             raise UserError(
                 f"the place {name} belongs to another PC",
-                expected=f"a name that only this PC uses at the coordinator {self.address}",
+                expected=f"a name that only this PC uses on the coordinator {self.address}",
                 found=f"a place for {', '.join(others)}",
-                fix="choose another name for the row in lab.boards; if that PC was renamed or is gone: "
+                fix="choose another name for the row in lab.boards; if that PC was renamed or no longer exists, run "
                 f".venv/bin/labgrid-client -x {self.address} -p {name} delete",
             )
         before = dict(old.tags) if old else {}

@@ -12,9 +12,9 @@ def lines(config: Config, name: str) -> list[str]:
     if not lab_boards.NAME.fullmatch(name):
         raise UserError(
             "lab log needs the name of a board",
-            expected="a name of ./inv lab status",
+            expected="a name that ./inv lab status lists",
             found=repr(name),
-            fix="./inv lab log NAME",
+            fix="run ./inv lab log NAME",
         )
     recorded = [
         board_events.of_netboot(config, name),

@@ -169,7 +169,7 @@ class Merged:
             "the device suite did not pass" + ("" if self.sharded else " on every board"),
             expected="every board to boot, and every test to pass or to be skipped",
             found="; ".join(self.lines()),
-            fix=f"open {self.paths.report}; the report of each board is in {self.paths.folder}/NAME",
+            fix=f"open {self.paths.report}; each board's report is in {self.paths.folder}/NAME",
         )
 
 

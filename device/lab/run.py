@@ -70,7 +70,10 @@ def _tags(tag: str) -> dict[str, str]:
     """The tags of the boards that ``--tag`` selects. Raises UserError if ``tag`` is not ``NAME=VALUE``."""
     if not re.fullmatch(r"[a-z][a-z0-9_]+=[a-z0-9_.-]+", tag):
         raise UserError(
-            "--tag is not a tag", expected="NAME=VALUE, such as model=pi3", found=repr(tag), fix="correct it"
+            "the value of --tag is not a tag",
+            expected="NAME=VALUE",
+            found=repr(tag),
+            fix="pass, for example, --tag=model=pi3",
         )
     key, _, value = tag.partition("=")
     return {key: value, "project": PROJECT}
@@ -136,9 +139,9 @@ def _usable(lab: Lab, tags: Mapping[str, str]) -> list[Place]:
     found = []
     for place in sorted(places, key=lambda place: place.name):
         if _runs_elsewhere(lab, place):
-            progress.warn(f"{place.name} is left out: it is a virtual machine of another PC")
+            progress.warn(f"{place.name} is left out: it is a virtual machine on another PC")
         elif place.tags.get(_QUARANTINE) == "yes":
-            progress.warn(f"{place.name} is in quarantine; to try it again: ./inv test-on-pi --place={place.name}")
+            progress.warn(f"{place.name} is in quarantine; to try it again, run ./inv test-on-pi --place={place.name}")
         else:
             found.append(place)
     if not found:
@@ -236,7 +239,7 @@ def _set_quarantine(lab: Lab, name: str, value: str) -> None:
     try:
         lab.coordinator.tag(name, _QUARANTINE, value)
     except UserError as fault:
-        progress.warn(f"{name} does not have the tag {_QUARANTINE}={value}: {fault}")
+        progress.warn(f"cannot set the tag {_QUARANTINE}={value} on {name}: {fault}")
 
 
 def _boot_and_run(lab: Lab, place: Place, how: How) -> SuiteResult:
@@ -244,7 +247,7 @@ def _boot_and_run(lab: Lab, place: Place, how: How) -> SuiteResult:
     try:
         return _suite(lab, place, how)
     except BoardSilent as fault:
-        progress.warn(f"{place.name} did not boot, trying once more: {fault}")
+        progress.warn(f"{place.name} did not boot; trying once more: {fault}")
     return _suite(lab, place, how)
 
 
@@ -260,10 +263,10 @@ def _runs_elsewhere(lab: Lab, place: Place) -> bool:
 def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
     if _runs_elsewhere(lab, place):
         raise UserError(
-            f"{place.name} is a virtual machine of another PC",
-            expected="a board, or a virtual machine in lab.boards of this PC",
+            f"{place.name} is a virtual machine on another PC",
+            expected="a board, or a virtual machine in this PC's lab.boards",
             found=", ".join(place.matches),
-            fix="choose another place: ./inv lab status lists them",
+            fix="run ./inv lab status to list the places, and choose another one",
         )
     board = RemoteBoard(
         name=place.name, coordinator=lab.coordinator.address, switched="NetworkPowerPort" in place.resources

@@ -220,7 +220,7 @@ def down(config: Config) -> LabState:
                     "the lab is in use",
                     expected="free boards",
                     found="; ".join(place.held_text() for place in held),
-                    fix=f"wait until they are free; to take a board away from its user: {release}",
+                    fix=f"wait until they are free; to take a board away from its user, run {release}",
                 )
             for place in places:
                 lab.coordinator.delete(place.name)
@@ -266,13 +266,13 @@ def _require_no_others(lab: Lab, own: Sequence[Place]) -> None:
     if others:
         delete = f".venv/bin/labgrid-client -x {lab.coordinator.address} -p {others[0].name} delete"
         raise InUse(
-            "other PCs use the coordinator of this PC",
-            expected="no places of other PCs",
+            "other PCs use this PC's coordinator",
+            expected="no places that belong to other PCs",
             found="; ".join(
                 place.held_text() if place.holder else f"{place.name} ({', '.join(place.matches) or 'no resources'})"
                 for place in others
             ),
-            fix=f"run ./inv lab down on those PCs first; to delete a place whose PC is gone: {delete}",
+            fix=f"run ./inv lab down on those PCs first; to delete a place whose PC no longer exists, run {delete}",
         )
 
 
@@ -281,7 +281,7 @@ def _require_power_models(rows: Sequence[BoardRow]) -> None:
         if row.power and importlib.util.find_spec(f"labgrid.driver.power.{row.power.model}") is None:
             raise UserError(
                 f"the board {row.name} has an unknown power model",
-                expected="a module of labgrid.driver.power, such as shelly_gen2, tplink, ubus or simplerest",
+                expected="a module in labgrid.driver.power, such as shelly_gen2, tplink, ubus or simplerest",
                 found=row.power.model,
                 fix="correct power=MODEL/INDEX/HOST in lab.boards",
             )

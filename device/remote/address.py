@@ -76,7 +76,7 @@ def parse(text: str) -> Address:
     keyed = found is not None and found["key"] is not None
     if found is None or not 0 < int(found["port"]) < 65536 or keyed != (kind in ("tracker", "proxy")):
         raise UserError(
-            f"{text!r} is not a valid address of a board",
+            f"{text!r} is not a valid board address",
             expected=FORMS,
             found=repr(text),
             fix="use a name from remote.devices in invoke.yaml, or a complete address",
@@ -110,6 +110,6 @@ def resolve(name: str, devices: Sequence[str]) -> Address:
             f"there is no board {name!r}",
             expected=f"one of remote.devices ({', '.join(known) or 'none configured'}), or {FORMS}",
             found=repr(name),
-            fix=f"--device {near[0]}" if near else "add it to remote.devices in invoke.yaml: NAME=ADDRESS",
+            fix=f"pass --device {near[0]}" if near else "add NAME=ADDRESS to remote.devices in invoke.yaml",
         )
     return parse(name)

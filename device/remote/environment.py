@@ -78,7 +78,7 @@ def _install(pins: tuple[str, ...], site: Path, log: Path) -> None:
     def not_found(name: str) -> WheelUnusable:
         return WheelUnusable(
             f"{pins[0]} cannot be installed",
-            expected=f"a wheel of {name} for this machine's Python {sys.version.split()[0]}",
+            expected=f"a {name} wheel for this machine's Python {sys.version.split()[0]}",
             found="none in the package index",
             fix="compile on an x86-64 or aarch64 Linux PC, for which TVM and PyTorch have wheels",
         )

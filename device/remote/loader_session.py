@@ -334,9 +334,9 @@ def session(
         except OSError as fault:
             raise UserError(
                 f"the loader for {target.title} cannot be started",
-                expected=f"{argv[0]} to run",
+                expected=f"the program {argv[0]} to run",
                 found=os.strerror(fault.errno or 0),
-                fix="run ./inv doctor, which checks whether programs of other architectures run",
+                fix="run ./inv doctor to check whether programs for other architectures run",
             ) from fault
         opened = LoaderSession(started, stderr, str(address), config.remote.session_limit_s)
         stack.callback(opened.close)
@@ -369,10 +369,10 @@ def emulator(architecture: Architecture) -> list[str]:
     sysroot = Path("/usr") / architecture.gnu
     if not (sysroot / "lib").is_dir():
         raise ArtefactMissing(
-            f"the C library of {architecture.debian} for the emulator is missing",
+            f"the emulator's C library for {architecture.debian} is missing",
             expected=f"{sysroot}/lib, which the cross compiler's package installs",
             found="no such folder",
-            fix=f"apt-get install g++-{architecture.gnu}",
+            fix=f"run apt-get install g++-{architecture.gnu}",
         )
     return [str(program), "-L", str(sysroot)]
 

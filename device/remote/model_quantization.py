@@ -1,4 +1,4 @@
-"""Quantised models: replace the operators of torch's ``quantized_decomposed`` by plain arithmetic.
+"""Quantised models: replace the operators of torch's ``quantized_decomposed`` with plain arithmetic.
 
 TVM's importer lacks these operators. The layers between them compute in float32, as PyTorch's reference does. Only the
 functions import ``torch``.

@@ -149,9 +149,9 @@ def profile(
     if not wanted.tvm:
         raise UserError(
             f"models cannot run on {wanted.title}",
-            expected="a target whose code TVM generates",
+            expected="a target for which TVM generates code",
             found=f"--target {target}",
-            fix="--target local, aarch64 or armv7",
+            fix="pass --target local, aarch64 or armv7",
         )
     address = profiling.device_of(config, wanted, device)
     if address.kind == "adb":
@@ -167,7 +167,7 @@ def profile(
     reference = _reference(model)
     if export is not None and export.exists():
         raise UserError(
-            f"{export} exists",
+            f"{export} already exists",
             expected="--export with a folder that does not exist yet",
             found="a folder" if export.is_dir() else "a file",
             fix="delete it, or choose another folder",

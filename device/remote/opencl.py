@@ -110,7 +110,7 @@ def compiler_errors(log: str) -> str:
 def _fault(launch: Any) -> str:
     """What is wrong with the value that ``launch`` returned; empty if it is valid."""
     if not isinstance(launch, tuple) or len(launch) != 2:
-        return "expected a pair: all work items, and those of a work group"
+        return "expected a pair: all work items, and those in a work group"
     work_items, group = launch
     for sizes in (work_items, group) if group is not None else (work_items,):
         dimensions = len(sizes) if isinstance(sizes, tuple) else 0
@@ -120,7 +120,7 @@ def _fault(launch: Any) -> str:
         return ""
     # OpenCL 1.2 does not support partial work groups.
     if len(group) != len(work_items) or any(all_ % one for all_, one in zip(work_items, group, strict=True)):
-        return "expected multiples of the sizes of the work group"
+        return "expected multiples of the work group's sizes"
     return ""
 
 

@@ -199,10 +199,10 @@ def device_of(config: Config, target: Target, name: str) -> Address:
         return parse(f"tree://{config.device.host}")
     if not name and not target.default_device:
         raise UserError(
-            f"no board selected, and {target.title} has no default",
-            expected="--device NAME, a board of remote.devices, or an address",
+            f"no board selected, and {target.title} has no default board",
+            expected="--device with a name from remote.devices, or an address",
             found="no --device",
-            fix="for example --device tracker://HOST:9190/KEY; see docs/remote.md for how to set up a board",
+            fix="pass, for example, --device tracker://HOST:9190/KEY; see docs/remote.md for how to set up a board",
         )
     address = resolve(name or target.default_device, config.remote.devices)
     # libqpu's emulator runs natively, so it does not need qemu-user. The emulated board has no OpenCL.
@@ -229,7 +229,7 @@ def _nothing_to_keep(path: Path) -> UserError:
         "an OpenCL kernel has no library",
         expected="no --keep with --target opencl",
         found="--keep",
-        fix=f"programs on the board compile {path.with_suffix('.cl').name} with clBuildProgram",
+        fix=f"omit --keep: programs on the board compile {path.with_suffix('.cl').name} with clBuildProgram",
     )
 
 
@@ -479,10 +479,10 @@ def _queue(where: str, facts: Mapping[str, Any]) -> str:
     if where.startswith("tracker"):
         gone = ", or gone (a proxy does not inform its tracker)" if facts["proxied"] else ""
         waiting = f"{facts['waiting']} other clients are waiting"
-        return f"all {facts['boards']} boards with that key in sessions{gone}; {waiting}"
+        return f"all {facts['boards']} boards with that key are in sessions{gone}; {waiting}"
     if where.startswith("proxy"):
         return "the board is in another session, or no board with that key is connected to the proxy"
-    return "it accepts the connection but does not respond: it is in another session, or its server has exited"
+    return "the board accepts the connection but does not respond: it is in another session, or its server has exited"
 
 
 def mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:

@@ -62,7 +62,7 @@ def build(config: Config, target: Target, address: Address, path: Path, library:
     except CommandFailed as fault:
         raise UserError(
             "the kernel does not compile",
-            expected=f"{source} to be C++ that uses libqpu",
+            expected=f"C++ code that uses libqpu in {source}",
             found=next((line for line in fault.tail.splitlines() if "error" in line), fault.found),
             fix="see docs/libqpu.md for the language and docs/remote.md for the contents of the file",
         ) from fault
@@ -77,6 +77,6 @@ def _boards_libqpu(config: Config) -> Path:
             "libqpu for the board is missing",
             expected=f"{folder}/libqpu.so",
             found="no such file",
-            fix="./inv build-image --only libqpu",
+            fix="run ./inv build-image --only libqpu",
         )
     return folder

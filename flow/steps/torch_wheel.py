@@ -107,7 +107,7 @@ def _from_cache(context: Context, cached: Sequence[Path], key: str) -> Made:
     stated = provenance.read(provenance.path_for(wheel), wheel).get("recipeKey")
     if stated != key:
         raise ArtefactDamaged(
-            f"the provenance of the cached {wheel.name} states a recipe key other than that of its folder",
+            f"the recipe key in the provenance of the cached {wheel.name} is not its folder's",
             expected=f"recipeKey {key}",
             found=str(stated or "none"),
             fix=f"delete {wheel.parent} and run the task again",

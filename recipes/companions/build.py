@@ -38,7 +38,7 @@ def unfit(version: str) -> str:
     if not version:
         return "there is no torch wheel"
     wanted = load(NAME).settings["torch"]
-    return "" if version.startswith(f"{wanted}.") else f"they are made for torch {wanted}, and the wheel is {version}"
+    return "" if version.startswith(f"{wanted}.") else f"they require torch {wanted}, and the torch wheel is {version}"
 
 
 def recipe_key(data: Recipe, target: Architecture, suite: Suite, torch: str) -> str:

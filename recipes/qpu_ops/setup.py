@@ -1,12 +1,13 @@
 """Build the extension: `pip wheel .`, or `python setup.py bdist_wheel`.
 
-libqpu is searched for in include/ and lib/ of the folder LIBQPU_PREFIX, or through pkg-config if that is not set. It is
-linked by its soname, and the extension does not contain a search path: at run time, the loader finds libqpu.so.1
+libqpu is searched for in include/ and lib/ below the folder LIBQPU_PREFIX, or through pkg-config if that is not set. It
+is linked by its soname, and the extension does not contain a search path: at run time, the loader finds libqpu.so.1
 through /etc/ld.so.conf.d or LD_LIBRARY_PATH.
 
-TORCH_FILES is the folder of a torch package for another machine, for a cross compiler: the extension is compiled
-against it, and torch is not imported. The properties of torch are then read from its files, and the compiler and the
-file names of the modules come from the target Python's settings (_PYTHON_SYSCONFIGDATA_NAME, _PYTHON_HOST_PLATFORM).
+TORCH_FILES is set for cross-compilation, to the folder of a torch package for the target machine. The extension is
+compiled against this package, and torch is not imported. The properties of torch are then read from its files.
+The compiler and the modules' file names come from the target Python's settings (_PYTHON_SYSCONFIGDATA_NAME,
+_PYTHON_HOST_PLATFORM).
 """
 
 import os

@@ -31,7 +31,7 @@ def require_target(data: Recipe, target: Architecture, suite: Suite) -> None:
             f"{name} does not have to be built for {target.debian}",
             expected="a 32-bit target: armhf",
             found=f"image.architecture: {target.debian}; the package index has a wheel for it",
-            fix=f"pip install {name}=={data.settings['version']} on the board",
+            fix=f"run pip install {name}=={data.settings['version']} on the board",
         )
     if reason := data.tables["refused"].get(suite.name):
         raise RecipeInvalid(

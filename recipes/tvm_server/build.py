@@ -52,7 +52,7 @@ def check(client: docker.DockerClient, reference: str, target: Architecture, log
             f"TVM's server does not start in {reference}",
             expected="exit status 0 of pitorch-rpc-server --check",
             found=fault.tail.strip()[-1500:] or fault.found,
-            fix=f"the full output is in {log}",
+            fix=f"read the full output in {log}",
         ) from fault
     found = _SERVES.search(said)
     return found[1] if found else ""
@@ -68,7 +68,7 @@ def _install(target: Architecture, suite: Suite, site: Path, log: Path) -> None:
             f"TVM's server cannot be installed into an image for {target.debian}",
             expected=f"a wheel of {name} for Python {suite.python} on {target.wheel_platform.removeprefix('linux_')}",
             found="none in the package index",
-            fix="set remote.server_in_image to false; our loader sends kernels to such boards (docs/remote.md)",
+            fix="set remote.server_in_image to false; the loader sends kernels to such boards (docs/remote.md)",
         )
 
     run_pip([*words, "--target", site, *pins()], what=", ".join(pins()), log=log, unfound=unfound, limit_s=_LIMIT_S)

@@ -532,7 +532,7 @@ def test_raspbian_is_defined_by_data_for_armhf() -> None:
     assert flavour.key is not None
     assert len(flavour.key.fingerprint) == 40
     assert "rpi" in flavour.components
-    with pytest.raises(ConfigError, match="Raspbian has armhf only"):
+    with pytest.raises(ConfigError, match="Raspbian has only armhf"):
         target_flavour(ImageConfig(flavour="raspbian", architecture="arm64"))
 
 
@@ -554,7 +554,7 @@ def test_package_lists_follow_suite_and_architecture(suite: str, gcc: str, archi
 
 def test_raspberry_pi_kernel_is_limited_to_its_architectures() -> None:
     image = {"kernel": "raspberrypi", "architecture": "amd64", "mirror": "http://mirror.example.org/debian"}
-    with pytest.raises(ConfigError, match=r"armhf, arm64 only, found 'amd64'; set image\.kernel: distribution"):
+    with pytest.raises(ConfigError, match=r"only for armhf, arm64, found 'amd64'; set image\.kernel: distribution"):
         apt.sources_for(load_config({"image": image}), Path("/nonexistent"))
     assert apt.sources_for(load_config({"image": {**image, "profile": "container"}}), Path("/nonexistent"))
 

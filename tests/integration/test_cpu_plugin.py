@@ -136,5 +136,5 @@ def test_an_instruction_that_the_model_lacks_is_left_out(parts: Parts) -> None:
 @pytest.mark.emulation
 def test_a_killed_program_gives_no_counts(parts: Parts) -> None:
     assert parts.run("/no-such-program", out="none").returncode != 0
-    with pytest.raises(CommandFailed, match="exited early"):
+    with pytest.raises(CommandFailed, match="exited before"):
         counts.read(parts.folder / "none")

@@ -122,7 +122,7 @@ def test_down_refuses_while_a_board_is_held(config: Config, coordinator: Coordin
 
 
 def test_down_keeps_a_coordinator_that_other_pcs_use(config: Config, coordinator: Coordinator, far: str) -> None:
-    with pytest.raises(InUse, match="other PCs use the coordinator") as caught:
+    with pytest.raises(InUse, match="other PCs use this PC's coordinator") as caught:
         services.down(config)
     assert caught.value.found == "far (elsewhere/far/*)"
     assert set(coordinator.places()) == {"pi3", "pi4", far}
@@ -332,7 +332,7 @@ def test_a_virtual_machine_of_another_pc_is_left_out(
         for name in ("pi3", "pi4"):
             coordinator.tag(name, "quarantine", "no")
     shown = " ".join(capsys.readouterr().err.split())
-    assert f"{far} is left out: it is a virtual machine of another PC" in shown
+    assert f"{far} is left out: it is a virtual machine on another PC" in shown
     assert "pi3 is in quarantine" in shown
 
 
@@ -555,7 +555,7 @@ def test_a_board_that_does_not_boot_twice_is_quarantined(
     with pytest.raises(DeviceTestsFailed, match="not pass on every board") as caught:
         run.on_all(quick, run.How())
     assert "dead: did not run: root@127.0.0.1" in caught.value.found
-    assert "dead did not boot, trying once more" in " ".join(capsys.readouterr().err.split())
+    assert "dead did not boot; trying once more" in " ".join(capsys.readouterr().err.split())
     assert coordinator.places()["dead"].tags["quarantine"] == "yes"
     assert not coordinator.places()["dead"].holder
     folder = run.report_folder(quick, run.How())

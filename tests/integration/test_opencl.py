@@ -194,15 +194,15 @@ def test_work_group_that_is_too_large_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("launch", "found"),
     [
-        ("(size,), (36,)", "expected multiples of the sizes of the work group"),
-        ("(size, 1), (32,)", "expected multiples of the sizes of the work group"),
+        ("(size,), (36,)", "expected multiples of the work group's sizes"),
+        ("(size, 1), (32,)", "expected multiples of the work group's sizes"),
         ("(size, 0), None", "expected tuples of one to three integers of 1 or more"),
         ("(1, 1, 1, 1), None", "expected tuples of one to three integers of 1 or more"),
         ("(str(size),), None", "expected tuples of one to three integers of 1 or more"),
         ("(size / 1,), None", "expected tuples of one to three integers of 1 or more"),
         ("(size,), (32.0,)", "expected tuples of one to three integers of 1 or more"),
         ("size, None", "expected tuples of one to three integers of 1 or more"),
-        ("(size,)", "expected a pair: all work items, and those of a work group"),
+        ("(size,)", "expected a pair: all work items, and those in a work group"),
         ("(unknown,), None", "twice.py:7 cannot define its launch: NameError"),
     ],
 )

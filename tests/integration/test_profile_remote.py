@@ -212,7 +212,7 @@ def test_board_of_tracker_and_proxy_is_busy_or_gone(tvm: TvmEnvironment, tracker
             until_in_session(board, 1)
             with pytest.raises(InUse) as caught:
                 run(device, queue_s=1)
-            assert caught.value.found.startswith("all 1 boards with that key in sessions")
+            assert caught.value.found.startswith("all 1 boards with that key are in sessions")
             with pytest.raises(UserError) as unknown:
                 run(f"proxy://127.0.0.1:{proxy.port}/behind")
             assert unknown.value.found == "the proxy has a tracker, which assigns its boards"

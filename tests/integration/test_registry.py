@@ -175,7 +175,7 @@ def test_push_of_a_missing_image_is_refused(client: docker.DockerClient, plain: 
     with pytest.raises(ReferenceNotFound) as caught:
         registry.push(config)
     assert config.image_reference("system") in caught.value.expected
-    assert caught.value.fix == "./inv build-image"
+    assert caught.value.fix == "run ./inv build-image"
 
 
 def test_image_for_another_platform_is_not_pushed(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:

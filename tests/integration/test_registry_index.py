@@ -82,7 +82,7 @@ def test_nothing_is_pushed_if_an_image_is_missing(
     with pytest.raises(ReferenceNotFound) as caught:
         registry.push_index(configs)
     assert configs[1].image_reference("system") in caught.value.expected
-    assert caught.value.fix == "./inv build-image --architecture=arm64"
+    assert caught.value.fix == "run ./inv build-image --architecture=arm64"
     assert ask(plain, f"/v2/{configs[0].registry.namespace}/system/tags/list").status_code == 404
 
 

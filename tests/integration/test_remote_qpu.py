@@ -143,4 +143,4 @@ def test_qpu_kernel_for_a_board_needs_libqpu(product_config: Config, tmp_path: P
     config = replace(product_config, build=replace(product_config.build, folder=tmp_path))
     with pytest.raises(ArtefactMissing) as caught:
         profiling.profile(config, kernel="add_one", target="qpu", device="ssh://root@127.0.0.1:9")
-    assert caught.value.fix == "./inv build-image --only libqpu"
+    assert caught.value.fix == "run ./inv build-image --only libqpu"

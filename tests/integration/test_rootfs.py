@@ -230,7 +230,7 @@ def test_a_root_larger_than_memory_is_built_on_disk(
     rootfs.build_native_tar(dataclasses.replace(spec, keyring_package=""), tmp_path / "small.tar", tmp_path / "log")
     with tarfile.open(tmp_path / "small.tar") as archive:
         assert "./usr/bin/dpkg" in archive.getnames()
-    assert printed == ["the small root does not fit into 8 MiB of memory: built on the disk"]
+    assert printed == ["the small root does not fit into 8 MiB of memory: building it on the disk"]
     assert {path.name for path in tmp_path.iterdir()} == {"small.tar", "log"}
 
 
@@ -317,7 +317,7 @@ def test_foreign_programs_that_do_not_run_are_explained(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot execute armhf programs") as caught:
         rootfs.require_execution(ARCHITECTURES["armhf"], program)
     assert os.strerror(8) in caught.value.found
-    assert caught.value.fix.startswith("./inv --set-up ")
+    assert caught.value.fix.startswith("run ./inv --set-up ")
     assert "./inv doctor" in caught.value.fix
 
 

@@ -431,7 +431,7 @@ def test_signed_file_is_verified_and_a_changed_one_refused(keys: Keys, tmp_path:
     envelope.write_text("{")
     with pytest.raises(SignatureRefused, match="is not a signed statement") as caught:
         publish.verify_file(config, card, key=None)
-    assert caught.value.fix == f"./inv sign {card}"
+    assert caught.value.fix == f"run ./inv sign {card}"
 
 
 def test_signature_of_a_renamed_file_is_refused(keys: Keys, tmp_path: Path) -> None:

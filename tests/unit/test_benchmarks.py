@@ -207,7 +207,7 @@ def test_a_failed_task_is_not_a_measurement(tmp_path: Path) -> None:
 
 def test_a_run_without_a_record_is_not_a_measurement(tmp_path: Path) -> None:
     (tmp_path / "silent.py").write_text("print('done')")
-    with pytest.raises(CommandFailed, match="wrote no record"):
+    with pytest.raises(CommandFailed, match="did not record"):
         observe([], environment={}, log=tmp_path / "log", cwd=tmp_path, program="silent")
 
 
@@ -269,7 +269,7 @@ def test_only_one_run_at_a_time(tmp_path: Path) -> None:
     workspace.results.mkdir(parents=True)
     with (workspace.results / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(InUse, match="other benchmarks run"), workspace.exclusive():
+        with pytest.raises(InUse, match="other benchmarks are running"), workspace.exclusive():
             pytest.fail("not alone")
 
 
@@ -281,7 +281,10 @@ def test_sizes_count_hard_links_once(tmp_path: Path) -> None:
     assert size_of(tmp_path) == 1000 + 1
 
 
-@pytest.mark.parametrize(("name", "near"), [("biuld", "./inv bench --name=build"), ("qqq", "./inv bench")])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("biuld", "run ./inv bench --name=build"), ("qqq", "run ./inv bench without --name to run all benchmarks")],
+)
 def test_an_unknown_benchmark_gets_a_suggestion(name: str, near: str) -> None:
     with pytest.raises(UserError) as caught:
         suite.bench(load_config({}), name)
@@ -362,7 +365,7 @@ def test_only_the_kernel_is_changed(path: Path, change: Callable[[str, int], str
     assert change(first, 102) == change(source, 102), "a changed source can be changed again"
     different = [pair for pair in zip(source.splitlines(), first.splitlines(), strict=True) if pair[0] != pair[1]]
     assert len(different) == 1
-    with pytest.raises(CommandFailed, match="does not match the pattern"):
+    with pytest.raises(CommandFailed, match="does not match this benchmark"):
         change("int main() {}", 1)
 
 

@@ -93,6 +93,6 @@ def test_an_unknown_shell_is_refused_with_a_suggestion(shell: str, near: str) ->
     with pytest.raises(UserError) as caught:
         completion.script(shell)
     assert caught.value.found == repr(shell)
-    assert caught.value.fix.startswith("./inv completion ")
+    assert caught.value.fix.startswith("run ./inv completion ")
     if shell != "ksh":
         assert caught.value.fix.endswith(near)

@@ -304,9 +304,9 @@ def test_an_unsupported_architecture_is_reported() -> None:
     assert [fault.partition(",")[0] for fault in caught.value.faults] == [
         "image.suite: expected one of trixie",
         "nfs.port: expected 1 to 65535",
-        "image.architecture: Raspbian has armhf only",
+        "image.architecture: Raspbian has only armhf",
     ]
-    assert fault_of({"image": image}) == "image.architecture: Raspbian has armhf only, found 'arm64'"
+    assert fault_of({"image": image}) == "image.architecture: Raspbian has only armhf, found 'arm64'"
     assert "Raspbian" not in fault_of({"image": {**image, "architecture": "armv9"}}), "one fault is enough"
     assert load_config({"image": {**image, "architecture": "armhf"}}).image.label == "raspbian-trixie-armhf"
     for architecture in ARCHITECTURES:

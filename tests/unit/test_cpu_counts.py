@@ -105,9 +105,9 @@ def test_the_plugins_output_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", OUTPUT.removesuffix("end\n"), OUTPUT[:-30]])
 def test_an_incomplete_output_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "counts").write_text(text)
-    with pytest.raises(CommandFailed, match="exited early"):
+    with pytest.raises(CommandFailed, match="exited before"):
         counts.read(tmp_path / "counts")
-    with pytest.raises(CommandFailed, match="exited early"):
+    with pytest.raises(CommandFailed, match="exited before"):
         counts.read(tmp_path / "missing")
 
 
@@ -181,7 +181,7 @@ def test_results_of_the_model_are_labelled() -> None:
 def test_only_the_benchmark_cpu_compares_wheels() -> None:
     with pytest.raises(UserError) as caught:
         suite.bench(load_config({}), "export", against="a.whl")
-    assert caught.value.fix == "./inv bench --name=cpu --against=a.whl"
+    assert caught.value.fix == "run ./inv bench --name=cpu --against=a.whl"
 
 
 def test_a_missing_wheel_is_reported_before_anything_is_built(tmp_path: Path) -> None:

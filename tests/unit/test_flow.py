@@ -97,7 +97,7 @@ def test_nothing_is_cross_compiled_for_raspbian(tmp_path: Path) -> None:
     assert steps_of(upstream)["libqpu"].needs == ("dev",)
     raspbian, debian = Context(config), Context(config_for(tmp_path))
     assert native_compiler(raspbian).binds() == []
-    assert "Raspbian's own compiler under emulation" in emulated_compiler_reason(raspbian)
+    assert "Raspbian's own compiler compiles code" in emulated_compiler_reason(raspbian)
     assert "ARMv6" in emulated_compiler_reason(raspbian)
     assert emulated_compiler_reason(debian) == ""
     assert is_extension_cross_compiled(debian)
@@ -365,7 +365,7 @@ def test_building_a_root_requires_root(public: Path) -> None:
             lambda: rootfs.build_tar(spec, public / "root.tar", public / "logs" / "log"),
         )
         for build in builds:
-            with pytest.raises(RootNeeded, match="files of the small root") as caught:
+            with pytest.raises(RootNeeded, match="files in the small root") as caught:
                 build()
             assert caught.value.fix.startswith("sudo ./inv")
     finally:

@@ -117,7 +117,7 @@ def test_a_second_interrupt_waits_until_all_boards_are_released() -> None:
 def test_a_quarantine_that_cannot_be_set_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     lab = services.Lab(Config(lab=LabConfig(coordinator=f"127.0.0.1:{ports.free_port()}")))
     run._set_quarantine(lab, "pi3", "no")
-    assert "pi3 does not have the tag quarantine=no" in " ".join(capsys.readouterr().err.split())
+    assert "cannot set the tag quarantine=no on pi3" in " ".join(capsys.readouterr().err.split())
 
 
 # ------------------------------------------------------------------------------------------------ merging

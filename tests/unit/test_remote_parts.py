@@ -93,7 +93,7 @@ def test_boards_are_resolved_by_name() -> None:
     assert resolve("other:1", devices).host == "other"
     with pytest.raises(UserError) as caught:
         resolve("dsk", devices)
-    assert caught.value.fix == "--device desk"
+    assert caught.value.fix == "pass --device desk"
     assert "pi3, desk" in caught.value.expected
 
 
@@ -115,7 +115,7 @@ def test_targets_use_the_table_of_architectures() -> None:
     assert targets.load("armv7").linker("clang++-19") == "clang++-19"
     with pytest.raises(UserError) as caught:
         targets.load("arm7")
-    assert caught.value.fix == "--target armv7"
+    assert caught.value.fix == "pass --target armv7"
 
 
 def test_first_difference_is_found_in_memory_order() -> None:

@@ -125,7 +125,7 @@ def test_invalid_document_is_refused(made: Path, tmp_path: Path, name: str, key:
 
 def test_root_without_packages_is_refused(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
-    with pytest.raises(ArtefactMissing, match="no list of packages"):
+    with pytest.raises(ArtefactMissing, match="no package list"):
         write(tmp_path / "root", tmp_path)
 
 

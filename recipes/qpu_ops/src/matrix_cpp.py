@@ -2,8 +2,8 @@
 
 Both operands have the same dtype: float32 (computed directly), float64, float16 or bfloat16 (rounded to float32 for the
 computation, and the scores rounded to the operands' dtype). Any strides and any H and W are supported, including 0. The
-operands are not modified. Rows that contain a value that is not finite (in float32), and all rows if the vector does,
-are computed on the CPU, as torch does.
+operands are not modified. If a row contains a value that is not finite (in float32), the CPU computes its score, with
+torch's result; if the vector contains such a value, the CPU computes all scores.
 
 Order of the sums: column w is added to partial sum w mod 16. Each of the 16 partial sums adds its products from left to
 right, rounding towards zero; the CPU adds the 16 partial sums in order, in double precision. Rows wider than a quarter
@@ -12,7 +12,7 @@ of QPU_OPS_BUFFER_KIB are divided, and the partial sums of all parts are added i
 Accuracy, for float32: with n = ceil(W / 16) + 1 and u = 2**-23,
 |score - exact| <= n u / (1 - n u) * sum(|a_w b_w|) + 2**-24 |score| + 2 W * 2**-126; denormal operands count as 0.
 
-Gradients of any order are supported. Calls are thread-safe; other Python threads run in the meantime.
+Gradients of any order are supported. Calls are thread-safe; other Python threads run during a call.
 """
 
 from __future__ import annotations

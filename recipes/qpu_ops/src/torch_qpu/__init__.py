@@ -6,13 +6,13 @@
 
 (``import torch`` imports this package automatically if the wheel is installed.)
 
-The QPUs compute float32 operators for which there is a kernel. The CPU computes everything else; this is counted
-(``fallbacks()``) and gives the CPU's results. ``torch.qpu`` is the module of the device, like ``torch.cuda``.
+The QPUs compute float32 operators that have a kernel. The CPU computes everything else, with its usual results;
+``fallbacks()`` returns how often. ``torch.qpu`` is the device's module, like ``torch.cuda``.
 
 Environment variables, read when the first tensor is created:
 
 ``QPU_BACKEND``        the backend that runs the kernels, read by libqpu
-``QPU_TORCH_CACHING``  0: the memory of a tensor is exactly as long as the tensor, and is released with it
+``QPU_TORCH_CACHING``  0: a tensor's memory has exactly the tensor's size, and is released with the tensor
 ``QPU_TORCH_COPY``     1: the CPU works on copies, as it must on a board
 """
 
@@ -55,8 +55,8 @@ __all__ = [
 def cpu_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor that shares the tensor's memory, without a copy: writes to one are visible in the other.
 
-    Raises RuntimeError for a tensor of another device, and on a board, because the CPU cannot access GPU memory like
-    its own there: use ``.cpu()`` instead.
+    Raises RuntimeError for a tensor on another device. Also raises it on a board, where the CPU cannot access GPU
+    memory like its own: use ``.cpu()`` instead.
     """
     if tensor.device.type != "qpu":
         raise RuntimeError(f"cpu_view: expected a qpu tensor, found one on {tensor.device}")
@@ -72,8 +72,8 @@ def set_qpus(count: int) -> None:
 def check_finite(on: bool) -> None:
     """Set whether the CPU computes operators with Inf or NaN in an operand, for which QPUs do not follow IEEE 754.
 
-    Off by default, because each check reads the whole operand, and fused kernels run as single operators. It is also on
-    while ``torch.autograd.set_detect_anomaly(True)`` or ``detect_anomaly()`` checks for NaN.
+    Off by default, because each check reads the whole operand, and fused kernels are replaced by separate operators.
+    The check is also on while ``torch.autograd.set_detect_anomaly(True)`` or ``detect_anomaly()`` checks for NaN.
     """
     _C.set_finite_only(on)
 
