@@ -65,7 +65,7 @@ std::vector<Rematerialisation> findRematerialisable(const Function& function, co
     for (std::size_t i = 0; i < function.blocks[b].operations.size(); ++i) {
       const Operation& o = function.blocks[b].operations[i];
       if (!isRepeatable(o) || writes[o.target].count != 1) continue;
-      // A live-in vector belongs to the previous iteration.
+      // If the target is live-in, its vector may come from the previous iteration.
       if (live.liveIn(b, o.target)) continue;
       Rematerialisation r;
       r.operations = 1;
