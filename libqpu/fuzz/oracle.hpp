@@ -96,8 +96,7 @@ inline std::int64_t rank(Word x) { return x >= kSignBit ? -std::int64_t{x - kSig
 inline Word smaller(Word a, Word b) { return rank(a) <= rank(b) ? a : b; }
 inline Word larger(Word a, Word b) { return rank(a) >= rank(b) ? a : b; }
 inline Word magnitude(Word a) { return a % kSignBit; }
-// Compares a and b by the sign of their difference, or returns equality if the difference is
-// zero.
+// Returns the sign of the difference of a and b: -1, 0 or 1.
 inline int compareFloats(Word a, Word b) {
   const Word d = difference(a, b);
   return d == 0 ? 0 : d >= kSignBit ? -1 : 1;
