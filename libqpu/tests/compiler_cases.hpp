@@ -780,7 +780,7 @@ TEST_CASE("manual VPM reads and writes keep their order") {
       out,
       [late](Ptr<Int> p, Ptr<Int> r) {
         Int a = *p;
-        // These values are not known at compile time.
+        // A long chain of operations computes each value, so the values are available late.
         vpmSetupWrite(HORIZ, 3);
         vpmPut(late(a));
         vpmSetupRead(HORIZ, 1, 3);

@@ -11,7 +11,7 @@ QPU_API const char* version() noexcept;
 
 struct Backend {
   const char* name;    // as it is written in QPU_BACKEND
-  const char* reason;  // one sentence: why it was selected; valid until this thread's next call to backend()
+  const char* reason;  // why it was selected, in a sentence; valid until this thread calls backend() again
 };
 
 // Returns the backend that the environment variable QPU_BACKEND selects. If the variable is not

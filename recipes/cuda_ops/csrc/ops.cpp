@@ -424,7 +424,7 @@ bool has_gradient(AtenTensorHandle tensor) {
   return requires_grad_of(*reinterpret_cast<const void* const*>(tensor));
 }
 
-// The full names of _NAME and _NAME_differentiable.
+// The full names of the entries _NAME and _NAME_differentiable.
 using Names = std::array<const char*, 2>;
 
 // The entry NAME. It calls _NAME, or _NAME_differentiable if one of the tensors needs a gradient.

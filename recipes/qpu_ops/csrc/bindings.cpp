@@ -358,7 +358,7 @@ std::int64_t set_buffer() {
   return std::int64_t{setting("QPU_OPS_BUFFER_KIB", 8192, 4, 32768, "KiB")} * 256;
 }
 
-// The operators torch.ops.qpu.*.
+// These functions implement the operators torch.ops.qpu.*.
 at::Tensor plain_add(const at::Tensor& a, const at::Tensor& b) {
   return elementwise(Elementwise::add, "add", a, b, set_qpus(), set_buffer()).result;
 }
