@@ -182,7 +182,7 @@ TEST_CASE("only a Pi's device tree counts as hardware") {
   CHECK(real.board == "pi3");
   CHECK(real.text == "measured on hardware: Raspberry Pi 3 Model B Rev 1.2, revision 00a02082, by "
                      "vc4-mailbox");
-  // The machine on which the emulator runs is not significant.
+  // The machine on which the emulator runs does not matter.
   const auto emulated = provenance("emulator", tree);
   CHECK(emulated.source == Source::Emulator);
   CHECK(contains(emulated.text, "not measured on hardware"));

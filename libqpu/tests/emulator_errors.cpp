@@ -217,7 +217,7 @@ TEST_CASE("uses that work on hardware are accepted") {
   const Instruction release =
       both(write(address::kMutex), mul(MulOp::V8Min, to(address::kMutex), r(0), r(0)));
   passes({readA(address::kMutex), release});
-  // It is not known if different values are allowed in elements that only one ALU writes.
+  // It is not known whether different values are allowed in elements that only one ALU writes.
   const In number = ra(address::kElementNumber);
   says(errorOf({flags(move(to(address::kNop), number)),
                 both(move(toR(1), r(0), Cond::ZSet),

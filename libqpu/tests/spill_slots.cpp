@@ -85,7 +85,7 @@ TEST_CASE("both paths of a branch affect liveness") {
               1) == Slots{0, 0, 0, 0, 0, 0, 0});
   // Each vector is accessed on only one path.
   CHECK(share(f, {store(1, kB), reload(1, kB), store(2, kC), reload(2, kC)}, 1) == Slots{0, 0, 0, 0});
-  // One path does not store A. The value that is reloaded there is not significant, but the value
-  // of C is.
+  // One path does not store A. The value that is reloaded there does not matter, but the value of
+  // C does.
   CHECK(share(f, {store(1, kA), store(2, kC), reload(3, kA), reload(3, kC)}, 2) == Slots{0, 1, 0, 1});
 }

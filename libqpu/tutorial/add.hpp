@@ -17,7 +17,7 @@ inline void addWaiting(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   End
 }
 
-// Each QPU requests the next 16 numbers before it receives the present ones, and it does not wait
+// Each QPU requests the next 16 numbers before it receives the current ones, and it does not wait
 // for stores. It makes one more request than needed; `last` keeps the addresses of this request
 // inside the arrays.
 inline void addAhead(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {

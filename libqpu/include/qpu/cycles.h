@@ -16,8 +16,7 @@ struct Cycles {
   std::uint64_t clocks;  // from the start of the launch until the last QPU has finished
   std::uint64_t stalledOnTmu;
   std::uint64_t stalledOnVpm;
-  std::uint64_t stalledOnOther;  // waits for uniforms, semaphores, the mutex and instruction
-                                 // fetch
+  std::uint64_t stalledOnOther;  // uniforms, semaphores, the mutex, instruction fetch
   std::uint64_t tmuBytes;
   std::uint64_t memoryReadBytes;
   std::uint64_t memoryWriteBytes;

@@ -21,9 +21,9 @@ namespace kernels {
 
 typedef BusPointer<float> Floats;
 
-// Elementwise functions, in place. Where no error bound is given, the result is what the kernel
-// language's rounding gives for each operation. relu, clamp, exp, sqrt, sigmoid and tanh return
-// NaN for NaN. Sums and products turn NaN into Inf.
+// Elementwise functions, in place. If no error bound is given, each operation is exact except for
+// the kernel language's rounding. relu, clamp, exp, sqrt, sigmoid and tanh return NaN for NaN.
+// Sums and products turn NaN into Inf.
 QPU_API void add(Floats out, Floats a, Floats b, int n, int qpus = 0);
 QPU_API void sub(Floats out, Floats a, Floats b, int n, int qpus = 0);
 QPU_API void mul(Floats out, Floats a, Floats b, int n, int qpus = 0);

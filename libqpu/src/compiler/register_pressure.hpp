@@ -11,7 +11,7 @@
 
 namespace qpu::compiler {
 
-// Returns the register pressure of the block with its operations in their present order. A vector
+// Returns the register pressure of the block with its operations in their current order. A vector
 // that is live at the end of the block counts in the whole block.
 std::uint32_t pressure(const Function& function, const Liveness& live, std::size_t block);
 

@@ -147,7 +147,7 @@ void Planner::planTarget(const Node& node, Candidate& candidate) const {
   }
   const Value& v = state_.graph.values[node.target];
   const Place current = state_.values[node.target].main;
-  if (current != kNowhere) {  // an update writes the value's present register
+  if (current != kNowhere) {  // an update writes the register that holds the value
     setTarget(candidate, current);
   } else if (v.liveOut) {
     setTarget(candidate, v.home);

@@ -69,7 +69,7 @@ double stallsOf(const std::vector<Event>& events, int size, const std::array<std
   for (std::size_t u = 0; u < 2; ++u) arrives[u].assign(std::min(inFlight[u], kTmuDepth), 0);
   int stored = 0;
   int loaded = 0;
-  int stalled = 0;  // the stalls up to the present event
+  int stalled = 0;  // the stalls up to the current event
   int half = 0;
   const int iterations = repeats ? kIterations : 1;
   for (int iteration = 0; iteration < iterations; ++iteration) {

@@ -1,5 +1,5 @@
 // Estimates how long a scheduled block takes, including stalls for TMU results and DMA transfers.
-// Estimates are only compared with each other, so their absolute values are not important.
+// Estimates are only compared with each other, so their absolute values do not matter.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_ESTIMATE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_ESTIMATE_HPP
 

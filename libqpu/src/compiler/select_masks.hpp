@@ -24,7 +24,7 @@ class MaskSelector {
   isa::Cond setFlagsTo(ir::Value mask);
 
  private:
-  // The mask that the flags represent at present.
+  // The mask that the flags currently represent.
   struct FlagState {
     ir::Value mask = ir::kNone;
     isa::Cond cond = isa::Cond::Always;

@@ -301,7 +301,7 @@ class Spiller {
   std::vector<Operation> out_;
   std::vector<std::vector<std::uint32_t>> uses_;
   std::vector<Vreg> touched_, residents_;
-  std::vector<Vreg> busy_;    // vectors that must not be evicted at present
+  std::vector<Vreg> busy_;    // vectors that currently must not be evicted
   std::uint32_t runEnd_ = 0;  // end of the current run of VPM reads
   std::vector<State> state_;
   SpillBarriers barriers_;

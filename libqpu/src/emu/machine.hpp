@@ -97,7 +97,7 @@ struct Qpu {
   std::uint32_t flow = 0;           // target of the last jump that was executed
   std::uint32_t jump = UINT32_MAX;  // target of the pending jump
   std::uint32_t jumpedAt = 0;
-  std::uint32_t line = UINT32_MAX;  // the present instruction cache line
+  std::uint32_t line = UINT32_MAX;  // the current instruction cache line
   std::uint32_t region = 0;         // index of the region that was used last
   std::uint32_t awaited = 0;        // number of the semaphore that the QPU waits for
   State state = State::Ready;

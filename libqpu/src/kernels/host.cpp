@@ -12,7 +12,7 @@
 namespace qpu::kernels {
 namespace {
 
-// Arrays that no call is using at present, sorted by size.
+// Arrays that no call is currently using, sorted by size.
 struct Pool {
   std::mutex mutex;
   std::vector<std::unique_ptr<SharedArray<float>>> free;

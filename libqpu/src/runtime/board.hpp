@@ -1,4 +1,4 @@
-// Identifies the board, and determines if its SoC has QPUs that libqpu supports.
+// Identifies the board, and determines whether its SoC has QPUs that libqpu supports.
 #ifndef QPU_SRC_RUNTIME_BOARD_HPP
 #define QPU_SRC_RUNTIME_BOARD_HPP
 

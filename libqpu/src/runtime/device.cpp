@@ -19,7 +19,7 @@ constexpr std::uint32_t kPage = 4096;
 
 // Flags for the allocation of GPU memory. On boards whose CPU bypasses the VideoCore's L2 cache,
 // the memory must not be cached there. On other boards, it is cached in L2. This is not confirmed
-// on hardware: the round-trip test determines if it is right.
+// on hardware: the round-trip test determines whether it is right.
 constexpr std::uint32_t kDirect = 0x4;
 constexpr std::uint32_t kL1NonAllocating = 0xc;
 

@@ -23,7 +23,7 @@ constexpr std::uint32_t kEmulatedCode = 0x00100000;
 constexpr std::uint32_t kEmulatedSpill = 0x10000000;
 
 // Returns the board that the emulator models. This is QPU_BOARD or, by default, a Pi 3. QPU_MODEL
-// selects its parameters: "fast" or "slow" for this end of their ranges, or the path of a file.
+// selects its parameters: "fast" or "slow" for that end of their ranges, or the path of a file.
 // Throws BackendError if a setting is invalid.
 const emu::Board& emulatedBoard();
 

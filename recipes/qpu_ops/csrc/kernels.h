@@ -82,7 +82,7 @@ std::uint64_t new_tag();
 // Returns how often each kernel was compiled in this process.
 std::map<std::string, int> compilations();
 
-// Returns the number of floats that the buffers contain at present.
+// Returns the number of floats that the buffers currently contain.
 std::size_t buffered();
 
 // Releases the buffers. The next call allocates new ones.

@@ -201,7 +201,7 @@ template <learning::Comparison what, bool swapped = false>
 bool compare_tensors(Call& call) {
   const Tensor &self = call.tensor(0), &other = call.tensor(1);
   const Tensor out = call.out();
-  // A tensor without dimensions does not take part in type promotion. This is not important here,
+  // A tensor without dimensions does not take part in type promotion. This does not matter here,
   // because all tensors are float32.
   if (!is_float(self) || !is_float(other) || !is_bool(out) ||
       out.numel() >= std::numeric_limits<int>::max() ||

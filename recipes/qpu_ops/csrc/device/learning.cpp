@@ -211,7 +211,8 @@ void softmax_gradient(Int rows, Int columns, Ptr<Float> out, Ptr<Float> gradient
   End
 }
 
-// Reads targets of two words each. Determines if each target is a class, and which class it is.
+// Reads targets of two words each. Determines whether each target is a class, and which class it
+// is.
 struct Target {
   Int low;
   Int high;

@@ -1,5 +1,5 @@
 // The PyTorch operators that the QPUs compute. They support float32 on dense tensors on the
-// device. Each kernel checks if it supports its operands. If it does not, the CPU computes the
+// device. Each kernel checks whether it supports its operands. If it does not, the CPU computes the
 // operator.
 #include "operators.h"
 
