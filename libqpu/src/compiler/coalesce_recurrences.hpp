@@ -1,5 +1,5 @@
-// Coalescing of recurrences such as sum = sum + x. SSA form gives the sum on each side of this
-// assignment its own register.
+// Coalescing of recurrences such as sum = sum + x. In SSA form, the sums on the two sides of this
+// assignment have separate registers.
 #ifndef QPU_SRC_COMPILER_COALESCE_RECURRENCES_HPP
 #define QPU_SRC_COMPILER_COALESCE_RECURRENCES_HPP
 

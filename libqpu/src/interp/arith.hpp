@@ -14,18 +14,18 @@ constexpr std::uint32_t kExponent = 0x7f800000U;
 constexpr std::uint32_t kSign = 0x80000000U;
 constexpr std::uint32_t kMagnitude = 0x7fffffffU;
 
-// Assumptions that a test on a board can confirm.
-// fmul truncates an inexact product. Test: square 0x3f800001 and compare the result with
-// 0x3f800002.
+// Assumptions that a test on a board can confirm:
+// - fmul truncates an inexact product. Test: square 0x3f800001 and compare the result with
+//   0x3f800002.
 constexpr bool kFmulTruncates = true;
-// An overflow of fadd gives Inf. Test: add 0x7f7fffff to itself.
-// ftoi gives 0x80000000 for -2^31, and 0 for larger magnitudes, as for Inf. Test: convert such
-// numbers.
-// mul24 sets the carry flag if the product exceeds the value below. Test: set flags from the MUL
-// pipe (op_add nop) with the products of 0xffffff and 1, 2 and 0x1000.
+// - An overflow of fadd gives Inf. Test: add 0x7f7fffff to itself.
+// - ftoi gives 0x80000000 for -2^31, and 0 for larger magnitudes, as for Inf. Test: convert such
+//   numbers.
+// - mul24 sets the carry flag if the product exceeds the value below. Test: set flags from the MUL
+//   pipe (op_add nop) with the products of 0xffffff and 1, 2 and 0x1000.
 constexpr std::uint64_t kMul24CarryAbove = 0xffffffU;
-// Packing to half floats rounds away from zero (true) or to the nearest half float (false). Test:
-// pack 1 + 2^-13 to half a. The assumption is right if the result is 0x3c01.
+// - Packing to half floats rounds away from zero (true) or to the nearest half float (false).
+//   Test: pack 1 + 2^-13 to half a. If the result is 0x3c01, packing rounds away from zero.
 constexpr bool kHalfRoundsAway = true;
 
 template <typename To, typename From>

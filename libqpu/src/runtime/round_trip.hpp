@@ -1,6 +1,6 @@
 // Tests whether the CPU and the QPUs access the same memory: a QPU reads data that the CPU wrote,
-// and the CPU reads data that the QPU wrote. On a board, this test also determines which flags and
-// which alias GPU memory requires.
+// and the CPU reads data that the QPU wrote. On a board, this test also determines the flags and
+// the alias that GPU memory requires.
 #ifndef QPU_SRC_RUNTIME_ROUND_TRIP_HPP
 #define QPU_SRC_RUNTIME_ROUND_TRIP_HPP
 
