@@ -15,7 +15,8 @@ class SpillCode {
   explicit SpillCode(Function& function) : f_(function) {}
 
   // Adds code to the start of the entry block. The code computes the address of the spill area
-  // and the VPM row. Returns the number of operations that must run before a vector can be spilled.
+  // and the VPM row. Returns the number of operations that must run before a vector can be
+  // spilled.
   std::size_t addPrologue();
   // Returns true if the spill code itself uses the register.
   bool isReserved(Vreg v) const { return v == base_ || v == row_; }
