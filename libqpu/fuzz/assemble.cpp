@@ -1,5 +1,5 @@
-// Fuzzes the assembler with arbitrary text: the assembler either rejects a line, or the listing
-// of the resulting word assembles to the same word.
+// Fuzzes the assembler with arbitrary text. The assembler must either reject a line or produce a
+// word whose listing assembles to the same word.
 #include <cstdint>
 #include <stdexcept>
 #include <string>

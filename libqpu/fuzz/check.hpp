@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-// Aborts on failure, which libFuzzer reports as a crash.
+// Aborts if the condition is false. libFuzzer reports this as a crash.
 inline void check(bool condition) {
   if (!condition) std::abort();
 }

@@ -1,5 +1,5 @@
-// Fuzzes the decoder, the disassembler and the verifier with arbitrary words: none of them crashes,
-// and encoding or assembling their results gives the same words.
+// Fuzzes the decoder, the disassembler and the verifier with arbitrary words. None of them may
+// crash, and encoding or assembling their results must give the same words.
 #include <cstdint>
 #include <cstring>
 #include <string>

@@ -1,11 +1,13 @@
-// Makes a kernel from arbitrary bytes. compile() accepts the kernel, or rejects it with a
-// CompileError or an ArgumentError. An accepted kernel is compiled at every level;
+// Makes a kernel from arbitrary bytes. compile() must accept the kernel, or reject it with a
+// CompileError or an ArgumentError. An accepted kernel is compiled at every level.
 // qpu::isa::verify must find no fault in the code, except faults that the kernel itself causes by
 // its use of the VPM. If the kernel terminates quickly, it runs on the interpreter and on the
-// emulator. If the interpreter completes, the emulator must produce the same bits. If the
-// interpreter reports an error, the emulator may report one too, or continue where no instruction
-// performs the check. The other half of the inputs become valid kernels with 30 to 120 live
-// vectors (pressure.hpp). They must compile, and their results must equal those of plain C++.
+// emulator. If the interpreter completes the run, the emulator must produce the same bits. If the
+// interpreter reports an error, the emulator may report one too, or may continue if no
+// instruction performs the check.
+//
+// Half of the inputs become valid kernels with 30 to 120 live vectors instead (pressure.hpp).
+// They must compile, and their results must equal those of plain C++.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -28,7 +30,7 @@ using qpu::Int;
 using qpu::Ptr;
 using Words = std::vector<std::uint32_t>;
 
-// Larger kernels take a long time to compile and do not find more faults.
+// Larger kernels take a long time to compile and have not revealed more faults.
 constexpr std::size_t kMostExpressions = 3000;
 
 struct Case {
@@ -74,7 +76,7 @@ Words uniforms() {
   return {5, 0x3fc00000, in, in, arrays().out.getAddress()};
 }
 
-// The kernel as compile() records it.
+// Records the kernel in the same way as compile().
 qpu::detail::Source record(const Case& c, fuzz::Facts& facts) {
   using qpu::detail::Type;
   const auto function = [&](Int n, Float x, Ptr<Int> in, Ptr<Float> inFloat, Ptr<Int> out) {
@@ -125,9 +127,9 @@ bool interpret(const qpu::interp::Code& code, const Case& c, std::string& error)
   }
 }
 
-// Whether the compiler is responsible for a fault. The kernel is responsible for setup words and
-// for the queues of the VPM, its DMA and the TMU. For example, a kernel that requests a vector on
-// only some paths but receives it on all paths causes a fault.
+// Returns true if the compiler is responsible for the fault. The kernel is responsible for setup
+// words and for the queues of the VPM, its DMA engines and the TMUs. For example, a kernel causes
+// a fault if it requests a vector on only some paths but receives it on all paths.
 bool causedByCompiler(const qpu::isa::Fault& fault, bool kernelIsRight) {
   const std::string rule = fault.rule;
   for (const char* const queue : {"setup-", "vpm-", "dma-", "tmu-"})
@@ -185,7 +187,7 @@ void compare(const qpu::detail::Source& source, const fuzz::Facts& facts, Case c
 
 extern "C" int LLVMFuzzerInitialize(int* /*argc*/, char*** /*argv*/) {
   (void)setenv("QPU_BACKEND", "interpreter", 1);
-  check(std::freopen("/dev/null", "w", stdout) != nullptr);  // discard the output of kernels
+  check(std::freopen("/dev/null", "w", stdout) != nullptr);  // discards the output of kernels
   return 0;
 }
 

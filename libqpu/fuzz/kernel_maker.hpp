@@ -1,6 +1,6 @@
-// Makes a kernel from bytes, through the language's public interface. Each byte selects an
-// operator or a statement; the following bytes select its operands. Most kernels are valid, so
-// many of them run; the last codes misuse the language.
+// Makes a kernel from bytes through the language's public interface. A byte selects an operator
+// or a statement, and the bytes after it select the operands. Most kernels are valid, so many of
+// them run. The highest codes misuse the language.
 #ifndef QPU_FUZZ_KERNEL_MAKER_HPP
 #define QPU_FUZZ_KERNEL_MAKER_HPP
 
@@ -13,15 +13,15 @@
 
 namespace fuzz {
 
-constexpr int kWords = 1024;   // per array
-constexpr int kOwnWords = 256; // each QPU's part of `out`
+constexpr int kWords = 1024;   // size of each array
+constexpr int kOwnWords = 256; // size of each QPU's part of `out`
 
-// Properties of a generated kernel.
+// The properties of a generated kernel.
 struct Facts {
-  bool ends = true;     // its loops are short
-  bool ordered = true;  // the order of all memory accesses is defined
+  bool ends = true;     // true if its loops are short
+  bool ordered = true;  // true if the order of all its memory accesses is defined
   bool onOneQpu = false;
-  // On every path, VPM setups precede VPM accesses and gathers precede receives.
+  // True if, on every path, VPM setups precede VPM accesses and gathers precede receives.
   bool queuesInOrder = true;
 };
 
@@ -43,7 +43,7 @@ class Maker {
     out += qpu::me() * kOwnWords;
     while (next_ != end_) statement(byte());
     while (closeOpen_ && !open_.empty()) close();
-    // Store the final values of the variables, so that they are compared.
+    // Store the final values of the variables, so that they take part in the comparison.
     if (open_.empty()) {
       int at = 0;
       for (const qpu::Int& v : ints_)
@@ -96,7 +96,7 @@ class Maker {
   void add(const qpu::IntExpr& e) { push(intValues_, e); }
   void add(const qpu::FloatExpr& e) { push(floatValues_, e); }
   void add(const qpu::BoolExpr& e) { push(masks_, e); }
-  // A ring buffer, so that new values are used often.
+  // Adds a value to a ring buffer, so that recent values are used often.
   template <typename T>
   void push(std::vector<T>& to, const T& e) {
     if (to.size() < 12)
@@ -221,7 +221,7 @@ class Maker {
     }
   }
 
-  // An address inside the QPU's own part of `out`.
+  // Returns an address in the QPU's own part of `out`.
   qpu::PtrExpr<qpu::Int> place() {
     const int kind = byte();
     if (kind < 100) return *out_ + (byte() & 0xf0) % (kOwnWords - 16);
@@ -284,7 +284,7 @@ class Maker {
                     const qpu::IntExpr& n) {
     qpu::store(x, p, n);
   }
-  // Stores an address, as in a table of pointers.
+  // Stores addresses, as a program that builds a table of pointers does.
   static void store(const qpu::PtrExpr<qpu::Int>& x, const qpu::PtrExpr<qpu::Int>& p) {
     qpu::store(x, qpu::PtrExpr<qpu::Ptr<qpu::Int>>(qpu::detail::FromNode(p.node())));
   }
@@ -303,7 +303,7 @@ class Maker {
       case 3: {
         if (inWhere()) return;
         if (loops == 3) facts_.ends = false;
-        // Other statements cannot change the counter.
+        // The counter is kept separately, so that other statements cannot change it.
         loop_.emplace_back(code == 2 ? qpu::IntExpr(byte() % 4) : someInt() & 3);
         qpu::Int& i = loop_.back();
         if (code == 2 && (byte() & 1) != 0) {
@@ -329,7 +329,7 @@ class Maker {
     }
   }
 
-  // Uses rows below 48, which the compiler does not use.
+  // Uses only rows below 48. The compiler does not use these rows.
   void vpm(int code) {
     if (inWhere()) return;
     facts_.onOneQpu = true;
@@ -369,7 +369,7 @@ class Maker {
     }
   }
 
-  // A single VPM or DMA call with arbitrary arguments.
+  // Makes a single VPM or DMA call with arbitrary arguments.
   void loose(int code) {
     facts_.ordered = false;
     facts_.queuesInOrder = false;
@@ -429,16 +429,16 @@ class Maker {
         facts_.ordered = false;
         gathered_.push_back(false);
         return;
-      case 12:  // no initial value
+      case 12:  // variables without an initial value
         ints_.emplace_back();
         floats_.emplace_back();
         return add(qpu::IntExpr(ints_.back()));
-      case 13: {  // a vector of another kernel
+      case 13: {  // use of a vector that belongs to another kernel
         std::optional<qpu::IntExpr> escaped;
         (void)qpu::compile([&escaped] { escaped = qpu::index(); });
         return add(*escaped + 1);
       }
-      case 14: {  // this kernel's vectors in another
+      case 14: {  // use of this kernel's vectors in another kernel
         const qpu::IntExpr mine = someInt();
         (void)qpu::compile([mine] { qpu::store(mine, qpu::Ptr<qpu::Int>()); });
         return;
@@ -448,7 +448,7 @@ class Maker {
         for (int i = byte() * 8; i > 0; --i) sum = sum + (ints_[0] ^ i);
         return add(sum);
       }
-      case 16: {  // shared subexpressions: a graph instead of a tree
+      case 16: {  // shared subexpressions, which form a graph instead of a tree
         qpu::IntExpr sum = someInt();
         for (int i = byte() % 64; i > 0; --i) sum = sum + rotate(sum, i);
         return add(sum);
@@ -468,7 +468,7 @@ class Maker {
         facts_.ends = false;
         qpu::While_(someCondition());
         return open_.push_back(Block::Loop);
-      case 20: {  // continues after a rejected construct
+      case 20: {  // continuation after a rejected construct
         const int what = byte() % 20;
         try {
           misuse(what);
@@ -506,7 +506,7 @@ class Maker {
   std::vector<qpu::IntExpr> intValues_;
   std::vector<qpu::FloatExpr> floatValues_;
   std::vector<qpu::BoolExpr> masks_;
-  std::deque<bool> gathered_;  // whether float
+  std::deque<bool> gathered_;  // for each outstanding gather, true if its type is float
   std::vector<Block> open_;
   bool closeOpen_ = true;
   int pushes_ = 0;

@@ -19,8 +19,8 @@ inline std::string listing(const qpu::code::Object& object) {
   return text;
 }
 
-// Runs compiled code on the emulator. Its memory consists of all arrays, followed by the spill
-// areas.
+// Runs compiled code on the emulator. The program can access all arrays and, after them, the
+// spill areas.
 inline qpu::emu::Report emulate(const qpu::code::Object& object, int qpus,
                                 const std::vector<std::uint32_t>& arguments,
                                 std::uint64_t instructionLimit = 5'000'000) {

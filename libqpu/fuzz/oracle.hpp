@@ -1,7 +1,7 @@
-// Computes the results of the language's operations on one element, in plain C++. The code
-// follows docs/libqpu.md ("The language" and "Arithmetic") and checks random kernels. It shares
-// no code with the interpreter or the emulator, so that an error in either is detected. Floats
-// are given as bits; operands with exponent 255 do not occur.
+// Computes the results of the language's operations on a single element in plain C++. The results
+// are used to check random kernels. The code follows docs/libqpu.md ("The language" and
+// "Arithmetic"). It shares no code with the interpreter or the emulator, so that an error in
+// either of them is detected. Floats are passed as bits. Operands with exponent 255 do not occur.
 #ifndef QPU_FUZZ_ORACLE_HPP
 #define QPU_FUZZ_ORACLE_HPP
 
@@ -35,7 +35,7 @@ inline Word rotateBits(Word a, Word n) {
   return static_cast<Word>(twice >> (n % 32));
 }
 
-// A float as sign * significand * 2^exponent; significand 0 for zero and denormals.
+// A float as sign * significand * 2^exponent. The significand is 0 for zero and for denormals.
 struct Parts {
   bool negative = false;
   std::uint64_t significand = 0;
@@ -46,7 +46,8 @@ inline Parts parts(Word x) {
   if (biased == 0) return {};
   return {x >= kSignBit, (1U << kFractionBits) + x % (1U << kFractionBits), biased - 127 - kFractionBits};
 }
-// Rounds toward zero. Results that are too small become +0; results that are too large do not occur.
+// Rounds toward zero. Results that are too small become +0. Results that are too large do not
+// occur.
 inline Word floatOf(Parts p) {
   if (p.significand == 0) return 0;
   while (p.significand >= 2U << kFractionBits) {
@@ -73,7 +74,8 @@ inline Word sum(Word a, Word b) {
     large = small;
     small = other;
   }
-  // A summand this far below the other's last bit affects only the direction of rounding.
+  // If an operand is this far below the last bit of the other, it affects only the direction of
+  // rounding.
   constexpr int kFar = 36;
   if (large.exponent - small.exponent > kFar) small = {small.negative, 1, large.exponent - kFar};
   large.significand <<= static_cast<unsigned>(large.exponent - small.exponent);
@@ -89,12 +91,12 @@ inline Word times(Word a, Word b) {
   const Parts y = parts(b);
   return floatOf({x.negative != y.negative, x.significand * y.significand, x.exponent + y.exponent});
 }
-// Orders normal floats and +0.
+// Returns a number that orders normal floats and +0.
 inline std::int64_t rank(Word x) { return x >= kSignBit ? -std::int64_t{x - kSignBit} : std::int64_t{x}; }
 inline Word smaller(Word a, Word b) { return rank(a) <= rank(b) ? a : b; }
 inline Word larger(Word a, Word b) { return rank(a) >= rank(b) ? a : b; }
 inline Word magnitude(Word a) { return a % kSignBit; }
-// Compares by the sign and the zero of the difference.
+// Returns the sign of the difference of a and b: -1, 0 or 1.
 inline int compareFloats(Word a, Word b) {
   const Word d = difference(a, b);
   return d == 0 ? 0 : d >= kSignBit ? -1 : 1;

@@ -1,5 +1,6 @@
-// A kernel with many live vectors, generated from bytes: compiled at every level, run on the emulator and on the
-// interpreter, and compared with plain C++.
+// Checks a kernel with many live vectors, which is generated from bytes. The kernel is compiled
+// at every level and runs on the emulator and on the interpreter. Its results are compared with
+// those of plain C++.
 #ifndef QPU_FUZZ_PRESSURE_HPP
 #define QPU_FUZZ_PRESSURE_HPP
 
@@ -19,12 +20,12 @@
 namespace fuzz::pressure {
 
 struct Outcome {
-  std::string fault;  // description of the failure; empty if there is none
-  std::array<std::uint64_t, 3> clocks{};  // clocks in the emulator's model, by level
+  std::string fault;  // a description of the failure, or "" if there is none
+  std::array<std::uint64_t, 3> clocks{};  // indexed by level: clocks in the emulator's model
   std::array<std::uint32_t, 3> spillBytes{};
 };
 
-// The arrays that kernels run on.
+// The arrays that the kernels access.
 class Arrays {
  public:
   Arrays() {
@@ -32,7 +33,7 @@ class Arrays {
     for (std::uint32_t i = 0; i < kInputWords; ++i) {
       x = x * 1664525U + 1013904223U;
       startInts.push_back((x >> 28U) < 4 ? x >> 20U : x ^ x >> 13U);
-      // From 2^-12 to 2^19, both signs.
+      // The floats range from 2^-12 to 2^19 and have both signs.
       const std::uint32_t exponent = 115 + (x >> 11U) % 32;
       startFloats.push_back((x & 0x80000000U) | exponent << 23U | (x >> 5U) % (1U << 23U));
     }
@@ -55,7 +56,7 @@ class Arrays {
   Words startInts, startFloats;
 };
 
-constexpr std::uint32_t kN = 5, kX = 0xc1040000U;  // the parameters; x is -8.25
+constexpr std::uint32_t kN = 5, kX = 0xc1040000U;  // the parameters of the kernel; the float x is -8.25
 
 inline qpu::detail::Source record(const Program& program) {
   using qpu::detail::Type;
@@ -139,7 +140,7 @@ class Check {
 
 inline Outcome check(const std::uint8_t* data, std::size_t size) { return Check(data, size).run(); }
 
-// Checks the kernel with this number.
+// Checks kernel number `number`.
 inline Outcome check(std::uint32_t number) {
   std::array<std::uint8_t, 4> bytes{};
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(number >> (8 * i));

@@ -1,5 +1,5 @@
-// Computes, with oracle.hpp alone, the memory contents that a program of pressure_program.hpp
-// produces.
+// Computes the memory contents that a program from pressure_program.hpp produces. The code uses
+// only oracle.hpp for the arithmetic.
 #ifndef QPU_FUZZ_PRESSURE_EVALUATE_HPP
 #define QPU_FUZZ_PRESSURE_EVALUATE_HPP
 
@@ -16,7 +16,7 @@ using Elements = std::array<std::uint32_t, 16>;
 using Booleans = std::array<bool, 16>;
 
 struct Inputs {
-  std::uint32_t n = 0, x = 0;  // the parameters
+  std::uint32_t n = 0, x = 0;  // the parameters of the kernel
   const Words* ints = nullptr;
   const Words* floats = nullptr;
 };
@@ -24,7 +24,8 @@ struct Inputs {
 // Evaluates the program for one QPU.
 class Evaluate {
  public:
-  // `area` holds the QPU's part of the output, before and after the run.
+  // `area` contains the QPU's part of the output: its initial contents before the run, and its
+  // final contents after the run.
   Evaluate(const Program& program, const Inputs& inputs, std::uint32_t me, Words& area)
       : program_(program), inputs_(inputs), me_(me), area_(area), values_(program.variables.size()) {
     values_[0].fill(inputs.n);

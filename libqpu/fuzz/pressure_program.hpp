@@ -1,5 +1,5 @@
-// Random kernels with 30 to 120 live vectors, as data. pressure_record.hpp records such a kernel;
-// pressure_evaluate.hpp computes its expected results.
+// Represents random kernels with 30 to 120 live vectors as data. pressure_record.hpp records such
+// a kernel, and pressure_evaluate.hpp computes its expected results.
 #ifndef QPU_FUZZ_PRESSURE_PROGRAM_HPP
 #define QPU_FUZZ_PRESSURE_PROGRAM_HPP
 
@@ -9,27 +9,27 @@
 
 namespace fuzz::pressure {
 
-constexpr std::uint32_t kInputWords = 2048;   // of each of the two input arrays
+constexpr std::uint32_t kInputWords = 2048;   // size of each of the two input arrays
 constexpr std::uint32_t kMostVariables = 120;
-constexpr std::uint32_t kScratchSlots = 8;    // vectors in a QPU's area that kernels write and read back
+constexpr std::uint32_t kScratchSlots = 8;    // vectors in each QPU's area that kernels write and then read
 constexpr std::uint32_t kAreaWords = 16 * (kMostVariables + kScratchSlots);
 constexpr std::uint32_t kMostQpus = 12;
 
 enum class Op : std::uint8_t {
-  // Integers. `value` is the constant, the variable, the element or the word.
+  // Integers. `value` is the constant, or the number of the variable, element or word.
   Constant, Variable, Index, Me, NumQpus,
   Add, Sub, Mul, Shl, Asr, Shr, Ror, And, Or, Xor, Min, Max, Not, Negate,
   RotateBy, RotateVariable, Broadcast, ToInt, AsInt, Special, Load, LoadAt, LoadScratch,
-  // Floats; `value` of a constant is its bits.
+  // Floats. For a constant, `value` contains its bits.
   FConstant, FVariable, FAdd, FSub, FMul, FMin, FMax, FAbs, FNegate, ToFloat, FRotateBy, FBroadcast, FLoad,
-  // A boolean for each element.
+  // Results with a boolean for each element.
   Eq, Ne, Lt, Le, Gt, Ge, FEq, FNe, FLt, FLe, FGt, FGe, MaskAnd, MaskOr, MaskNot,
-  // A boolean for the vector.
+  // Results that are a single boolean for the vector.
   Any, All, Both, Either, Neither
 };
 
-// The functions that Op::Special applies to the low bits of its operand. The results are exact,
-// regardless of the last bits of the special function unit's results.
+// The functions that Op::Special applies to the low bits of its operand. Their results are exact,
+// because they do not depend on the last bits of the special function unit's results.
 enum SpecialKind : std::uint8_t { kRecip, kRootRecip, kExponential, kLogarithm, kSpecialKinds };
 
 struct Expression {
@@ -39,12 +39,16 @@ struct Expression {
 };
 
 enum class Kind : std::uint8_t {
-  Declare, Assign,        // the variable `target` gets `expression`
-  If, Where,              // `expression`, body, other
-  Loop,                   // counts the variable `target` down from `expression`; `variant` 0: While, else For
-  Store,                  // `expression` to scratch slot `target`; variant 0: waits, 1: does not wait, 2: `words` only
-  Gather,                 // request the input words that `expression` selects
-  Receive                 // receive into the variable `target`
+  Declare, Assign,        // assigns `expression` to variable `target`
+  If, Where,              // use `expression`, body and other
+  // Counts variable `target` down from `expression`; a While loop if `variant` is 0, else a For
+  // loop.
+  Loop,
+  // Stores `expression` to scratch slot `target`; variant 0: waits, 1: does not wait, 2: only
+  // `words` words.
+  Store,
+  Gather,                 // requests the input words that `expression` selects
+  Receive                 // receives a vector into variable `target`
 };
 
 struct Statement {
@@ -57,19 +61,19 @@ struct Statement {
 
 struct Variable {
   bool isFloat = false;
-  bool isFixed = false;    // written once
-  bool isOpen = true;      // has a value here; a loop counter has one only within its loop
+  bool isFixed = false;    // true if it is written only once
+  bool isOpen = true;      // true if it has a value at this point; a loop counter has one only in its loop
 };
 
 struct Program {
   std::vector<Expression> expressions;
-  std::vector<Variable> variables;  // 0: the parameter n; 1: the parameter x
+  std::vector<Variable> variables;  // variable 0 is the parameter n, and variable 1 is the parameter x
   std::vector<Statement> statements;
-  std::vector<std::uint32_t> results;  // variables, in the order in which they are stored at the end
+  std::vector<std::uint32_t> results;  // the variables that are stored at the end, in this order
   std::uint32_t qpus = 1;
 };
 
-// An endless sequence of numbers derived from a few bytes.
+// An infinite sequence of numbers that is derived from a few bytes.
 class Choices {
  public:
   Choices(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
@@ -82,7 +86,7 @@ class Choices {
  private:
   std::uint32_t byte() {
     const std::uint32_t given = size_ == 0 ? 0 : data_[at_ % size_];
-    // Each pass over the bytes produces different numbers.
+    // Each pass over the bytes gives different numbers.
     std::uint64_t x = at_ + 0x9e3779b97f4a7c15U * (given + 1);
     if (size_ != 0 && size_ <= 8)
       for (std::size_t i = 0; i < size_; ++i) x = (x ^ data_[i]) * 0xff51afd7ed558ccdU;
@@ -131,7 +135,7 @@ class Generator {
   std::uint32_t constant(std::uint32_t value) { return make(Op::Constant, 0, 0, value); }
   std::uint32_t floatConstant(std::uint32_t bits) { return make(Op::FConstant, 0, 0, bits); }
 
-  // A variable of the given type; parameters are chosen more often.
+  // Returns a variable of the given type. Parameters are chosen more often than other variables.
   std::uint32_t some(bool isFloat) {
     if (oneIn(6)) return isFloat ? 1 : 0;
     const auto n = static_cast<std::uint32_t>(program_.variables.size());
@@ -187,7 +191,7 @@ class Generator {
   }
   std::uint32_t load() { return make(Op::Load, 0, 0, below(kInputWords - 16)); }
 
-  // At most kLimit in magnitude, so that nothing overflows.
+  // Limits the magnitude to kLimit, so that no operation overflows.
   static constexpr std::uint32_t kLimit = 0x49800000;  // 2^20
   std::uint32_t bounded(std::uint32_t e) {
     return make(Op::FMin, make(Op::FMax, e, floatConstant(kLimit | 0x80000000U)), floatConstant(kLimit));
@@ -271,7 +275,7 @@ class Generator {
     program_.variables.push_back({isFloat, below(5) < fixedShare_, true});
   }
 
-  // Finds a variable that may be written again; returns false if there is none.
+  // Finds a variable that may be written again. Returns false if there is none.
   bool target(std::uint32_t& v) {
     const auto n = static_cast<std::uint32_t>(program_.variables.size());
     const std::uint32_t from = below(n);
@@ -342,7 +346,7 @@ class Generator {
     }
   }
 
-  // Requests vectors, executes other statements, and receives the vectors.
+  // Requests vectors, executes other statements, and then receives the vectors.
   void gathers() {
     const std::uint32_t count = 1 + below(3);
     std::vector<std::uint32_t> targets;

@@ -1,4 +1,4 @@
-// Records a program of pressure_program.hpp through the language's public interface.
+// Records a program from pressure_program.hpp through the language's public interface.
 #ifndef QPU_FUZZ_PRESSURE_RECORD_HPP
 #define QPU_FUZZ_PRESSURE_RECORD_HPP
 
@@ -70,8 +70,7 @@ class Record {
       default: throw std::logic_error("not an integer expression");
     }
   }
-  // The results of the special function unit are accurate to about 11 bits; only the reliable
-  // bits are kept.
+  // The special function unit's results are accurate to about 11 bits. Only these bits are kept.
   qpu::IntExpr special(const Expression& x) {
     const qpu::IntExpr k = ints(x.a) & 7;
     const qpu::FloatExpr power = qpu::toFloat(qpu::IntExpr(1) << k);
@@ -201,7 +200,8 @@ class Record {
   qpu::Ptr<qpu::Int>& in_;
   qpu::Ptr<qpu::Float>& inFloat_;
   qpu::Ptr<qpu::Int> area_;
-  std::vector<std::deque<qpu::Int>> ints_;  // one entry per variable, once it is declared
+  // One entry per variable, which is filled when the variable is declared.
+  std::vector<std::deque<qpu::Int>> ints_;
   std::vector<std::deque<qpu::Float>> floats_;
 };
 

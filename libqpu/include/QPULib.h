@@ -1,6 +1,6 @@
-// The whole language under QPULib's names: global types and functions, and the macros If, Else,
-// While, For, Where and End. Include this header after the headers of other libraries, because
-// the macros have common names.
+// The complete kernel language under the names that QPULib uses: global types and functions, and
+// the macros If, Else, While, For, Where and End. Include this header after the headers of other
+// libraries, because the macros have common names.
 #ifndef QPULIB_H
 #define QPULIB_H
 

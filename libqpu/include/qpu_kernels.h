@@ -1,9 +1,9 @@
-/* The C interface of the kernel library. qpu/kernels.h documents what each function
- * computes, with ranges and error bounds, under the same names.
+/* The C interface of the kernel library. The header qpu/kernels.h documents functions with the
+ * same names: what each one computes, the valid ranges and the error bounds.
  *
- * Pointers are CPU addresses of elements in a qpu_buffer or SharedArray, or bus addresses
- * cast to pointers. `qpus` is 1..12, or 0 to let the library choose. All functions return
- * 0, or -1 on failure; qpu_last_error() then returns the error message. */
+ * A pointer is the CPU's address of an element in a qpu_buffer or SharedArray, or a bus address
+ * that is cast to a pointer. `qpus` is 1..12, or 0 to let the library choose. All functions
+ * return 0, or -1 on failure. After a failure, qpu_last_error() returns the error message. */
 #ifndef QPU_KERNELS_C_H
 #define QPU_KERNELS_C_H
 
@@ -50,7 +50,7 @@ struct qpu_window {
   int stride_y, stride_x;
   int padding_y, padding_x;
   int dilation_y, dilation_x;
-  int groups; /* for qpu_conv2d; 0 means 1 */
+  int groups; /* for qpu_conv2d only; 0 means 1 */
 };
 QPU_C_API int qpu_conv2d(float *out, const float *a, const float *weights, const float *bias,
                          const struct qpu_window *window, int out_channels, int qpus);

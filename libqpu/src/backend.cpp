@@ -21,7 +21,7 @@ struct Known {
   Kind kind;
 };
 
-// In order of preference.
+// The backends in order of preference.
 constexpr std::array<Known, 4> kBackends = {{
     {"vc4-registers", Kind::Registers},
     {"vc4-mailbox", Kind::Mailbox},
@@ -29,7 +29,7 @@ constexpr std::array<Known, 4> kBackends = {{
     {"emulator", Kind::Emulator},
 }};
 
-// Returns why the backend does not work, or "" if it works.
+// Returns the reason why the backend does not work, or "" if it works.
 std::string faultOf(Kind kind) {
   if (kind == Kind::Interpreter || kind == Kind::Emulator) return {};
   const Opened& opened = openDevice();
@@ -44,7 +44,7 @@ Choice best() {
     const std::string fault = faultOf(k.kind);
     if (fault.empty())
       return {k.name.data(), k.kind, why + "; using the " + std::string(k.name)};
-    // Report a reason that applies to both hardware backends only once.
+    // If the same reason applies to both hardware backends, report it only once.
     if (fault != last) why += "; " + std::string(k.name) + ": " + fault;
     last = fault;
   }
@@ -70,7 +70,7 @@ Choice choose(const std::string& requested) {
 }  // namespace
 
 const Choice& currentChoice() {
-  // Cached per thread, so that the C interface can return a pointer to the text.
+  // The choice is cached per thread, so that the C interface can return a pointer to its text.
   struct Cached {
     std::optional<std::string> requested;
     unsigned generation = 0;

@@ -30,7 +30,7 @@ const Statement* findPrint(const std::vector<Statement>& statements) {
   return nullptr;
 }
 
-// Warns once if the kernel contains a Print, because QPUs cannot print.
+// Prints a warning once if the kernel contains a Print statement, because QPUs cannot print.
 void warnOfPrint(const Source& source) {
   const Statement* const print = findPrint(source.body);
   if (print == nullptr) return;
@@ -63,8 +63,8 @@ const runtime::Executable* Program::compiledExecutable() const {
 
 namespace {
 
-// QPUs can access only GPU memory, but arrays allocated before a hardware backend was selected
-// are in host memory.
+// Requires that all arrays are in GPU memory, because QPUs cannot access other memory. Arrays
+// that were allocated before a hardware backend was selected are in host memory.
 void requireOnDevice(const Program& program, const std::uint32_t* uniforms) {
   const auto table = Heap::instance().table();
   const std::vector<Type>& parameters = program.source().parameters;

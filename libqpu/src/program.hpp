@@ -1,4 +1,4 @@
-// Internal representation of a compiled kernel.
+// The internal representation of a compiled kernel.
 #ifndef QPU_SRC_PROGRAM_HPP
 #define QPU_SRC_PROGRAM_HPP
 
@@ -16,16 +16,17 @@ constexpr int kMaxQpus = 12;
 
 class Program {
  public:
-  // Compiles for the selected backend. Throws CompileError.
+  // Compiles the kernel for the selected backend. Throws CompileError if that is not possible.
   explicit Program(Source source);
 
   const std::string& name() const { return code_.name; }
   const interp::Code& code() const { return code_; }
   const Source& source() const { return source_; }
 
-  // Machine code, compiled on the first call. Throws CompileError.
+  // Returns the machine code. The first call compiles it. Throws CompileError if that is not
+  // possible.
   runtime::Executable& executable() const;
-  // Null if the machine code has not been compiled yet.
+  // Returns null if the machine code has not been compiled yet.
   const runtime::Executable* compiledExecutable() const;
 
  private:

@@ -1,5 +1,5 @@
-// Compares the language's arithmetic with results recorded on hardware, and with the host's
-// rounding toward zero.
+// Compares the arithmetic of the language with results that were recorded on hardware, and with
+// the host's rounding toward zero.
 #include <cfenv>
 #include <cmath>
 #include <random>
@@ -105,7 +105,7 @@ TEST_CASE("Inf, NaN, zeros and denormals follow the documented rules") {
   const std::uint32_t denormal = 0x007fffff;
   CHECK(added(nan, one) == inf);
   CHECK(added(one, minusInf) == minusInf);
-  CHECK(added(minusInf, inf) == inf);  // the sign of b
+  CHECK(added(minusInf, inf) == inf);  // the result has the sign of b
   CHECK(subtracted(inf, inf) == minusInf);
   CHECK(multiplied(inf, 0) == 0);
   CHECK(multiplied(nan, 0x80000000) == 0);
@@ -118,15 +118,15 @@ TEST_CASE("Inf, NaN, zeros and denormals follow the documented rules") {
   CHECK(multiplied(0x7f000000, 0x7f000000) == inf);
   CHECK(multiplied(0xff000000, 0x7f000000) == minusInf);
   CHECK(multiplied(0x00800000, 0x3f000000) == 0);
-  // The next value below the smallest normal number is zero.
+  // The next value below the smallest normal number is flushed to zero.
   CHECK(multiplied(0x00ffffff, 0x3f000000) == 0);
   CHECK(subtracted(0x00800001, 0x00800000) == 0);
   CHECK(added(0x80800001, 0x00800000) == 0);
 }
 
 TEST_CASE("assumptions that no board has confirmed") {
-  CHECK(multiplied(0x3f800001, 0x3f800001) == 0x3f800002);  // truncated
-  CHECK(added(0x7f7fffff, 0x7f7fffff) == 0x7f800000);  // overflow is Inf
+  CHECK(multiplied(0x3f800001, 0x3f800001) == 0x3f800002);  // the product is truncated
+  CHECK(added(0x7f7fffff, 0x7f7fffff) == 0x7f800000);  // an overflow gives Inf
 }
 
 TEST_CASE("sums and products round toward zero like the host") {
@@ -135,7 +135,7 @@ TEST_CASE("sums and products round toward zero like the host") {
   SharedArray<float> a(n), b(n), sum(n), difference(n), product(n);
   const auto word = [&random] { return static_cast<std::uint32_t>(random()); };
   const auto number = [word](int spread) {
-    // Similar exponents produce every alignment of the operands of a sum.
+    // Similar exponents result in every possible alignment of the operands of a sum.
     const std::uint32_t exponent = 127U - static_cast<std::uint32_t>(spread) +
                                    word() % static_cast<std::uint32_t>(2 * spread + 1);
     std::uint32_t mantissa = word() & 0x7fffffU;
@@ -207,17 +207,19 @@ TEST_CASE("float comparisons use sign and magnitude of the bits") {
   CHECK(truth(bitsOf(1.0F), bitsOf(2.0F)) == 0b110100);
   CHECK(truth(bitsOf(2.0F), bitsOf(1.0F)) == 0b000111);
   CHECK(truth(bitsOf(-1.5F), bitsOf(-1.5F)) == 0b011010);
-  CHECK(truth(0x80000000, 0x00000000) == 0b011010);  // -0 and +0
-  CHECK(truth(0x00000001, 0x00000000) == 0b000111);  // a denormal is not zero
-  CHECK(truth(0x00800001, 0x00800000) == 0b000111);  // although their difference is flushed to zero
-  CHECK(truth(0x7f7fffff, 0xff7fffff) == 0b000111);  // although their difference is Inf
-  // An infinity equals itself and is ordered beyond all finite floats with its sign.
+  CHECK(truth(0x80000000, 0x00000000) == 0b011010);  // -0 equals +0
+  CHECK(truth(0x00000001, 0x00000000) == 0b000111);  // a denormal is not equal to zero
+  // Not equal, although their difference is flushed to zero.
+  CHECK(truth(0x00800001, 0x00800000) == 0b000111);
+  CHECK(truth(0x7f7fffff, 0xff7fffff) == 0b000111);  // not equal, although their difference is Inf
+  // An infinity equals itself, and is ordered beyond all finite floats with the same sign.
   CHECK(truth(0x7f800000, 0x7f800000) == 0b011010);
   CHECK(truth(0xff800000, 0xff800000) == 0b011010);
   CHECK(truth(0xff800000, 0x7f800000) == 0b110100);
   CHECK(truth(0x7f800000, 0x7f7fffff) == 0b000111);
   CHECK(truth(0xff800000, 0xff7fffff) == 0b110100);
-  // A NaN is ordered beyond the infinity with its sign, and equals only a NaN with the same bits.
+  // A NaN is ordered beyond the infinity with the same sign, and equals only a NaN with the same
+  // bits.
   CHECK(truth(0x7fc00000, 0x7f800000) == 0b000111);
   CHECK(truth(0xffc00000, 0xff800000) == 0b110100);
   CHECK(truth(0x7fc00000, 0x7fc00000) == 0b011010);

@@ -1,4 +1,4 @@
-// Selection of the backend by QPU_BACKEND, in C++ and C.
+// Tests the selection of the backend by QPU_BACKEND in C++ and C.
 #include <cstdlib>
 
 #include "qpu.h"
@@ -37,7 +37,7 @@ TEST_CASE("hardware backends are rejected without hardware") {
     const Setting backend("QPU_BACKEND", name);
     const std::string text = thrown<qpu::BackendError>([] { qpu::backend(); });
     CHECK(contains(text, "QPU_BACKEND=" + std::string(name) + ": "));
-    CHECK(contains(text, "; "));  // the fix
+    CHECK(contains(text, "; "));  // the text contains a fix
     CHECK(qpu_backend_name() == nullptr);
     CHECK(qpu_backend_reason() == text);
   }

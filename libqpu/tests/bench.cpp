@@ -1,5 +1,6 @@
-// Times matrix-vector multiplication on the current backend: 100 rows of 10^0 .. 10^5 columns on
-// 4 QPUs. Only the call itself is timed. The interpreter's times do not predict the hardware's.
+// Measures the time of matrix-vector multiplications on the current backend: 100 rows of 10^0 ..
+// 10^5 columns on 4 QPUs. Only the call itself is measured. The interpreter's times do not
+// predict those of the hardware.
 #include <chrono>
 #include <cstdio>
 

@@ -1,5 +1,5 @@
-// Measures the overhead of calling a kernel that has been called before, on the current backend.
-// On the emulator, the overhead includes setting up 1, 4 or 12 QPUs.
+// Measures the overhead of a call to a kernel that has been called before, on the current
+// backend. On the emulator, the overhead includes setting up 1, 4 or 12 QPUs.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

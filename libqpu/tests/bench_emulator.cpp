@@ -1,6 +1,6 @@
 // Measures how many QPU instructions per second the emulator executes on one core of this host.
-// The program is a loop of dual-issue fadd and fmul with loads by both TMUs, on 1, 4 and 12 QPUs.
-// This is not a test; run it by hand.
+// The program is a loop of dual-issue fadd and fmul instructions with loads through both TMUs. It
+// runs on 1, 4 and 12 QPUs. This program is not a test; run it manually.
 #include <cstdio>
 #include <ctime>
 #include <vector>
@@ -16,8 +16,8 @@ constexpr std::uint32_t kMemory = 0x40000000;
 constexpr std::uint32_t kRounds = 100000;
 constexpr std::size_t kWords = 16 * (kRounds + 12 * 64 + 2);
 
-// 15 instructions per iteration, eleven of which use both pipes, with two 64-byte requests that
-// advance by one cache line.
+// Each iteration has 15 instructions, of which eleven use both pipes. It makes two 64-byte
+// requests, whose addresses advance by one cache line.
 std::vector<qpu::isa::Word> program() {
   std::vector<Instruction> p;
   p.push_back(add(AddOp::Shl, toR(0), ra(address::kElementNumber), imm(2)));

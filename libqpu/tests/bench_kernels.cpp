@@ -1,14 +1,16 @@
-// Clocks of the kernel library in the emulator's model (not measured on hardware), and their
-// share of a board's limit: the bytes that must cross the bus, or the operations of the pipes.
-// Kernels like a course project's, compiled without optimisation and run on 4 QPUs as in that
-// project, serve as a comparison.
+// Prints the clocks that the kernel library takes in the emulator's model (not measured on
+// hardware), and their share of a board's limit. The limit is the time for the bytes that must be
+// transferred over the bus, or for the operations of the pipes. For comparison, the program runs
+// kernels like those of a course project. As in that project, they are compiled without
+// optimisation and run on 4 QPUs.
 //
 //   bench-kernels [--quick | --tutorial] [--json] [--ranges]
 //
-// QPU_BOARD selects the board, QPU_MODEL the parameters of its model. With --ranges, each kernel also
-// runs with the parameters at the ends of their ranges: all of them, and those of each assumption
-// alone. The range of a share covers all these runs, and "moved most by" names the assumption that
-// alone changes the share most. The exit code is 1 if a result is wrong.
+// QPU_BOARD selects the board, and QPU_MODEL selects the parameters of its model. With --ranges,
+// each kernel also runs with the parameters at the ends of their ranges: once with all
+// parameters, and once for each assumption with only the parameters of this assumption. The range
+// of a share covers all these runs. "moved most by" names the assumption that changes the share
+// most when it is changed alone. The exit code is 1 if a result is wrong.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -59,7 +61,7 @@ bool near(float a, double b, double bound) { return std::fabs(static_cast<double
 void elementwise() {
   const int n = quick ? 96000 : 960000;
   const auto words = static_cast<std::size_t>(n);
-  // The naive kernels read one block per QPU beyond the end.
+  // Each QPU of a naive kernel reads one block beyond the end of the arrays.
   Array a = filled(words + 192), b = filled(words + 192), c = filled(words), out(words);
   const double stream = 4.0 * n;
   (void)setenv("QPU_OPTIMISE", "0", 1);
@@ -140,7 +142,7 @@ void matrixMatrix() {
   const std::string shape = std::to_string(n) + "^3";
   double clocks = 0;
   {
-    // Computes only some of the rows, because this kernel is slow.
+    // Compute only some of the rows, because this kernel is slow.
     const int rows = 48;
     (void)setenv("QPU_OPTIMISE", "0", 1);
     auto naive = compile(naive::matrixMatrix, "naive-matmul");
@@ -174,7 +176,7 @@ void matrixMatrix() {
        busClocks(5.0 * w.channels * w.height * w.width), "bus");
 }
 
-// Scales kVectors vectors per iteration, whose stores become one transfer.
+// Scales kVectors vectors per iteration. Their stores become a single transfer.
 template <int kVectors>
 void scaleTogether(Int n, Float factor, Ptr<Float> out, Ptr<Float> in) {
   For (Int i = me() * (16 * kVectors), i < n, i = i + numQPUs() * (16 * kVectors))
@@ -186,7 +188,7 @@ void scaleTogether(Int n, Float factor, Ptr<Float> out, Ptr<Float> in) {
   End
 }
 
-// The figures in docs/kernels.md for the tutorial's kernels.
+// Prints the figures for the tutorial's kernels that docs/kernels.md contains.
 void tutorialSteps() {
   const auto qpusOf = [](const char* name, int qpus) {
     return std::string(name) + ", " + std::to_string(qpus) + (qpus == 1 ? " QPU" : " QPUs");
@@ -229,7 +231,7 @@ void tutorialSteps() {
   products(compile(tutorial::productTiled, "productTiled"), "productTiled 96^3");
 }
 
-// The profiled listing in docs/kernels.md.
+// Prints the profiled listing that docs/kernels.md contains.
 void tutorialListing() {
   const int n = 65536;
   Array a = filled(n), b = filled(n), out(n);
@@ -239,8 +241,8 @@ void tutorialListing() {
   (void)std::printf("\n%s", kernel.listing().c_str());
 }
 
-// The shortest of several times, in milliseconds, that `f` takes in a new process in which no
-// kernel has been compiled. `f` makes one call with almost no work.
+// Returns the shortest of several times, in milliseconds, that `f` takes in a new process. No
+// kernel has been compiled in this process. `f` makes a single call with almost no work.
 double coldCallMs(const std::function<void()>& f) {
   double best = 1e9;
   for (int i = 0; i < 5; ++i) {
@@ -268,7 +270,7 @@ double coldCallMs(const std::function<void()>& f) {
 
 void host() {
   Array a = filled(64), b = filled(64), c(64);
-  // The smallest product for which all QPUs share b.
+  // This is the smallest product for which all QPUs share b.
   Array large = filled(std::size_t{66} * 64), shared(std::size_t{66} * 64);
   const k::Matrix one(a, 1);
   const k::Matrix out(c, 1);
@@ -295,7 +297,7 @@ void host() {
     else
       (void)std::printf("%-28s %10.2f\n", x.name, ms);
   }
-  // A call to a compiled kernel, including the emulator's work on one vector.
+  // Measure a call to a compiled kernel. The time includes the emulator's work on one vector.
   std::vector<double> times;
   for (int i = 0; i < 2001; ++i) {
     const auto start = std::chrono::steady_clock::now();

@@ -1,5 +1,5 @@
-// Output of the kernel benchmarks: clocks of the emulator's model, their share of a limit, and the
-// range of that share over the ranges of the model's parameters.
+// Prints the results of the kernel benchmarks: the clocks in the emulator's model, their share of
+// a limit, and the range of that share when the model's parameters change within their ranges.
 #ifndef TESTS_BENCH_REPORT_HPP
 #define TESTS_BENCH_REPORT_HPP
 
@@ -29,24 +29,24 @@ inline bool first = true;
 inline const Board& board() { return qpu::runtime::emulatedBoard(); }
 
 // The result of a kernel with one model. The limit is the minimum number of clocks that the bus
-// or the pipes need.
+// or the pipes need for the kernel's work.
 struct Line {
   std::string name;
   EmulatedWork work;
   double clockHz = 0;
   double share = 0;
   const char* by = "";
-  double timesNaive = 0;  // speedup over the naive kernel; 0 if there is none
+  double timesNaive = 0;  // speedup relative to the naive kernel; 0 if there is none
   double seconds() const { return static_cast<double>(work.clocks) / clockHz; }
 };
 using Lines = std::vector<Line>;
 inline Lines lines;
 
-// The range of a kernel's results over several models.
+// The range of a kernel's results with several models.
 struct Range {
   double low = 1e9, high = 0;  // of the share
   double leastSeconds = 1e9, mostSeconds = 0;
-  double moves = 0;  // largest change of the share by a single assumption
+  double moves = 0;  // the largest change of the share that a single assumption causes
   std::string mover;
   void take(const Line& l) {
     low = std::min(low, l.share);
@@ -75,7 +75,7 @@ inline EmulatedWork measured(const std::function<void()>& f) {
 inline double busClocks(double bytes) { return bytes / board().memoryBytesPerClock(); }
 inline double pipeClocks(double flops) { return flops / 96; }
 
-// The separator between two entries in the list that --json prints.
+// Returns the separator between two entries in the list that --json prints.
 inline const char* separator() {
   const char* const text = first ? "\n  " : ",\n  ";
   first = false;
@@ -134,8 +134,9 @@ inline void print(const Line& l, const Range* range) {
   (void)std::fflush(stdout);
 }
 
-// Adds a line and returns its clocks. Prints the line unless its range is still to be determined.
-// `limit` is the minimum number of clocks; `naive` is the naive kernel's clocks, or 0.
+// Adds a line and returns its clocks. Prints the line unless its range must still be determined.
+// `limit` is the minimum number of clocks. `naive` is the number of clocks of the naive kernel,
+// or 0.
 inline double line(const std::string& name, const EmulatedWork& w, double limit, const char* by,
             double naive = 0) {
   const auto clocks = static_cast<double>(w.clocks);
@@ -144,14 +145,14 @@ inline double line(const std::string& name, const EmulatedWork& w, double limit,
   return clocks;
 }
 
-// Runs the kernels with the current model and returns their lines.
+// Runs the kernels with the current model and returns the lines of their results.
 inline Lines underModel(const std::function<void()>& kernels) {
   lines.clear();
   kernels();
   return lines;
 }
 
-// The groups of model parameters that affect the clocks, without duplicates.
+// Returns the groups of model parameters that affect the number of clocks, without duplicates.
 inline std::vector<std::string> assumptions() {
   std::vector<std::string> all;
   for (const qpu::emu::Parameter& p : qpu::emu::parameters()) {

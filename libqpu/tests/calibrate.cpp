@@ -1,5 +1,5 @@
-// Checks that qpu-calibrate recovers the model's own parameters on the emulator, and marks only
-// measurements on hardware as such.
+// Checks that qpu-calibrate on the emulator finds the model's own parameters, and that it marks
+// only measurements on hardware as such.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -40,7 +40,8 @@ Result run(const std::vector<std::string>& arguments) {
   return {code, out.str(), errors.str()};
 }
 
-// Checks all parameters except the size of the uniform cache, which is not measured.
+// Checks all parameters except the size of the uniform cache, which qpu-calibrate does not
+// measure.
 void checkRecovered() {
   const qpu::emu::Board& model = qpu::runtime::emulatedBoard();
   const Result found = run({});
@@ -56,7 +57,7 @@ void checkRecovered() {
     INFO(p.name);
     CHECK(contains(found.out, std::string("\n") + p.name + " = "));
     const double expected = model.*p.member;
-    // On the emulator, transfers and loads end at whole clocks.
+    // On the emulator, transfers and loads end at multiples of a clock.
     const double clock = p.unit == qpu::emu::Unit::Clocks        ? 1
                          : p.unit == qpu::emu::Unit::Nanoseconds ? 1e9 / model.clockHz
                                                                  : 0;
@@ -181,7 +182,7 @@ TEST_CASE("only a Pi's device tree counts as hardware") {
   CHECK(real.board == "pi3");
   CHECK(real.text == "measured on hardware: Raspberry Pi 3 Model B Rev 1.2, revision 00a02082, by "
                      "vc4-mailbox");
-  // The machine that the emulator runs on does not matter.
+  // The machine on which the emulator runs does not matter.
   const auto emulated = provenance("emulator", tree);
   CHECK(emulated.source == Source::Emulator);
   CHECK(contains(emulated.text, "not measured on hardware"));

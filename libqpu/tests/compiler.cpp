@@ -1,4 +1,4 @@
-// Compares compiled code on the emulator with the interpreter.
+// Compares the results of compiled code on the emulator with those of the interpreter.
 #include <cstdlib>
 #include <iostream>
 #include <stdexcept>
@@ -9,7 +9,7 @@
 #include "isa/verify.hpp"
 #include "lang/gathers.hpp"
 
-// Included last, because it defines words of the language as macros.
+// This header is included last, because it defines words of the language as macros.
 #include "tests/compiler_cases.hpp"
 
 using fuzz::listing;
@@ -30,7 +30,7 @@ void execute(const qpu::detail::Source& source, const qpu::compiler::Options& op
   }
 }
 
-// With so few registers, values are spilled between the kernel's own stores.
+// With so few registers, values are spilled between the stores that the kernel itself contains.
 TEST_CASE("spills between a kernel's own stores are correct") {
   SharedArray<int> in = cases::ints(512), out(16 * 24);
   const auto f = [](Ptr<Int> p, Ptr<Int> r) {
@@ -66,7 +66,7 @@ TEST_CASE("rematerialisation requires operands that are alive") {
   constexpr int live = 34;
   constexpr int spread = 2048;
   SharedArray<int> in = cases::ints(1024), out(3 * spread);
-  // The last use of x is in the loop; `half` is used after the loop.
+  // The last use of x is in the loop, but `half` is also used after the loop.
   const auto f = [](Int n, Float x, Ptr<Int> p, Ptr<Int> q) {
     std::vector<Int> v;
     v.reserve(live);
@@ -128,7 +128,7 @@ TEST_CASE("spilled vectors with disjoint live ranges share memory") {
 
 namespace {
 
-// Number of DMA stores in the machine code.
+// Returns the number of DMA stores in the machine code.
 int storeStarts(const qpu::code::Object& object) {
   int count = 0;
   for (const qpu::isa::Word w : object.words) {
@@ -140,8 +140,8 @@ int storeStarts(const qpu::code::Object& object) {
   return count;
 }
 
-// Checks that the kernel's result at every level equals the interpreter's. Returns the number of
-// DMA stores as "at level 0 -> at levels 1 and 2".
+// Checks that the kernel's results at all levels equal those of the interpreter. Returns the
+// numbers of DMA stores in the form "number at level 0 -> number at levels 1 and 2".
 template <typename F>
 std::string storesOf(F f, const std::vector<int>& qpuCounts = {1, 5, 12}) {
   SharedArray<int> in = cases::ints(16 * 64), out(16 * 64 * 12);
@@ -180,7 +180,7 @@ TEST_CASE("stores to adjacent addresses become one DMA transfer") {
           store(index() * n, to + 16);
           to[32] = n;
           to[48] = n + 1;
-          to[64] = n + 2;  // the fifth store
+          to[64] = n + 2;  // this is the fifth store
           to[80] = n + 3;
         }) == "6 -> 2");
   CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
@@ -190,7 +190,7 @@ TEST_CASE("stores to adjacent addresses become one DMA transfer") {
             store(index() + i, to + 16);
           End
         }) == "2 -> 1");
-  // With a scaled index, and with receives between the stores.
+  // The index is scaled, and there are receives between the stores.
   CHECK(storesOf([](Ptr<Int> p, Ptr<Int> q, Int n) {
           Int x, y;
           Ptr<Int> from = p + index();
@@ -204,7 +204,7 @@ TEST_CASE("stores to adjacent addresses become one DMA transfer") {
             q[me() * 1024 + i + 16] = y - n;
           End
           receive(x);
-        }) == "2 -> 2");  // there is a gather between the stores
+        }) == "2 -> 2");  // because there is a gather between the stores
   CHECK(storesOf([](Ptr<Int> p, Ptr<Int> q, Int n) {
           Int x, y;
           Ptr<Int> from = p + index();
@@ -233,7 +233,7 @@ TEST_CASE("with loads through the VPM, stores merge in pairs") {
 }
 
 TEST_CASE("stores keep their order where it is observable") {
-  // Addresses that are not adjacent, or not known to be adjacent.
+  // The addresses are not adjacent, or are not known to be adjacent.
   CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
           Ptr<Int> to = q + 1024 * me();
           store(n, to + 16);
@@ -242,7 +242,7 @@ TEST_CASE("stores keep their order where it is observable") {
           store(n + 2, to + 40);
           store(n + 3, to + 40 + n);
         }) == "5 -> 5");
-  // The second store depends on memory that the first one writes.
+  // The second store depends on memory to which the first one writes.
   CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
           Ptr<Int> to = q + 1024 * me();
           store(index() + n, to);
@@ -261,7 +261,7 @@ TEST_CASE("stores keep their order where it is observable") {
           End
           store(x, to + 48);
         }) == "5 -> 5");
-  // A store of fewer than 16 words, which may overlap the next one.
+  // The first store has fewer than 16 words, and it may overlap the second.
   CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
           Ptr<Int> to = q + 1024 * me();
           store(n, to);
@@ -269,7 +269,7 @@ TEST_CASE("stores keep their order where it is observable") {
           store(n + 2, to + 32);
           store(n + 3, to + 48);
         }) == "4 -> 3");
-  // A semaphore between the two stores signals another QPU.
+  // Between the two stores, a semaphore signals another QPU.
   CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
           Ptr<Int> to = q + 1024 * me();
           store(n, to);
@@ -299,7 +299,7 @@ TEST_CASE("stores are not merged where vectors are spilled") {
   };
   const qpu::code::Object object = qpu::compiler::compile(test::trace(f));
   CHECK(object.spillBytes > 0);
-  CHECK(storeStarts(object) > 3);  // includes the stores of spills
+  CHECK(storeStarts(object) > 3);  // the number includes the stores of spill code
   (void)storesOf(f, {1, 3});
 }
 
@@ -312,7 +312,7 @@ TEST_CASE("gathers outstanding on some paths are received at the end") {
           End
           store(n, q + 1024 * me());
         }) == "1 -> 1");
-  // Such a kernel uses a single TMU, which holds four requests.
+  // Such a kernel uses a single TMU, which can hold four requests.
   const auto five = [](Ptr<Int> p, Int n) {
     for (int i = 0; i < 5; ++i) gather(p + 16 * i);
     Int x;

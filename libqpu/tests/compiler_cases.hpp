@@ -15,7 +15,8 @@
 #include "compiler/compile.hpp"
 #include "interp/machine.hpp"
 #include "tests/trace.hpp"
-// Included after trace.hpp, which must be the first header that defines the language's macros.
+// This header must be included after trace.hpp, which must be the first header that defines the
+// language's macros.
 #include "tests/random_program.hpp"
 #include "tutorial/gcd.hpp"
 #include "tutorial/heatmap.hpp"
@@ -25,7 +26,7 @@
 #include "tutorial/rot3d.hpp"
 #include "tutorial/tri.hpp"
 
-// Compiles the kernel and runs it with these uniforms as parameters.
+// Compiles the kernel and runs it with these uniforms as its parameters.
 void execute(const qpu::detail::Source& source, const qpu::compiler::Options& options, int qpus,
              const std::vector<std::uint32_t>& arguments);
 
@@ -47,8 +48,8 @@ Words wordsOf(const SharedArray<T>& a) {
   return words;
 }
 
-// Runs f on the interpreter and, compiled at every level, on the emulator, and checks that
-// `array` has the same final contents. Every run starts with the same contents.
+// Runs f on the interpreter. Then compiles f at every level and runs it on the emulator. Checks
+// that `array` has the same contents after each run. Every run starts with the same contents.
 template <typename T, typename F, typename... A>
 void sameOn(std::initializer_list<int> counts, SharedArray<T>& array, F f, A... arguments) {
   const Words start = wordsOf(array);
@@ -79,7 +80,7 @@ void same(SharedArray<T>& array, F f, A... arguments) {
   sameOn({1, 2, 3, 5, 12}, array, f, arguments...);
 }
 
-// For kernels that write the same words on all QPUs.
+// Checks kernels that write the same words on all QPUs. They run on one QPU.
 template <typename T, typename F, typename... A>
 void sameOnOne(SharedArray<T>& array, F f, A... arguments) {
   sameOn({1}, array, f, arguments...);
@@ -91,7 +92,7 @@ inline SharedArray<int> ints(int n, int factor = 37, int modulus = 101) {
   return a;
 }
 
-// Bit patterns of arithmetic edge cases, followed by ordinary ones.
+// Returns bit patterns of arithmetic edge cases, followed by those of ordinary numbers.
 inline SharedArray<int> patterns(int n, std::uint32_t seed) {
   static constexpr std::array<std::uint32_t, 24> kEdges = {
       0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007fffff, 0x00800000, 0x3f800000,
@@ -186,7 +187,7 @@ TEST_CASE("tutorial: Rot3D") {
     x[i] = static_cast<float>(i);
     y[i] = 500.0F - 2.0F * static_cast<float>(i);
   }
-  // y must start with the same contents too, so x and y are in one array.
+  // y must start with the same contents in each run too, so x and y are in the same array.
   SharedArray<float> both(2 * x.size());
   std::copy(x.begin(), x.end(), both.begin());
   std::copy(y.begin(), y.end(), both.begin() + static_cast<std::ptrdiff_t>(x.size()));
@@ -306,7 +307,7 @@ TEST_CASE("comparisons match the interpreter") {
 }
 
 TEST_CASE("all pairs of comparisons combine with and, or, not") {
-  // Comparisons are selected by number, so that one loop covers every pair.
+  // Comparisons are selected by number, so that a single loop can test every pair.
   const auto leaf = [](int kind, Int& a, Int& b) {
     const FloatExpr u = qpu::asFloat(a);
     const FloatExpr v = qpu::asFloat(b);
@@ -673,7 +674,7 @@ TEST_CASE("semaphores order the QPUs") {
   cases::sameOn(
       {2, 3}, out,
       [](Ptr<Int> r) {
-        // Each QPU adds to the sum in turn, starting with QPU 0.
+        // The QPUs add to the sum one after the other, starting with QPU 0.
         If (any(me() == 0))
           *r = index();
           semaInc(0);
@@ -713,7 +714,7 @@ TEST_CASE("manual VPM access works with compiler-generated access") {
         vpmPut(index());
         dmaWaitRead();
         vpmPut(index() * 2);
-        r[0] = 5;  // within the window
+        r[0] = 5;  // executed while the window is in use
         vpmPut(index() * 3);
         store(7, r + 16);
         For (Int i = 0, i < 3, i = i + 1)
@@ -731,7 +732,7 @@ TEST_CASE("manual VPM access works with compiler-generated access") {
         dmaStartWrite(r + 224);
         dmaWaitWrite();
         dmaSetupRead(VERT, 16, 3, 16);
-        x = r[224];  // loaded through the VPM, because two stores precede it
+        x = r[224];  // loaded through the VPM, because two stores precede the load
         store(x, r + 272);
         dmaSetReadPitch(64);
         dmaStartRead(p);
@@ -779,12 +780,12 @@ TEST_CASE("manual VPM reads and writes keep their order") {
       out,
       [late](Ptr<Int> p, Ptr<Int> r) {
         Int a = *p;
-        // The values become known late.
+        // A long chain of operations computes each value, so the values are available late.
         vpmSetupWrite(HORIZ, 3);
         vpmPut(late(a));
         vpmSetupRead(HORIZ, 1, 3);
         Int b = vpmGetInt();
-        // The compiler's own load and store share one row.
+        // The load and the store that the compiler implements share one row.
         store(late(b), r);
         Int c = *p;
         store(index(), r + 16);
@@ -826,8 +827,8 @@ inline int setting(const char* name, int otherwise) {
 
 }  // namespace cases
 
-// QPU_RANDOM_PROGRAMS sets the number of programs, QPU_RANDOM_SEED the first seed, and
-// QPU_RANDOM_LENGTH the maximum number of statements.
+// QPU_RANDOM_PROGRAMS sets the number of programs, QPU_RANDOM_SEED sets the first seed, and
+// QPU_RANDOM_LENGTH sets the maximum number of statements.
 TEST_CASE("kernels with 200 live vectors match") {
   constexpr int count = 200;
   SharedArray<int> in = cases::ints(16 * count);

@@ -1,5 +1,5 @@
-// Tests the compiler's back end: the emulator runs the code generated from machine operations,
-// and must produce these operations' results.
+// Tests the compiler's back end. The emulator runs the code that was generated from machine
+// operations. The code must produce the results of these operations.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -90,7 +90,8 @@ struct Counts {
 };
 
 Counts countLoop(const Object& object) {
-  // The instructions from the target of the only backward branch to the branch's last delay slot.
+  // The loop consists of the instructions from the target of the only backward branch to the last
+  // delay slot of this branch.
   std::size_t from = 0;
   std::size_t to = 0;
   for (std::size_t k = 0; k < object.words.size(); ++k) {
@@ -201,7 +202,7 @@ TEST_CASE("VPM loads, mutex, semaphores and interrupt work") {
   Builder b;
   b.f.usesVpmByHand = true;
   const mir::Vreg parts = b.fresh();
-  b.push(mir::Op::LoadPerElement, parts).constant = 0xccccaaaaU;  // 0, 1, 2, 3 repeated
+  b.push(mir::Op::LoadPerElement, parts).constant = 0xccccaaaaU;  // contains 0, 1, 2, 3 repeatedly
   b.push(mir::Op::MutexAcquire);
   b.setup(mir::Op::VpmReadSetup, 0x80011000U | (9U << 4U));
   b.push(mir::Op::DmaLoadStart).a = mir::Operand::reg(b.input);
@@ -262,7 +263,7 @@ TEST_CASE("both read ports are used for the VPM") {
     const auto i = isa::decode(word);
     if (i->form != isa::Form::Alu) continue;
     byA += i->raddrA == isa::address::kVpm ? 1 : 0;
-    // With a small immediate, this number is a rotation.
+    // If the instruction has a small immediate, this number means a rotation.
     byB += i->raddrB == isa::address::kVpm && i->signal != isa::Signal::SmallImmediate ? 1 : 0;
   }
   CHECK(byA + byB == kVectors);
@@ -312,8 +313,9 @@ TEST_CASE("the inner block of a matrix product fills both pipes") {
     const Object object = emit(f, {});
     const Counts counts = countLoop(object);
     CHECK(counts.floats == 64 * steps);
-    // MUL pipe: products and broadcasts; ADD pipe: sums and addresses; either pipe: five requests
-    // and the four results that are used more than once.
+    // The MUL pipe executes the products and broadcasts. The ADD pipe executes the sums and the
+    // address computations. Either pipe can execute the five requests and the moves of the four
+    // results that are used more than once.
     const int ideal = (64 + 8 + 5 + 5 + 5) * steps / 2 + 1;
     MESSAGE(steps << " steps: " << counts.instructions << " instructions, ideal " << ideal << ", "
                   << counts.dual << " dual");

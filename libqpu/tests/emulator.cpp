@@ -7,7 +7,7 @@ using qpu::detail::hex;
 
 namespace {
 
-// The contents of r2 and the flags after one instruction, with a in r0 and b in r1.
+// The contents of r2 and the flags after one instruction. a is in r0, and b is in r1.
 struct Outcome {
   std::uint32_t bits;
   std::string flags;
@@ -148,10 +148,10 @@ TEST_CASE("both pipes read old values and write together") {
 TEST_CASE("conditions select elements for writes and flags") {
   Code code;
   code << move(toR(0), ra(address::kElementNumber));
-  code << flags(add(AddOp::Sub, to(address::kNop), r(0), imm(8)));  // N: 0..7
+  code << flags(add(AddOp::Sub, to(address::kNop), r(0), imm(8)));  // N is set in elements 0..7
   code.set(toR(1), 100);
   code << add(AddOp::Add, toR(1), r(0), r(1), Cond::NSet);
-  // Where N is set, Z is that of element 3; element 8 keeps its Z.
+  // Where N is set, Z is set only in element 3. Element 8 keeps its Z flag.
   code << flags(add(AddOp::Sub, to(address::kNop), r(0), imm(3), Cond::NSet));
   code.set(toR(2), 0).set(toR(3), 0);
   code << move(toR(2), imm(1), Cond::ZSet) << move(toR(3), imm(1), Cond::NClear);
@@ -167,7 +167,7 @@ TEST_CASE("conditions select elements for writes and flags") {
 TEST_CASE("flags come from the ADD pipe unless it is idle") {
   Code code;
   code.set(toR(0), 0).set(toR(1), 1);
-  code << flags(move(to(address::kNop), r(0)));  // Z
+  code << flags(move(to(address::kNop), r(0)));  // sets the Z flag
   code << flags(both(add(AddOp::Or, to(address::kNop), r(1), r(1), Cond::Never),
                      mul(MulOp::V8Min, to(address::kNop), r(1), r(1))));
   code.set(toR(2), 0);
@@ -221,7 +221,8 @@ TEST_CASE("rotations move elements") {
   code.store(r(1), 1);
   code.set(toB(address::kR5), 9) << nop() << rotated(r(0), 0);
   code.store(r(1), 2);
-  code << move(toA(address::kR5), r(0)) << nop() << nop();  // 0 4 8 12
+  // The result is 0 4 8 12, one element per quad.
+  code << move(toA(address::kR5), r(0)) << nop() << nop();
   code.store(r(5), 3).end();
   const Result result = run(code);
   for (std::uint32_t e = 0; e < 16; ++e) {
@@ -256,10 +257,10 @@ TEST_CASE("branches have three delay slots, conditions and links") {
   code << add(AddOp::Add, toR(1), r(1), r(0));
   code << flags(add(AddOp::Sub, toR(0), r(0), imm(1)));
   code << branch(8 * (loop - code.size() - 4), BranchCond::AnyZClear);
-  code << add(AddOp::Add, toR(1), r(1), imm(15));  // in every iteration
+  code << add(AddOp::Add, toR(1), r(1), imm(15));  // executed in every iteration
   code.nops(2);
   code.store(r(1));
-  // Skips two instructions, with a link.
+  // This branch skips two instructions and writes a link address.
   Instruction over = branch(16);
   over.waddrAdd = 4;
   code << over;
@@ -267,7 +268,7 @@ TEST_CASE("branches have three delay slots, conditions and links") {
   const auto linked = static_cast<std::uint32_t>(code.size());
   code.set(toR(1), 1).set(toR(1), 2);
   code.store(r(1), 1).store(ra(4), 2);
-  // Branches to an address in a register.
+  // This branch uses an address in a register.
   code.set(toA(5), 0);
   const std::size_t place = code.instructions.size() - 1;
   code << nop();
@@ -287,7 +288,8 @@ TEST_CASE("branches have three delay slots, conditions and links") {
 }
 
 TEST_CASE("every branch condition is evaluated") {
-  // Flags of the elements: N in 0..7, Z in 8, C (unsigned below) in 0..7.
+  // The flags of the elements: N is set in 0..7, Z is set in 8, and C (unsigned less) is set in
+  // 0..7.
   const std::vector<std::pair<BranchCond, bool>> all = {
       {BranchCond::AllZSet, false},  {BranchCond::AllZClear, false}, {BranchCond::AnyZSet, true},
       {BranchCond::AnyZClear, true}, {BranchCond::AllNSet, false},   {BranchCond::AllNClear, false},
@@ -315,7 +317,7 @@ TEST_CASE("gathers from both TMUs return in request order") {
   code << nop() << nop();
   for (int n = 0; n < 4; ++n) {
     code << move(to(address::kTmu0S), r(0));
-    code << add(AddOp::Add, toR(0), r(0), imm(4));  // not aligned to cache lines
+    code << add(AddOp::Add, toR(0), r(0), imm(4));  // the address is not aligned to a cache line
     code << move(to(address::kTmu1S), r(0));
     code << add(AddOp::Add, toR(0), r(0), r(1));
   }
@@ -325,7 +327,7 @@ TEST_CASE("gathers from both TMUs return in request order") {
     code << signal(Signal::LoadTmu1);
     code.store(r(4), 2 * n + 1);
   }
-  // Scattered addresses; the low bits are ignored.
+  // The addresses are scattered. Their low bits are ignored.
   code << mul(MulOp::Mul24, toR(0), ra(address::kElementNumber), ra(address::kElementNumber));
   code << add(AddOp::Shl, toR(0), r(0), imm(2));
   code.set(toR(1), kIn + 3);
@@ -371,7 +373,7 @@ TEST_CASE("DMA moves blocks in both directions") {
     code << nop();
   }
   for (int n = 0; n < 4; ++n) code.store(r(n), n);
-  // The same rows with gaps, and without their last words.
+  // The same rows are stored with gaps between them and without their last words.
   code.set(toB(address::kVpmSetup), storeStride(64 + 8));
   code.dmaStore(storeSetup(4, 14, 8, 1), kOut + 4 * 256);
   code.end();
@@ -416,7 +418,7 @@ TEST_CASE("a program raises the host interrupt") {
 }
 
 TEST_CASE("packs write parts of a register of file A") {
-  // The register holds 0x11223344 before the write.
+  // Before the write, the register contains 0x11223344.
   const auto pack = [](int mode, const Instruction& i, std::uint32_t a, std::uint32_t b) {
     Code code;
     code.set(toR(0), a).set(toR(1), b).set(toA(5), 0x11223344);
@@ -446,8 +448,8 @@ TEST_CASE("packs write parts of a register of file A") {
   CHECK(whole(14, 0x80000000) == 0x11003344);
   CHECK(whole(15, 255) == 0xff223344);
 
-  // Signed overflow: the result is the limit that the sign of b selects, ANDed with the clamped
-  // sum in clamping modes.
+  // If a signed overflow occurs, the sign of b selects the limit that is the result. In clamping
+  // modes, the result is this limit ANDed with the clamped sum.
   const auto sum = [&](int mode, std::uint32_t a, std::uint32_t b) {
     return pack(mode, add(AddOp::Add, toA(5), r(0), r(1)), a, b);
   };
@@ -464,13 +466,13 @@ TEST_CASE("packs write parts of a register of file A") {
   CHECK(pack(8, add(AddOp::Sub, toA(5), r(0), r(1)), 0x80000000, 1) == 0x7fffffff);
   CHECK(pack(8, mul(MulOp::Mul24, toA(5), r(0), r(1)), 0xffffff, 0xffffff) == 0xfe000001);
 
-  // Float results are converted to halves.
+  // Results of float operations are converted to half floats.
   const auto floats = [&](int mode, std::uint32_t a) {
     return pack(mode, add(AddOp::FMax, toA(5), r(0), r(0)), a, 0);
   };
   CHECK(floats(1, 0x3f800000) == 0x11223c00);
   CHECK(floats(2, 0xc0000000) == 0xc0003344);
-  CHECK(floats(9, 0x46fffe00) == 0x11227800);  // 32767
+  CHECK(floats(9, 0x46fffe00) == 0x11227800);  // the result is 32767
   CHECK(floats(1, 0x47800000) == 0x11227c00);
   CHECK(floats(1, 0xff800001) == 0x1122fc00);
   CHECK(floats(1, 0x387fffff) == 0x11220000);
@@ -479,7 +481,7 @@ TEST_CASE("packs write parts of a register of file A") {
   CHECK(floats(12, 0x3f8000ab) == 0x112233ff);
   CHECK(pack(1, mul(MulOp::FMul, toA(5), r(0), r(0)), 0x40000000, 0) == 0x11224400);
 
-  // The flags are those of the unpacked result.
+  // The flags are those of the result before it is packed.
   Code code;
   code.set(toR(0), 0x80000000).set(toR(1), 0);
   code << packed(1, flags(move(toA(5), r(0))));
@@ -549,7 +551,7 @@ TEST_CASE("unpacks read parts of file A and r4") {
   CHECK(floats(4, 127) == 0x3efefefe);
   CHECK(floats(5, 0x8000) == 0x3f008080);
   CHECK(floats(7, 0xff000000) == 0x3f800000);
-  // A float operation in either pipe selects the float conversion.
+  // A float operation in either pipe selects the conversion to float.
   CHECK(unpack(1, mul(MulOp::FMul, toR(0), ra(5), imm(32)), 0x3c00) == 0x3f800000);
   CHECK(unpack(1, add(AddOp::FtoI, toR(0), ra(5), ra(5)), 0x4400) == 4);
 
@@ -577,7 +579,7 @@ TEST_CASE("writes to r5 copy one element or one per four") {
   code.store(r(5));
   code << move(toB(address::kR5), ra(address::kElementNumber)) << nop();
   code.store(r(5), 1);
-  // The condition of the copied element decides: it holds for elements from 8 on.
+  // The condition must hold for the element that is copied. It holds for elements 8..15.
   code << flags(add(AddOp::Sub, to(address::kNop), ra(address::kElementNumber), imm(8)));
   code << move(to(address::kR5), imm(9), Cond::NClear) << nop();
   code.store(r(5), 2);
@@ -594,7 +596,7 @@ TEST_CASE("writes to r5 copy one element or one per four") {
 }
 
 TEST_CASE("VPM vectors are read and written in all modes") {
-  // Writes in this mode, and reads the whole window back by DMA.
+  // Write in this mode, and then read the whole window by DMA.
   const auto window = [](std::uint32_t setup) {
     Code code;
     code.set(toR(0), 0x01010101);
@@ -639,7 +641,7 @@ TEST_CASE("VPM vectors are read and written in all modes") {
       expected[word] |= (value(e) & mask) << (m.bits == 32 ? 0 : m.bits * within);
     }
     CHECK(out == expected);
-    // Reading in the same mode returns the parts.
+    // Reading in the same mode must return the same parts.
     Code code;
     code.set(toA(address::kVpmSetup), m.base | (at * parts + part) | 1U << 20U);
     code.set(toR(0), 0x01010101);
@@ -684,15 +686,15 @@ TEST_CASE("DMA handles columns, blocks, halves and bytes") {
     return run(code, setting).out;
   };
   const auto in = [&](std::uint32_t n) { return setting.in[n]; };
-  // Loads three memory rows of five words into one column, six VPM rows apart.
+  // Load three memory rows of five words into one column. The rows are six VPM rows apart.
   Words out = window({loadPitch(64), loadSetup(3, 5, 7, 2, false, 6)});
   for (std::uint32_t row = 0; row < 3; ++row)
     for (std::uint32_t j = 0; j < 5; ++j)
       CHECK(out[16 * (7 + 6 * row + j) + 2] == in(16 * row + j));
-  // Sixteen rows of one word form a vertical vector.
+  // Sixteen memory rows of one word form a vertical vector.
   out = window({loadPitch(4), loadSetup(16, 1, 32, 0, false, 1)});
   for (std::uint32_t row = 0; row < 16; ++row) CHECK(out[16 * (32 + row)] == in(row));
-  // Reads the vector and stores it vertically again, each word as a row.
+  // Read the vector and store it vertically again, so that each word is a memory row.
   {
     Code code;
     code.set(toA(address::kVpmSetup), loadPitch(4)).dmaLoad(loadSetup(16, 1, 16, 3, false, 1), kIn);
@@ -705,7 +707,8 @@ TEST_CASE("DMA handles columns, blocks, halves and bytes") {
     const Words doubled = run(code, setting).out;
     for (std::uint32_t e = 0; e < 16; ++e) CHECK(doubled[e] == 2 * in(e));
   }
-  // Halves: three units each; the second memory row is one and a half words further down.
+  // Halfwords: each row has three units, and the second memory row starts one and a half words
+  // further down.
   out = window({loadPitch(64), loadSetup(2, 3, 20, 6, false, 3, 2)});
   for (std::uint32_t row = 0; row < 2; ++row)
     for (std::uint32_t j = 0; j < 3; ++j) {
@@ -713,27 +716,27 @@ TEST_CASE("DMA handles columns, blocks, halves and bytes") {
       CHECK((out[16 * (20 + n / 2) + 6] >> 16 * (n % 2) & 0xffffU) ==
             (in(16 * row + j / 2) >> 16 * (j % 2) & 0xffffU));
     }
-  // MPITCH: 8 * 2^3 bytes between rows. VPITCH 0 means 16.
+  // MPITCH is 3, so memory rows are 8 * 2^3 bytes apart. VPITCH 0 means 16.
   out = window({loadSetup(2, 16, 3, 0, true, 0) | 3U << 24U});
   for (std::uint32_t j = 0; j < 16; ++j) {
     CHECK(out[16 * 3 + j] == in(j));
     CHECK(out[16 * 19 + j] == in(16 + j));
   }
-  // Halves starting at the upper half of word 4.
+  // Halfwords that start with the upper half of word 4.
   out = window({loadSetup(1, 7, 9, 4, true, 1, 3)}, kIn + 2);
   for (std::uint32_t j = 0; j < 7; ++j) {
     const std::uint32_t half = (in((j + 1) / 2) >> 16 * ((j + 1) % 2)) & 0xffffU;
     CHECK((out[16 * 9 + 4 + (j + 1) / 2] >> 16 * ((j + 1) % 2) & 0xffffU) == half);
   }
   CHECK((out[16 * 9 + 4] & 0xffffU) == 0);
-  // Bytes: two rows, the second one VPM row further (4 units).
+  // Bytes: there are two rows, and the second starts one VPM row (4 units) after the first.
   out = window({loadPitch(64), loadSetup(2, 6, 9, 0, true, 4, 4)}, kIn + 1);
   for (std::uint32_t row = 0; row < 2; ++row)
     for (std::uint32_t j = 0; j < 6; ++j) {
       const std::uint32_t b = in(16 * row + (j + 1) / 4) >> 8 * ((j + 1) % 4) & 0xffU;
       CHECK((out[16 * (9 + row) + j / 4] >> 8 * (j % 4) & 0xffU) == b);
     }
-  // The other direction: a column, a packed block, halves.
+  // The other direction: store a column, a packed block and halfwords.
   Code code;
   code.set(toA(address::kVpmSetup), loadPitch(64)).dmaLoad(loadSetup(16, 16, 0), kIn);
   code.dmaStore(storeSetup(1, 16, 0, 3, false), kOut);
@@ -755,7 +758,7 @@ TEST_CASE("DMA handles columns, blocks, halves and bytes") {
 }
 
 TEST_CASE("a barrier synchronises 12 QPUs") {
-  // Each QPU writes its row; after the barrier it stores the row of the next QPU.
+  // Each QPU writes its own row. After the barrier, it stores the row of the next QPU.
   Code code;
   code << move(toR(0), ra(kUniform)) << move(toR(3), ra(kUniform));
   code.set(toR(1), 0xa00);
@@ -785,7 +788,8 @@ TEST_CASE("a barrier synchronises 12 QPUs") {
 }
 
 TEST_CASE("the mutex admits one QPU at a time") {
-  // Keeps a sum in one VPM row, which is read, increased and written while holding the mutex.
+  // All QPUs add to a sum in one VPM row. A QPU holds the mutex while it reads, increases and
+  // writes the sum.
   Code code;
   code << readA(address::kMutex);
   code.set(toA(address::kVpmSetup), rows32(0, 1)).nops(3);

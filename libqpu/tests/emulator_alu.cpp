@@ -1,5 +1,5 @@
 // Compares the emulator's vector operations with the interpreter's arithmetic on single elements.
-// On x86, the common case has separate code, so the operands cover all cases.
+// On x86, separate code handles the common case, so the operands include all cases.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -31,8 +31,8 @@ Word exactFmul(Word a, Word b) {
   return top ? interp::fmulTop(a, b) : interp::fmul(a, b);
 }
 
-// Zeros, denormals, the least and greatest number of each kind, powers of two and their
-// neighbours, Inf and NaN, with both signs.
+// Returns zeros, denormals, the smallest and greatest number of each kind, powers of two and the
+// numbers next to them, Inf and NaN. Each occurs with both signs.
 std::vector<Word> specials() {
   std::vector<Word> all;
   for (const Word exponent : {0U, 1U, 2U, 23U, 24U, 25U, 63U, 102U, 103U, 104U, 126U, 127U, 128U,
@@ -46,8 +46,9 @@ std::vector<Word> specials() {
   return all;
 }
 
-// Vectors of operands: all pairs of special values, then random ones. The random values'
-// exponents are often similar, so that sums cancel, and some products are near the limits.
+// Calls f with vectors of operands: first with all pairs of special values, and then with random
+// values. The exponents of random values are often similar, so that sums cancel. Some products of
+// random values are close to the limits.
 template <typename F>
 void everyPair(F f) {
   const std::vector<Word> some = specials();

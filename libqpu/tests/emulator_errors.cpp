@@ -1,4 +1,4 @@
-// Checks that the emulator detects errors in programs, and checks its messages.
+// Checks that the emulator detects errors in programs, and checks its error messages.
 #include "tests/emulator_run.hpp"
 
 using namespace emulator_run;
@@ -12,7 +12,7 @@ Instruction rotated(In in, int n) {
   return i;
 }
 
-// The error that a few instructions cause between a valid start and a valid end.
+// Returns the error message for a few instructions between a valid start and a valid end.
 template <typename E = qpu::ExecutionError>
 std::string errorOf(const std::vector<Instruction>& instructions, Setting setting = {}) {
   Code code;
@@ -73,7 +73,7 @@ TEST_CASE("file registers are readable after two instructions") {
   passes({move(toA(3), r(0)), nop(), move(toR(1), ra(3))});
   passes({move(toA(3), r(0)), move(toR(1), rb(3))});
   passes({move(toR(2), r(0)), move(toR(1), r(2))});
-  // Across a jump, but not across a jump that leaves the path.
+  // The rule also applies across a jump, but not across a jump that leaves this path.
   Code code;
   code << move(toA(3), r(0)) << branch(0) << nop() << nop() << move(toA(4), r(0));
   code << move(toR(1), ra(4));
@@ -109,12 +109,12 @@ TEST_CASE("rotating an unchanged accumulator is not a fault") {
                 rotated(r(0), 1)}),
        "an accumulator is rotated in the instruction after the one that changes it; preceding "
        "instruction: instruction 6");
-  // Rotation by r5, of which only the low four bits count.
+  // A rotation by r5 uses only the low four bits of r5.
   const Instruction to5 = load(toB(address::kR5), 0x12);
   passes({to5, nop(), load(toB(address::kR5), 0x22), rotated(r(0), 0)});
   says(errorOf({to5, nop(), load(toB(address::kR5), 0x13), rotated(r(0), 0)}),
        "a rotation by r5 is in the instruction after the one that changes r5");
-  // Across a jump.
+  // The rule also applies across a jump.
   const auto jump = [](std::uint32_t value) {
     Code code;
     code.set(toR(0), 5) << branch(8) << nop() << nop() << load(toR(0), value);
@@ -206,7 +206,7 @@ TEST_CASE("invalid combinations in one instruction are errors") {
 }
 
 TEST_CASE("uses that work on hardware are accepted") {
-  // Both ALUs write equal values, to an accumulator and to a peripheral.
+  // Both ALUs may write equal values to the same accumulator or peripheral.
   passes({both(move(toR(1), r(0)), mul(MulOp::V8Min, toR(1), r(0), r(0)))});
   Instruction interrupt = load(to(address::kHostInterrupt), 1);
   interrupt.waddrMul = address::kHostInterrupt;
@@ -217,15 +217,15 @@ TEST_CASE("uses that work on hardware are accepted") {
   const Instruction release =
       both(write(address::kMutex), mul(MulOp::V8Min, to(address::kMutex), r(0), r(0)));
   passes({readA(address::kMutex), release});
-  // It is not known whether different values work in elements that only one ALU writes.
+  // It is not known whether different values are allowed in elements that only one ALU writes.
   const In number = ra(address::kElementNumber);
   says(errorOf({flags(move(to(address::kNop), number)),
                 both(move(toR(1), r(0), Cond::ZSet),
                      mul(MulOp::V8Min, toR(1), number, number, Cond::ZClear))}),
        "both ALUs write the same");
-  // Reads from the address NOP.
+  // These instructions read from the address NOP.
   passes({move(to(address::kNop), ra(address::kNop)), move(toR(1), rb(address::kNop))});
-  // Rows that are contiguous in memory, without a stride: it is 0.
+  // These rows are contiguous in memory. No stride is set, so the stride is 0.
   Code rows;
   rows.set(toB(address::kVpmSetup), rows32(0));
   for (std::uint32_t n = 0; n < 3; ++n) rows.set(to(address::kVpm), 100 + n);
@@ -238,7 +238,7 @@ TEST_CASE("lenient mode reports uncertain uses as warnings") {
   Setting lenient;
   lenient.lenient = true;
   for (std::uint32_t n = 0; n < 1024; ++n) lenient.in[n] = n;
-  // Two stores and two loads, each kind with one wait at the end.
+  // The program has two stores and two loads. For each kind, there is a single wait at the end.
   Code code;
   const auto twice = [&](Out setup, Out address, std::uint32_t word, std::uint32_t to,
                          std::uint32_t next) {
@@ -262,14 +262,15 @@ TEST_CASE("lenient mode reports uncertain uses as warnings") {
        "0x40000000); assumed: the QPU waits until the previous one is done");
   says(result.report.warnings[1], "a DMA store is started without a wait");
 
-  // The second transfer waits for the first, so it takes longer than after an explicit wait.
+  // The second transfer waits for the first transfer, so it takes longer than after an explicit
+  // wait.
   Code waits = code;
   waits.instructions.insert(waits.instructions.begin() + 2, readA(address::kDmaWait));
   const Result waited = run(waits, lenient);
   CHECK(waited.report.warnings.size() == 1);
   CHECK(result.report.clocks + 4 >= waited.report.clocks);
 
-  // A pitch and a stride of more than 13 bits; each instruction is reported once.
+  // The pitch and the stride have more than 13 bits. Each instruction is reported only once.
   Setting far = lenient;
   far.in.resize(16384);
   far.outWords = 16384;
@@ -346,18 +347,17 @@ TEST_CASE("an invalid gather is an error when its vector is used") {
   const Instruction get = signal(Signal::LoadTmu0);
   passes({out, tmu(), get});
   passes({out, tmu(), get, move(toA(1), r(4)), nop(), move(toB(2), ra(1))});
-  // The vector is moved by one pipe while the other pipe sets flags, packs or rotates something
-  // else.
+  // One pipe moves the vector. The other pipe sets flags, or packs or rotates another value.
   const auto moved = mul(MulOp::V8Min, toB(2), r(4), r(4));
   passes({out, tmu(), get, both(flags(add(AddOp::Sub, toR(1), r(0), r(0))), moved)});
   passes({out, tmu(), get, both(packed(1, move(toA(3), r(0))), moved)});
   passes({out, tmu(), get, nop(), both(move(toR(2), r(4)), rotated(r(0), 1))});
-  // The flags, pack and rotation of the same pipe use the vector.
+  // The flags, the pack mode or the rotation of the same pipe use the vector.
   for (const Instruction& use :
        {both(flags(move(toR(1), r(4))), mul(MulOp::V8Min, toB(2), r(0), r(0))), flags(moved),
         packed(1, move(toA(3), r(4))), rotated(r(4), 1)})
     says(errorOf<qpu::BoundsError>({out, tmu(), get, nop(), use}), "is used by");
-  // The vector is overwritten before any use.
+  // The vector is overwritten before it is used.
   passes({out, tmu(), get, load(toR(0), kIn), tmu(), get, add(AddOp::Add, toR(1), r(4), r(4))});
   const std::string text = errorOf<qpu::BoundsError>(
       {out, tmu(), get, move(toA(1), r(4)), nop(), nop(), add(AddOp::Add, toR(1), r(0), ra(1))});
@@ -436,7 +436,7 @@ TEST_CASE("DMA without a wait is an error") {
   says(errorOf(then(fetch, {load(toB(address::kVpmSetup), storeSetup(1, 16, 1)),
                             load(toB(address::kDmaAddress), kOut)})),
        "a DMA store uses words of the VPM of a DMA load");
-  // Words of a store that are read before the wait.
+  // These words of a store are read before the wait.
   says(errorOf(then(store, {load(toR(0), kOut), tmu(), signal(Signal::LoadTmu0),
                             move(toR(1), r(4)), add(AddOp::Add, toR(1), r(4), r(0))})),
        "which might not have been written yet by QPU 0, instruction 5");
@@ -464,7 +464,7 @@ TEST_CASE("deadlocks and unbalanced semaphores are errors") {
 
 TEST_CASE("unordered writes of one word by two QPUs are errors") {
   const auto program = [](bool ordered, bool memory) {
-    // QPU 0 writes first. The other QPU waits for it if `ordered`.
+    // QPU 0 writes first. If `ordered` is true, the other QPU waits for it.
     Code code;
     code << move(toR(0), ra(kUniform));
     code << flags(move(to(address::kNop), r(0)));
@@ -473,7 +473,7 @@ TEST_CASE("unordered writes of one word by two QPUs are errors") {
     code.set(toB(address::kVpmSetup), rows32(0));
     if (!memory) code.set(to(address::kVpm), 1);
     if (memory) {
-      code << add(AddOp::Shl, toR(1), r(0), imm(7));  // separate rows
+      code << add(AddOp::Shl, toR(1), r(0), imm(7));  // uses separate rows
       code.set(toR(2), storeSetup(1, 16, 0));
       code << add(AddOp::Add, toB(address::kVpmSetup), r(1), r(2));
       code.set(toB(address::kDmaAddress), kOut) << readB(address::kDmaWait);
@@ -513,12 +513,12 @@ TEST_CASE("reading stale cache contents after a store is an error") {
                                 load(toB(address::kDmaAddress), kOut + 64),
                                 readB(address::kDmaWait), load(toR(0), kOut + 64), tmu(), get,
                                 add(AddOp::Add, toR(1), r(4), r(4))};
-  passes(p);  // a different cache line
+  passes(p);  // in a different cache line
   p[4].immediate = kOut;
   p[6].immediate = kOut + 32;
   says(errorOf(p), "came from bus address 0x40100020, written by QPU 0, instruction 8 (ldi vpm");
   says(errorOf(p), "after a cache had fetched its cache line, so that hardware can still return the "
                    "old data; read it by DMA, or in another launch");
   p.pop_back();
-  passes(p);  // the loaded word is not used
+  passes(p);  // because the loaded word is not used
 }

@@ -1,4 +1,4 @@
-// Checks that consecutive and concurrent launches do not affect each other.
+// Checks that launches do not affect each other, whether they are consecutive or concurrent.
 #include <future>
 #include <string>
 #include <thread>
@@ -23,7 +23,7 @@ Setting on(std::uint32_t qpus, const qpu::emu::Board& board) {
   return setting;
 }
 
-// Loads the addresses of the 16 words from `first` into r0.
+// Loads the addresses of 16 consecutive words, starting at `first`, into r0.
 Code vectorAt(std::uint32_t first) {
   Code code;
   code << add(AddOp::Shl, toR(0), ra(address::kElementNumber), imm(2));
@@ -31,8 +31,8 @@ Code vectorAt(std::uint32_t first) {
   return code;
 }
 
-// Writes every register, flag and VPM row, reads memory through both TMUs, stores to memory under the
-// mutex, and passes semaphores between the QPUs.
+// Writes every register, flag and VPM row, reads memory through both TMUs, stores to memory while
+// it holds the mutex, and uses semaphores between the QPUs.
 Work everything(std::uint32_t qpus, const qpu::emu::Board& board) {
   Code code;
   code << add(AddOp::Shl, toR(0), ra(address::kElementNumber), imm(2));
@@ -53,7 +53,7 @@ Work everything(std::uint32_t qpus, const qpu::emu::Board& board) {
   return {code.end(), on(qpus, board)};
 }
 
-// Stores the initial contents of registers and of a VPM row.
+// Stores the initial contents of the registers and of a VPM row.
 Work untouched() {
   Code code;
   code.dmaStore(storeSetup(1, 16, 7), kOut);
@@ -61,7 +61,7 @@ Work untouched() {
   return {code.end(), on(1, qpu::emu::kPi3)};
 }
 
-// Loads words that are not in a cache, and stores to their addresses.
+// Loads words that are in no cache, and then stores to their addresses.
 Work readThenWrite() {
   Code code = vectorAt(kIn);
   code.tmuLoad(r(0)) << move(toR(2), r(4));
@@ -86,7 +86,8 @@ Work profiled() {
   return work;
 }
 
-// Ends with the mutex held, a semaphore incremented, a result in the TMU and a DMA transfer running.
+// Fails while it holds the mutex, a semaphore is not 0, a TMU contains a result and a DMA
+// transfer is running.
 void failInTheMiddle() {
   Code code;
   code.set(toR(0), kIn) << move(to(address::kTmu0S), r(0)) << semaphore(2, false);
@@ -96,7 +97,7 @@ void failInTheMiddle() {
 }
 
 Result alone(const Work& work) {
-  // Runs in a thread that has not launched anything before.
+  // Runs in a new thread, which has not launched anything before.
   return std::async(std::launch::async, [&] { return run(work.code, work.setting); }).get();
 }
 
@@ -192,7 +193,7 @@ TEST_CASE("an invalid jump is an error for any kind of target") {
       CAPTURE(breaks);
       Code code;
       code.set(toA(1), 0) << nop();
-      // Skips the two instructions after the delay slots.
+      // This branch skips the two instructions after the delay slots.
       Instruction jump = branch(16);
       jump.branchRegister = byRegister;
       jump.branchRegisterA = 1;

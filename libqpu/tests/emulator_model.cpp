@@ -1,4 +1,4 @@
-// Checks that the emulator's cycle model reproduces the measurements that it is based on, and
+// Checks that the emulator's cycle model reproduces the measurements on which it is based, and
 // that a run depends only on its inputs.
 #include <algorithm>
 
@@ -16,7 +16,7 @@ double megabytesPerSecond(std::uint64_t bytes, const Report& report) {
   return static_cast<double>(bytes) / report.seconds(kPi1) * 1e-6;
 }
 
-// One QPU stores (loads) the same rows repeatedly, and waits each time.
+// One QPU stores or loads the same rows repeatedly, and waits after each transfer.
 double dmaRate(bool load, int rows, int words = 16) {
   Code code;
   const auto setup = toA(address::kVpmSetup);
@@ -38,7 +38,8 @@ double dmaRate(bool load, int rows, int words = 16) {
       run(code, setting).report);
 }
 
-// Reads `lines` lines that are `bytes` apart, twice, and waits for each load. The address is in r2.
+// Reads `lines` cache lines that are `bytes` apart. Reads them twice and waits for each load. r2
+// contains the address.
 Report reads(int lines, std::uint32_t bytes) {
   Code code;
   code.set(toR(1), bytes).set(toR(3), 2);
@@ -57,7 +58,7 @@ Report reads(int lines, std::uint32_t bytes) {
   return run(code, setting).report;
 }
 
-// 12 QPUs read 3 MB in equal parts, each with four 16-word requests in flight.
+// 12 QPUs read equal parts of 3 MB. Each has four 16-word requests in flight.
 Code stream(int lines) {
   Code code;
   code << add(AddOp::Shl, toR(2), ra(address::kElementNumber), imm(2));
@@ -95,12 +96,14 @@ bool near(double value, double expected) {
 }  // namespace
 
 TEST_CASE("the model reproduces published DMA rates") {
-  // Sugizaki's rates, not counting the two or three instructions between a wait and the next start.
+  // These are Sugizaki's rates without the two or three instructions between a wait and the next
+  // start.
   CHECK(near(dmaRate(false, 1), 300 * 213.0 / 245));
   CHECK(near(dmaRate(false, 64), 1090));
   CHECK(near(dmaRate(true, 1), 200 * 80.0 / 89));
   CHECK(near(dmaRate(true, 16), 690));
-  // 16 rows of one word, as QPULib stores a vector: its HeatMap takes 618 ns per vector.
+  // Stores 16 rows of one word, as QPULib stores a vector. QPULib's HeatMap takes 618 ns per
+  // vector.
   CHECK(near(dmaRate(false, 16, 1), 64 / 0.65));
 }
 
@@ -112,16 +115,16 @@ TEST_CASE("DMA rates follow the memory clock, not the V3D clock") {
 }
 
 TEST_CASE("the cost of a load depends on where its line is") {
-  // An iteration takes the clocks of its instructions and of the stall. The first pass's lines
-  // come from memory.
+  // An iteration takes the clocks of its instructions and of the stall. In the first pass, the
+  // cache lines come from memory.
   const int lines = 32;
   const Report near4k = reads(lines, 64);
   CHECK(near4k.stalledOnTmu / lines == (80 - 4) + (36 - 4));
-  const Report apart = reads(lines, 4096 + 64);  // fits L1 and L2
+  const Report apart = reads(lines, 4096 + 64);  // the lines fit into L1 and L2
   CHECK(apart.stalledOnTmu == near4k.stalledOnTmu);
-  const Report conflict = reads(2, 4096);  // lines that evict each other from L1 only
+  const Report conflict = reads(2, 4096);  // the lines evict each other from L1 only
   CHECK(conflict.stalledOnTmu / 2 == (80 - 4) + (48 - 4));
-  const Report large = reads(2048, 64);  // 128 KB
+  const Report large = reads(2048, 64);  // reads 128 KB
   CHECK(large.stalledOnTmu / 2048 == 2 * (80 - 4));
   CHECK(large.memoryReadBytes >= 2 * 128 * 1024);
 }
@@ -149,7 +152,7 @@ TEST_CASE("an instruction takes four clocks") {
   const Report report = run(code, setting).report;
   CHECK(report.instructions == 5 * rounds + 4);
   CHECK(report.clocks == 4 * report.instructions + report.stalledOnOther);
-  CHECK(report.stalledOnOther == 2 * 80);  // two cache lines of instructions
+  CHECK(report.stalledOnOther == 2 * 80);  // fetches of two instruction cache lines
   CHECK(report.seconds(kPi1) == doctest::Approx(static_cast<double>(report.clocks) / 250e6));
 }
 
@@ -198,7 +201,7 @@ TEST_CASE("repeated runs take the same clocks") {
 
 namespace {
 
-// A Pi 1 on which nothing takes time except what a test sets.
+// Returns a Pi 1 on which only those actions take time that a test sets.
 qpu::emu::Board bare() {
   qpu::emu::Board b = kPi1;
   b.vpmPortClocks = b.semaphoreClocks = b.pageMissNs = 0;
@@ -231,7 +234,7 @@ TEST_CASE("QPUs share the VPM port") {
   const auto clocks = [&](std::uint32_t qpus) { return onBoard(code, board, qpus).clocks; };
   const auto free = clocks(12);
   const auto alone = clocks(1);
-  board.vpmPortClocks = 4;  // the time in which a QPU executes an instruction
+  board.vpmPortClocks = 4;  // the time that a QPU takes to execute an instruction
   CHECK(clocks(1) == alone);
   CHECK(clocks(12) >= 12 * 4 * vectors);
   CHECK(free < 12 * 4 * vectors / 2);
@@ -278,7 +281,7 @@ TEST_CASE("opening an SDRAM page takes time") {
   constexpr std::uint32_t kSameBank = 8 * 4096 + 64;
   qpu::emu::Board board = bare();
   CHECK(apart(board, kSameBank) == apart(board, 64));
-  board.pageMissNs = 40;  // 10 clocks
+  board.pageMissNs = 40;  // corresponds to 10 clocks
   CHECK(apart(board, kSameBank) - apart(board, 64) >= 62 * 10);
 }
 

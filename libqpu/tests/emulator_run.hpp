@@ -1,4 +1,4 @@
-// Programs for the emulator, written instruction by instruction.
+// Builds programs for the emulator instruction by instruction.
 #ifndef QPU_TESTS_EMULATOR_RUN_HPP
 #define QPU_TESTS_EMULATOR_RUN_HPP
 
@@ -24,7 +24,7 @@ using test::contains;
 using Words = std::vector<std::uint32_t>;
 using Vector16 = std::array<std::uint32_t, 16>;
 
-constexpr std::uint32_t kIn = 0x40000000;   // two arrays in memory
+constexpr std::uint32_t kIn = 0x40000000;   // bus addresses of two arrays in memory
 constexpr std::uint32_t kOut = 0x40100000;
 constexpr int kUniform = address::kUniform;
 
@@ -44,7 +44,7 @@ inline std::uint32_t loadSetup(int rows, int length, int y, int x = 0, bool hori
                                                 (horizontal ? 0 : 1 << 11) | y << 4 | x);
 }
 inline std::uint32_t loadPitch(int bytes) { return 9U << 28U | static_cast<std::uint32_t>(bytes); }
-// Horizontal words, stride 1, starting at row y.
+// Returns a setup word for horizontal words with stride 1, starting at row y.
 inline std::uint32_t rows32(int y, int number = 0) {
   return 0x1a00U | static_cast<std::uint32_t>(y | number << 20);
 }
@@ -60,18 +60,18 @@ class Code {
     return *this;
   }
   int size() const { return static_cast<int>(instructions.size()); }
-  // Adds a relative branch to instruction `target`, with its delay slots.
+  // Adds a relative branch to instruction number `target`, followed by its delay slots.
   Code& branchTo(int target, BranchCond cond = BranchCond::Always) {
     *this << branch(8 * (target - size() - 4), cond);
     return nops(3);
   }
-  // Loads the words at `addresses` into r4; r0..r3 are unchanged.
+  // Loads the words at `addresses` into r4. Does not change r0..r3.
   Code& tmuLoad(In addresses, int unit = 0) {
     *this << move(to(unit == 0 ? address::kTmu0S : address::kTmu1S), addresses);
     return *this << signal(unit == 0 ? Signal::LoadTmu0 : Signal::LoadTmu1);
   }
   Code& set(Out out, std::uint32_t value) { return *this << load(out, value); }
-  // Stores one vector at kOut + 64 * n, through VPM row 0.
+  // Stores a vector at kOut + 64 * n through VPM row 0.
   Code& store(In value, int n = 0) {
     set(toB(address::kVpmSetup), rows32(0));
     *this << move(to(address::kVpm), value);
@@ -144,7 +144,7 @@ inline Result run(const Code& code, Setting setting = {}) {
   return result;
 }
 
-// The message of the exception of type E.
+// Returns the message of the exception of type E.
 template <typename E = qpu::ExecutionError>
 std::string failure(const Code& code, Setting setting = {}) {
   return test::thrown<E>([&] { (void)run(code, std::move(setting)); });

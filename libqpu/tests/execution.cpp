@@ -1,5 +1,5 @@
-// Tests errors while a kernel runs (bounds, gathers, semaphores, VPM), and results that must not
-// depend on the number of QPUs.
+// Tests errors that occur while a kernel runs (bounds, gathers, semaphores, VPM), and results
+// that must not depend on the number of QPUs.
 #include <algorithm>
 #include <vector>
 
@@ -74,7 +74,7 @@ TEST_CASE("misaligned accesses are errors, gathers drop low bits") {
   const auto loading = [&] {
     compile([](Ptr<Ptr<Int>> t, Ptr<Int> q) { *q = **t; })(&table, &out);
   };
-  // In compiled code, such a load is a gather.
+  // In compiled code, this load is a gather.
   if (test::onEmulator())
     loading();
   else
@@ -90,7 +90,7 @@ TEST_CASE("misaligned accesses are errors, gathers drop low bits") {
 
 namespace {
 
-// Doubles 16 * blocks numbers, and requests one block beyond the end.
+// Doubles the first n numbers, and requests one more block beyond the end.
 template <typename Drain>
 void prefetching(SharedArray<int>& a, int n, Drain drain) {
   compile(
@@ -118,7 +118,7 @@ TEST_CASE("a vector gathered past the end may be discarded") {
   prefetching(a, 64, [](Int&, Ptr<Int>&) {});
   for (int i = 0; i < 64; ++i) CHECK(a[i] == 2 * i);
   prefetching(a, 64, [](Int& x, Ptr<Int>&) { x = 0; });
-  // The vector is copied, but still not used.
+  // The vector is copied, but the copy is not used.
   prefetching(a, 64, [](Int& x, Ptr<Int>& p) {
     Int y = x;
     y = 1;
@@ -201,7 +201,7 @@ TEST_CASE("null and empty arrays are rejected as arguments") {
 
 namespace {
 
-// A barrier: QPU 0 takes one token from each other QPU, then returns them.
+// A barrier. QPU 0 takes one token from each of the other QPUs and then returns the tokens.
 void barrier() {
   If (any(me() == 0))
     For (Int i = 1, i < numQPUs(), i = i + 1)
@@ -237,7 +237,7 @@ TEST_CASE("a barrier orders writes and reads of QPUs") {
   }
 }
 
-// With more than two QPUs, a fast QPU could take the token of a slow one.
+// The test uses at most two QPUs. With more, a fast QPU could take the token of a slow QPU.
 TEST_CASE("QPUs that wait at one place repeatedly do not deadlock") {
   SharedArray<int> out(16);
   auto k = compile([](Int rounds, Ptr<Int> q) {
@@ -314,14 +314,14 @@ TEST_CASE("a polling QPU does not starve the others") {
     End
   });
   k.setNumQPUs(2);
-  // On hardware, a QPU may never see a write that no semaphore orders.
+  // On hardware, a write that no semaphore orders may never become visible to a QPU.
   if (test::onEmulator()) {
     CHECK(contains(thrown<qpu::ExecutionError>([&] { k(&flag, &out); }),
                    "which might not have been written yet by QPU 1"));
     return;
   }
   k(&flag, &out);
-  CHECK(out[0] == 1000);  // the documented number of loop iterations
+  CHECK(out[0] == 1000);  // the number of loop iterations that is documented
 }
 
 TEST_CASE("repeated runs have the same result despite races") {

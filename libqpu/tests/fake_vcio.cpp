@@ -23,7 +23,7 @@ constexpr int kMemFd = 1001;
 constexpr std::uint32_t kV3d = FakeVcio::kPeripherals + 0x00c00000;
 constexpr std::uint32_t kWindow = 0x1000;
 
-// The numbers of words in each tag's request and response, from the firmware's table.
+// The number of words in the request and the response of each tag, from the firmware's table.
 struct Tag {
   std::uint32_t tag;
   std::uint32_t request;
@@ -45,7 +45,7 @@ constexpr std::array<Tag, 14> kTags = {{{0x00000001, 0, 1},
                                         {0x00030012, 1, 1}}};
 
 struct Piece {
-  std::uint32_t handle;  // 0: free
+  std::uint32_t handle;  // 0 means that the block is free
   std::uint32_t offset;
   std::uint32_t bytes;
   std::uint32_t flags;
@@ -205,7 +205,7 @@ int FakeVcio::unmap(void* at, std::size_t bytes) noexcept {
 
 int FakeVcio::ioctl(int fd, unsigned long request, void* data) noexcept {
   if (fd != kVcioFd) return -EBADF;
-  // _IOWR(100, 0, char*) contains the size of a pointer, which differs for 32-bit programs.
+  // _IOWR(100, 0, char*) contains the size of a pointer. It is different for 32-bit programs.
   const unsigned long expected = sizeof(void*) == 8 ? 0xc0086400UL : 0xc0046400UL;
   if (request != expected) {
     complain("ioctl number " + hex(static_cast<std::uint32_t>(request)));
@@ -347,7 +347,8 @@ FakeVcio::Ends FakeVcio::run(const std::vector<Launched>& programs) noexcept {
 FakeVcio::Ends FakeVcio::emulate(const std::vector<Launched>& programs) {
   qpu::emu::Launch launch;
   const std::uint32_t code = programs.front().code;
-  // The hardware does not know a program's length; the program ends itself.
+  // The hardware is not informed of a program's length, so the count includes all words to the
+  // end of the memory. The program ends itself.
   launch.count = wordsFrom(code) / 2;
   std::vector<qpu::isa::Word> words(launch.count);
   std::memcpy(words.data(), memory(code, 8), 8 * launch.count);
@@ -475,7 +476,7 @@ FakeTree::FakeTree(const std::string& soc) {
   const std::string nul(1, '\0');
   file("proc/device-tree/model", "Raspberry Pi of the tests" + nul);
   file("proc/device-tree/compatible", "raspberrypi,some" + nul + "brcm," + soc + nul);
-  // Bus 0x7e000000 is at 0x3f000000, for 0x01000000 bytes.
+  // The bus address 0x7e000000 is at CPU address 0x3f000000, and the range has 0x01000000 bytes.
   file("proc/device-tree/soc/ranges", std::string("\x7e\0\0\0\x3f\0\0\0\x01\0\0\0", 12));
   file("proc/device-tree/soc/v3d@7ec00000/status", "disabled" + nul);
   file("dev/vcio", "").file("dev/mem", "");

@@ -1,6 +1,6 @@
-// A simulated Raspberry Pi behind the runtime's interface to the operating system: /dev/vcio with its
-// firmware, GPU memory behind /dev/mem, and V3D's registers. Processes that are forked later share its
-// state.
+// A simulated Raspberry Pi. It implements the runtime's interface to the operating system:
+// /dev/vcio with its firmware, GPU memory through /dev/mem, and the registers of the V3D.
+// Processes that are forked later share its state.
 #ifndef TESTS_FAKE_VCIO_HPP
 #define TESTS_FAKE_VCIO_HPP
 
@@ -23,7 +23,7 @@ struct Launched {
 
 class FakeVcio final : public qpu::runtime::Os {
  public:
-  static constexpr std::uint32_t kPhysical = 0x3b000000;  // of GPU memory
+  static constexpr std::uint32_t kPhysical = 0x3b000000;  // physical address of the GPU memory
   static constexpr std::uint32_t kPeripherals = 0x3f000000;
 
   enum class Ends : std::uint8_t { Yes, WithoutInterrupt, Never };
@@ -33,37 +33,39 @@ class FakeVcio final : public qpu::runtime::Os {
   FakeVcio& operator=(const FakeVcio&) = delete;
   ~FakeVcio() override;
 
-  // The behaviour of this Pi.
-  bool refusesQpus = false;         // as with KMS
+  // These members set the behaviour of the simulated Pi.
+  bool refusesQpus = false;         // as if KMS were enabled
   bool lacksQpuTags = false;        // as with reduced firmware
-  int openVcioError = 0;            // errno
+  int openVcioError = 0;            // value of errno
   int openMemError = 0;
   int mapRegistersError = 0;
   int mapMemoryError = 0;
   int ioctlError = 0;
-  bool powerless = false;           // V3D stays off after being enabled
+  bool powerless = false;           // the V3D stays off after it has been enabled
   bool draws = false;               // a control list is running
-  bool memoryElsewhere = false;     // /dev/mem maps other memory instead of the GPU's
+  bool memoryElsewhere = false;     // /dev/mem maps memory that is not the GPU's
   bool queueOverflows = false;
-  bool stuckAfterTimeOut = false;   // enabling fails after the first disable
-  std::uint32_t kernelLimitMs = 0;  // 0: calls have no time limit
-  // Runs launched programs and returns how they ended. If empty, the emulator runs the programs.
+  bool stuckAfterTimeOut = false;   // after the QPUs have been disabled once, enabling them fails
+  std::uint32_t kernelLimitMs = 0;  // time limit for a call; 0 means no limit
+  // Runs the launched programs and returns how they ended. If it is not set, the emulator runs
+  // the programs.
   std::function<Ends(const std::vector<Launched>&)> runs;
-  std::string fault;  // a program's error on the emulator; such a program does not end
+  std::string fault;  // error of a program on the emulator; such a program does not end
 
-  // Observed behaviour. `complaints` lists violations of the interface.
+  // These functions return the observed behaviour. complaints() lists violations of the
+  // interface.
   std::string complaints() const;
-  int enabled() const;              // number of enables minus disables
+  int enabled() const;              // number of times enabled minus number of times disabled
   int enables() const;
-  std::size_t allocations() const;  // live handles
+  std::size_t allocations() const;  // number of live handles
   std::uint32_t lastFlags() const;
   std::uint32_t firstHandle() const;
   std::uint32_t launches() const;   // number of launched programs
   std::uint32_t cacheClears() const;
-  // The host address for bus address `bus`; null unless locked memory contains `bytes` bytes
-  // there.
+  // Returns the host address for bus address `bus`, or null unless locked memory contains the
+  // `bytes` bytes there.
   unsigned char* memory(std::uint32_t bus, std::uint32_t bytes) const;
-  // The number of words from `bus` to the end of its locked memory.
+  // Returns the number of words from `bus` to the end of the locked memory that contains `bus`.
   std::uint32_t wordsFrom(std::uint32_t bus) const;
 
   int open(const char* path, int flags) noexcept override;
@@ -100,7 +102,8 @@ class FakeVcio final : public qpu::runtime::Os {
   int opened_ = 0;
 };
 
-// A temporary directory with the system files of a Pi, and QPU_STATE_DIR in it.
+// A temporary directory that contains the system files of a Pi. QPU_STATE_DIR is set to a folder
+// in it.
 class FakeTree {
  public:
   explicit FakeTree(const std::string& soc = "bcm2837");

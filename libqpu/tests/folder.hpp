@@ -11,7 +11,7 @@
 
 namespace test {
 
-// A temporary folder that is removed with its contents.
+// A temporary folder. It is removed with its contents when the object is destroyed.
 struct Folder {
   Folder() {
     std::string pattern = (std::filesystem::temp_directory_path() / "qpu-test-XXXXXX").string();
@@ -25,7 +25,7 @@ struct Folder {
     std::filesystem::remove_all(path);
   }
 
-  // Writes a file, creating its parent folders, and returns its path.
+  // Writes a file and returns its path. Creates the parent folders of the file.
   std::string write(const std::string& name, const std::string& text) const {
     const std::filesystem::path full = path / name;
     std::filesystem::create_directories(full.parent_path());

@@ -1,4 +1,4 @@
-// Tests qpu-info's findings in the directory trees of various boards.
+// Tests the findings of qpu-info in the directory trees of various boards.
 #include <doctest/doctest.h>
 
 #include <sys/stat.h>
@@ -16,7 +16,7 @@ using qpu::runtime::System;
 
 namespace {
 
-// A root directory made for one test.
+// A root directory that is created for one test.
 class Tree {
  public:
   Tree& file(const std::string& path, const std::string& text, int mode = 0644) {

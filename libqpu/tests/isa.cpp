@@ -33,7 +33,8 @@ TEST_CASE("decoded words encode to the same word") {
   int decoded = 0;
   for (int n = 0; n < 300000; ++n) {
     Word word = random();
-    // Random branches and immediates would be rare, and most would have reserved bits.
+    // Random words would rarely be branches or loads of immediates, and most of these would have
+    // reserved bits set.
     if (n % 4 == 1) word = (word & 0x00ffffffffffffffU) | 0xf000000000000000U;
     if (n % 4 == 2) word = (word & 0xf9ffffffffffffffU) | 0xe000000000000000U;
     const auto i = decode(word);

@@ -1,4 +1,4 @@
-// Builds instructions from their parts, for tests.
+// Builds instructions from their parts for tests.
 #ifndef QPU_TESTS_ISA_BUILD_HPP
 #define QPU_TESTS_ISA_BUILD_HPP
 
@@ -20,7 +20,7 @@ namespace address = qpu::isa::address;
 
 enum class Side : std::uint8_t { Either, A, B };
 
-// The destination of a result: an address of file A, of file B, or of both.
+// The destination of a result: an address in file A, in file B, or in both files.
 struct Out {
   Side side;
   std::uint8_t address;

@@ -1,4 +1,4 @@
-// Words on which two independent assemblers agree, with their fields.
+// Instruction words on which two independent assemblers agree, and the fields of these words.
 #ifndef QPU_TESTS_ISA_REFERENCE_HPP
 #define QPU_TESTS_ISA_REFERENCE_HPP
 

@@ -1,4 +1,4 @@
-// Tests listings of words, and their assembly.
+// Tests the disassembly of instruction words and the assembly of the resulting text.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -31,7 +31,8 @@ std::string complaint(const std::string& line) {
 
 bool isRaw(const std::string& line) { return line.rfind(".word", 0) == 0; }
 
-// Random values for all fields of a random form. Not all combinations make sense.
+// Returns an instruction of a random form in which all fields are random. Not all combinations
+// are meaningful.
 Instruction anyFields(std::mt19937_64& random) {
   const auto upTo = [&](std::uint64_t n) { return random() % n; };
   const auto number = [&](std::uint64_t n) { return static_cast<std::uint8_t>(upTo(n)); };
@@ -152,17 +153,19 @@ TEST_CASE("fields without effect are listed on request") {
   const std::vector<Case> cases{
       {0, "nop; bkpt",
        "nop; bkpt; with waddr_add=0, waddr_mul=0, raddr_a=0, raddr_b=0"},
-      // A pipe without an operation, but with a condition and sources.
+      // A pipe has no operation, but it has a condition and sources.
       {0x10024821219e7293 & ~(Word{7} << 29U), "fadd r0, r1, r2",
        "fadd r0, r1, r2; with cond_mul=1, waddr_mul=33, mul_a=2, mul_b=3"},
-      // Addresses on a read port that no ALU uses; a peripheral would be read.
+      // A read port has an address that no ALU uses. The address of a peripheral would be read
+      // nevertheless.
       {0x100009e7000c3000, "nop", "nop; with raddr_a=3, raddr_b=3"},
       {0x100009e700c83000, "nop; read vpm_ld_wait", "nop; read vpm_ld_wait; with raddr_b=3"},
-      // Unpack and pack modes where nothing is read or written.
+      // There are unpack and pack modes, but no value is read or written with them.
       {0x1e0208270c9e7280, "add r0, r1, r2", "add r0, r1, r2; with unpack=7"},
       {0xf00819e7ffffffc0, "brr.allzs -64; ws", "brr.allzs -64; ws"},
       {0xf00869e7ffffffc0, "brr.allzs -64", "brr.allzs -64; with raddr_a=3"},
-      // A small immediate that is not used, and the code of a rotation without a MUL operation.
+      // There is a small immediate that is not used, and the code of a rotation without a MUL
+      // operation.
       {0xd00208270c9e5280, "add r0, r1, r2", "add r0, r1, r2; with sig=13, raddr_b=37"},
       {0xd00208270c9f03c0, "add r0, r1, -16", "add r0, r1, -16; with raddr_b=48"},
   };
@@ -173,7 +176,7 @@ TEST_CASE("fields without effect are listed on request") {
     CHECK(assemble(c.with) == c.word);
     CHECK(disassemble(assemble(c.line)) == c.line);
   }
-  // A semaphore instruction that writes a register is always listed with it.
+  // If a semaphore instruction writes a register, the listing always shows this.
   const Word writes = 0xe802082700000113;
   CHECK(disassemble(writes) == "sacq 3; with cond_add=1, waddr_add=32, imm=275");
   CHECK(assemble(disassemble(writes)) == writes);
@@ -183,15 +186,17 @@ TEST_CASE("every word survives disassembly with all fields") {
   std::mt19937_64 random(5);
   int valid = 0;
   for (int n = 0; n < 600000; ++n) {
-    // Random bits, or random field values, which are more often valid.
+    // The word consists of random bits or of random field values. The latter are valid more
+    // often.
     Word word = n % 3 == 0 ? random() : encode(anyFields(random));
-    // Branches and immediates with random fields; their reserved bits are 0.
+    // These words are branches and loads of immediates with random fields. Their reserved bits
+    // are 0.
     if (n % 6 == 3) word = (word & 0x00ffffffffffffffU) | 0xf000000000000000U;
     const std::string line = disassemble(word, Fields::All);
     if (assemble(line) != word) FAIL_CHECK(line, " of ", word);
     const std::string brief = disassemble(word);
     if (disassemble(assemble(brief)) != brief) FAIL_CHECK(brief, " of ", word);
-    // Every instruction is readable.
+    // Every valid instruction must have a readable text.
     if (isRaw(brief) == decode(word).has_value()) FAIL_CHECK(brief, " of ", word);
     if (!isRaw(brief)) ++valid;
   }

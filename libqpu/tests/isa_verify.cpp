@@ -1,4 +1,4 @@
-// Tests every rule of the verifier with a program that violates only that rule, and with the
+// Tests each rule of the verifier with a program that violates only this rule, and with the
 // corrected program.
 #include <doctest/doctest.h>
 
@@ -21,7 +21,8 @@ using qpu::isa::Word;
 
 namespace {
 
-// Assembles lines separated by "|", and appends the program end and its slots.
+// Assembles lines that are separated by "|". If `ended` is true, appends the program end and its
+// delay slots.
 std::vector<Word> program(const std::string& lines, bool ended = true) {
   std::vector<Word> words;
   std::istringstream in(lines);
@@ -41,15 +42,15 @@ std::string all(const std::vector<Fault>& faults) {
 
 struct Case {
   const char* rule;
-  std::size_t instruction;  // where the fault is reported
+  std::size_t instruction;  // the instruction at which the fault is reported
   std::size_t cause;
   std::string broken;
   std::string fixed;
-  bool ended = true;  // append the program end
+  bool ended = true;  // if true, the program end is appended
 };
 
-const std::string kReadSetup = "ldi vpm_rd_setup, 0x00101a00";  // one vector
-const std::string kLoadSetup = "ldi vpm_rd_setup, 0x83041080";  // 4 rows from 8
+const std::string kReadSetup = "ldi vpm_rd_setup, 0x00101a00";  // announces one vector
+const std::string kLoadSetup = "ldi vpm_rd_setup, 0x83041080";  // loads 4 rows, starting at row 8
 const std::string kStoreSetup = "ldi vpm_wr_setup, 0x82104400";
 const std::string kDmaWaits = "|nop; read vpm_ld_wait|nop";
 
@@ -222,7 +223,8 @@ TEST_CASE("every rule detects its violation and accepts its fix") {
 
 namespace {
 
-// Lists each fault as "rule@instruction<cause", the cause only if it is another instruction.
+// Lists each fault as "rule@instruction<cause". The cause is omitted if it is the instruction
+// itself.
 std::string brief(const std::vector<Word>& words) {
   std::string text;
   for (const Fault& f : verify(words)) {
@@ -236,28 +238,30 @@ std::string brief(const std::vector<Word>& words) {
 }  // namespace
 
 TEST_CASE("latencies extend across delay slots and branches") {
-  // The last delay slot writes; both paths read directly afterwards.
+  // The last delay slot writes the register. Both paths read the register in their first
+  // instruction.
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 8|nop|nop|ldi ra1, 1|mov r0, ra1|mov r1, ra1")) ==
         "register-file-latency@5<4 register-file-latency@6<4");
-  // A write one slot earlier is early enough.
+  // If the register is written one slot earlier, there is no fault.
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 0|nop|ldi ra1, 1|nop|mov r0, ra1")).empty());
-  // Two instructions apart, with a branch in between.
+  // The instructions are two apart, and a branch is between them.
   CHECK(brief(program("brr 8|nop|nop|mov sfu_exp, 1.0|nop|nop|mov r0, r4")) == "sfu-latency@6<3");
-  // There is no path past a branch that is always taken.
+  // A branch that is always taken has no path to the instruction after its delay slots.
   CHECK(brief(program("ldi ra1, 0|brr 8|nop|nop|ldi ra1, 1|mov r0, ra1|nop")).empty());
-  // Around a loop: the end of the body is checked against its start.
+  // In a loop, the end of the body is checked against the start of the body.
   CHECK(brief(program("ldi ra1, 0|mov.sf -, 1|mov r0, ra1|brr.anyzs -40|nop|nop|ldi ra1, 1")) ==
         "register-file-latency@2<6");
-  // The branch reads its register directly after the write.
+  // The branch reads its register in the instruction after the write.
   CHECK(brief(program("ldi ra1, 0|bra ra1, 0|nop|nop|nop", false)) ==
         "register-file-latency@1<0 branch-target@1");
 }
 
 TEST_CASE("a jump into delay slots runs them without the branch") {
-  // 0 jumps to 6, the second delay slot of the branch at 4, and so bypasses that branch.
+  // Instruction 0 jumps to instruction 6, which is the second delay slot of the branch at 4. The
+  // path therefore does not follow that branch.
   const std::string lines = "brr 16|nop|nop|nop|brr -64|nop|nop|nop|nop";
   CHECK(brief(program(lines)).empty());
-  // The path runs past the end instead of following the branch at 4.
+  // The path runs past the end of the program, because it does not follow the branch at 4.
   CHECK(brief(program(lines, false)) == "runs-out@8");
 }
 
@@ -266,10 +270,10 @@ TEST_CASE("registers must be defined on every path") {
         "uninitialised@7");
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 8|nop|nop|ldi ra1, 1|ldi ra1, 2|nop|mov r0, ra1"))
             .empty());
-  // A value from a later iteration does not define the register in the first one.
+  // A write at the end of the loop does not define the register in the first iteration.
   CHECK(brief(program("mov.sf -, 1|mov r0, r1|brr.anyzs -40|nop|nop|mov r1, 1")) ==
         "uninitialised@1");
-  // Subtracting a register from itself does not count as a read.
+  // Combining a register with itself, so that the result is 0, does not count as a read.
   CHECK(brief(program("xor r0, r0, r0; v8subs r1, r2, r2")).empty());
   CHECK(brief(program("sub.sf ra0, r0, r0|mov.zs r1, 1")).empty());
   CHECK(brief(program("nop; fmul r1, r2, r2")) == "uninitialised@0");
@@ -277,27 +281,27 @@ TEST_CASE("registers must be defined on every path") {
   CHECK(brief(program("mov r0, r4")) == "uninitialised@0");
   CHECK(brief(program("mov sfu_exp, 1.0|nop|nop|mov r0, r4")).empty());
   CHECK(brief(program("ldi r0, 7; ldi rb1, 7|nop|mov r1, rb1; mov r2, r0")).empty());
-  // A branch that is taken writes its link register.
+  // When a branch is taken, it writes its link register.
   CHECK(brief(program("brr 0; link ra1|nop|nop|nop|mov r0, ra1")).empty());
 }
 
 TEST_CASE("counts are faults if they are wrong on every path") {
-  // A request on one path only: the data may exclude the other path.
+  // The request is on one path only. The data may be such that the other path is never taken.
   const std::string maybe = "mov.sf -, 1|brr.anyzs 0|nop|nop|mov tmu0_s, 0|nop; ldtmu0";
   CHECK(brief(program(maybe)).empty());
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 8|nop|nop|nop|mov tmu0_s, 0|nop; ldtmu0")).empty());
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 8|nop|nop|nop|mov tmu0_s, 0|nop; ldtmu0|"
                       "nop; ldtmu0")) == "tmu-empty@7");
-  // A loop that requests without receiving may have a single iteration.
+  // This loop requests without receiving, but it may have only one iteration.
   CHECK(brief(program("mov.sf -, 1|mov tmu0_s, 0|brr.anyzs -40|nop|nop|nop|nop; ldtmu0")).empty());
-  // A loop that receives what it requests is balanced for any number of iterations.
+  // This loop receives as much as it requests, so any number of iterations is valid.
   CHECK(brief(program("mov.sf -, 1|mov tmu0_s, 0|mov tmu0_s, 0|brr.anyzs -40|nop; ldtmu0|nop|nop|"
                       "nop; ldtmu0"))
             .empty());
-  // After a setup word that is not constant, the number of vectors is unknown.
+  // If a setup word is not constant, the number of vectors is unknown.
   CHECK(brief(program("mov vpm_rd_setup, uniform|nop|nop|nop|mov r0, vpm|mov r0, vpm")).empty());
   CHECK(brief(program("mov vpm_rd_setup, uniform|nop|nop|mov r0, vpm")) == "vpm-read-latency@3<0");
-  // A DMA setup at the same address does not change the VPM setup.
+  // A DMA setup has the same address as a VPM setup, but does not change it.
   CHECK(brief(program("ldi vpm_rd_setup, 0x00201a00|nop|nop|nop|mov r0, vpm|" + kLoadSetup +
                       "|mov r0, vpm"))
             .empty());
@@ -308,15 +312,16 @@ TEST_CASE("a DMA transfer that runs on any path counts") {
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 16|nop|nop|nop|" + start)) == "dma-left@7");
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 16|nop|nop|nop|" + start + "|nop; read vpm_st_wait"))
             .empty());
-  // A store in a loop requires a wait before the next iteration.
+  // If a store is in a loop, there must be a wait before the next iteration.
   CHECK(brief(program(kStoreSetup + "|mov.sf -, 1|mov vpm_st_addr, 0|brr.anyzs -40|nop|nop|nop|"
                                     "nop; read vpm_st_wait")) == "dma-store-overlap@2");
-  // Polling BUSY until it is clear also counts as a wait.
+  // A loop that reads BUSY until it is clear also counts as a wait.
   CHECK(brief(program(start + "|mov.sf -, vpm_st_busy|brr.anyzc -40|nop|nop|nop")).empty());
 }
 
 TEST_CASE("constants propagate through registers and joins") {
-  // The same constant on both paths, and different ones.
+  // The two paths set the same constant in the first program, and different constants in the
+  // second.
   const std::string diamond = "mov.sf -, 1|brr.anyzs 8|nop|nop|ldi r0, 0x1b08|";
   CHECK(brief(program(diamond + "ldi r0, 0x1b08|mov vpm_wr_setup, r0")) == "setup-word@6");
   CHECK(brief(program(diamond + "ldi r0, 0x1a08|mov vpm_wr_setup, r0")).empty());
@@ -324,7 +329,8 @@ TEST_CASE("constants propagate through registers and joins") {
         "setup-word@3");
   CHECK(brief(program("ldi r0, 0x1b08|nop; mov rb1, r0|nop|mov vpm_wr_setup, rb1")) ==
         "setup-word@3");
-  // Written in some elements only, or packed: the value is unknown.
+  // If the register is written only in some elements, or if the value is packed, the value is
+  // unknown.
   CHECK(brief(program("ldi r0, 0x1a08|mov.sf -, 1|ldi.zs r0, 0x1b08|mov vpm_wr_setup, r0"))
             .empty());
   CHECK(brief(program("ldi ra0, 0x1b08|ldi ra0.16a, 0x1a08|nop|mov vpm_wr_setup, ra0")).empty());
@@ -342,12 +348,13 @@ TEST_CASE("fault texts name the instructions and the rule") {
 }
 
 TEST_CASE("a complete kernel has no faults") {
-  // c[i] = a[i] + b[i], 16 at a time: both TMUs, requests one iteration ahead, DMA stores.
+  // Computes c[i] = a[i] + b[i] for 16 elements at a time. It uses both TMUs, makes requests one
+  // iteration in advance, and stores by DMA.
   CHECK(brief(program("ldi tmu_noswap, 1|"
                       "mov ra0, uniform|"                          // a
                       "mov rb0, uniform|"                          // b
                       "mov ra1, uniform|"                          // c
-                      "mov r3, uniform|"                           // vectors
+                      "mov r3, uniform|"                           // number of vectors
                       "shl r0, element_number, 2|"
                       "add r1, ra0, r0|"
                       "mov r2, rb0|"
@@ -355,7 +362,8 @@ TEST_CASE("a complete kernel has no faults") {
                       "mov tmu1_s, r2|"
                       "ldi rb1, 0x40|"
                       "nop|"
-                      "add r1, r1, rb1|"                           // 12: the loop
+                      // Instruction 12: the start of the loop.
+                      "add r1, r1, rb1|"
                       "add r2, r2, rb1|"
                       "nop; ldtmu0|"
                       "mov r0, r4; mov tmu0_s, r1|"
@@ -386,7 +394,7 @@ TEST_CASE("verifying random programs does not crash") {
     for (std::uint64_t count = random() % 40; count > 0; --count) {
       const Word word = random() % 8 == 0 ? random() : known[random() % known.size()].word;
       words.push_back(word);
-      // A target somewhere in the program.
+      // The branch target is an arbitrary instruction in the program.
       if (word >> 60U == 15 && random() % 2 == 0)
         words.back() = (word & ~Word{0xffffffff}) |
                        ((random() % 40 * 8 - words.size() * 8 - 24) & 0xffffffff) | Word{8} << 48U;
@@ -406,7 +414,7 @@ TEST_CASE("verifying random programs does not crash") {
 }
 
 TEST_CASE("long programs are verified quickly") {
-  // 20,000 instructions, every eighth of which branches to the start.
+  // The program has 20,000 instructions. Every eighth instruction branches to the start.
   std::string lines = "mov.sf r0, 1; mov r1, 1|ldi ra1, 1; ldi rb1, 1|nop|nop";
   std::vector<Word> words = program(lines, false);
   while (words.size() < 20000) {

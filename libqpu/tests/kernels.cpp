@@ -1,5 +1,5 @@
-// Compares the kernel library with plain C++: results, sizes around a block's size, any number of
-// QPUs, and no writes outside the given ranges.
+// Compares the kernel library with plain C++. Checks the results, sizes close to the size of a
+// block, any number of QPUs, and that no function writes outside the given ranges.
 #include "qpu/kernels.h"
 #include "qpu_kernels.h"
 
@@ -33,8 +33,8 @@ float uniform(float low, float high) {
   return std::uniform_real_distribution<float>(low, high)(random());
 }
 
-// An array inside a larger one, whose other words must not change. The inner array starts at an
-// odd word of a 64-byte line.
+// An array inside a larger array, whose other words must not change. The inner array starts at a
+// word with an odd number in a 64-byte line.
 class Guarded {
  public:
   explicit Guarded(int n, float low = -4, float high = 4)
@@ -63,7 +63,8 @@ class Guarded {
   SharedArray<float> all_;
 };
 
-// An array that ends directly after its elements, so that reading beyond them is an error.
+// Returns an array that ends directly after its elements, so that reading beyond them is an
+// error.
 SharedArray<float> tight(int n, float low = -4, float high = 4) {
   SharedArray<float> a(static_cast<std::size_t>(std::max(n, 1)));
   for (float& x : a) x = uniform(low, high);
@@ -77,7 +78,8 @@ double ulpOf(double exact) {
   return std::ldexp(1.0, std::ilogb(std::max(std::fabs(static_cast<float>(exact)), 0x1p-126F)) - 23);
 }
 
-// Runs every size in kSizes with some number of QPUs. `call` computes into `out`.
+// Runs `call` for every size in kSizes, with different numbers of QPUs. `call` computes into
+// `out`.
 template <typename Call, typename Expected>
 void elementwise(Call call, Expected expected, double ulps = 0) {
   for (const int n : kSizes) {
@@ -225,7 +227,7 @@ TEST_CASE("max and argmax find the first greatest element") {
     if (n == 0) continue;
     SharedArray<float> a = tight(n);
     for (int round = 0; round < 4; ++round) {
-      // Few distinct values, so that some are equal.
+      // Use few distinct values, so that some elements are equal.
       if (round == 2)
         for (float& x : a) x = static_cast<float>(dice(-3, 0));
       if (round == 3) a[dice(0, n - 1)] = kInf;
@@ -267,14 +269,15 @@ TEST_CASE("ranges outside of arrays are rejected before running") {
 
 namespace {
 
-// The error bound of a chain of `adds` truncated sums of these products.
+// Returns the error bound for a sum of these products that is computed with `adds` truncated
+// additions.
 double chainBound(int adds, double products) { return (adds + 2) * 0x1p-23 * products + 1e-37; }
 
 struct Shape {
   int m, n, k;
 };
 
-// A matrix in a guarded array, with a gap between its rows.
+// A matrix in a guarded array. There is a gap between its rows.
 struct TestMatrix {
   int rows, columns, stride;
   bool transposed;
@@ -369,22 +372,22 @@ TEST_CASE("matmul works for any shape, stride and beta") {
   for (int i = 0; i < 120; ++i)
     checkMatmul({dice(1, 40), dice(1, 150), dice(1, 70)}, dice(0, 2) == 0, dice(0, 2) == 0);
   checkMatmul({100, 100, 100});
-  // Wide enough that a is copied.
+  // These products are so wide that a is copied.
   for (int i = 0; i < 6; ++i)
     checkMatmul({dice(8, 50), dice(256, 300), dice(64, 100)}, i % 2 == 0, i % 3 == 0);
 }
 
-// With all QPUs, a separate kernel is used in which the first QPU loads b; with one QPU, it never
-// is.
+// With all QPUs, most of the product is computed by a separate kernel in which the first QPU
+// loads b. With one QPU, this kernel is not used.
 TEST_CASE("matmul gives the same bits on one and on all QPUs") {
   for (const int m : {65, 66, 88, 95, 154})
     for (const int l : {15, 16, 17, 24, 37}) checkMatmul({m, 64, l}, false, false, 12);
   for (int i = 0; i < 6; ++i)
     checkMatmul({dice(66, 190), dice(64, 200), dice(16, 60)}, false, i % 3 == 2, 12);
-  // Some QPUs have no tile and reach the next column early.
+  // Some QPUs have no tile, and therefore reach the next column early.
   for (const int l : {16, 17, 32, 40, 48})
     for (int i = 0; i < 3; ++i) checkMatmul({66, 192, l}, false, false, 12);
-  // Rows of b that are too far apart for one DMA transfer of several rows.
+  // The rows of b are so far apart that one DMA transfer cannot load several of them.
   checkMatmul({67, 2100, 20}, false, false, 12);
 }
 
@@ -448,8 +451,8 @@ k::Window randomWindow() {
   return w;
 }
 
-// For each element inside image b of the window over output pixel (oy, ox), calls `get` with its
-// indices in the image and in the kernel.
+// Calls `get` for each element that is under the window for output pixel (oy, ox) and inside the
+// image. Passes the element's index in the image and its index in the kernel.
 template <typename Get>
 void overWindow(const k::Window& w, int b, int c, int oy, int ox, Get get) {
   for (int y = 0; y < w.kernelHeight; ++y)
@@ -546,7 +549,7 @@ void checkBatchNorm(int batch, int channels, int size) {
 TEST_CASE("softmax works for any shape") {
   for (const int columns : {0, 1, 15, 16, 17, 63, 64, 65, 128, 300, 1000})
     for (const int rows : {0, 1, 5, 13}) checkSoftmax(rows, columns);
-  // One element far below the others, and rows of equal values.
+  // One element is far below the others. The other rows contain equal values.
   SharedArray<float> a(70), out(70);
   for (float& x : a) x = 1000;
   a[3] = -kInf;
@@ -593,7 +596,7 @@ TEST_CASE("conv2d works in groups") {
     w.channels *= w.groups;
     checkConv(w, w.groups * dice(1, 4));
   }
-  // Depthwise: one group per channel.
+  // A depthwise convolution has one group per channel.
   k::Window w;
   w.channels = w.groups = 6;
   w.height = w.width = 9;

@@ -1,4 +1,4 @@
-// Tests each construct of the language on vectors with known results.
+// Tests each construct of the language with vectors whose results are known.
 #include <cmath>
 
 #include "tests/run.hpp"
@@ -145,7 +145,7 @@ TEST_CASE("If branches on any and all, with Else and nesting") {
   CHECK(branch([](Int& x) { return !all(x > 0); }) == 1);
   CHECK(branch([](Int& x) { return any(x == 1) && all(x < 16); }) == 1);
   CHECK(branch([](Int& x) { return any(x == 99) || all(x < 15); }) == 2);
-  // A comparison without any() or all() means any().
+  // A condition without any() or all() is treated as any().
   CHECK(branch([](Int& x) { return x == 15; }) == 1);
 }
 
@@ -214,7 +214,7 @@ TEST_CASE("rotate moves element 0 to element n") {
     CHECK(ints([n](Int& x) { return rotate(x, n); }) ==
           expected([n](int i) { return (i - n + 16) % 16; }));
     CHECK(ints([n](Int& x) {
-            Int amount = x + n;  // only element 0 counts: n
+            Int amount = x + n;  // only element 0 is used, which is n
             return rotate(x, amount);
           }) == expected([n](int i) { return (i - n + 16) % 16; }));
   }
@@ -251,7 +251,7 @@ TEST_CASE("p[i] counts elements, *p loads from the first address") {
   SharedArray<int> in(64), out(16);
   for (int i = 0; i < 64; ++i) in[i] = i;
   compile([](Ptr<Int> p, Ptr<Int> q) {
-    Ptr<Int> far = p + index() * 3;  // only the address of element 0 counts
+    Ptr<Int> far = p + index() * 3;  // only the address in element 0 is used
     *q = p[16] + *far + (p + 32)[-16];
   })(&in, &out);
   for (int i = 0; i < 16; ++i) CHECK(out[i] == (16 + i) + i + (16 + i));
@@ -262,7 +262,7 @@ TEST_CASE("gather fetches from sixteen addresses") {
   for (int i = 0; i < 64; ++i) in[i] = static_cast<float>(i);
   compile([](Ptr<Float> p, Ptr<Float> q) {
     gather(p + 63 - index() * 4);
-    gather(p);  // the same address for all elements
+    gather(p);  // all elements have the same address
     Float x;
     receive(x);
     store(x, q);
@@ -330,7 +330,7 @@ TEST_CASE("pointers can be stored and gathered") {
   SharedArray<int*> table(16);
   compile([](Ptr<Int> p, Ptr<Ptr<Int>> t, Ptr<Int> q) {
     Ptr<Int> own = p + index() * 2;
-    *t = own;  // waits for the store, because the gather below does not
+    *t = own;  // waits for the store, because the gather below does not wait
     Ptr<Int> again;
     gather(t + index());
     receive(again);
@@ -454,7 +454,8 @@ TEST_CASE("special functions are within their error bounds") {
       q = q + 64;
     End
   })(&in, &out);
-  // Relative errors for recip, rsqrt and exp2; absolute ones where log2 is small.
+  // The errors are relative for recip, rsqrt and exp2, and absolute for log2 where its result is
+  // small.
   std::array<double, 4> most{}, sum{};
   for (int i = 0; i < 16 * vectors; ++i) {
     const auto x = static_cast<double>(in[i]);

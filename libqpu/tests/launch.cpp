@@ -1,4 +1,4 @@
-// Tests kernels on the hardware backends. The Raspberry Pi is a test double that runs launched
+// Tests kernels on the hardware backends. The Raspberry Pi is a test double. It runs the launched
 // programs on the emulator.
 #include <cstdio>
 #include <cstdlib>
@@ -31,14 +31,14 @@ using test::thrown;
 
 namespace {
 
-// Replaces this machine with a Raspberry Pi.
+// Replaces this machine with the simulated Raspberry Pi.
 struct Pi {
   FakeVcio os{8U << 20U};
   FakeTree tree;
   qpu::runtime::WithHost host{tree.host(os)};
 };
 
-// Returns what `f` writes to standard error.
+// Returns the text that `f` writes to standard error.
 template <typename F>
 std::string standardErrorOf(F f) {
   std::FILE* const file = std::tmpfile();
@@ -63,7 +63,7 @@ void scaled(Int n, Float factor, Ptr<Float> x) {
   End
 }
 
-// A kernel with so many live vectors that some are spilled.
+// A kernel with so many live vectors that some of them are spilled.
 void crowded(Ptr<Int> in, Ptr<Int> out) {
   Int x = in[0];
   std::vector<Int> all(160, Int(0));
@@ -161,7 +161,7 @@ TEST_CASE("spill slots are in GPU memory, or in host memory") {
     k.setNumQPUs(3);
     k(&from, &to);
   };
-  go(in, expected);  // on the interpreter
+  go(in, expected);  // runs on the interpreter
   {
     const Folder folder;
     const std::string path = (folder.path / "crowded").string();
@@ -218,7 +218,7 @@ TEST_CASE("hardware rejects an array of another backend") {
   const auto k = compile(scaled, "scaled");
   CHECK(contains(thrown<qpu::ArgumentError>([&] { k(16, 1, &x); }),
                  "kernel 'scaled': argument 3 was allocated while no hardware backend"));
-  CHECK(pi.os.launches() == 1);  // the round trip that tested the backend
+  CHECK(pi.os.launches() == 1);  // this is the round trip that tested the backend
 }
 
 TEST_CASE("a kernel runs after a change of the backend") {
@@ -249,7 +249,7 @@ TEST_CASE("a kernel has a listing, a profile and cycles") {
   auto k = compile(scaled, "scaled");
   k.setNumQPUs(2);
   SharedArray<float> x(64);
-  k(64, 2, &x);  // on the interpreter
+  k(64, 2, &x);  // runs on the interpreter
   CHECK(std::string(k.cycles().board).empty());
   CHECK(k.cycles().clocks == 0);
   const std::string plain = k.listing();
@@ -338,7 +338,7 @@ TEST_CASE("QPU_TIMEOUT_MS ends an endless loop on the emulator") {
 }
 
 TEST_CASE("a lenient emulator warns once and continues") {
-  // Two stores with a single wait.
+  // The program has two stores and a single wait.
   const std::string text =
       "ldi vpm_wr_setup, 0x1a00\nldi vpm, 7\nldi vpm_wr_setup, 0x80904000\nmov r1, uniform\n"
       "mov vpm_st_addr, r1\nmov vpm_st_addr, r1\nnop; read vpm_st_wait\nnop; thrend\nnop\nnop\n";

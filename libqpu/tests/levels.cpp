@@ -1,6 +1,6 @@
 // Checks that optimisation never makes a kernel slower, measured in clocks of the emulator's
-// model. The kernels are the tutorial's, a course project's, the kernel library's, and random
-// ones.
+// model. The kernels are those of the tutorial, of a course project and of the kernel library,
+// and random kernels.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -188,7 +188,7 @@ void addLibrary(std::vector<Work>& all) {
   }
 }
 
-// Runs in a child process, so that the library's kernels are compiled at that level.
+// Runs the work in a child process, so that the library's kernels are compiled at this level.
 Clocks clocksAt(int level, const std::vector<Work>& all) {
   std::array<int, 2> ends{};
   REQUIRE(pipe(ends.data()) == 0);
@@ -224,14 +224,16 @@ Clocks clocksAt(int level, const std::vector<Work>& all) {
   return result;
 }
 
-// Full optimisation may cause contention that does not occur at lower levels.
+// The allowed increase, because full optimisation may cause contention that does not occur at
+// lower levels.
 constexpr double kMoreContention = 1.25;
 
 double times(const Clocks& x, const Clocks& y, std::size_t i) {
   return static_cast<double>(x[i]) / static_cast<double>(y[i]);
 }
 
-// Runs with the default parameters of the model, and with both ends of their ranges.
+// The kernels run with the default parameters of the model and with both ends of the parameters'
+// ranges.
 const std::array<std::string, 3> kModels{"", "fast", "slow"};
 
 void compareLevels(const std::vector<Work>& all) {
@@ -267,13 +269,13 @@ TEST_CASE("no library kernel is slower when optimised") {
 }
 
 TEST_CASE("optimisation keeps requests in flight") {
-  // Requests two vectors ahead, with almost no computation. At the slow end of the model, 3 QPUs
-  // saturate the memory. With more QPUs, the order in which their requests arrive determines
-  // which QPUs wait for the same line and how often an SDRAM page is opened. Neither the number
-  // of QPUs nor the row pitch is known at compile time.
+  // This kernel requests two vectors in advance and computes almost nothing. At the slow end of
+  // the model's ranges, 3 QPUs saturate the memory. With more QPUs, the order in which their
+  // requests arrive determines which QPUs wait for the same cache line and how often an SDRAM
+  // page is opened. Neither the number of QPUs nor the row pitch is known at compile time.
   struct Limits {
     int qpus;
-    double some, full;  // most clocks at levels 1 and 2 with the slow model, relative to level 0
+    double some, full;  // maximum clocks at levels 1 and 2 with the slow model, relative to level 0
   };
   static constexpr std::array<Limits, 7> kLimits = {
       {{1, 1, 1}, {2, 1, 1}, {3, 1.05, 1.03}, {4, 1.06, 1.02}, {6, 1.03, 1}, {8, 1.06, 1.02}, {12, 1.09, 1.07}}};

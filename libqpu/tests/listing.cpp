@@ -1,4 +1,4 @@
-// Listings of compiled kernels.
+// Tests the listings of compiled kernels.
 #include <doctest/doctest.h>
 
 #include <stdexcept>
@@ -78,7 +78,7 @@ TEST_CASE("incomplete objects can be listed") {
   CHECK(listing(o).find("# kernel without name: 0 instructions") == 0);
   o.words = {0};
   CHECK(listing(o).find("0  0  0000000000000000  nop; bkpt\n") != std::string::npos);
-  o.siteOf = {7};  // a site that does not exist
+  o.siteOf = {7};  // this site does not exist
   CHECK(listing(o).find("0  0  0000000000000000  nop; bkpt\n") != std::string::npos);
   const std::vector<Cycles> none;
   CHECK_THROWS_WITH_AS((void)listing(o, &none),

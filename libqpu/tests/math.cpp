@@ -1,5 +1,5 @@
-// Compares the functions of qpu/math.h with the C library in double precision, in units in the last
-// place (ulp) of the float result.
+// Compares the functions in qpu/math.h with those of the C library in double precision. Errors
+// are in units in the last place (ulp) of the float result.
 #include "qpu/math.h"
 
 #include <cmath>
@@ -33,7 +33,7 @@ std::vector<float> apply(const std::vector<float>& in, F f) {
   return out;
 }
 
-// The greatest error of f compared with `exact`, in ulp.
+// Returns the greatest difference between f and `exact` in ulp.
 template <typename F, typename Exact>
 double worst(const std::vector<float>& in, F f, Exact exact) {
   const std::vector<float> out = apply(in, f);
@@ -52,7 +52,7 @@ std::vector<float> evenly(float from, float to, int count) {
   return v;
 }
 
-// Numbers of every magnitude, with both signs.
+// Returns numbers of every magnitude with both signs.
 std::vector<float> everywhere() {
   std::vector<float> v;
   for (int e = -120; e <= 120; e += 3)
@@ -112,7 +112,7 @@ TEST_CASE("sigmoid and tanh are within their bounds") {
               [](double x) { return std::tanh(x); }) <= 8);
   CHECK(worst(evenly(-1e-3F, 1e-3F, 1000), [](Float& x) { return tanh(x); },
               [](double x) { return std::tanh(x); }) <= 8);
-  // Also at the limits, where the special function unit is not exact.
+  // Check the limits too, where the special function unit is not exact.
   const auto ends = apply({-kInf, kInf, 0.0F}, [](Float& x) { return sigmoid(x); });
   CHECK(ends[0] == 0);
   CHECK(std::fabs(ends[1] - 1.0F) <= 3 * ulp(0.5));

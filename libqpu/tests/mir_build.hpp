@@ -1,4 +1,4 @@
-// Builds given and random machine operations.
+// Builds machine operations: given ones and random ones.
 #ifndef QPU_TESTS_MIR_BUILD_HPP
 #define QPU_TESTS_MIR_BUILD_HPP
 
@@ -9,7 +9,8 @@
 
 namespace mir {
 
-// A kernel whose uniforms are the QPU number, the input and the output.
+// A kernel whose uniforms are the QPU number, the address of the input and the address of the
+// output.
 class Builder {
  public:
   Builder() {
@@ -26,7 +27,7 @@ class Builder {
 
   Function f;
   Vreg input = 0, output = 0;
-  std::uint32_t at = 0;  // the current block
+  std::uint32_t at = 0;  // the block to which operations are appended
 
   Vreg fresh() { return f.registers++; }
   Block& block() { return f.blocks[at]; }
@@ -40,7 +41,7 @@ class Builder {
     o.target = target;
     return o;
   }
-  // Ends the block with a jump to a new block.
+  // Ends the block with a jump to a new block, which becomes the current block.
   void next() {
     const auto fresh = static_cast<std::uint32_t>(f.blocks.size());
     f.blocks.emplace_back();
@@ -101,7 +102,7 @@ class Builder {
     push(Op::TmuReceive, v).unit = unit;
     return v;
   }
-  // The addresses of 16 consecutive words at `base` + `bytes`.
+  // Returns the addresses of 16 consecutive words, starting at `base` + `bytes`.
   Vreg vectorAt(Vreg base, std::uint32_t bytes) {
     const Vreg e = elementNumber();
     const Vreg b = add(isa::AddOp::Shl, Operand::reg(e), Operand::imm(2));
@@ -121,8 +122,8 @@ class Builder {
   }
 };
 
-// A random program on several variables, with conditions, loops and diamonds. The program stores
-// all variables at the end.
+// Options for a random program with several variables, conditions, loops and branches that join
+// again. At the end, the program stores all variables.
 struct RandomOptions {
   int variables = 10;
   int operations = 60;
@@ -323,9 +324,9 @@ class Random : public Builder {
   std::array<int, 2> outstanding_{};
 };
 
-// The loop of a matrix product, with `steps` steps per iteration. A step updates `rows` x
-// `vectors` sums: it broadcasts `rows` elements of one vector, and multiplies `vectors` vectors
-// by them.
+// Returns the loop of a matrix product with `steps` steps per iteration. A step updates `rows` x
+// `vectors` sums. It broadcasts `rows` elements of one vector and multiplies `vectors` vectors by
+// them.
 inline Function matrixBlock(int rows, int vectors, int steps) {
   Builder b;
   b.f.usesTwoTmus = true;

@@ -1,5 +1,5 @@
-// Evaluates machine operations on virtual registers to determine the emitted code's expected
-// results.
+// Evaluates machine operations on virtual registers. The results are those that the emitted code
+// must produce.
 #ifndef QPU_TESTS_MIR_EVALUATE_HPP
 #define QPU_TESTS_MIR_EVALUATE_HPP
 

@@ -1,4 +1,4 @@
-// Tests errors in a kernel's source: a CompileError names the kernel and the construct.
+// Tests errors in a kernel's source. The CompileError must name the kernel and the construct.
 #include <cmath>
 #include <cstdint>
 
@@ -9,7 +9,7 @@ using test::thrown;
 
 namespace {
 
-// Returns the error of a kernel named "bad" without parameters.
+// Returns the error message for a kernel that is named "bad" and has no parameters.
 template <typename F>
 std::string refused(F f) {
   return thrown<qpu::CompileError>([f] { compile(f, "bad"); });
@@ -137,7 +137,7 @@ TEST_CASE("a ninth outstanding gather is an error") {
 }
 
 TEST_CASE("a fifth gather is an error if TMUs cannot alternate") {
-  // The paths differ by one gather, so later gathers cannot be assigned to a TMU.
+  // The paths have different numbers of gathers, so later gathers cannot be assigned to a TMU.
   const auto uneven = [](int n) {
     return [n](Int some, Ptr<Int> p) {
       Int x;
@@ -156,7 +156,7 @@ TEST_CASE("a fifth gather is an error if TMUs cannot alternate") {
   CHECK_NOTHROW(compile(uneven(3)));
   CHECK(contains(thrown<qpu::CompileError>([uneven] { compile(uneven(5)); }),
                  "4 gathers are already outstanding"));
-  // A load requires one of the TMUs.
+  // The load requires one of the TMUs, so the gathers can use only the other TMU.
   const auto withLoad = [](int n) {
     return [n](Ptr<Int> p) {
       for (int i = 0; i < n; ++i) gather(p + i);
@@ -264,7 +264,7 @@ TEST_CASE("constant VPM places out of range are errors") {
   CHECK(contains(refused([] { dmaSetReadPitch(8192); }),
                  "the distance in bytes is 8192, must be 0..8191"));
   CHECK(contains(refused([] { dmaSetWriteStride(-4); }), "dmaSetWriteStride at"));
-  // The check also applies to code that never runs.
+  // The check also applies to code that is never executed.
   CHECK(contains(refused([] {
                    If (me() == 12)
                      vpmSetupWrite(HORIZ, 256);
@@ -327,7 +327,7 @@ TEST_CASE("a caught error makes the kernel invalid") {
   compile([&kept](Int) { kept = new Int(1); });
   CHECK(contains(caught([kept](Int& x) { x = *kept; }), "a vector of another kernel"));
   delete kept;
-  // The kernel that contains the rejected one is valid.
+  // The outer kernel, in which the invalid kernel is compiled, is valid.
   CHECK_NOTHROW(compile([](Ptr<Int> p) {
     (void)refused([] { semaInc(16); });
     *p = 1;

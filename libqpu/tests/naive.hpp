@@ -1,5 +1,6 @@
-// Kernels like those that a course project wrote for QPULib: they process 16 floats at a time,
-// request the next block in advance and store each vector separately; the caller pads the sizes.
+// Kernels like those that a course project wrote for QPULib. They process 16 floats at a time,
+// request the next block in advance, and store each vector separately. The caller must pad the
+// arrays.
 #ifndef TESTS_NAIVE_HPP
 #define TESTS_NAIVE_HPP
 
@@ -14,7 +15,7 @@ struct PlainStore {
   }
 };
 
-// n is a multiple of 16 * QPUs; a and b have one more block per QPU.
+// n is a multiple of 16 times the number of QPUs. a and b have one more block for each QPU.
 template <typename F, typename Store>
 void elementwise(Int& n, Ptr<Float>& out, Ptr<Float>& a, Ptr<Float>& b, F f, Store storeVector) {
   Int inc = numQPUs() << 4;
@@ -42,8 +43,8 @@ inline void product(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   elementwise(n, out, a, b, [](Float& x, Float& y) { return x * y; }, PlainStore());
 }
 
-// 16 partial sums per row, which the CPU adds up. columns is a multiple of 16; a and x have 16 floats
-// more.
+// Computes 16 partial sums per row, which the CPU adds. `columns` is a multiple of 16. a and x
+// have 16 more floats.
 template <typename Store>
 void rowSums(Int& rows, Int& columns, Ptr<Float>& a, Ptr<Float>& x, Ptr<Float>& sums,
              Store storeVector) {
@@ -72,7 +73,7 @@ inline void matrixVector(Int rows, Int columns, Ptr<Float> a, Ptr<Float> x, Ptr<
   rowSums(rows, columns, a, x, sums, PlainStore());
 }
 
-// One row of c at a time, 16 columns at a time. n is a multiple of 16.
+// Computes 16 columns in a row of c at a time. n is a multiple of 16.
 inline void matrixMatrix(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Float> b) {
   For (Int i = me(), i < m, i = i + numQPUs())
     For (Int j = 0, j < n, j = j + 16)

@@ -125,7 +125,7 @@ TEST_CASE("invalid files are rejected with the reason") {
   const std::string kernel = qpu::code::save(hazard());
   CHECK(run({folder.write("torn", kernel.substr(0, kernel.size() - 8))}).errors.find(
             "is a kernel that is damaged or from another version of libqpu") != std::string::npos);
-  // The same bytes, read as raw words.
+  // Read the same bytes as raw words.
   const std::string whole = folder.write("whole", kernel.substr(0, kernel.size() / 8 * 8));
   CHECK(run({"--raw", whole}).code == 0);
   CHECK(run({"--raw", whole}).out.find(".word 0x") != std::string::npos);

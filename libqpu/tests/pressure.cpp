@@ -1,6 +1,7 @@
-// Tests the fuzzer's kernels: those that keep more vectors alive than there are registers, and
-// those of kernel_maker.hpp, for which only the clocks are compared. QPU_FUZZ_KERNELS sets the
-// number of the former, and QPU_FUZZ_FIRST the number of the first one.
+// Tests kernels that the fuzzer can generate. The first kind has more live vectors than there are
+// registers. The second kind comes from kernel_maker.hpp; for these kernels, only the clocks are
+// compared. QPU_FUZZ_KERNELS sets the number of kernels of the first kind, and QPU_FUZZ_FIRST
+// sets the number of the first one.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -17,10 +18,10 @@ std::uint32_t setting(const char* name, std::uint32_t otherwise) {
   return text == nullptr ? otherwise : static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10));
 }
 
-using Clocks = std::array<std::uint64_t, 3>;  // in the emulator's model, by level
+using Clocks = std::array<std::uint64_t, 3>;  // clocks in the emulator's model, indexed by level
 
-// The clocks of the kernel that the fuzzer makes from random bytes; no value if the kernel is
-// invalid, fails or runs too long.
+// Returns the clocks of the kernel that the fuzzer makes from random bytes. Returns no value if
+// the kernel is invalid, fails or runs too long.
 std::optional<Clocks> clocksOfRandomKernel(std::uint32_t seed) {
   using qpu::Float, qpu::Int, qpu::Ptr, qpu::detail::Type;
   constexpr std::size_t kMostExpressions = 1000;
@@ -74,17 +75,17 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
     CHECK_MESSAGE(outcome.fault.empty(), outcome.fault);
     spilled += outcome.spillBytes[2] > 0 ? 1 : 0;
     for (std::size_t level = 0; level < 3; ++level) clocks[level] += outcome.clocks[level];
-    // Because the QPUs compete for DMA, about 1 % of the kernels are slower at level 2, even some
-    // that spill fewer vectors. Of more than 1,800 measured kernels, the slowest takes 1.13 times
-    // as long as at level 0.
+    // Because the QPUs compete for DMA, about 1 % of the kernels are slower at level 2, including
+    // some that spill fewer vectors. Of more than 1,800 kernels that were measured in the model,
+    // the worst one takes 1.13 times as long as at level 0.
     slower += outcome.clocks[2] > outcome.clocks[0] ? 1 : 0;
     CHECK(outcome.clocks[2] * 100 <= outcome.clocks[0] * 120);
   }
-  // In the emulator's model, for all kernels together.
+  // These clocks are in the emulator's model, and are sums over all kernels.
   CHECK(slower <= 1 + count / 50);
   CHECK(clocks[1] <= clocks[0]);
   CHECK(clocks[2] <= clocks[1]);
-  CHECK(spilled > count / 4);  // otherwise the kernels do not test spilling
+  CHECK(spilled > count / 4);  // if not, the kernels do not test spilling
   MESSAGE(count, " kernels, ", spilled, " of them with spilled vectors at level 2");
 }
 
@@ -99,6 +100,6 @@ TEST_CASE("random kernels are rarely slower at level 2") {
     slower += (*clocks)[2] > (*clocks)[0] ? 1 : 0;
   }
   CHECK(slower <= 1);  // kernel 507 takes 32 clocks more
-  CHECK(count > 100);  // otherwise too few kernels are valid
+  CHECK(count > 100);  // if not, too few kernels are valid
   MESSAGE(count, " kernels");
 }

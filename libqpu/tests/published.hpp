@@ -1,6 +1,6 @@
-// Published measurements of programs on a Raspberry Pi's QPUs, and the same programs in this
-// library's language, compiled without optimisation as in QPULib. All evidence indicates that
-// QPULib stores a vector as 16 rows of one word, so these programs do the same.
+// Published measurements of programs on the QPUs of a Raspberry Pi, and the same programs in this
+// library's language. They are compiled without optimisation, as in QPULib. All evidence
+// indicates that QPULib stores a vector as 16 rows of one word, so these programs do the same.
 #ifndef TESTS_PUBLISHED_HPP
 #define TESTS_PUBLISHED_HPP
 
@@ -20,7 +20,7 @@
 
 namespace published {
 
-// Stores one vector as 16 rows of one word, through a VPM column that only this QPU uses.
+// Stores a vector as 16 rows of one word, through a VPM column that no other QPU uses.
 struct StoreWords {
   template <typename X>
   void operator()(const X& x, const PtrExpr<Float>& to) const {
@@ -34,19 +34,20 @@ struct StoreWords {
 };
 constexpr StoreWords storeWords{};
 
-// The course project's matrix-vector multiplication: 16 partial sums for each row.
+// The matrix-vector multiplication of the course project. It computes 16 partial sums for each
+// row.
 inline void matrixVector(Int rows, Int columns, Ptr<Float> a, Ptr<Float> x, Ptr<Float> sums) {
   naive::rowSums(rows, columns, a, x, sums, storeWords);
   dmaWaitWrite();
 }
 
-// The course project's addition. a and b have one more block per QPU.
+// The addition of the course project. a and b have one more block for each QPU.
 inline void add(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   naive::elementwise(n, out, a, b, [](Float& x, Float& y) { return x + y; }, storeWords);
   dmaWaitWrite();
 }
 
-// Rot3D, version 1: waits for every load and store.
+// Version 1 of Rot3D, which waits for every load and store.
 inline void rot3DWaiting(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Float> y) {
   For (Int i = 0, i < n, i = i + 16)
     Float xOld = x[i];
@@ -58,7 +59,8 @@ inline void rot3DWaiting(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Floa
   End
 }
 
-// Versions 2 and 3: requests the next vector in advance; vectors are distributed over the QPUs.
+// Versions 2 and 3, which request the next vector in advance and distribute the vectors among the
+// QPUs.
 inline void rot3DAhead(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Float> y) {
   Int step = numQPUs() << 4;
   Ptr<Float> p = x + index() + (me() << 4);
@@ -105,7 +107,7 @@ inline void heatStep(Ptr<Float> map, Ptr<Float> out, Int pitch, Int width, Int h
   dmaWaitWrite();
 }
 
-// How to interpret a line of the comparison.
+// The meaning of a line in the comparison.
 enum class Kind {
   Check,   // the same program; no parameter was fitted to it
   Fitted,  // the same program; a parameter was fitted to it
@@ -117,12 +119,12 @@ struct Row {
   const char* board;
   const char* source;
   Kind kind;
-  double measured;  // seconds
-  std::function<double()> model;  // seconds in the current model
+  double measured;  // in seconds
+  std::function<double()> model;  // returns the time in seconds according to the current model
 };
 
-// The seconds that a call takes in the model, including a launch by mailbox, which these programs
-// used.
+// Returns the time in seconds that a call takes in the model. The time includes a launch through
+// the mailbox, which the measured programs used.
 template <typename K, typename... A>
 double seconds(K& kernel, int qpus, A&&... arguments) {
   kernel.setNumQPUs(qpus);
@@ -222,10 +224,12 @@ inline std::vector<Row> rows() {
 }
 
 struct Compared {
-  double value = 0, low = 0, high = 0;  // seconds in the model; range with all parameters at an end
+  // Times in seconds according to the model: default parameters, and both ends of the ranges.
+  double value = 0, low = 0, high = 0;
 };
 
-// Sets QPU_BACKEND, QPU_BOARD, QPU_MODEL and QPU_OPTIMISE, and unsets them afterwards.
+// Sets QPU_BACKEND, QPU_BOARD, QPU_MODEL and QPU_OPTIMISE for the comparison, and unsets them
+// afterwards.
 inline Compared compare(const Row& row) {
   (void)setenv("QPU_BACKEND", "emulator", 1);
   (void)setenv("QPU_BOARD", row.board, 1);

@@ -1,5 +1,5 @@
-// Random kernels in the language: arithmetic on a few variables, masks, branches, short loops,
-// loads, stores and gathers. All kernels end, and every QPU writes separate words.
+// Random kernels in the language. They contain arithmetic on a few variables, masks, branches,
+// short loops, loads, stores and gathers. All kernels end, and each QPU writes to its own words.
 #ifndef TESTS_RANDOM_PROGRAM_HPP
 #define TESTS_RANDOM_PROGRAM_HPP
 
@@ -14,16 +14,17 @@
 namespace test {
 
 constexpr int kInputWords = 512;
-constexpr int kSlots = 40;  // vectors that each QPU may write
+constexpr int kSlots = 40;  // number of vectors that each QPU may write
 constexpr int kAreaWords = 16 * kSlots;
 
 class RandomProgram {
  public:
-  // Generates at most `length` statements, so that a failing program can be reduced.
+  // Generates at most `length` statements. If a program fails, a smaller `length` reduces it.
   explicit RandomProgram(std::uint32_t seed, int length = 1000) : random_(seed), length_(length) {}
 
   void operator()(Ptr<Int>& in, Ptr<Int>& out, Int& n, Float& x) {
-    // Only kernels without other loads may use both TMUs for deep pipelines.
+    // Pipelines with many requests need both TMUs, which only kernels without other loads may
+    // use.
     deep_ = chance(4);
     in_ = &in;
     Ptr<Int> area = out + me() * kAreaWords;
@@ -245,7 +246,7 @@ class RandomProgram {
     switch (kind) {
       case 10: return loop(depth);
       case 11: {
-        // At most 5 iterations, regardless of the rest of the condition.
+        // The loop has at most 5 iterations, regardless of the rest of its condition.
         Int iterations = 0;
         const int most = static_cast<int>(below(5));
         While (qpu::any(iterations < most) && (chance(2) ? condition(1) : Cond(iterations >= 0)))
@@ -276,7 +277,8 @@ class RandomProgram {
     if (chance(2)) any(ints_) = last;
   }
 
-  // A linear function of the loop counter, between -10 and 90, for an address or a value.
+  // Returns a linear function of the loop counter with values from -10 to 90. It is used as an
+  // address or a value.
   IntExpr along(const Int& i) {
     const int extra = static_cast<int>(below(100));
     switch (below(deep_ ? 3 : 7)) {
@@ -316,7 +318,8 @@ class RandomProgram {
     for (Int& g : got) any(ints_) = any(ints_) + g;
   }
 
-  // Requests `ahead` vectors in advance, then receives and requests `each` vectors per iteration.
+  // Requests `ahead` vectors in advance. Each iteration then receives and requests `each`
+  // vectors.
   void pipeline() {
     const int ahead = 1 + static_cast<int>(below(deep_ ? 7 : 3));
     const int each = deep_ ? 2 : 1 + static_cast<int>(below(3));

@@ -1,4 +1,4 @@
-// Helpers for tests: one-vector kernels and bit patterns.
+// Helpers for tests: kernels that compute one vector, and bit patterns.
 #ifndef TESTS_RUN_HPP
 #define TESTS_RUN_HPP
 
@@ -27,7 +27,7 @@ inline float floatOf(std::uint32_t b) {
   return f;
 }
 
-// The 16 integers that `f` computes from 0..15.
+// Returns the 16 integers that `f` computes from 0..15.
 template <typename F>
 Ints ints(F f) {
   SharedArray<int> out(16);
@@ -40,11 +40,12 @@ Ints ints(F f) {
   return result;
 }
 
-// The emulator stops compiled code where the hardware would fail, with its own error messages.
+// Returns true if the backend is the emulator. The emulator stops compiled code where the
+// hardware would fail, and its error messages differ from the interpreter's.
 inline bool onEmulator() { return std::strcmp(qpu::backend().name, "emulator") == 0; }
 
-// Applies `f` to two vectors filled with the bits a and b, and returns the bits of element 0 of
-// the result. The vectors are loaded from shared memory, so that the compiler cannot fold
+// Applies `f` to two vectors whose elements have the bits a and b. Returns the bits of element 0
+// of the result. The vectors are loaded from shared memory, so that the compiler cannot fold
 // constants.
 template <typename F>
 std::uint32_t floatBits(std::uint32_t a, std::uint32_t b, F f) {

@@ -1,4 +1,4 @@
-// Tests access to the hardware, with a Raspberry Pi that is a test double.
+// Tests access to the hardware. The Raspberry Pi is a test double.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -39,7 +39,7 @@ std::string refusal(FakeVcio& pi, const FakeTree& tree) {
   return thrown<qpu::BackendError>([&] { (void)Device::open(tree.host(pi)); });
 }
 
-// Simulates programs that add 1 to the word at the address in their uniforms.
+// Simulates programs that add 1 to the word whose address is in their uniforms.
 FakeVcio::Ends addOne(FakeVcio& pi, const std::vector<Launched>& programs) {
   for (const Launched& p : programs) {
     std::uint32_t value = 0;
@@ -52,7 +52,8 @@ FakeVcio::Ends addOne(FakeVcio& pi, const std::vector<Launched>& programs) {
   return FakeVcio::Ends::Yes;
 }
 
-// Memory layout of these tests: code at 0, uniforms of QPU i at 256 + 64 i, control block at 2048.
+// The memory layout in these tests: the code is at 0, the uniforms of QPU i are at 256 + 64 i,
+// and the control block is at 2048.
 std::vector<Start> starts(const GpuMemory& memory, std::uint32_t qpus) {
   std::vector<Start> all;
   for (std::uint32_t i = 0; i < qpus; ++i) {
@@ -67,7 +68,7 @@ std::uint32_t uniform(const GpuMemory& memory, std::uint32_t qpu) {
   return value;
 }
 
-// Runs `f` in a child process and returns its status from waitpid().
+// Runs `f` in a child process, and returns the child's status from waitpid().
 template <typename F>
 int inChild(F f) {
   const pid_t child = fork();
@@ -429,7 +430,7 @@ TEST_CASE("fatal signals and exit() disable the QPUs") {
     const int status = inChild([&] {
       (void)::signal(SIGINT, SIG_DFL);
       for (const int s : {SIGTERM, SIGSEGV, SIGABRT}) (void)::signal(s, SIG_DFL);
-      // As in real programs, static objects still exist when the process ends.
+      // As in real programs, these static objects still exist when the process ends.
       static const qpu::runtime::WithHost* host = nullptr;
       static const GpuMemory* memory = nullptr;
       host = new qpu::runtime::WithHost(tree.host(pi));

@@ -6,7 +6,7 @@
 #include "compiler/compile.hpp"
 #include "compiler/mir_text.hpp"
 
-// Included last, because it defines words of the language as macros.
+// This header is included last, because it defines words of the language as macros.
 #include "tests/trace.hpp"
 
 namespace {
@@ -26,7 +26,7 @@ Function compiled(F f, int level = 2) {
   return function;
 }
 
-// The operations of all blocks in loops of at least this depth.
+// Returns the operations of all blocks whose loop depth is at least `depth`.
 std::vector<Operation> inLoops(const Function& f, std::uint32_t depth = 1) {
   std::vector<Operation> all;
   for (const auto& block : f.blocks) {
@@ -70,7 +70,8 @@ TEST_CASE("addresses in a loop become induction variables") {
   CHECK(count(before, AddOp::Shl) > 0);
   const std::vector<Operation> after = inLoops(compiled(sumUp));
   CHECK(count(after, AddOp::Shl) == 0);
-  // Two requests, two receives, two sums, two addresses, the counter, and its test.
+  // The loop has two requests, two receives, two sums, two additions to addresses, an addition to
+  // the counter, and its test.
   CHECK(after.size() == 10);
   CHECK(count(after, Op::Move) == 0);
 }
@@ -83,7 +84,8 @@ TEST_CASE("an unrolled loop increments a single address") {
     End
     *r = sum;
   });
-  // Three sums, the address, and the counter. The constants are in registers.
+  // The loop has three sums, an addition to the address and an addition to the counter. The
+  // constants are in registers.
   CHECK(count(inLoops(f), AddOp::Add) == 5);
   CHECK(count(inLoops(f), Op::Load) == 0);
 }
@@ -100,7 +102,7 @@ TEST_CASE("loop-invariant values are computed before the loop") {
   CHECK(count(inLoops(compiled(f, 1)), Op::Load) == 1);
   const std::vector<Operation> after = inLoops(compiled(f));
   CHECK(count(after, Op::Mul) == 0);
-  CHECK(after.size() == 3);  // the sum, the counter, its test
+  CHECK(after.size() == 3);  // the sum, the addition to the counter, and its test
 }
 
 TEST_CASE("a masked assignment is one conditional operation") {
@@ -116,7 +118,7 @@ TEST_CASE("a masked assignment is one conditional operation") {
     End
     *r = a;
   });
-  // Two tests with a maximum each, and the test of the loop.
+  // The loop has two tests, each with a maximum, and the test of the loop condition.
   CHECK(inLoops(f).size() == 5);
 }
 
@@ -144,7 +146,7 @@ TEST_CASE("loads bypass the caches only after possible stores") {
   CHECK(count(all(compiled(f)), Op::DmaLoadStart) == 1);
   CHECK(count(all(compiled(f)), Op::TmuRequest) == 1);
   CHECK(count(all(compiled(sumUp)), Op::DmaLoadStart) == 0);
-  // Semaphores may order another QPU's store before the load.
+  // Semaphores may order a store by another QPU before the load.
   const Function ordered = compiled([](Ptr<Int> p) {
     If (any(me() == 0))
       *p = 1;
@@ -169,7 +171,7 @@ TEST_CASE("stores are waited for at the next store or at the end") {
   const auto start = std::find_if(operations.begin(), operations.end(), [](const Operation& o) {
     return o.op == Op::DmaStoreStart;
   });
-  // The second vector is written while the first store runs.
+  // The second vector is written while the first store is in progress.
   const auto wait = std::find_if(start, operations.end(),
                                  [](const Operation& o) { return o.op == Op::DmaStoreWait; });
   CHECK(std::count_if(start, wait, [](const Operation& o) { return o.op == Op::VpmWrite; }) == 1);
@@ -182,7 +184,7 @@ TEST_CASE("stores to adjacent addresses start together") {
   CHECK(count(all(f), Op::VpmWrite) == 6);
   CHECK(count(all(f), Op::DmaStoreStart) == 2);
   CHECK(count(all(f), Op::DmaStoreWait) == 2);
-  // One window and one shape per transfer, and the row stride once.
+  // Each transfer sets up a window and a shape. The row stride is set only once.
   CHECK(count(all(f), Op::VpmWriteSetup) == 5);
 }
 
@@ -203,7 +205,7 @@ TEST_CASE("values are rematerialised under register pressure") {
     Int second = use(5);
     for (std::size_t i = 0; i < v.size(); ++i) store(v[i] + second, r + 16 * static_cast<int>(i));
   };
-  // Without rematerialisation, the sixteen broadcasts stay live through the loop.
+  // Without rematerialisation, the sixteen broadcast vectors stay live throughout the loop.
   CHECK(count(all(compiled(f, 1)), Op::Broadcast) == 16);
   CHECK(count(all(compiled(f)), Op::Broadcast) > 16);
 }

@@ -50,7 +50,8 @@ void checkSame(const Object& a, const Object& b) {
   CHECK(a.usesSfu == b.usesSfu);
 }
 
-// Loads a valid file in which bytes from `at` on are replaced and the checksum is updated.
+// Loads a valid file after replacing its content from `at` on with `bytes` and updating the
+// checksum.
 std::optional<Object> loadPatched(std::size_t at, const std::string& bytes) {
   std::string content = save(example()).substr(24);
   content.replace(at, bytes.size(), bytes);
@@ -79,7 +80,7 @@ TEST_CASE("text in another encoding is saved as valid UTF-8") {
 }
 
 TEST_CASE("text that is not UTF-8 is rejected") {
-  // Replaces "rot3", the first bytes of the name.
+  // These bytes replace "rot3", the start of the name.
   CHECK(loadPatched(4, "\xe2\x82\xac" "D"));
   for (const char* const bytes :
        {"\xff", "\x80", "\xc0\x80", "\xc3(", "\xe0\x80\x80", "\xe2\x82" "A", "\xed\xa0\x80",
@@ -87,7 +88,7 @@ TEST_CASE("text that is not UTF-8 is rejected") {
     INFO(std::string(bytes));
     CHECK_FALSE(loadPatched(4, bytes));
   }
-  CHECK_FALSE(loadPatched(8, "\xe2"));  // truncated by the end of the name
+  CHECK_FALSE(loadPatched(8, "\xe2"));  // the sequence is cut off by the end of the name
 }
 
 TEST_CASE("saved bytes follow the file format") {
@@ -130,7 +131,8 @@ TEST_CASE("files of a later version are rejected") {
 }
 
 TEST_CASE("invalid objects with a valid checksum are rejected") {
-  // name 4+5, parameters 4, spill 4, sfu 1, uniforms 4+25, sites, words, sites of words
+  // Sizes in bytes: name 4+5, parameters 4, spill area 4, SFU flag 1, uniforms 4+25. After them
+  // follow the sites, the words and the sites of the words.
   constexpr std::size_t kSpill = 13, kSfu = 17, kUniforms = 18, kArgument = 22 + 2 * 5;
   REQUIRE(loadPatched(0, ""));
   CHECK_FALSE(loadPatched(0, "\xff\xff\xff\xff"));

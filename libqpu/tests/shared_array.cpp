@@ -1,4 +1,4 @@
-// SharedArray: ownership, addresses, copies, errors, threads.
+// Tests SharedArray: ownership, addresses, copies, errors and threads.
 #include <algorithm>
 #include <atomic>
 #include <numeric>
@@ -59,8 +59,8 @@ TEST_CASE("invalid lengths are rejected") {
 }
 
 TEST_CASE("running out of bus addresses is a recoverable error") {
-  // The limit is the bus address space, because the host does not back untouched pages with
-  // memory.
+  // The bus address space is the limit, because the host provides no memory for pages that have
+  // not been accessed.
   const std::size_t big = 32U << 20U;
   std::vector<SharedArray<int>> hold;
   const std::string text = thrown<qpu::AllocationError>([&] {
@@ -107,7 +107,7 @@ TEST_CASE("an array of pointers holds 32-bit bus addresses") {
   CHECK(static_cast<float*>(p[0]) == a.getPointer() + 5);
   p[1] = p[0];
   CHECK(p[1].address() == p[0].address());
-  p[2] = a.getPointer() + 16;  // one past the end, which C++ allows
+  p[2] = a.getPointer() + 16;  // C++ allows the address one past the end
   CHECK(p[2].address() == a.getAddress() + 64);
   p[3] = nullptr;
   CHECK(p[3].address() == 0);

@@ -1,4 +1,4 @@
-// Checks that vectors share spill slots where this is correct, and only there.
+// Checks that vectors share spill slots where this is correct, and do not share them elsewhere.
 #include <doctest/doctest.h>
 
 #include <vector>
@@ -50,7 +50,7 @@ TEST_CASE("without spills, no slots are assigned") { CHECK(share(function({Block
 TEST_CASE("disjoint live ranges share a slot") {
   const Function f = function({Block()});
   CHECK(share(f, {store(0, kA), reload(0, kA), store(0, kB), reload(0, kB)}, 1) == Slots{0, 0, 0, 0});
-  // A vector that is reloaded again is live in between.
+  // A vector that will be reloaded again is live between its reloads.
   CHECK(share(f, {store(0, kA), reload(0, kA), store(0, kB), reload(0, kB), reload(0, kA)}, 2) ==
         Slots{0, 0, 1, 1, 0});
   CHECK(share(f, {store(0, kA), reload(0, kA), store(0, kB), store(0, kA), reload(0, kB), reload(0, kA)},
@@ -68,23 +68,24 @@ TEST_CASE("a vector reloaded in the next iteration stays live") {
   const Function f = function({jumpTo(1), branchTo(1, 2), Block()});
   CHECK(share(f, {store(0, kA), reload(1, kA), store(1, kB), reload(1, kB), store(2, kC), reload(2, kC)},
               2) == Slots{0, 0, 1, 1, 0, 0});
-  // Stored before the reload in each iteration, so dead after the reload.
+  // In each iteration, A is stored before it is reloaded, so it is dead after the reload.
   CHECK(share(f, {store(1, kA), reload(1, kA), store(1, kB), reload(1, kB)}, 1) == Slots{0, 0, 0, 0});
-  // Reloaded before it is stored for the next iteration.
+  // A is reloaded before it is stored for the next iteration.
   CHECK(share(f, {store(0, kA), reload(1, kA), store(1, kB), reload(1, kB), store(1, kA)}, 1) ==
         Slots{0, 0, 0, 0, 0});
 }
 
 TEST_CASE("both paths of a branch affect liveness") {
   const Function f = function({branchTo(2, 1), jumpTo(3), jumpTo(3), Block()});
-  // B is between A's store and reload on one path only.
+  // Only one of the paths accesses B between A's store and A's reload.
   CHECK(share(f, {store(0, kA), store(1, kB), reload(1, kB), reload(3, kA)}, 2) == Slots{0, 1, 1, 0});
-  // On both paths, before A is stored.
+  // Both paths access another vector before they store A.
   CHECK(share(f, {store(1, kB), reload(1, kB), store(1, kA), store(2, kC), reload(2, kC), store(2, kA),
                   reload(3, kA)},
               1) == Slots{0, 0, 0, 0, 0, 0, 0});
-  // On one path each.
+  // Each vector is accessed on only one path.
   CHECK(share(f, {store(1, kB), reload(1, kB), store(2, kC), reload(2, kC)}, 1) == Slots{0, 0, 0, 0});
-  // A is not stored on one path. The value reloaded there does not matter, but C's value does.
+  // One path does not store A. The value that is reloaded there does not matter, but the value of
+  // C does.
   CHECK(share(f, {store(1, kA), store(2, kC), reload(3, kA), reload(3, kC)}, 2) == Slots{0, 1, 0, 1});
 }

@@ -1,4 +1,4 @@
-// Tests the file that lists the processes that use the QPUs.
+// Tests the file that records which processes use the QPUs.
 #include <doctest/doctest.h>
 
 #include <csignal>
@@ -79,7 +79,7 @@ TEST_CASE("a process is identified by its number and start time") {
   kill(child, SIGKILL);
   siginfo_t info{};
   REQUIRE(waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT) == 0);
-  CHECK_FALSE(other.alive());  // a zombie
+  CHECK_FALSE(other.alive());  // the process is a zombie
   waitpid(child, nullptr, 0);
   CHECK_FALSE(other.alive());
 }
@@ -145,7 +145,8 @@ TEST_CASE("in a world-writable folder, files are private") {
   for (const char* name : {"/qpu.state", "/qpu.launch"}) {
     const std::string path = tree.state() + name;
     CHECK(modeOf(path) == 0600);
-    fs::permissions(path, static_cast<fs::perms>(0666));  // as earlier versions created it
+    // Earlier versions created the file with this mode.
+    fs::permissions(path, static_cast<fs::perms>(0666));
     { const State state(tree.state()); }
     CHECK(modeOf(path) == 0600);
   }

@@ -18,7 +18,7 @@ SharedArray<int> counting(int n) {
   return a;
 }
 
-// Sorts 32 integers in place by odd-even transposition.
+// Sorts 32 integers in place with an odd-even transposition sort.
 void sortOddEven(Ptr<Int> p) {
   setReadStride(1);
   setWriteStride(1);
@@ -197,7 +197,7 @@ TEST_CASE("invalid strides are rejected") {
                    End
                  }),
                  "not allowed inside Where"));
-  // The stride does not carry over to the next kernel.
+  // The stride does not apply to the next kernel.
   (void)compile([](Ptr<Int>) { setReadStride(5); });
   SharedArray<int> a = counting(16), out(16);
   compile([](Ptr<Int> p, Ptr<Int> q) { *q = *p; })(&a, &out);

@@ -1,4 +1,4 @@
-// Helpers for tests, without the kernel language.
+// Helpers for tests that do not use the kernel language.
 #ifndef TESTS_SUPPORT_HPP
 #define TESTS_SUPPORT_HPP
 
@@ -10,7 +10,7 @@
 
 namespace test {
 
-// An environment variable that is unset at the end of the scope.
+// Sets an environment variable, and unsets it at the end of the scope.
 struct Setting {
   Setting(const char* key, const std::string& value) : name(key) { setenv(key, value.c_str(), 1); }
   Setting(const Setting&) = delete;

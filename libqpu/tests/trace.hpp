@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "lang/recorder.hpp"
-// Included last, because many other headers use the name of its macro End.
+// This header is included last, because many other headers use the name End, which it defines as
+// a macro.
 #include "QPULib.h"
 
 namespace test {

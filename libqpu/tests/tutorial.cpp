@@ -1,4 +1,5 @@
-// Compares the tutorial's kernels with plain C++, using published inputs and outputs where available.
+// Compares the tutorial's kernels with plain C++. Where inputs and outputs have been published,
+// the tests use them.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -23,7 +24,8 @@ struct Pair {
   int a, b, gcd;
 };
 
-// Published with QPULib: the inputs are 100 + rand() % 100 after srand(0) with glibc.
+// This table was published with QPULib. The inputs are 100 + rand() % 100 after srand(0) with
+// glibc.
 const std::vector<Pair> kPublishedGcds = {
     {183, 186, 3},  {177, 115, 1}, {193, 135, 1},  {186, 192, 6}, {149, 121, 1}, {162, 127, 1},
     {190, 159, 1},  {163, 126, 1}, {140, 126, 14}, {172, 136, 4}, {111, 168, 3}, {167, 129, 1},
@@ -220,7 +222,8 @@ TEST_CASE("Mandelbrot counts match single-precision C++") {
   const int limit = 64;
   const float left = -2.0F;
   const float top = -1.25F;
-  const float step = 0.03125F;  // exact, so that c does not depend on the rounding
+  // Can be represented exactly, so that c does not depend on the rounding.
+  const float step = 0.03125F;
   auto k = compile(tutorial::mandelbrot);
   std::vector<int> first;
   for (int qpus = 1; qpus <= 12; ++qpus) {
@@ -247,7 +250,8 @@ TEST_CASE("Mandelbrot counts match single-precision C++") {
       }
       if (count != first[static_cast<std::size_t>(y * width + x)]) ++different;
     }
-  // The host rounds to nearest, the QPU toward zero: counts differ at the boundary.
+  // The host rounds to nearest and the QPU rounds toward zero. The counts therefore differ at the
+  // boundary.
   CHECK(different <= width * height / 100);
 }
 

@@ -1,4 +1,4 @@
-// Manual access to the VPM and to DMA.
+// Tests direct access to the VPM and to DMA.
 #include "tests/run.hpp"
 
 using test::contains;
@@ -63,7 +63,7 @@ TEST_CASE("the VPM pitch applies to rows and columns") {
     });
     k(&a, &out);
   };
-  // 16 memory rows of one word fill a column.
+  // Sixteen memory rows of one word fill a column.
   windowAfter([](Ptr<Int> p) {
     dmaSetReadPitch(64);
     dmaSetupRead(VERT, 16, 5, 1);
@@ -71,7 +71,7 @@ TEST_CASE("the VPM pitch applies to rows and columns") {
     dmaWaitRead();
   });
   for (int row = 0; row < 16; ++row) CHECK(out[16 * row + 5] == 16 * row);
-  // Three words each, four rows apart: all in column 7.
+  // Each row has three words. The rows are four VPM rows apart, and all of them are in column 7.
   windowAfter([](Ptr<Int> p) {
     dmaSetReadPitch(64);
     dmaSetupRead(VERT, 4, 7, 3, 4);
@@ -114,8 +114,9 @@ TEST_CASE("columns can be stored") {
 TEST_CASE("read pitch and write stride are measured as documented") {
   SharedArray<int> a = counting(256), out(256);
   compile([](Ptr<Int> p, Ptr<Int> q) {
-    dmaSetReadPitch(128);              // every other row of 16
-    dmaSetupRead(HORIZ, 4, 0, 8, 2);   // its first 8 words, to rows 0, 2, 4, 6
+    dmaSetReadPitch(128);              // selects every other row of 16 words
+    // Loads the first 8 words of these rows to VPM rows 0, 2, 4 and 6.
+    dmaSetupRead(HORIZ, 4, 0, 8, 2);
     dmaStartRead(p);
     dmaWaitRead();
     dmaSetWriteStride(32);
@@ -179,7 +180,7 @@ TEST_CASE("all QPUs share the VPM") {
 }
 
 TEST_CASE("invalid sequences of VPM calls are errors") {
-  // The emulator reports them too, with its own messages.
+  // The emulator also reports these errors, but with its own messages.
   const auto checkError = [](auto f, const char* text) {
     const std::string found = fails(f);
     CHECK(contains(found, "kernel 'vpm'"));
@@ -213,7 +214,7 @@ TEST_CASE("invalid sequences of VPM calls are errors") {
     dmaSetupWrite(HORIZ, 1, 0);
     dmaStartWrite(p);
   };
-  // Compiled code waits before it ends.
+  // Compiled code waits for the transfers before it ends.
   if (test::onEmulator()) {
     SharedArray<int> a = counting(256);
     CHECK_NOTHROW(compile(forgetting, "vpm")(&a));
@@ -248,7 +249,7 @@ TEST_CASE("VPM places out of range are errors at the call") {
     vpmPut(1);
   }, 64, "must be 0..63");
   checkError([](Int x, Ptr<Int>) { dmaSetWriteStride(x); }, -4, "-4 bytes");
-  // Only the interpreter can detect values that a setup word cannot represent.
+  // If a setup word cannot represent a value, only the interpreter can detect the error.
   if (test::onEmulator()) return;
   checkError(reading, 63 * 16, "2 rows by 16 columns from VPM word 1008 exceed the window");
   checkError([](Int x, Ptr<Int>) { dmaSetReadPitch(x); }, 8192, "must be 0..8191");
@@ -263,7 +264,7 @@ TEST_CASE("DMA outside of an array is an error") {
                     dmaWaitRead();
                   })(&a),
                   qpu::BoundsError);
-  // A partial vector of 8 words fits.
+  // A part of a row with only 8 words fits.
   compile([](Ptr<Int> p) {
     dmaSetupRead(HORIZ, 1, 0, 8);
     dmaStartRead(p + 32);

@@ -1,5 +1,5 @@
-// qpu-info: prints the library's version, its backend, the board, and what prevents the use of the QPUs.
-// Exit codes: 0 report printed, 1 error, 2 usage error.
+// qpu-info: prints the library's version, its backend, the board, and the obstacles to using the
+// QPUs. Exit codes: 0 the report was printed, 1 error, 2 usage error.
 #include <cstdio>
 #include <exception>
 #include <filesystem>

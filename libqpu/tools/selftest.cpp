@@ -1,5 +1,5 @@
-// qpu-selftest: runs a few kernels with known results on the current backend. Prints one line per
-// check; the exit code is 1 if a check fails.
+// qpu-selftest: runs several kernels with known results on the current backend. Prints one line
+// per check. The exit code is 1 if a check fails, and 0 otherwise.
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// Returns an empty string on success, otherwise a description of the difference.
+// A check returns an empty string on success, and a description of the difference otherwise.
 using Check = std::function<std::string()>;
 
 std::string difference(const std::string& name, double found, double expected) {

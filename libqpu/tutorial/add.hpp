@@ -1,4 +1,5 @@
-// Adds two arrays, first in a simple version and finally in one that is limited by the bus.
+// Adds two arrays. The first version is simple. The speed of the last version is limited by the
+// bus.
 #ifndef TUTORIAL_ADD_HPP
 #define TUTORIAL_ADD_HPP
 
@@ -8,7 +9,7 @@
 
 namespace tutorial {
 
-// Each QPU processes 16 numbers at a time and waits for every load and store. n is a
+// Each QPU processes 16 numbers at a time, and waits for every load and every store. n is a
 // multiple of 16.
 inline void addWaiting(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   For (Int i = me() << 4, i < n, i = i + (numQPUs() << 4))
@@ -16,8 +17,9 @@ inline void addWaiting(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   End
 }
 
-// Requests the next 16 numbers before it receives the current ones, and does not wait for stores.
-// The last request is one more than needed; `last` keeps its addresses inside the arrays.
+// Each QPU requests the next 16 numbers before it receives the current ones, and it does not wait
+// for stores. It makes one more request than needed; `last` keeps the addresses of this request
+// inside the arrays.
 inline void addAhead(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   Int step = numQPUs() << 4;
   Int last = n - 16;
@@ -41,9 +43,9 @@ inline void addAhead(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   End
 }
 
-// Processes four vectors at a time, with eight requests in flight and one DMA transfer for the
-// four results, from the QPU's own VPM rows. The remaining elements are processed in single
-// vectors, the last of which may be partial. n can be any number.
+// Each QPU processes four vectors at a time. It has eight requests in flight, and stores the four
+// results from its own VPM rows with one DMA transfer. The remaining elements are processed as
+// single vectors. The last of these may be incomplete, so n can be any number.
 inline void addBursts(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   Int blocks = n >> 6;
   Int step = numQPUs() << 6;
@@ -56,7 +58,7 @@ inline void addBursts(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
       gather(q + 16 * j);
     }
     For (Int block = me(), block < blocks, block = block + numQPUs())
-      // Advance while there is another block for this QPU; otherwise repeat this one.
+      // Advance if there is another block for this QPU. Otherwise request the same block again.
       Int onward = step & ((block + numQPUs() - blocks) >> 31);
       p = p + onward;
       q = q + onward;
@@ -69,7 +71,7 @@ inline void addBursts(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
         gather(q + 16 * j);
         sum[static_cast<std::size_t>(j)] = x + y;
       }
-      dmaWaitWrite();  // for the previous block
+      dmaWaitWrite();  // waits for the transfer of the previous block
       vpmSetupWrite(HORIZ, vpmRow);
       for (const Float& s : sum) vpmPut(s);
       dmaSetWriteStride(0);

@@ -1,4 +1,4 @@
-// Greatest common divisors of 16 pairs by repeated subtraction.
+// Computes the greatest common divisors of 16 pairs of numbers by repeated subtraction.
 #ifndef TUTORIAL_GCD_HPP
 #define TUTORIAL_GCD_HPP
 
@@ -24,7 +24,8 @@ inline void gcd(Ptr<Int> p, Ptr<Int> q, Ptr<Int> r) {
   *r = a;
 }
 
-// 32 steps between two tests of the condition. Extra steps change nothing.
+// Executes 32 steps between two tests of the condition. Steps after the result has been reached
+// do not change it.
 inline void gcdUnrolled(Ptr<Int> p, Ptr<Int> q, Ptr<Int> r) {
   Int a = *p;
   Int b = *q;

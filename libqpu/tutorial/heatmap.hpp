@@ -1,5 +1,5 @@
-// One step of heat flow: each inner cell moves towards the mean of its eight neighbours. The QPUs
-// process rows in turn.
+// Computes one step of heat flow. The value of each inner cell moves towards the mean of its
+// eight neighbours. The QPUs take turns at processing the rows.
 #ifndef TUTORIAL_HEATMAP_HPP
 #define TUTORIAL_HEATMAP_HPP
 
@@ -11,8 +11,8 @@ namespace tutorial {
 
 constexpr float kDiffusion = 0.25F;
 
-// Moves along a row, requesting one vector ahead. `current` is the middle of the last three
-// vectors received.
+// Moves along a row and requests one vector in advance. `current` is the middle one of the last
+// three vectors that were received.
 class Cursor {
  public:
   Float current;
@@ -32,7 +32,7 @@ class Cursor {
     receive(next);
     request();
   }
-  // Receives and discards the vector that was requested beyond the row's end.
+  // Receives and discards the vector that was requested beyond the end of the row.
   void finish() { receive(next); }
 
   FloatExpr left() const { return shifted(1, previous, 0); }
@@ -43,7 +43,8 @@ class Cursor {
     address = address + 16;
     gather(address);
   }
-  // The neighbour of each element. The neighbour of element `border` is in the vector `beyond`.
+  // Returns the neighbour of each element. The neighbour of element number `border` is in the
+  // vector `beyond`.
   FloatExpr shifted(int amount, const Float& beyond, int border) const {
     Float result = rotate(current, amount);
     Float wrapped = rotate(beyond, amount);
@@ -57,9 +58,10 @@ class Cursor {
   Float previous, next;
 };
 
-// `map` and `out` are the first cells of grids with height + 2 rows that are `pitch` floats
-// apart. Row 0, row height + 1 and column 0 are the border. A row has `width` inner cells (a
-// multiple of 16) starting at column 16, and at least 32 more cells.
+// `map` and `out` point to the first cells of two grids. A grid has height + 2 rows, whose starts
+// are `pitch` floats apart. Row 0, row height + 1 and column 0 are the border. Each row has
+// `width` inner cells, which start at column 16, and at least 32 more cells. `width` is a
+// multiple of 16.
 inline void heatStep(Ptr<Float> map, Ptr<Float> out, Int pitch, Int width, Int height) {
   std::array<Cursor, 3> row;
   For (Int y = me(), y < height, y = y + numQPUs())

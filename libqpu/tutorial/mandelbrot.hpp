@@ -1,4 +1,5 @@
-// Escape counts of z <- z^2 + c over a grid. The QPUs process rows in turn.
+// Computes the escape counts of z <- z^2 + c on a grid. The QPUs take turns at processing the
+// rows.
 #ifndef TUTORIAL_MANDELBROT_HPP
 #define TUTORIAL_MANDELBROT_HPP
 
@@ -6,7 +7,7 @@
 
 namespace tutorial {
 
-// `width` is a multiple of 16; `out` holds width * height counts of 0..limit.
+// `width` is a multiple of 16. `out` receives width * height counts in the range 0..limit.
 inline void mandelbrot(Float left, Float top, Float step, Int width, Int height, Int limit,
                        Ptr<Int> out) {
   For (Int y = me(), y < height, y = y + numQPUs())

@@ -1,4 +1,4 @@
-// First steps with memory: a store, and loads that are requested in advance.
+// First examples of memory access: a store, and loads that are requested in advance.
 #ifndef TUTORIAL_MEMORY_HPP
 #define TUTORIAL_MEMORY_HPP
 
@@ -6,10 +6,10 @@
 
 namespace tutorial {
 
-// Each QPU writes 16 numbers that identify the QPU and the element: 100 * QPU + element.
+// Each QPU writes 16 numbers. A number identifies the QPU and the element: 100 * QPU + element.
 inline void hello(Ptr<Int> p) { p[me() << 4] = me() * 100 + index(); }
 
-// Keeps two requests in flight, which are received in the order of the requests.
+// Keeps two requests in flight. Their vectors are received in the order of the requests.
 inline void reqRecv(Ptr<Int> p) {
   Ptr<Int> mine = p + index();
   gather(mine);

@@ -1,4 +1,4 @@
-// Rotation of n vertices about the z axis: x' = x cos - y sin, y' = y cos + x sin.
+// Rotates n vertices about the z axis: x' = x cos - y sin, y' = y cos + x sin.
 #ifndef TUTORIAL_ROT3D_HPP
 #define TUTORIAL_ROT3D_HPP
 
@@ -43,7 +43,7 @@ inline void rot3D2(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Float> y) 
   rotatePipelined(0, 16, n, cosine, sine, x, y);
 }
 
-// Version 3: the QPUs process vectors in turn.
+// Version 3: distributes the vectors round-robin among the QPUs.
 inline void rot3D3(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Float> y) {
   rotatePipelined(me() << 4, numQPUs() << 4, n, cosine, sine, x, y);
 }

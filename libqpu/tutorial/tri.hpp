@@ -1,5 +1,5 @@
-// Triangular numbers n(n+1)/2, computed by addition: for 16 numbers, for 16 on each QPU, and for
-// floats in memory.
+// Computes triangular numbers n(n+1)/2 by addition: for 16 numbers, for 16 numbers on each QPU,
+// and for floats in memory.
 #ifndef TUTORIAL_TRI_HPP
 #define TUTORIAL_TRI_HPP
 
@@ -30,7 +30,7 @@ inline void triFloat(Ptr<Float> p) {
   *p = toFloat(sumUpTo(n));
 }
 
-// Processes 16 vectors at once, accessing the VPM directly.
+// Processes 16 vectors in one call and accesses the VPM directly.
 inline void dmaTri(Ptr<Int> p) {
   dmaSetReadPitch(64);
   dmaSetupRead(HORIZ, 16, 0);

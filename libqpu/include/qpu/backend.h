@@ -1,4 +1,4 @@
-// The library's version, and the backend that runs kernels. qpu.h provides the same for C.
+// The library's version, and the backend that runs kernels. qpu.h is the C interface to both.
 #ifndef QPU_BACKEND_H
 #define QPU_BACKEND_H
 
@@ -6,17 +6,17 @@
 
 namespace qpu {
 
-// Version of libqpu.so, "major.minor.patch".
+// Returns the version of libqpu.so as "major.minor.patch".
 QPU_API const char* version() noexcept;
 
 struct Backend {
-  const char* name;    // the name used in QPU_BACKEND
-  const char* reason;  // one sentence: why it was selected; valid until this thread's next call to backend()
+  const char* name;    // as it is written in QPU_BACKEND
+  const char* reason;  // why it was selected, in a sentence; valid until this thread calls backend() again
 };
 
-// Returns the backend that the environment variable QPU_BACKEND selects; if it is not set, the
-// best backend that works. Throws BackendError if QPU_BACKEND names an unknown backend, or one
-// that does not work on this machine.
+// Returns the backend that the environment variable QPU_BACKEND selects. If the variable is not
+// set, returns the best backend that works on this machine. Throws BackendError if the variable
+// names an unknown backend or a backend that does not work on this machine.
 QPU_API Backend backend();
 
 }  // namespace qpu

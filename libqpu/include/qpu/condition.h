@@ -1,4 +1,4 @@
-// Comparisons, and conditions composed of them.
+// Comparisons, and conditions that combine them.
 #ifndef QPU_CONDITION_H
 #define QPU_CONDITION_H
 
@@ -6,7 +6,7 @@
 
 namespace qpu {
 
-// A boolean for each of the 16 elements.
+// A vector of 16 booleans, one for each element.
 class BoolExpr {
  public:
   explicit BoolExpr(detail::FromNode n) : node_(n.node) {}
@@ -16,11 +16,11 @@ class BoolExpr {
   detail::Node node_;
 };
 
-// One boolean for the whole vector. If, While and For branch on it.
+// A single boolean for the whole vector. If, While and For branch on it.
 class Cond {
  public:
   explicit Cond(detail::FromNode n) : node_(n.node) {}
-  // A comparison used as a condition implies any(): `For (Int i = 0, i < n, ...)`.
+  // Converts a comparison to a condition, as any() does: `For (Int i = 0, i < n, ...)`.
   Cond(const BoolExpr& b)
       : node_(detail::unary(detail::Op::Any, detail::Type::Scalar, b.node())) {}
   detail::Node node() const { return node_; }
@@ -40,7 +40,7 @@ inline BoolExpr compare(Op op, const FloatExpr& a, const FloatExpr& b) {
 
 }  // namespace detail
 
-// Signed comparison of integers.
+// Comparisons of integers are signed.
 inline BoolExpr operator==(const IntExpr& a, const IntExpr& b) {
   return detail::compare(detail::Op::Eq, a, b);
 }
@@ -82,7 +82,7 @@ inline BoolExpr operator>=(const FloatExpr& a, const FloatExpr& b) {
   return detail::compare(detail::Op::FGe, a, b);
 }
 
-// Both sides are always evaluated.
+// Both operands are always evaluated.
 inline BoolExpr operator&&(const BoolExpr& a, const BoolExpr& b) {
   return BoolExpr(
       detail::FromNode(detail::binary(detail::Op::MaskAnd, detail::Type::Mask, a.node(), b.node())));
@@ -108,7 +108,7 @@ inline Cond operator!(const Cond& a) {
       detail::FromNode(detail::unary(detail::Op::MaskNot, detail::Type::Scalar, a.node())));
 }
 
-// any(): the comparison holds for at least one element. all(): it holds for all elements.
+// any(b) holds if b holds for at least one element. all(b) holds if b holds for all elements.
 inline Cond any(const BoolExpr& b) { return b; }
 inline Cond all(const BoolExpr& b) {
   return Cond(detail::FromNode(detail::unary(detail::Op::All, detail::Type::Scalar, b.node())));

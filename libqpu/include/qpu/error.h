@@ -1,8 +1,8 @@
-// Exceptions of libqpu. Every message states what was expected, what was found and,
-// where possible, how to fix it.
+// The exceptions that libqpu throws. Each message says what was expected, what was found and,
+// where possible, how to fix the error.
 //
-// No std::string crosses this interface, so that programs built with either
-// value of _GLIBCXX_USE_CXX11_ABI link against the same libqpu.so.
+// No std::string is passed through this interface, so that programs built with either value of
+// _GLIBCXX_USE_CXX11_ABI can link against the same libqpu.so.
 #ifndef QPU_ERROR_H
 #define QPU_ERROR_H
 
@@ -27,9 +27,9 @@ class QPU_API Error : public std::runtime_error {
   Error& operator=(const Error&) = default;
   ~Error() noexcept override;
 
-  // Name of the kernel, or "" if the error does not concern a kernel.
+  // The kernel's name, or "" if the error does not concern a kernel.
   const char* kernel() const noexcept;
-  // Language construct, such as "While" or "store", or "".
+  // The language construct that caused the error, such as "While" or "store", or "".
   const char* construct() const noexcept;
 
  protected:
@@ -39,7 +39,7 @@ class QPU_API Error : public std::runtime_error {
   std::shared_ptr<const detail::ErrorFacts> facts_;
 };
 
-// The kernel's source is invalid. Thrown by compile() while it records the kernel.
+// The kernel's source is invalid. compile() throws this error while it records the kernel.
 class QPU_API CompileError : public Error {
  public:
   using Error::Error;
@@ -48,8 +48,8 @@ class QPU_API CompileError : public Error {
   ~CompileError() noexcept override;
 };
 
-// A running kernel did something that would cause wrong results or a hang on hardware. Buffers
-// keep the data that was stored before the error.
+// A running kernel performed an operation that would cause wrong results or a hang on hardware.
+// Buffers keep the data that the kernel stored before the error.
 class QPU_API ExecutionError : public Error {
  public:
   using Error::Error;
@@ -62,7 +62,7 @@ class QPU_API ExecutionError : public Error {
   int qpu() const noexcept;
 };
 
-// An access outside every live SharedArray, or a misaligned one.
+// A kernel accessed an address that is outside every live SharedArray, or a misaligned address.
 class QPU_API BoundsError : public ExecutionError {
  public:
   using ExecutionError::ExecutionError;
@@ -70,11 +70,11 @@ class QPU_API BoundsError : public ExecutionError {
   BoundsError& operator=(const BoundsError&) = default;
   ~BoundsError() noexcept override;
 
-  // The access's first bus address that is not in a buffer.
+  // The first bus address in the access that is outside every buffer.
   std::uint32_t address() const noexcept;
 };
 
-// Every QPU that has not finished waits for a semaphore.
+// All QPUs that have not finished are waiting for semaphores.
 class QPU_API DeadlockError : public ExecutionError {
  public:
   using ExecutionError::ExecutionError;
@@ -83,7 +83,8 @@ class QPU_API DeadlockError : public ExecutionError {
   ~DeadlockError() noexcept override;
 };
 
-// A host-side argument is out of range: QPU count, index, copy length and so on.
+// An argument that the host passed is out of range, such as a QPU count, an index or a copy
+// length.
 class QPU_API ArgumentError : public Error {
  public:
   using Error::Error;
@@ -92,7 +93,8 @@ class QPU_API ArgumentError : public Error {
   ~ArgumentError() noexcept override;
 };
 
-// A SharedArray cannot be allocated: its length is 0, or no memory or bus addresses are left.
+// A SharedArray cannot be allocated, because its length is 0 or because no memory or bus
+// addresses are left.
 class QPU_API AllocationError : public Error {
  public:
   using Error::Error;
@@ -101,8 +103,8 @@ class QPU_API AllocationError : public Error {
   ~AllocationError() noexcept override;
 };
 
-// QPU_BACKEND names an unknown backend or one that does not work on this machine, or a library
-// setting is out of range.
+// QPU_BACKEND names an unknown backend or a backend that does not work on this machine, or
+// another library setting is out of range.
 class QPU_API BackendError : public Error {
  public:
   using Error::Error;

@@ -1,6 +1,7 @@
-// The functions of math.h with NaN and Inf as in IEEE 754. QPUs support neither: an addition
-// turns NaN into Inf, and min and max treat NaN as a number. These functions therefore test the
-// bits of the operands, which takes a few more instructions. Denormals count as 0.
+// Variants of the functions in math.h that treat NaN and Inf as IEEE 754 requires. QPUs do not
+// support NaN and Inf in this way: an addition turns NaN into Inf, and min and max treat NaN as a
+// number. The functions in this header therefore test the operands' bits, which takes a few more
+// instructions. They treat denormals as 0.
 #ifndef QPU_IEEE_H
 #define QPU_IEEE_H
 
@@ -18,7 +19,7 @@ inline IntExpr magnitude(const FloatExpr& x) { return asInt(x) & 0x7fffffff; }
 inline FloatExpr nan() { return asFloat(IntExpr(kNan)); }
 inline BoolExpr isNan(const FloatExpr& x) { return IntExpr(kInf) - magnitude(x) < 0; }
 
-// x where x is NaN, `result` elsewhere.
+// Returns x in the elements where x is NaN, and `result` in the other elements.
 inline Float keepNan(const FloatExpr& x, const FloatExpr& result) {
   return select(isNan(x), x, result);
 }
@@ -36,7 +37,8 @@ inline FloatExpr min(const FloatExpr& a, const FloatExpr& b) {
 }
 inline FloatExpr negative(const FloatExpr& x) { return asFloat(asInt(x) ^ kSign); }
 
-// `ofNumber` where x is zero or a positive number, `ofInf` where x is Inf, NaN elsewhere.
+// Returns `ofNumber` in the elements where x is zero or a positive number, `ofInf` where x is
+// +Inf, and NaN in the other elements.
 inline Float ofPositive(const FloatExpr& x, const FloatExpr& ofNumber, const FloatExpr& ofInf) {
   Float r = ofNumber;
   Where_(asInt(x) >= kInf);
@@ -54,7 +56,7 @@ inline FloatExpr reciprocalSqrt(const FloatExpr& x) {
   return ofPositive(x, qpu::reciprocalSqrt(x), 0);
 }
 
-// The result is also NaN where both operands are 0 or both are Inf.
+// As in IEEE 754, the result is NaN where both operands are 0 or both are infinite.
 inline FloatExpr div(const FloatExpr& a, const FloatExpr& b) {
   Int least = qpu::min(magnitude(a), magnitude(b));
   Int greatest = qpu::max(magnitude(a), magnitude(b));

@@ -1,4 +1,4 @@
-// compile() and the kernel it returns.
+// compile(), and the class of the kernel that it returns.
 #ifndef QPU_KERNEL_H
 #define QPU_KERNEL_H
 
@@ -20,7 +20,8 @@ namespace qpu {
 
 namespace detail {
 
-// The type of the argument that the caller passes for a parameter, and the uniform for it.
+// For a parameter of type T: the type of the argument that the caller passes, and the argument's
+// conversion to a uniform.
 template <typename T>
 struct Argument;
 template <>
@@ -38,7 +39,7 @@ struct Argument<Float> {
   }
 };
 QPU_API std::uint32_t arrayUniform(bool given, std::uint32_t address);
-// Argument for a Ptr: an array, or the address of an element of an array.
+// The argument for a Ptr parameter: an array, or the address of an array element.
 template <typename H>
 class ArrayOrPlace {
  public:
@@ -86,9 +87,10 @@ struct MakeIndices<0, I...> {
   typedef Indices<I...> type;
 };
 
-// How a parameter variable is passed to the kernel function. A variable passed by value is not
-// copied, because the copy would be recorded as a statement of the kernel. For a variable passed
-// by reference, this object holds it as a member while the function runs.
+// Passes a parameter variable to the kernel function. If the function takes the variable by
+// value, the variable is constructed in place, because a copy would be recorded as a statement of
+// the kernel. If the function takes it by reference, this object holds the variable while the
+// function runs.
 template <typename T>
 struct Parameter {
   Node node;
@@ -113,16 +115,17 @@ struct Call {
 
 }  // namespace detail
 
-// A compiled kernel. Copies share the program, but each copy has its own QPU count. Several
-// threads can call kernels at once, and even the same Kernel object, as long as no thread changes
-// its QPU count at the same time.
+// A compiled kernel. Copies of the object share the program, but each copy has its own QPU count.
+// Several threads can call kernels at the same time, and even the same Kernel object, as long as
+// no thread changes the object's QPU count meanwhile.
 template <typename... Ts>
 class Kernel {
  public:
   explicit Kernel(const detail::Program* program)
       : program_(program, detail::releaseProgram) {}
 
-  // Sets the number of QPUs for later calls, 1..12. The default is 1. Throws ArgumentError.
+  // Sets the number of QPUs for later calls to n (1..12). The default is 1. Throws ArgumentError
+  // if n is out of range.
   void setNumQPUs(int n) {
     detail::requireQpuCount(*program_, n);
     qpus_ = n;
@@ -130,26 +133,29 @@ class Kernel {
   int numQPUs() const { return qpus_; }
   const char* name() const { return detail::programName(*program_); }
 
-  // The machine code as text, annotated with the constructs of the source. After a call on the
-  // emulator with profiling enabled, the text also contains each instruction's execution count
-  // and stall time in the model. Throws CompileError if the kernel cannot be compiled for QPUs.
+  // Returns the machine code as text, annotated with the source constructs that it was compiled
+  // from. After a call on the emulator with profiling enabled, the text also contains each
+  // instruction's execution count and its stall time according to the model. Throws CompileError
+  // if the kernel cannot be compiled for QPUs.
   std::string listing() const {
     const std::unique_ptr<char, void (*)(char*)> text(detail::programListing(*program_),
                                                       detail::freeText);
     return text.get();
   }
   void dump(std::FILE* file = stdout) const { (void)std::fputs(listing().c_str(), file); }
-  // Enables per-instruction counters for later calls on the emulator. The counters slow the calls
-  // down.
+  // Enables counters for each instruction during later calls on the emulator. The counters make
+  // these calls slower.
   void setProfiling(bool on) { profiling_ = on; }
-  // Statistics of the last call on the emulator, through any copy of this kernel.
+  // Returns the statistics of the last call on the emulator that was made through any copy of
+  // this kernel.
   Cycles cycles() const { return detail::programCycles(*program_); }
-  // Writes the machine code to a file for qpu-objdump, qpu.h and Python. Throws
-  // CompileError, and ArgumentError if the file cannot be written.
+  // Writes the machine code to a file that qpu-objdump, qpu.h and the Python package can read.
+  // Throws CompileError if the kernel cannot be compiled for QPUs, and ArgumentError if the file
+  // cannot be written.
   void save(const char* path) const { detail::saveProgram(*program_, path); }
 
-  // Runs the kernel to completion. Throws ArgumentError for a null or unallocated array,
-  // and ExecutionError or a derived class for errors of the running kernel.
+  // Runs the kernel to completion. Throws ArgumentError if an array argument is null or not
+  // allocated. Throws ExecutionError or a derived class if the running kernel fails.
   void operator()(typename detail::Argument<Ts>::Host... arguments) const {
     const std::array<std::uint32_t, sizeof...(Ts) + 1> uniforms = {
         {detail::Argument<Ts>::uniform(arguments)..., 0}};
@@ -188,16 +194,17 @@ struct Callable<void (C::*)(Ts...)> : Callable<void (C::*)(Ts...) const> {};
 
 }  // namespace detail
 
-// Runs f once to record its program, and makes a kernel from the record. Error messages contain
-// `name` or, if it is null, the function's symbol if the loader finds one. Throws CompileError.
-// Throws BackendError if QPU_BACKEND names an unusable backend.
+// Runs f once to record its program, and returns a kernel that is made from the recording. Error
+// messages contain `name`. If `name` is null, they contain the function's symbol if the dynamic
+// loader finds one. Throws CompileError if the kernel's source is invalid, and BackendError if
+// QPU_BACKEND names an unusable backend.
 template <typename... Ts>
 Kernel<typename detail::Plain<Ts>::type...> compile(void (*f)(Ts...), const char* name = nullptr) {
   return detail::compileFunction<void (*)(Ts...), Ts...>(f, name,
                                                          reinterpret_cast<const void*>(f));
 }
 
-// The same as above, for a lambda or another object with one operator().
+// Overload for a lambda or another object that has exactly one operator().
 template <typename F>
 typename detail::Callable<decltype(&F::operator())>::KernelType compile(
     F f, const char* name = nullptr) {

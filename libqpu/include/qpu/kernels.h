@@ -1,15 +1,15 @@
-// A library of kernels over float arrays in shared memory. Each kernel is written in the language
-// and compiled at its first use. Kernels access only the given ranges. Sizes can be any number
-// from 0, and arrays need no padding; addresses must be multiples of 4.
+// A library of kernels that process float arrays in shared memory. Each kernel is written in the
+// kernel language and compiled when it is first used. Kernels access only the given ranges. Sizes
+// can be any number from 0, and arrays need no padding. Addresses must be multiples of 4.
 //
-// Pointers refer to SharedArrays: an array, a.pointer(i), or the CPU's address of an
-// element. `qpus` is 1..12, or 0 to let the library choose. Results do not depend on it.
-// All functions throw ArgumentError for invalid sizes, strides or ranges before anything
-// runs. An output can be the same range as an input if the function is documented as
-// "in place". Other ranges must not overlap.
+// A Floats argument refers to memory in a SharedArray. It is an array, the result of
+// a.pointer(i), or the CPU's address of an element. `qpus` is 1..12, or 0 to let the library
+// choose; the results do not depend on it. All functions throw ArgumentError for invalid sizes,
+// strides or ranges before anything runs. If a function is documented as "in place", its output
+// can be the same range as an input. All other ranges must not overlap.
 //
-// The arithmetic is the language's (docs/libqpu.md, "Arithmetic"). Error bounds are in units in
-// the last place (ulp) with the interpreter's rounding.
+// The arithmetic is that of the kernel language (docs/libqpu.md, "Arithmetic"). Error bounds are
+// in units in the last place (ulp) and assume the interpreter's rounding.
 #ifndef QPU_KERNELS_H
 #define QPU_KERNELS_H
 
@@ -21,35 +21,38 @@ namespace kernels {
 
 typedef BusPointer<float> Floats;
 
-// Elementwise functions, in place. Results are exact with the language's rounding, unless a bound
-// is given. NaN stays NaN in relu, clamp, exp, sqrt, sigmoid and tanh; sums and products turn NaN
-// into Inf.
+// Elementwise functions, in place. If no error bound is given, each operation is exact except for
+// the kernel language's rounding. relu, clamp, exp, sqrt, sigmoid and tanh return NaN for NaN.
+// Sums and products turn NaN into Inf.
 QPU_API void add(Floats out, Floats a, Floats b, int n, int qpus = 0);
 QPU_API void sub(Floats out, Floats a, Floats b, int n, int qpus = 0);
 QPU_API void mul(Floats out, Floats a, Floats b, int n, int qpus = 0);
-// a * b + c and factor * a + b. The product is rounded before the addition.
+// fma computes a * b + c, and axpy computes factor * a + b. The product is rounded before the
+// addition.
 QPU_API void fma(Floats out, Floats a, Floats b, Floats c, int n, int qpus = 0);
 QPU_API void axpy(Floats out, float factor, Floats a, Floats b, int n, int qpus = 0);
 QPU_API void scale(Floats out, float factor, Floats a, int n, int qpus = 0);
 QPU_API void relu(Floats out, Floats a, int n, int qpus = 0);
-// min(max(a, low), high).
+// Computes min(max(a, low), high).
 QPU_API void clamp(Floats out, Floats a, float low, float high, int n, int qpus = 0);
-// Error up to 4 ulp; results below 1.7e-38 are 0.
+// The error is at most 4 ulp. Results below 1.7e-38 are 0.
 QPU_API void exp(Floats out, Floats a, int n, int qpus = 0);
-// Error up to 4 ulp; 0 for 0 and denormals, NaN for negative numbers.
+// The error is at most 4 ulp. The result is 0 for 0 and denormals, and NaN for negative numbers.
 QPU_API void sqrt(Floats out, Floats a, int n, int qpus = 0);
-// Error up to 8 ulp.
+// The error of both functions is at most 8 ulp.
 QPU_API void sigmoid(Floats out, Floats a, int n, int qpus = 0);
 QPU_API void tanh(Floats out, Floats a, int n, int qpus = 0);
 
-// Reductions over n elements. Sums are compensated: |error| <= 4 ulp of the sum of the
-// magnitudes. For dot and norm, the products' rounding errors are added to this bound.
+// Reductions over n elements. Sums are compensated: the error is at most 4 ulp of the sum of the
+// elements' magnitudes. For dot and norm, the rounding errors of the products are added to this
+// bound.
 QPU_API float sum(Floats a, int n, int qpus = 0);
 QPU_API float dot(Floats a, Floats b, int n, int qpus = 0);
-// The square root of the sum of the squares. Squares above 3.4e38 overflow.
+// Computes the square root of the sum of the squares. Squares above 3.4e38 overflow.
 QPU_API float norm(Floats a, int n, int qpus = 0);
-// For n >= 1. Elements are ordered as in IEEE's totalOrder: -0 is less than 0 and a
-// positive NaN is greater than Inf. argmax returns the first of equal elements.
+// n must be at least 1. Elements are ordered as in IEEE 754's totalOrder: -0 is less than +0, and
+// a positive NaN is greater than Inf. If several elements are equal to the maximum, argmax
+// returns the index of the first.
 QPU_API float max(Floats a, int n, int qpus = 0);
 QPU_API int argmax(Floats a, int n, int qpus = 0);
 
@@ -62,18 +65,19 @@ struct Matrix {
       : data(start), rowStride(rows), columnStride(columns) {}
 };
 
-// y = a x, where a has m rows and k columns.
+// Computes y = a x, where a has m rows and k columns.
 QPU_API void matvec(Floats y, Matrix a, Floats x, int m, int k, int qpus = 0);
-// c = alpha a b + beta c, where a is m x k and b is k x n. The column stride of c must be
-// 1. If beta is 0, c is not read.
+// Computes c = alpha a b + beta c, where a is m x k and b is k x n. The column stride of c must
+// be 1. If beta is 0, c is not read.
 QPU_API void matmul(Matrix c, Matrix a, Matrix b, int m, int n, int k, float alpha = 1,
                     float beta = 0, int qpus = 0);
 
-// Softmax of each row, in place. A row that contains NaN or +Inf, or only -Inf, becomes NaN.
-// rowStride is the distance between rows in both the input and the output.
+// Computes the softmax of each row, in place. If a row contains NaN or +Inf, or only -Inf, all
+// its results are NaN. rowStride is the distance between rows both in the input and in the
+// output.
 QPU_API void softmax(Floats out, Floats a, int rows, int columns, int rowStride, int qpus = 0);
 
-// The geometry of a convolution or pooling over images [batch][channels][height][width].
+// The geometry of a convolution or pooling operation on images [batch][channels][height][width].
 struct Window {
   int batch = 1;
   int channels = 1;
@@ -99,15 +103,18 @@ struct Window {
   }
 };
 
-// out[batch][outChannels][outHeight][outWidth]; weights[outChannels][channels / groups]
-// [kernelHeight][kernelWidth]; bias[outChannels] or null.
+// The arrays have these shapes: out[batch][outChannels][outHeight][outWidth],
+// weights[outChannels][channels / groups][kernelHeight][kernelWidth] and bias[outChannels].
+// `bias` can be null.
 QPU_API void conv2d(Floats out, Floats a, Floats weights, Floats bias, const Window& window,
                     int outChannels, int qpus = 0);
-// The maximum under the window. Padding counts as -Inf; groups have no effect.
+// Computes the maximum of the elements under the window. Padding counts as -Inf. `groups` is
+// ignored.
 QPU_API void maxPool2d(Floats out, Floats a, const Window& window, int qpus = 0);
 
-// (a - mean) / sqrt(variance + epsilon) * weight + bias per channel of
-// [batch][channels][size], in place. A null weight means 1, a null bias means 0.
+// Computes (a - mean) / sqrt(variance + epsilon) * weight + bias for each channel of an array
+// [batch][channels][size], in place. If `weight` is null, the weights are 1. If `bias` is null,
+// the biases are 0.
 QPU_API void batchNorm(Floats out, Floats a, Floats mean, Floats variance, Floats weight,
                        Floats bias, float epsilon, int batch, int channels, int size,
                        int qpus = 0);

@@ -1,11 +1,11 @@
-// The position of a construct in the kernel's source, for error messages.
+// The location of a construct in the kernel's source, which error messages contain.
 #ifndef QPU_LOCATION_H
 #define QPU_LOCATION_H
 
 namespace qpu {
 
-// File and line of a construct. Operators cannot carry a location; error messages about them
-// contain the previous location.
+// The file and line of a construct. An operator has no argument for a location, so an error
+// message about an operator contains the location of the preceding construct.
 struct Location {
   const char* file;
   int line;
@@ -16,7 +16,7 @@ struct Location {
 
 }  // namespace qpu
 
-// As a default argument, this is the location of the caller (GCC 4.8, Clang 9 and later).
+// Used as a default argument, this is the caller's location (GCC 4.8, Clang 9 and later).
 #define QPU_HERE ::qpu::Location(__builtin_FILE(), __builtin_LINE())
 
 #endif

@@ -1,12 +1,12 @@
-// The keywords If, Else, While, For, Where and End. They are macros with short names:
-// include this header after the headers of other libraries.
+// The keywords If, Else, While, For, Where and End, which are macros. Include this header after
+// the headers of other libraries, because the macros have common names.
 #ifndef QPU_MACROS_H
 #define QPU_MACROS_H
 
 #include "qpu/statement.h"
 
-// Each keyword opens a C++ scope, so that variables declared inside are destroyed at its end. The
-// code from the keyword to End is one C++ statement.
+// Each keyword opens a C++ scope, and End closes it. Variables that are declared inside are
+// destroyed there. The code from the keyword to End is a single C++ statement.
 #define If(...)            \
   {                        \
     ::qpu::If_(__VA_ARGS__); \

@@ -1,6 +1,7 @@
-// Functions composed of the operations of the language. Each call is expanded inline, like a
-// macro. Errors are in units in the last place (ulp) with the interpreter's rounding. The bounds
-// hold for a special function unit with an error of up to 1e-3, ten times the tolerance of
+// Functions that consist of operations in the kernel language. Each call is expanded inline, like
+// a macro. Errors are in units in the last place (ulp) and assume the interpreter's rounding. The
+// error bounds hold for special function units whose relative error is at most 1e-3. This is ten
+// times the tolerance of the published hardware tests.
 // published hardware tests.
 #ifndef QPU_MATH_H
 #define QPU_MATH_H
@@ -13,7 +14,7 @@ namespace qpu {
 
 namespace detail {
 
-// Horner's scheme, highest coefficient first.
+// Evaluates a polynomial with Horner's method. The coefficient of the highest power comes first.
 inline FloatExpr polynomial(const FloatExpr& x, const float* c, int count) {
   FloatExpr sum = c[0];
   for (int i = 1; i < count; ++i) sum = sum * x + c[i];
@@ -22,24 +23,25 @@ inline FloatExpr polynomial(const FloatExpr& x, const float* c, int count) {
 
 constexpr float kLeastNormal = 1.17549435e-38F;
 constexpr float kGreatest = 3.40282347e38F;
-// ln 2 in two parts. The high part is short enough for its products with exponents to be exact.
+// The value ln 2 as the sum of two parts. The high part has so few bits that its products with
+// exponents are exact.
 constexpr float kLn2High = 0.693359375F;
 constexpr float kLn2Low = -2.12194440e-4F;
 
 }  // namespace detail
 
-// 1/x by two Newton-Raphson iterations; error up to 3 ulp. 0 and denormals give Inf;
-// |x| > 2^126 gives 0.
+// Computes 1/x with two Newton-Raphson iterations. The error is at most 3 ulp. The result is Inf
+// for 0 and denormals, and 0 if |x| > 2^126.
 inline FloatExpr reciprocal(const FloatExpr& x) {
   FloatExpr r = recip(x);
   r = r * (FloatExpr(2) - x * r);
   return r * (FloatExpr(2) - x * r);
 }
 
-// a/b; error up to 4 ulp if reciprocal(b) is accurate.
+// Computes a/b. The error is at most 4 ulp where reciprocal(b) is within its error bound.
 inline FloatExpr div(const FloatExpr& a, const FloatExpr& b) { return a * reciprocal(b); }
 
-// 1/sqrt(x) for normal x > 0; error up to 4 ulp.
+// Computes 1/sqrt(x) for normal x > 0. The error is at most 4 ulp.
 inline FloatExpr reciprocalSqrt(const FloatExpr& x) {
   const FloatExpr half = x * 0.5F;
   FloatExpr y = rsqrt(x);
@@ -47,19 +49,21 @@ inline FloatExpr reciprocalSqrt(const FloatExpr& x) {
   return y * (FloatExpr(1.5F) - half * y * y);
 }
 
-// Square root; error up to 4 ulp. Negative x and denormals give 0, Inf gives 2^64.
+// Computes the square root. The error is at most 4 ulp. The result is 0 for negative x and
+// denormals, and 2^64 for Inf.
 inline FloatExpr sqrt(const FloatExpr& x) {
   const FloatExpr v = min(max(x, 0), detail::kGreatest);
   return v * reciprocalSqrt(v);
 }
 
-// e^x without the special function unit; error up to 4 ulp. x above 88.73 gives Inf,
-// x below -86.99 (results under 1.7e-38) gives 0.
+// Computes e^x without the special function unit. The error is at most 4 ulp. The result is Inf
+// for x above 88.73, and 0 for x below -86.99, where e^x would be below 1.7e-38.
 inline FloatExpr exp(const FloatExpr& x) {
   static const std::array<float, 6> c = {{1.9875691500e-4F, 1.3981999507e-3F, 8.3334519073e-3F,
                             4.1665795894e-2F, 1.6666665459e-1F, 5.0000001201e-1F}};
   const FloatExpr v = min(max(x, -87.5F), 89.4F);
-  // Add 192 to make the value positive, because the conversion truncates.
+  // The conversion truncates toward zero. Adding 192 makes the value positive, so that it is
+  // rounded down.
   const IntExpr n = toInt(v * 1.44269504F + 192.5F) - 192;
   const FloatExpr scale = toFloat(n);
   const FloatExpr f = v - scale * detail::kLn2High - scale * detail::kLn2Low;
@@ -67,8 +71,8 @@ inline FloatExpr exp(const FloatExpr& x) {
   return (p + p) * asFloat((n + 126) << 23);
 }
 
-// Natural logarithm; error up to 4 ulp, or 2e-7 near 1. -Inf for 0, denormals and
-// negative x.
+// Computes the natural logarithm. The error is at most 4 ulp, or 2e-7 near x = 1. The result is
+// -Inf for 0, denormals and negative x.
 inline FloatExpr log(const FloatExpr& x) {
   static const std::array<float, 9> c = {{7.0376836292e-2F,  -1.1514610310e-1F, 1.1676998740e-1F,
                             -1.2420140846e-1F, 1.4249322787e-1F,  -1.6668057665e-1F,
@@ -88,10 +92,10 @@ inline FloatExpr log(const FloatExpr& x) {
   return r;
 }
 
-// 1 / (1 + e^-x); error up to 8 ulp. 0 below -88.
+// Computes 1 / (1 + e^-x). The error is at most 8 ulp. The result is 0 below -88.
 inline FloatExpr sigmoid(const FloatExpr& x) { return reciprocal(exp(-x) + 1); }
 
-// Hyperbolic tangent; error up to 8 ulp.
+// Computes the hyperbolic tangent. The error is at most 8 ulp.
 inline FloatExpr tanh(const FloatExpr& x) {
   static const std::array<float, 5> c = {{-5.70498872745e-3F, 2.06390887954e-2F, -5.37397155531e-2F,
                             1.33314422036e-1F, -3.33332819422e-1F}};
@@ -104,7 +108,7 @@ inline FloatExpr tanh(const FloatExpr& x) {
   return asFloat(asInt(r) | (asInt(x) & static_cast<int>(0x80000000U)));
 }
 
-// Selects `yes` where the mask holds and `no` elsewhere. Both are computed.
+// Selects `yes` in the elements where the mask holds, and `no` in the others. Both are evaluated.
 inline Float select(const BoolExpr& mask, const FloatExpr& yes, const FloatExpr& no) {
   Float r = no;
   Where_(mask);
@@ -120,8 +124,8 @@ inline Int select(const BoolExpr& mask, const IntExpr& yes, const IntExpr& no) {
   return r;
 }
 
-// Reductions over the 16 elements of x, with the result in all elements. Sums add elements that
-// are 8, then 4, 2 and 1 apart.
+// Reductions over the 16 elements of x. Every element of the result contains the reduced value.
+// Sums first add the elements that are 8 positions apart, then those that are 4, 2 and 1 apart.
 inline FloatExpr sumOf(const FloatExpr& x) {
   FloatExpr s = x;
   for (int n = 8; n > 0; n /= 2) s = s + rotate(s, n);

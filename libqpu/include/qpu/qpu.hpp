@@ -1,4 +1,4 @@
-// The whole language, in namespace qpu and without macros.
+// The complete kernel language in namespace qpu, without macros.
 #ifndef QPU_QPU_HPP
 #define QPU_QPU_HPP
 

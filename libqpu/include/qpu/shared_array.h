@@ -1,5 +1,5 @@
-// Arrays that the CPU and the QPUs share. On every host, including 64-bit ones, QPUs access them
-// at 32-bit bus addresses.
+// Arrays that the CPU and the QPUs share. QPUs access the arrays at 32-bit bus addresses on every
+// host, including 64-bit hosts.
 #ifndef QPU_SHARED_ARRAY_H
 #define QPU_SHARED_ARRAY_H
 
@@ -19,8 +19,8 @@ namespace detail {
 
 struct Block;
 
-// Owns one allocation of 4-byte words. Allocation and release are thread-safe. The start
-// is aligned to 64 bytes for both the CPU and the QPUs.
+// Owns an allocation of 4-byte words. Allocation and release are thread-safe. The CPU's address
+// and the QPUs' address of the first word are multiples of 64.
 class QPU_API SharedWords {
  public:
   SharedWords() noexcept : block_(nullptr), words_(nullptr), count_(0), address_(0) {}
@@ -34,7 +34,7 @@ class QPU_API SharedWords {
 
   std::uint32_t* words() const noexcept { return words_; }
   std::size_t count() const noexcept { return count_; }
-  // 0 if nothing is allocated.
+  // The QPUs' address of the first word, or 0 if nothing is allocated.
   std::uint32_t address() const noexcept { return address_; }
 
   // Throws ArgumentError if [first, first + n) is not inside the array.
@@ -51,18 +51,19 @@ class QPU_API SharedWords {
   std::uint32_t address_;
 };
 
-// The bus address of a word in a live array. `host` is the word's host address, or its bus
-// address cast to a pointer. Returns 0 for null. Throws ArgumentError for any other pointer.
+// Returns the bus address of a word in a live array, given either the word's host address or its
+// bus address cast to a pointer. Returns 0 for a null pointer. Throws ArgumentError for any other
+// pointer.
 QPU_API std::uint32_t busAddress(const void* host);
-// The host address of a word in a live array, or null for 0. Throws ArgumentError for any other
-// address.
+// Returns the host address of a word in a live array, or null if `bus` is 0. Throws ArgumentError
+// for any other bus address.
 QPU_API void* hostAddress(std::uint32_t bus);
 
 QPU_API void copyWords(void* to, const void* from, std::size_t count) noexcept;
 
 }  // namespace detail
 
-// An element of a SharedArray<T*>: a 32-bit bus address that can be used like a T*.
+// An element of a SharedArray<T*>: a 32-bit bus address that is used like a T*.
 template <typename T>
 class BusPointer {
  public:
@@ -87,7 +88,7 @@ class BusPointer {
 
 namespace detail {
 
-// The representation of an element in shared memory.
+// The type that represents an element in shared memory.
 template <typename T>
 struct Stored {
   typedef T type;
@@ -100,8 +101,8 @@ struct Stored<T*> {
 }  // namespace detail
 
 // T is int, float, or a pointer to the element type of another SharedArray. Elements are
-// initialised to zero. An array is movable but not copyable. An array must not be destroyed or
-// moved while a kernel uses it.
+// initialised to zero. An array can be moved but not copied. It must not be destroyed or moved
+// while a kernel uses it.
 template <typename T>
 class SharedArray {
  public:
@@ -111,10 +112,10 @@ class SharedArray {
                 "shared memory holds plain data");
 
   SharedArray() = default;
-  // Allocates n elements. Throws AllocationError, also for n = 0.
+  // Allocates n elements. Throws AllocationError if n is 0 or if the allocation fails.
   explicit SharedArray(std::size_t n) : words_(n) {}
 
-  // Allocates n elements, after releasing the previous contents.
+  // Releases the previous contents, then allocates n elements.
   void alloc(std::size_t n) {
     dealloc();
     words_ = detail::SharedWords(n);
@@ -122,9 +123,9 @@ class SharedArray {
   void dealloc() { words_ = detail::SharedWords(); }
 
   std::size_t size() const { return words_.count(); }
-  // The QPUs' address, a multiple of 64.
+  // Returns the QPUs' address of the array, a multiple of 64.
   std::uint32_t getAddress() const { return words_.address(); }
-  // The CPU's address.
+  // Returns the CPU's address of the array.
   value_type* getPointer() { return reinterpret_cast<value_type*>(words_.words()); }
   const value_type* getPointer() const {
     return reinterpret_cast<const value_type*>(words_.words());
@@ -136,7 +137,7 @@ class SharedArray {
   const value_type* begin() const { return getPointer(); }
   const value_type* end() const { return getPointer() + size(); }
 
-  // A pointer to element i, for a SharedArray<T*>.
+  // Returns a pointer to element i that can be stored in a SharedArray<T*>.
   BusPointer<T> pointer(std::size_t i) const {
     words_.requireRange(i, 1, "pointer");
     return BusPointer<T>::fromAddress(words_.address() + static_cast<std::uint32_t>(4 * i));
@@ -154,8 +155,8 @@ class SharedArray {
     return getPointer()[static_cast<std::size_t>(i)];
   }
 
-  // Copy a block of n elements to or from the elements first, first + 1, ... of the
-  // array. Throw ArgumentError if the block does not fit.
+  // Copy a block of n elements to or from the array's elements first, first + 1 and so on. Both
+  // functions throw ArgumentError if the array does not contain all of these elements.
   void copyFrom(const value_type* source, std::size_t n, std::size_t first = 0) {
     words_.requireRange(first, n, "copyFrom");
     detail::copyWords(words_.words() + first, source, n);

@@ -1,4 +1,4 @@
-// The language's statements: control flow and memory access.
+// The statements of the kernel language: control flow and memory access.
 #ifndef QPU_STATEMENT_H
 #define QPU_STATEMENT_H
 
@@ -7,34 +7,36 @@
 
 namespace qpu {
 
-// Control flow without macros; qpu/macros.h wraps these functions. One End_ closes each
-// If_, While_, For_ and Where_.
+// Control flow without macros. The macros in qpu/macros.h call these functions. Each If_, While_,
+// For_ and Where_ must be closed with End_.
 inline void If_(const Cond& c, Location where = QPU_HERE) { detail::beginIf(c.node(), where); }
 inline void While_(const Cond& c, Location where = QPU_HERE) {
   detail::beginWhile(c.node(), where);
 }
-// Statements between For_ and ForBody_ are the loop's step, which runs after the body.
+// The statements between For_ and ForBody_ are the loop's step. The step runs after the body.
 inline void For_(const Cond& c, Location where = QPU_HERE) { detail::beginFor(c.node(), where); }
 inline void ForBody_() { detail::beginForBody(); }
-// Assignments inside a Where block change only the elements where `mask` holds. Where blocks can
-// be nested. Loads read all 16 words. Stores and loops inside the block are errors.
+// An assignment inside a Where block changes only the elements where `mask` holds. Where blocks
+// can be nested. A load in such a block still reads all 16 words. Stores and loops are errors
+// there.
 inline void Where_(const BoolExpr& mask, Location where = QPU_HERE) {
   detail::beginWhere(mask.node(), where);
 }
 inline void Else_(Location where = QPU_HERE) { detail::beginElse(where); }
 inline void End_(Location where = QPU_HERE) { detail::end(where); }
 
-// Requests the word at each of the 16 addresses of p, without waiting. The low two bits of an
-// address are ignored. Up to 8 requests can be outstanding if gathers and receives alternate
-// between the two TMUs independently of branches and loops. This requires that all paths to a
-// point have the same number of outstanding requests, and that each loop iteration makes an even
-// number of requests. Otherwise, or if *p is read while requests are outstanding, the limit is 4.
+// Requests the word at each of the 16 addresses in p, without waiting. The low two bits of an
+// address are ignored. At most 4 requests can be outstanding. The limit is 8 if the kernel does
+// not read *p while requests are outstanding, and if the compiler can make gathers and receives
+// alternate between the two TMUs. For the latter, all paths to a point in the kernel must lead to
+// the same number of outstanding requests there, and each loop iteration must make an even number
+// of requests.
 template <typename T>
 void gather(const PtrExpr<T>& p, Location where = QPU_HERE) {
   detail::gather(p.node(), detail::Element<T>::type(), where);
 }
 
-// Receives the vector that the oldest outstanding gather requested.
+// Receives the vector that the oldest outstanding gather() requested.
 inline void receive(Int& x, Location where = QPU_HERE) { detail::receive(x.node(), where); }
 inline void receive(Float& x, Location where = QPU_HERE) { detail::receive(x.node(), where); }
 template <typename T>
@@ -42,8 +44,8 @@ void receive(Ptr<T>& x, Location where = QPU_HERE) {
   detail::receive(x.node(), where);
 }
 
-// Stores 16 consecutive words at the first address of p, without waiting. A later store
-// waits for this one.
+// Stores 16 consecutive words, starting at the first address in p, without waiting. A later store
+// waits until this one is complete.
 inline void store(const IntExpr& x, const PtrExpr<Int>& p, Location where = QPU_HERE) {
   detail::store(x.node(), p.node(), false, where);
 }
@@ -71,16 +73,16 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, const IntExpr& n,
   detail::storeFirst(x.node(), p.node(), n.node(), where);
 }
 
-// Sets the stride of the loads *p and p[i], or of the stores *p = x, p[i] = x and store(x, p),
+// Sets the stride of the loads (*p and p[i]) or the stores (*p = x, p[i] = x and store(x, p))
 // that follow in the kernel's source. The stride is the number of elements in memory (0..2047,
-// initially 0) to skip between two elements of the vector. With a stride of 1, *p reads every
-// other word. The stride is a C++ number and must be set outside If, While, For and Where. It
-// does not apply to gather() and explicit DMA; store(x, p, n) is an error while a stride is set.
-// Strides are slow: a load becomes up to 16 loads and 16 rotations, and a store becomes 16
+// initially 0) that are skipped between two elements of the vector. With a stride of 1, *p reads
+// every other word. The stride is a C++ number and must be set outside If, While, For and Where.
+// It does not apply to gather() and explicit DMA. While a stride is set, store(x, p, n) is an
+// error. Strides are slow: a load becomes up to 16 loads and 16 rotations, and a store becomes 16
 // one-word stores. To iterate over an array, gather(p + index() * 2) is faster.
 //
-// Programs for QPULib use these functions, but QPULib's documentation does not define them. The
-// stride is the distance from the end of one part to the start of the next, as in
+// Programs for QPULib use these functions, but QPULib's documentation does not define what they
+// do. Here the stride is the distance from the end of one part to the start of the next, as in
 // dmaSetWriteStride(), but in elements.
 inline void setReadStride(int elements, Location where = QPU_HERE) {
   detail::readStride(elements, where);
@@ -89,8 +91,8 @@ inline void setWriteStride(int elements, Location where = QPU_HERE) {
   detail::writeStride(elements, where);
 }
 
-// Prints from a kernel: text is printed unchanged, a vector as <e0,e1,..,e15> and a newline. The
-// output goes to standard output. Backends that cannot print ignore the statement.
+// Prints to standard output while a kernel runs. Text is printed unchanged. A vector is printed
+// as <e0,e1,..,e15>, followed by a newline. Backends that cannot print ignore the statement.
 inline void Print(const char* text, Location where = QPU_HERE) { detail::printText(text, where); }
 inline void Print(const IntExpr& x, Location where = QPU_HERE) {
   detail::printVector(x.node(), detail::Type::Int, where);
@@ -111,9 +113,9 @@ void Print(const PtrExpr<T>& x, Location where = QPU_HERE) {
   detail::printVector(x.node(), detail::Type::Address, where);
 }
 
-// The 16 semaphores 0..15 are shared by all QPUs. They count from 0 to 15 and are 0 when a kernel
-// starts; a kernel must leave them at 0. semaInc waits while the value is 15, and semaDec waits
-// while it is 0.
+// All QPUs share the semaphores 0..15. Each semaphore counts from 0 to 15. It is 0 when a kernel
+// starts, and must be 0 again when the kernel ends. semaInc waits while the value is 15, and
+// semaDec waits while it is 0.
 inline void semaInc(int semaphore, Location where = QPU_HERE) {
   detail::semaphoreRelease(semaphore, where);
 }

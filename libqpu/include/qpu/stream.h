@@ -1,8 +1,8 @@
-// Iteration over arrays in kernels: blocks of vectors are distributed among workers, data is
-// requested before it is needed, and the vectors after the last whole block are handled
+// Iteration over arrays in kernels. These functions distribute blocks of vectors among workers
+// and request data before it is needed. They handle the vectors after the last complete block
 // separately.
 //
-// The kernels of qpu/kernels.h use this header, and other kernels can use it too. Unlike the
+// The kernels in qpu/kernels.h use this header, and other kernels can use it too. Unlike the
 // other headers, it requires C++17. Include it after the headers of other libraries, because it
 // defines macros with common names.
 #ifndef QPU_STREAM_H
@@ -17,27 +17,29 @@
 
 namespace qpu::kernels {
 
-// Number of outstanding requests per QPU. Every basic block of a kernel makes an even number of
-// requests, so that they alternate between the TMUs in a fixed order.
+// The number of outstanding requests per QPU. Every basic block of a kernel makes an even number
+// of requests, so that the requests alternate between the TMUs in a fixed order.
 constexpr int kInFlight = 8;
 
-// VPM rows that kernels use directly, divided among the QPUs. The compiler uses row 52 and the
-// rows after it.
+// The number of VPM rows that kernels use directly. The QPUs share these rows equally. The
+// compiler uses rows 52 and above.
 constexpr int kVpmRows = 48;
-// Number of vectors in a block that is stored by one DMA transfer. Starting a transfer costs as
-// much as storing many rows, so a few QPUs with long blocks store more than all QPUs with short
-// ones. This result is from the model; it was not measured on hardware.
+// The number of vectors in a block, which one DMA transfer stores. Starting a transfer costs as
+// much time as storing many rows. A few QPUs with long blocks therefore store more vectors in the
+// same time than all QPUs with short blocks. This result comes from the cycle model; it was not
+// measured on hardware.
 constexpr int kLong = 8;
 constexpr int kShort = 4;
 constexpr int kQpusWithLong = kVpmRows / kLong;
 static_assert(kVpmRows / kShort == 12, "all QPUs have rows for a short block");
 
-// Whether this number of QPUs has enough rows for long blocks. True for 0, which lets the library
-// choose the number.
+// Returns true if each of this many QPUs has enough rows for long blocks. Also returns true for
+// 0, because the library then chooses the number.
 inline bool mayBeLong(int qpus) { return qpus <= kQpusWithLong; }
 inline int orLong(int qpus) { return qpus == 0 ? kQpusWithLong : qpus; }
-// Whether long blocks make storing n elements faster, including the remaining elements, which are
-// stored vector by vector. The unit of cost is one additional row.
+// Returns true if n elements are stored faster with long blocks. The comparison includes the
+// elements after the last complete block, which are stored vector by vector. The unit of cost is
+// the time for one more row in a transfer.
 inline bool longPays(int n) {
   constexpr int start = 11;
   const auto cost = [n](int length) {
@@ -52,7 +54,7 @@ using Vectors = std::array<Float, N>;
 template <std::size_t N>
 using Pointers = std::array<Ptr<Float>, N>;
 
-// An additional request that makes the number of requests even.
+// Makes one more request if the number of requests, N, is odd.
 template <std::size_t N>
 void evenGather(const PtrExpr<Float>& p) {
   if (N % 2 != 0) gather(p);
@@ -65,10 +67,11 @@ void evenReceive() {
   }
 }
 
-// Iterates over the n elements in blocks of `Length` vectors. For each of this worker's blocks,
-// calls vector(j, x) for each vector j in the block and then block(first), where `first` is the
-// block's first element. For the elements after the last whole block, calls tail(x, first, count)
-// with up to 16 elements; the elements of x from index `count` on are copies of the last element.
+// Iterates over n elements in blocks of `Length` vectors. For each block that belongs to this
+// worker, calls vector(j, x) for each vector j in the block, and then block(first), where `first`
+// is the index of the block's first element. For the elements after the last complete block,
+// calls tail(x, first, count) with up to 16 elements at a time. The elements of x from index
+// `count` on are copies of the last valid element.
 template <std::size_t N, int Length, typename OnVector, typename OnBlock, typename OnTail>
 void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntExpr& workers,
           OnVector vector, OnBlock block, OnTail tail) {
@@ -85,7 +88,7 @@ void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntE
     int place = 0;
     const auto request = [&] {
       if (place == Length) {
-        // After the last block, the same block is requested again and discarded.
+        // After its last block, the worker requests this block again and discards the data.
         place = 0;
         fetched = fetched + step;
         Int move = (step << shift) & ((fetched - blocks) >> 31);
@@ -123,8 +126,8 @@ void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntE
   End
 }
 
-// A compensated sum. The accumulated rounding error stays finite, so a sum that has become Inf
-// stays Inf.
+// A sum with compensation for rounding errors. The compensation is limited to finite values, so a
+// sum that has become Inf stays Inf.
 struct Sum {
   Float total = 0;
   Float lost = 0;
@@ -138,14 +141,14 @@ struct Sum {
   }
 };
 
-// This QPU's first VPM row.
+// Returns the number of this QPU's first VPM row.
 template <int Length>
 IntExpr firstVpmRow() {
   return me() * Length;
 }
 
-// Stores vectors at `to` in one DMA transfer that overlaps with the code after the call. Call
-// finishBursts() before the kernel stores in another way or ends.
+// Stores vectors at `to` in one DMA transfer, which overlaps with the code after the call. The
+// kernel must call finishBursts() before it stores in any other way or ends.
 template <std::size_t Length>
 void burst(const std::array<Float, Length>& x, const PtrExpr<Float>& to, const IntExpr& vpmRow) {
   dmaWaitWrite();
@@ -157,10 +160,11 @@ void burst(const std::array<Float, Length>& x, const PtrExpr<Float>& to, const I
 }
 inline void finishBursts() { dmaWaitWrite(); }
 
-// Iterates over planes of `size` outputs. Blocks of vectors are distributed round-robin among the
-// QPUs. compute(plane, first) returns the vector that starts at the plane's output `first`; it is
-// also called for elements beyond the end. whole(vectors, to) stores a block, and rest(vectors,
-// to, left) stores the `left` outputs of the last, partial block.
+// Iterates over planes of `size` outputs each. Blocks of vectors are distributed round-robin
+// among the QPUs. compute(plane, first) returns the vector that starts at output `first` of the
+// plane; it is also called for vectors beyond the plane's end. whole(vectors, to) stores a
+// complete block. rest(vectors, to, left) stores the `left` outputs in the last, incomplete block
+// of a plane.
 template <int Length, typename F, typename Whole, typename Rest>
 void overBlocks(const Int& planes, const Int& size, const Ptr<Float>& out, F compute, Whole whole,
                 Rest rest) {
@@ -191,7 +195,8 @@ void overBlocks(const Int& planes, const Int& size, const Ptr<Float>& out, F com
   finishBursts();
 }
 
-// The same, with a burst for each whole block and single stores for the rest.
+// Calls overBlocks(), and stores each complete block with burst() and the other outputs with
+// single stores.
 template <int Length, typename F>
 void overPlanes(const Int& planes, const Int& size, const Ptr<Float>& out, F compute) {
   Int vpmRow = firstVpmRow<Length>();

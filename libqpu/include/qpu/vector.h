@@ -1,5 +1,5 @@
-// The language's vector types: Int, Float and Ptr<T>. Each holds 16 elements of 32 bits. C++ code
-// that uses these types inside a kernel function records a program.
+// The vector types of the kernel language: Int, Float and Ptr<T>. Each holds 16 elements of 32
+// bits. A kernel function that uses these types records a program when it runs.
 #ifndef QPU_VECTOR_H
 #define QPU_VECTOR_H
 
@@ -18,7 +18,7 @@ class Ptr;
 
 namespace detail {
 
-// Only the library and the classes below create expressions from nodes.
+// Constructor tag: only the library and the classes below create expressions from nodes.
 struct FromNode {
   Node node;
   explicit FromNode(Node n) : node(n) {}
@@ -35,8 +35,8 @@ struct IfReal : std::enable_if<std::is_floating_point<A>::value, int> {};
 
 namespace detail {
 
-// A double holds every 32-bit integer exactly. Integers that do not fit into 32 bits are still
-// out of range after conversion to double.
+// A double represents every 32-bit integer exactly. Integers that do not fit into 32 bits remain
+// out of range when they are converted to double.
 template <typename A>
 typename std::enable_if<std::is_integral<A>::value && sizeof(A) <= 4, Node>::type number(A value) {
   return constantInt(static_cast<std::int32_t>(value));
@@ -49,9 +49,9 @@ typename std::enable_if<!std::is_integral<A>::value || (sizeof(A) > 4), Node>::t
 
 }  // namespace detail
 
-// An integer vector value. A C++ number is copied to all elements and truncated toward zero. The
-// range is -2^31..2^32 - 1; a number of at least 2^31 becomes the negative number with the same
-// 32 bits.
+// An integer vector value. A C++ number is truncated toward zero and copied to all elements. It
+// must be in the range -2^31..2^32 - 1. A number that is at least 2^31 becomes the negative
+// number with the same 32 bits.
 class IntExpr {
  public:
   explicit IntExpr(detail::FromNode n) : node_(n.node) {}
@@ -64,7 +64,7 @@ class IntExpr {
   detail::Node node_;
 };
 
-// A float vector value.
+// A floating-point vector value.
 class FloatExpr {
  public:
   explicit FloatExpr(detail::FromNode n) : node_(n.node) {}
@@ -77,7 +77,7 @@ class FloatExpr {
   detail::Node node_;
 };
 
-// A vector of 16 bus addresses of T.
+// A vector of 16 bus addresses of elements of type T.
 template <typename T>
 class PtrExpr;
 
@@ -103,9 +103,9 @@ struct Element<Ptr<T> > {
 
 }  // namespace detail
 
-// *p and p[i]. As a value: the 16 consecutive words starting at the first address of p. As the
-// target of an assignment: a store of 16 words to that address, which waits until they are
-// written.
+// The expressions *p and p[i]. Used as a value, the expression loads 16 consecutive words,
+// starting at the first address in p. Used as the target of an assignment, it stores 16 words at
+// that address and waits until they are written.
 template <typename T>
 class Deref : public detail::Element<T>::Expr {
   typedef typename detail::Element<T>::Expr Expr;
@@ -139,7 +139,7 @@ class PtrExpr {
   detail::Node node() const { return node_; }
 
   Deref<T> operator*() const { return Deref<T>(node_); }
-  // i counts elements, so p[16] is the next vector.
+  // The index i counts elements, so p[16] is the vector after p[0].
   Deref<T> operator[](const IntExpr& i) const;
 
  private:
@@ -165,9 +165,10 @@ PtrExpr<T> offset(Op op, const PtrExpr<T>& p, const IntExpr& i) {
 
 }  // namespace detail
 
-// Int arithmetic. Sums and differences wrap at 32 bits. The product uses the low 24 bits of each
-// operand, unsigned, and keeps the low 32 bits (mul24). Shift amounts use bits 4:0, and >> keeps
-// the sign. See the manual, section 3, ALU instructions.
+// Arithmetic on Int. Sums and differences wrap at 32 bits. A product multiplies the low 24 bits
+// of the operands as unsigned numbers and keeps the low 32 bits of the result (mul24). Shift
+// amounts are taken from bits 4:0, and >> keeps the sign. See the manual, section 3, ALU
+// instructions.
 inline IntExpr operator+(const IntExpr& a, const IntExpr& b) {
   return detail::intOp(detail::Op::Add, a, b);
 }
@@ -203,7 +204,7 @@ inline IntExpr min(const IntExpr& a, const IntExpr& b) {
 inline IntExpr max(const IntExpr& a, const IntExpr& b) {
   return detail::intOp(detail::Op::Max, a, b);
 }
-// Logical right shift, and rotation of the 32 bits of each element.
+// Logical shift right, and rotation of the 32 bits in each element.
 inline IntExpr shr(const IntExpr& a, const IntExpr& b) {
   return detail::intOp(detail::Op::Shr, a, b);
 }
@@ -211,9 +212,8 @@ inline IntExpr ror(const IntExpr& a, const IntExpr& b) {
   return detail::intOp(detail::Op::Ror, a, b);
 }
 
-// Float arithmetic: results are rounded toward zero, denormal operands count as +0,
-// results are never denormal, and no operation produces NaN. min and max compare sign and
-// magnitude.
+// Arithmetic on Float. Results are rounded toward zero and are never denormal. Denormal operands
+// count as +0. No operation produces NaN. min and max compare operands by sign and magnitude.
 inline FloatExpr operator+(const FloatExpr& a, const FloatExpr& b) {
   return detail::floatOp(detail::Op::FAdd, a, b);
 }
@@ -231,21 +231,21 @@ inline FloatExpr max(const FloatExpr& a, const FloatExpr& b) {
   return detail::floatOp(detail::Op::FMax, a, b);
 }
 
-// Clears the sign. Denormals are unchanged.
+// Clears the sign bit. Denormals remain denormal.
 inline FloatExpr abs(const FloatExpr& a) { return detail::floatOp(detail::Op::FMaxAbs, a, a); }
 
-// Functions of the special function unit: 1/x, 1/sqrt(|x|), 2^x, log2(|x|). For 0 the results are
-// Inf, Inf, about 1 and -Inf. The relative error is about 3e-5 and at most 1e-4 (for log2, the
-// absolute error where the result is below 1). Powers of two are not exact. The interpreter and
-// the emulator produce the same bits; a board produces others. qpu/math.h has functions that are
-// accurate to the last bits. Source: samples and hardware tests published by VC4C and
-// py-videocore.
+// Functions of the special function unit: 1/x, 1/sqrt(|x|), 2^x and log2(|x|). For x = 0 their
+// results are Inf, Inf, about 1 and -Inf. The typical relative error is 3e-5, and the maximum is
+// 1e-4. For log2 results below 1, these figures are absolute errors. The results for powers of
+// two are not exact. The interpreter and the emulator produce identical bits, but a board
+// produces different ones. qpu/math.h has functions with errors of a few ulp. Source: samples and
+// hardware tests published by VC4C and py-videocore.
 inline FloatExpr recip(const FloatExpr& a) { return detail::floatOp(detail::Op::Recip, a); }
 inline FloatExpr rsqrt(const FloatExpr& a) { return detail::floatOp(detail::Op::RecipSqrt, a); }
 inline FloatExpr exp2(const FloatExpr& a) { return detail::floatOp(detail::Op::Exp2, a); }
 inline FloatExpr log2(const FloatExpr& a) { return detail::floatOp(detail::Op::Log2, a); }
 
-// The 32 bits of each element, reinterpreted as the other type.
+// Reinterpret the 32 bits of each element as the other type.
 inline IntExpr asInt(const FloatExpr& a) { return IntExpr(detail::FromNode(a.node())); }
 inline FloatExpr asFloat(const IntExpr& a) { return FloatExpr(detail::FromNode(a.node())); }
 
@@ -258,8 +258,8 @@ inline IntExpr toInt(const FloatExpr& a) {
   return IntExpr(detail::FromNode(detail::unary(detail::Op::FtoI, detail::Type::Int, a.node())));
 }
 
-// Element i moves to element (i + n) mod 16: 1 rotates right by one, 15 rotates left by one. Only
-// the low four bits of n's element 0 are used.
+// Moves element i to element (i + n) mod 16. An amount of 1 rotates right by one element, and 15
+// rotates left by one. Only the low four bits of n's element 0 are used.
 inline IntExpr rotate(const IntExpr& a, const IntExpr& n) {
   return detail::intOp(detail::Op::Rotate, a, n);
 }
@@ -268,7 +268,7 @@ inline FloatExpr rotate(const FloatExpr& a, const IntExpr& n) {
       detail::binary(detail::Op::Rotate, detail::Type::Float, a.node(), n.node())));
 }
 
-// Copies element k, 0..15, to all elements.
+// Copies element k (0..15) to all elements.
 inline IntExpr broadcast(const IntExpr& a, int k, Location where = QPU_HERE) {
   return IntExpr(detail::FromNode(detail::broadcast(detail::Type::Int, a.node(), k, where)));
 }
@@ -276,7 +276,8 @@ inline FloatExpr broadcast(const FloatExpr& a, int k, Location where = QPU_HERE)
   return FloatExpr(detail::FromNode(detail::broadcast(detail::Type::Float, a.node(), k, where)));
 }
 
-// Pointers move by elements of 4 bytes. Each of the 16 addresses moves independently.
+// Pointer arithmetic counts elements of 4 bytes. Each of the 16 addresses changes by the
+// corresponding element of i.
 template <typename T>
 PtrExpr<T> operator+(const PtrExpr<T>& p, const IntExpr& i) {
   return detail::offset(detail::Op::Add, p, i);
@@ -290,8 +291,8 @@ Deref<T> PtrExpr<T>::operator[](const IntExpr& i) const {
   return *(*this + i);
 }
 
-// A variable of 16 integers. Without an initialiser, its value is 0 on the interpreter and
-// undefined on hardware.
+// A variable that holds 16 integers. A variable without an initialiser is 0 on the interpreter
+// and undefined on hardware.
 class Int : public IntExpr {
  public:
   Int(Location where = QPU_HERE) : IntExpr(fresh(where)) {}
@@ -325,7 +326,7 @@ class Int : public IntExpr {
   Int& operator|=(const IntExpr& b) { return *this = *this | b; }
   Int& operator^=(const IntExpr& b) { return *this = *this ^ b; }
   Int& operator++() { return *this = *this + 1; }
-  // A statement without a value; the old value is not kept.
+  // The postfix operator is a statement without a value, because the old value is not kept.
   void operator++(int) { ++*this; }
 
  private:
@@ -334,7 +335,8 @@ class Int : public IntExpr {
   }
 };
 
-// A variable of 16 floats. Without an initialiser, the same applies as for Int.
+// A variable that holds 16 floats. As for Int, a variable without an initialiser is 0 on the
+// interpreter and undefined on hardware.
 class Float : public FloatExpr {
  public:
   Float(Location where = QPU_HERE) : FloatExpr(fresh(where)) {}
@@ -369,7 +371,7 @@ class Float : public FloatExpr {
   }
 };
 
-// A variable of 16 addresses of T, where T is Int, Float or another Ptr.
+// A variable that holds 16 addresses of elements of type T, where T is Int, Float or another Ptr.
 template <typename T>
 class Ptr : public PtrExpr<T> {
  public:
@@ -396,15 +398,15 @@ class Ptr : public PtrExpr<T> {
   }
 };
 
-// The element numbers 0, 1, .., 15.
+// Returns the element numbers 0, 1, .., 15.
 inline IntExpr index() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::ElementNumber, detail::Type::Int)));
 }
-// The number of this QPU, 0 .. numQPUs() - 1, in all elements.
+// Returns this QPU's number (0 .. numQPUs() - 1) in all elements.
 inline IntExpr me() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::QpuNumber, detail::Type::Int)));
 }
-// The number of QPUs that run this kernel.
+// Returns the number of QPUs that run this kernel, in all elements.
 inline IntExpr numQPUs() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::QpuCount, detail::Type::Int)));
 }

@@ -1,13 +1,13 @@
-// Direct access to the VPM and its two DMA engines. The VPM is a window of 64 rows by
-// 16 columns of 32-bit words that all QPUs share: use separate rows for each QPU, or
-// order their accesses with semaphores. Manual: section 7, VPM and VCD/VDW.
+// Direct access to the VPM and its two DMA engines. The VPM is a window of 64 rows by 16 columns
+// of 32-bit words. All QPUs share it, so use separate rows for each QPU, or order the accesses
+// with semaphores. Manual: section 7, VPM and VCD/VDW.
 //
-// A DMA address in the VPM counts words: 16 * row + column. A HORIZ vector address counts rows
-// (0..63); a VERT one is 16 * (row / 16) + column.
+// A DMA address in the VPM counts words: 16 * row + column. The address of a HORIZ vector is its
+// row (0..63). The address of a VERT vector is 16 * (row / 16) + column.
 //
-// In a kernel that uses any of these functions, store() and *p = x place their vectors in row 63
-// - me(), as does a read of *p that a store can precede. The compiler never uses rows 0 to 51,
-// and leaves windows and setups unchanged.
+// In a kernel that uses any of these functions, the compiler uses row 63 - me() for store() and
+// *p = x. It also uses this row to read *p if a store may precede the read. The compiler never
+// uses rows 0 to 51, and it does not change the kernel's windows and setups.
 #ifndef QPU_VPM_H
 #define QPU_VPM_H
 
@@ -15,7 +15,7 @@
 
 namespace qpu {
 
-// HORIZ: a memory row or a vector lies along a VPM row; VERT: along a column.
+// HORIZ places a memory row or a vector along a VPM row, and VERT along a VPM column.
 enum VPMDirection { HORIZ, VERT };
 
 namespace detail {
@@ -24,15 +24,15 @@ inline Direction direction(VPMDirection d) {
 }
 }  // namespace detail
 
-// Distance in bytes from the start of one memory row to the start of the next,
-// 0..8191.
+// Sets the distance in bytes (0..8191) from the start of one memory row to the start of the next.
 inline void dmaSetReadPitch(const IntExpr& bytes, Location where = QPU_HERE) {
   detail::dmaReadPitch(bytes.node(), where);
 }
-// Reads numRows (1..16) memory rows of rowLength (1..16) words. Each row starts vpmPitch (1..16)
-// VPM rows after the previous one, for both HORIZ and VERT. VERT with rowLength 1 therefore fills
-// one column with words from the memory rows, and VERT with vpmPitch 16 places columns below each
-// other. Source: Broadcom's guide, VPITCH of the DMA load setup.
+// Sets up a DMA read of numRows (1..16) memory rows with rowLength (1..16) words each. In the
+// VPM, each row starts vpmPitch (1..16) VPM rows after the previous one, for both HORIZ and VERT.
+// VERT with rowLength 1 therefore fills a single column with one word from each memory row, and
+// VERT with vpmPitch 16 places the columns one below the other. Source: Broadcom's guide, VPITCH
+// of the DMA load setup.
 inline void dmaSetupRead(VPMDirection d, int numRows, const IntExpr& vpmAddress,
                          int rowLength = 16, int vpmPitch = 1, Location where = QPU_HERE) {
   detail::dmaReadSetup(detail::direction(d), numRows, vpmAddress.node(), rowLength, vpmPitch,
@@ -44,14 +44,13 @@ void dmaStartRead(const PtrExpr<T>& memory, Location where = QPU_HERE) {
 }
 inline void dmaWaitRead(Location where = QPU_HERE) { detail::dmaReadWait(where); }
 
-// Distance in bytes from the END of one memory row to the start of the next,
-// 0..8191.
+// Sets the distance in bytes (0..8191) from the END of one memory row to the start of the next.
 inline void dmaSetWriteStride(const IntExpr& bytes, Location where = QPU_HERE) {
   detail::dmaWriteStride(bytes.node(), where);
 }
-// Writes numRows (1..64 HORIZ, 1..16 VERT) memory rows of rowLength words (1..16 HORIZ, 1..64
-// VERT). Each memory row comes from the VPM row (HORIZ) or column (VERT) after that of the
-// previous one.
+// Sets up a DMA write of numRows (HORIZ: 1..64, VERT: 1..16) memory rows with rowLength (HORIZ:
+// 1..16, VERT: 1..64) words each. Each memory row comes from the VPM row (HORIZ) or column (VERT)
+// that follows the source of the previous memory row.
 inline void dmaSetupWrite(VPMDirection d, int numRows, const IntExpr& vpmAddress,
                           int rowLength = 16, Location where = QPU_HERE) {
   detail::dmaWriteSetup(detail::direction(d), numRows, vpmAddress.node(), rowLength, where);
@@ -62,13 +61,14 @@ void dmaStartWrite(const PtrExpr<T>& memory, Location where = QPU_HERE) {
 }
 inline void dmaWaitWrite(Location where = QPU_HERE) { detail::dmaWriteWait(where); }
 
-// Sets up reading of `vectors` (1..16) vectors, from `address` in steps of `stride`
-// (1..64). All of them must be read before the next setup.
+// Sets up the VPM so that the kernel can read `vectors` (1..16) vectors. The first is at
+// `address`, and each of the others is `stride` (1..64) after its predecessor. The kernel must
+// read all of them before the next setup.
 inline void vpmSetupRead(VPMDirection d, int vectors, const IntExpr& address, int stride = 1,
                          Location where = QPU_HERE) {
   detail::vpmReadSetup(detail::direction(d), vectors, address.node(), stride, where);
 }
-// Reads the next vector whenever the expression is evaluated. Operands are evaluated from left to
+// Each evaluation of the expression reads the next vector. Operands are evaluated from left to
 // right.
 inline IntExpr vpmGetInt() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::VpmRead, detail::Type::Int)));

@@ -32,7 +32,7 @@ std::string text(const Uniform& u) {
   return {};
 }
 
-// Width of a column.
+// Returns the width of a column that contains numbers up to `most`.
 std::size_t digits(std::uint64_t most) { return std::to_string(most).size(); }
 
 std::string inColumn(std::uint64_t n, std::size_t width) {
@@ -108,7 +108,7 @@ class Listing {
     out_ += isa::disassemble(object_.words[n], fields_) + target(n) + "\n";
   }
 
-  // The target of a branch, as a comment.
+  // Returns a comment that gives the target of a branch.
   std::string target(std::size_t n) const {
     const auto i = isa::decode(object_.words[n]);
     if (!i || i->form != isa::Form::Branch || !i->branchRelative || i->branchRegister) return {};

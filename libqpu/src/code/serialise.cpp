@@ -6,13 +6,13 @@
 namespace qpu::code {
 namespace {
 
-// Contains a carriage return, which text conversions change, and a zero byte, which does not
-// occur in text files.
+// The magic string contains a carriage return, which text conversions change, and a zero byte,
+// which does not occur in text files.
 constexpr std::string_view kMagic("QPUobj\r\0", 8);
 constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kHashAt = 16;
 constexpr std::size_t kHeader = 24;
-constexpr std::uint32_t kLine = 64;  // bytes; spill areas consist of whole lines
+constexpr std::uint32_t kLine = 64;  // in bytes; a spill area consists of complete cache lines
 
 std::uint64_t hash(std::string_view data, std::uint64_t from) {
   for (const char c : data) from = (from ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
@@ -23,7 +23,8 @@ std::uint64_t hashOf(std::string_view header, std::string_view content) {
   return hash(content, hash(header.substr(0, kHashAt), 0xcbf29ce484222325U));
 }
 
-// Length of the UTF-8 sequence at the start of `s`, or 0 if it is not valid.
+// Returns the length of the UTF-8 sequence at the start of `s`, or 0 if there is no valid
+// sequence.
 std::size_t sequence(std::string_view s) {
   const auto byte = [&](std::size_t n) { return static_cast<unsigned char>(s[n]); };
   if (s.empty()) return 0;
@@ -33,7 +34,7 @@ std::size_t sequence(std::string_view s) {
   if (first < 0xc2 || first > 0xf4 || s.size() < length) return 0;
   for (std::size_t n = 1; n < length; ++n)
     if ((byte(n) & 0xc0U) != 0x80) return 0;
-  // Overlong encodings, surrogates, and characters beyond U+10FFFF.
+  // Reject overlong encodings, surrogates and code points above U+10FFFF.
   const unsigned second = byte(1);
   const bool wrong = (first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
                      (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f);
@@ -49,7 +50,7 @@ bool isUtf8(std::string_view s) {
   return true;
 }
 
-// Replaces invalid bytes with U+FFFD. Kernel names and paths can be in any encoding.
+// Replaces invalid bytes with U+FFFD. The names of kernels and paths can be in any encoding.
 std::string asUtf8(std::string_view s) {
   std::string text;
   while (!s.empty()) {
@@ -83,7 +84,7 @@ class Writer {
   std::string out_;
 };
 
-// Reads beyond the end return zeros and invalidate the reader.
+// Reads data from a string. A read beyond the end returns zeros and makes the reader invalid.
 class Reader {
  public:
   explicit Reader(std::string_view data) : data_(data) {}
@@ -107,7 +108,7 @@ class Reader {
     return std::string(s);
   }
 
-  // Length of a list, each of whose entries has at least `bytes` bytes.
+  // Reads the length of a list. Each entry of the list has at least `bytes` bytes.
   std::size_t length(std::size_t bytes) {
     const std::size_t n = number<std::uint32_t>();
     require(n <= data_.size() / bytes);

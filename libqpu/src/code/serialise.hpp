@@ -1,12 +1,14 @@
-// The file format of objects, which is the same on every machine.
+// The file format of objects, which is the same on every machine:
 //
-//   0   8  magic
-//   8   4  version of the format
-//   12  4  bytes of the content
-//   16  8  FNV-1a (64 bit) of bytes 0..15 and of the content
-//   24     content
+//   offset  bytes  content
+//   0       8      magic string
+//   8       4      version of the format
+//   12      4      size of the object in bytes
+//   16      8      FNV-1a hash (64 bits) of bytes 0..15 and of the object
+//   24      ...    the object
 //
-// Numbers are little-endian. Strings are UTF-8. Strings and lists start with their 32-bit length.
+// Numbers are little-endian. Strings are encoded in UTF-8. Each string and each list starts with
+// its length as a 32-bit number.
 #ifndef QPU_SRC_CODE_SERIALISE_HPP
 #define QPU_SRC_CODE_SERIALISE_HPP
 
@@ -18,19 +20,20 @@
 
 namespace qpu::code {
 
-// Bytes that are not valid UTF-8 become U+FFFD in strings. Throws std::length_error if the object
-// is larger than 4 GB.
+// In strings, bytes that are not valid UTF-8 become U+FFFD. Throws std::length_error if the
+// object is larger than 4 GB.
 std::string save(const Object& object);
 
-// Returns nothing if the data is incomplete, damaged, in another format or version, or not a
-// valid object. In a valid object every word has a site number or kNoSite, all sites and
-// arguments exist, and the spill area consists of whole lines.
+// Returns nothing if the data is incomplete, damaged or in another format or version, or if the
+// object is not valid. In a valid object, every word has a site number or kNoSite, all sites and
+// arguments exist, and the size of the spill area is a multiple of 64 bytes.
 std::optional<Object> load(std::string_view data);
 
-// Whether `data` starts like a file of this format, valid or not.
+// Returns true if `data` starts like a file in this format. The rest of the file need not be
+// valid.
 bool looksSaved(std::string_view data);
 
-// Adds the header to the content.
+// Adds the header to the serialised object.
 std::string seal(std::string_view content);
 
 }  // namespace qpu::code

@@ -5,7 +5,7 @@
 namespace qpu::compiler {
 namespace {
 
-// Two vectors that one operation reads, which should be in different files.
+// Two vectors that the same operation reads. They should be in different files.
 struct OperandPair {
   std::uint32_t one, other;
   std::uint32_t weight;
@@ -44,7 +44,7 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
         if (x != Liveness::kLocal) reads[x][o.op == Op::Add ? 0 : 1] += weight;
         if (y != Liveness::kLocal) reads[y][o.op == Op::Add ? 0 : 1] += weight;
       }
-      // A rotation within a quad reads file A.
+      // A rotation within a quad reads its vector from file A.
       if (o.op == Op::Broadcast && x != Liveness::kLocal && o.constant % 16 != 0 &&
           o.constant % 16 < 4)
         withImmediate[x] += weight;
@@ -57,11 +57,12 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
 
   std::vector<Place> homes(n, kNowhere);
   std::vector<Bits> taken(kR0, Bits(blocks));
-  // Reads by the ADD and MUL pipes from files A and B. Two operations can be paired only if one
-  // pipe reads from one file and the other pipe from the other file.
+  // The number of reads by the ADD pipe and by the MUL pipe from files A and B. Two operations
+  // can issue together only if one pipe reads from one file and the other pipe reads from the
+  // other file.
   std::array<std::array<std::uint64_t, 2>, 2> load{};
-  // Vectors with the most reads come first. The others are distributed evenly between the two
-  // files.
+  // The vectors that are read most often are assigned first. The other vectors are distributed
+  // evenly between the two files.
   std::vector<std::uint32_t> order(n);
   for (std::uint32_t g = 0; g < n; ++g) order[g] = g;
   const auto readsOf = [&](std::uint32_t g) { return reads[g][0] + reads[g][1] + withImmediate[g]; };
@@ -69,7 +70,7 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
     return readsOf(x) > readsOf(y);
   });
   for (const std::uint32_t g : order) {
-    // Costs of file A and file B.
+    // The costs of file A and of file B for this vector.
     std::array<std::uint64_t, 2> conflicts{0, withImmediate[g]};
     for (auto pair = std::lower_bound(
              pairs.begin(), pairs.end(), g,
@@ -78,7 +79,8 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
       const Place other = homes[pair->other];
       if (other != kNowhere) conflicts[isFileB(other) ? 1 : 0] += pair->weight;
     }
-    // Registers of each file that are occupied in the innermost loops in which g is live.
+    // Count the registers of each file that are occupied in the innermost loops in which g is
+    // live.
     Bits innermost(blocks);
     std::uint32_t depth = 0;
     for (std::size_t b = 0; b < blocks; ++b) {
@@ -93,8 +95,9 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
     for (std::size_t file = 0; file < 2; ++file)
       for (std::size_t pipe = 0; pipe < 2; ++pipe)
         if (reads[g][pipe] != 0) portLoad[file] += load[pipe][file] + load[1 - pipe][file];
-    // Vectors with few reads go to the file with more free registers. For other vectors, the
-    // operands that are read together with them decide, then each pipe's reads from each file.
+    // A vector with few reads goes to the file with more free registers. For any other vector,
+    // the choice depends first on the operands that are read together with it, and then on the
+    // number of reads by each pipe from each file.
     const auto difference = [](std::uint64_t x, std::uint64_t y) { return x > y ? x - y : y - x; };
     std::array<std::uint64_t, 2> worse{count[0], count[1]};
     const bool isCold = readsOf(g) * 8 < readsOf(order[0]);

@@ -1,8 +1,9 @@
 // Register allocation for vectors that are live across blocks. The scheduler assigns registers to
-// all others.
+// all other vectors.
 //
-// Greedy graph colouring in order of priority: Fred C. Chow and John L. Hennessy, "The Priority-Based Coloring Approach
-// to Register Allocation", 1990. Live ranges are sets of whole blocks.
+// The algorithm is greedy graph colouring in order of priority: Fred C. Chow and John L.
+// Hennessy, "The Priority-Based Coloring Approach to Register Allocation", 1990. Live ranges are
+// sets of complete blocks.
 #ifndef QPU_SRC_COMPILER_ALLOCATE_HPP
 #define QPU_SRC_COMPILER_ALLOCATE_HPP
 
@@ -14,7 +15,8 @@
 
 namespace qpu::compiler {
 
-// A register of the QPU: 0..31 are ra0..ra31, 32..63 are rb0..rb31, then r0..r5.
+// A register of the QPU: 0..31 are ra0..ra31, 32..63 are rb0..rb31, and the following numbers are
+// r0..r5.
 using Place = std::uint8_t;
 constexpr Place kFileB = 32;
 constexpr Place kR0 = 64;
@@ -28,11 +30,12 @@ constexpr bool isFileB(Place p) { return p >= kFileB && p < kR0; }
 constexpr bool isFile(Place p) { return p < kR0; }
 constexpr bool isAccumulator(Place p) { return p >= kR0 && p < kR4; }
 
-// The bit of a register in the mask of its file.
+// Returns the register's bit in the bit mask of its file.
 constexpr std::uint32_t registerBit(Place p) { return 1U << (p % kFileB); }
 
-// The home register of each of `live.globals`: the register of file A or B that holds the vector at the start and the
-// end of every block in which it is live there. Empty if there are not enough registers.
+// Returns the home register of each vector in `live.globals`. This is the register in file A or B
+// that holds the vector at the start and the end of every block at which the vector is live.
+// Returns an empty list if there are not enough registers.
 std::vector<Place> findHomes(const Function& function, const Liveness& live, int fileRegisters);
 
 }  // namespace qpu::compiler

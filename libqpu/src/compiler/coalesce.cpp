@@ -14,9 +14,9 @@ bool isCopy(const Operation& o) {
          o.target != Operation::kNone;
 }
 
-// Part of a live range, from one write to the next. Operation n reads at position 2 n and writes
-// at position 2 n + 1. A copy has the same value as its source, so one register may hold both
-// while both are live.
+// The part of a live range from one write to the next. Operation n reads at position 2 n and
+// writes at position 2 n + 1. A copy has the same value as its source, so one register may hold
+// both while both are live.
 struct Segment {
   std::uint32_t from;
   std::uint32_t to;  // exclusive
@@ -61,9 +61,10 @@ class CopyCoalescer {
     std::iota(class_.begin(), class_.end(), 0U);
   }
 
-  // Liveness of the registers of copies.
+  // Computes the liveness of the registers that copies read or write.
   void findLiveness() {
-    std::vector<std::uint32_t> onlyBlock(f_.registers, kUnset);  // the block of all occurrences so far
+    // Indexed by register: the only block in which it has occurred so far.
+    std::vector<std::uint32_t> onlyBlock(f_.registers, kUnset);
     std::vector<bool> global(f_.registers, false);
     inSeveralBlocks_.assign(f_.registers, false);
     std::vector<std::uint32_t> writer(f_.registers, kUnset);
@@ -244,8 +245,7 @@ class CopyCoalescer {
     f_.qpuNumber = classOf(f_.qpuNumber);
   }
 
-  // A jump to an empty block is redirected to that block's target. Unreachable blocks are
-  // removed.
+  // Redirects each jump to an empty block to that block's target, and removes unreachable blocks.
   void threadJumps() {
     const auto end = [this](std::uint32_t b) {
       for (std::size_t steps = 0; steps < f_.blocks.size(); ++steps) {
@@ -302,7 +302,7 @@ class CopyCoalescer {
   Function& f_;
   std::vector<Copy> copies_;
   std::vector<bool> related_;
-  std::vector<bool> inSeveralBlocks_;  // the register is written in several blocks
+  std::vector<bool> inSeveralBlocks_;  // indexed by register: whether it is written in several blocks
   std::vector<std::uint32_t> bit_;
   std::vector<Vreg> globals_;
   std::size_t words_ = 0;

@@ -29,9 +29,9 @@ class RecurrenceCoalescer {
   }
 
  private:
-  // Positions of the next accesses to a register that is live across blocks.
+  // The positions of the next read and the next write of a register that is live across blocks.
   struct NextAccess {
-    std::uint32_t read = kNever;  // before the next write
+    std::uint32_t read = kNever;  // the last read before the next write
     std::uint32_t write = kNever;
   };
 
@@ -39,7 +39,7 @@ class RecurrenceCoalescer {
     std::vector<Operation>& operations = f_.blocks[b].operations;
     const auto end = static_cast<std::uint32_t>(operations.size());
     for (const Vreg v : live_.globals) after_[v] = {live_.liveOut(b, v) ? end : kNever, kNever};
-    // Indexed by operation, with an entry for each of its two operands.
+    // The entry of an operation contains one element for each of its two operands.
     std::vector<std::array<NextAccess, 2>> later(end);
     for (std::uint32_t i = end; i-- > 0;) {
       const Operation& o = operations[i];
@@ -58,7 +58,8 @@ class RecurrenceCoalescer {
       std::size_t side = 0;
       for (Operand* operand : {&o.a, &o.b}) {
         if (operand->isRegister() && replaced_[operand->value].by != kNever) {
-          // The next write is the one to the register that replaces the operand.
+          // The operand is replaced by another register, so the next write is that register's
+          // next write.
           next[side] = {lastRead_[operand->value] > i ? lastRead_[operand->value] : kNever,
                         replaced_[operand->value].write};
           operand->value = replaced_[operand->value].by;
@@ -84,8 +85,8 @@ class RecurrenceCoalescer {
   }
 
   struct Replacement {
-    std::uint32_t by;     // register
-    std::uint32_t write;  // position of its next write
+    std::uint32_t by;     // the register that replaces this one
+    std::uint32_t write;  // the position at which that register is next written
   };
 
   Function& f_;

@@ -1,5 +1,5 @@
-// Coalescing of recurrences, such as sum = sum + x. In SSA form, each sum has a separate
-// register.
+// Coalescing of recurrences such as sum = sum + x. In SSA form, the sums on the two sides of this
+// assignment have separate registers.
 #ifndef QPU_SRC_COMPILER_COALESCE_RECURRENCES_HPP
 #define QPU_SRC_COMPILER_COALESCE_RECURRENCES_HPP
 
@@ -7,11 +7,10 @@
 
 namespace qpu::compiler {
 
-// If an operation is the last use of one of its operands, puts the result into that operand's
-// register, provided that the register is live across blocks and is not written before the
-// result's last use. Otherwise a loop-carried
-// recurrence needs two registers: one for the current value, and one that is reserved for the
-// value at the end of the iteration.
+// If an operation is the last use of an operand, puts the operation's result into the operand's
+// register. This requires that the register is live across blocks and is not written again before
+// the result's last use. Without this pass, a loop-carried recurrence needs two registers: one
+// for the current value, and one that is reserved for the value at the end of the iteration.
 void coalesceRecurrences(Function& function);
 
 }  // namespace qpu::compiler

@@ -14,10 +14,10 @@
 namespace qpu::compiler {
 namespace {
 
-constexpr std::uint32_t kLeastRegisters = 7;  // minimum limit at which spilling makes sense
-constexpr double kSignificant = 0.95;             // smaller differences between costs are noise
+constexpr std::uint32_t kLeastRegisters = 7;  // the lowest limit at which spilling is tried
+constexpr double kSignificant = 0.95;             // improvements of less than 5 % are considered noise
 
-// Thrown if there are not enough registers even with spilling.
+// Thrown if there are not enough registers even after spilling.
 struct OutOfRegisters {
   std::string kernel;
   bool usesVpmByHand;
@@ -43,8 +43,8 @@ Emitted emitWithCost(Function function, const Options& options) {
     std::optional<Emitted> emitted = emitWithoutSpilling(function, options);
     if (emitted) return std::move(*emitted);
   }
-  // Rematerialisation costs less than memory and is possible in every kernel. Lower limits leave
-  // more registers to the scheduler but cost more spill code.
+  // Rematerialisation costs less than spilling to memory, and it is possible in every kernel. A
+  // lower limit leaves more registers to the scheduler but results in more spill code.
   for (const bool memory : {false, true}) {
     if (memory && function.usesVpmByHand) break;
     if (memory && (function.keepsWriteWindow || function.mergesStores)) throw SpillsNeeded();
@@ -63,7 +63,7 @@ Emitted emitWithCost(Function function, const Options& options) {
   throw OutOfRegisters{function.name, function.usesVpmByHand, most, registers};
 }
 
-// `front` is the optimisation level of the front end.
+// `front` is the front end's optimisation level.
 Emitted compileAt(const detail::Source& source, const Options& options, int front) {
   Options selecting = options;
   selecting.level = front;
@@ -89,8 +89,8 @@ code::Object emit(Function function, const Options& options) {
 code::Object compile(const detail::Source& source, const Options& options) {
   std::optional<Emitted> best;
   std::optional<OutOfRegisters> failure;
-  // The front end's optimisations increase register pressure. If they cause spills, a lower level
-  // may be faster.
+  // The front end's optimisations increase register pressure. If they cause spills, code from a
+  // lower optimisation level may be faster.
   for (int front = options.level; front >= 0 && (!best || best->hasSpilled); --front) {
     try {
       Emitted other = compileAt(source, options, front);

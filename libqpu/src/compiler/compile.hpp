@@ -1,4 +1,4 @@
-// Compiles the source of a kernel to object code.
+// Compiles a kernel's source to object code.
 #ifndef QPU_SRC_COMPILER_COMPILE_HPP
 #define QPU_SRC_COMPILER_COMPILE_HPP
 
@@ -9,29 +9,32 @@
 namespace qpu::compiler {
 
 struct Options {
-  // 0: no optimisation, one operation per instruction, in source order;
-  // 1: no loop or address optimisation; 2: everything.
+  // The optimisation level. 0: no optimisation, one operation per instruction, in source order;
+  // 1: all optimisations except those of loops and addresses; 2: all optimisations.
   int level = 2;
-  // Number of usable registers in each file, 4..32. Used to test spilling.
+  // The number of usable registers in each file, 4..32. Tests lower it to force spilling.
   int fileRegisters = 32;
-  // Sets up the VPM write window once for all stores, if nothing else needs the window. compile()
-  // disables it for kernels that spill.
+  // Sets up the VPM write window only once, for all stores, provided that nothing else needs the
+  // window. compile() disables this option for kernels that spill.
   bool keepWriteWindow = true;
-  // Merges consecutive stores to adjacent addresses into one DMA transfer. compile() disables it
-  // for kernels that spill.
+  // Merges consecutive stores to adjacent addresses into one DMA transfer. compile() disables
+  // this option for kernels that spill.
   bool mergeStores = true;
 };
 
-// Thrown by emit() if a function that keeps its write window or merges stores must spill.
+// emit() throws this if a function must spill although it keeps its write window or merges
+// stores.
 struct SpillsNeeded {};
 
-// Front end (lower*.cpp, optimise*.cpp, select.cpp): source to optimised machine operations on virtual registers.
+// The front end (lower*.cpp, optimise*.cpp, select.cpp) translates the source to optimised
+// machine operations on virtual registers.
 Function select(const detail::Source& source, const Options& options);
 
-// Back end (spill*.cpp, allocate.cpp, schedule*.cpp, emit.cpp): register allocation, scheduling and encoding.
+// The back end (spill*.cpp, allocate.cpp, schedule*.cpp, emit.cpp) allocates registers, schedules
+// the operations and encodes the instructions.
 code::Object emit(Function function, const Options& options);
 
-// Runs both parts of the compiler. Throws CompileError for a kernel that a QPU cannot run.
+// Runs the front end and the back end. Throws CompileError if a QPU cannot run the kernel.
 code::Object compile(const detail::Source& source, const Options& options = {});
 
 }  // namespace qpu::compiler

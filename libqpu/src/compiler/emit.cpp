@@ -1,6 +1,6 @@
-// Emits machine code block by block. Branches are moved up so that instructions from the block
-// fill their delay slots: Thomas R. Gross and John L. Hennessy, "Optimizing Delayed Branches",
-// 1982.
+// Emits machine code block by block. Branches are moved up so that instructions from their own
+// block fill the delay slots: Thomas R. Gross and John L. Hennessy, "Optimizing Delayed
+// Branches", 1982.
 #include "compiler/emit.hpp"
 
 #include <algorithm>
@@ -82,7 +82,7 @@ class Emitter {
   }
 
  private:
-  // Registers that the instruction before the block may write.
+  // Returns the registers that the instruction before the block may write.
   std::uint64_t unreadableAt(std::uint32_t b) const {
     std::uint64_t mask = 0;
     for (const std::uint32_t p : predecessors_[b]) {

@@ -1,4 +1,4 @@
-// Machine code for a function whose vectors fit into the registers.
+// Emits machine code for a function whose vectors fit into the registers.
 #ifndef QPU_SRC_COMPILER_EMIT_HPP
 #define QPU_SRC_COMPILER_EMIT_HPP
 
@@ -10,8 +10,8 @@ namespace qpu::compiler {
 
 struct Emitted {
   code::Object object;
-  double cost = 0;          // instructions and stalls, weighted by loop depth
-  bool hasSpilled = false;  // or rematerialised
+  double cost = 0;          // of instructions and stalls, weighted by loop depth
+  bool hasSpilled = false;  // true also if a vector was rematerialised
 };
 
 // Returns nothing if there are not enough registers.

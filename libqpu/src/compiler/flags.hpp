@@ -1,5 +1,5 @@
-// The flags that a comparison sets where it holds and where it does not, and the flags of
-// combined comparisons.
+// The flags that a comparison sets where it holds and where it does not hold, and the flags after
+// a combination of comparisons.
 #ifndef QPU_SRC_COMPILER_FLAGS_HPP
 #define QPU_SRC_COMPILER_FLAGS_HPP
 
@@ -11,9 +11,10 @@
 
 namespace qpu::compiler {
 
-// Sets of combinations of N, Z and C. Each combination is bit 4 N + 2 Z + C.
+// Sets of combinations of the flags N, Z and C. A combination is represented by bit 4 N + 2 Z +
+// C.
 struct FlagSets {
-  std::uint8_t yes = 0;  // possible where the mask holds
+  std::uint8_t yes = 0;  // combinations that are possible where the mask holds
   std::uint8_t no = 0;
 
   FlagSets inverse() const { return {no, yes}; }
@@ -30,7 +31,7 @@ constexpr isa::Cond opposite(isa::Cond c) {
   return static_cast<isa::Cond>(static_cast<unsigned>(c) ^ 1U);
 }
 
-// The combinations for which the condition holds.
+// Returns the combinations for which the condition holds.
 constexpr std::uint8_t flagsOf(isa::Cond c) {
   constexpr std::uint8_t all = 0x3f;
   switch (c) {
@@ -46,7 +47,7 @@ constexpr std::uint8_t flagsOf(isa::Cond c) {
   return 0;
 }
 
-// A condition that holds exactly where the mask holds, if there is one.
+// Returns a condition that holds exactly where the mask holds, if such a condition exists.
 constexpr std::optional<isa::Cond> condition(FlagSets f) {
   constexpr std::array<isa::Cond, 6> all = {isa::Cond::ZSet,   isa::Cond::ZClear,
                                             isa::Cond::NSet,   isa::Cond::NClear,
@@ -56,8 +57,9 @@ constexpr std::optional<isa::Cond> condition(FlagSets f) {
   return std::nullopt;
 }
 
-// The flags after two comparisons. The second one sets flags only where the first one holds
-// (both) or does not hold (either). Other elements keep the first comparison's flags.
+// Return the flags after two comparisons. The second comparison sets flags only in the elements
+// where the first one holds (for both()) or does not hold (for either()). The other elements keep
+// the flags that the first comparison set.
 constexpr FlagSets both(FlagSets first, FlagSets second) {
   return {second.yes, static_cast<std::uint8_t>(first.no | second.no)};
 }

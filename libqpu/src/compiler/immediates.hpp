@@ -1,4 +1,5 @@
-// Determines which constants an operation can encode as immediates, and which need a register.
+// Determines which constants an operation can encode as immediates and which constants need a
+// register.
 #ifndef QPU_SRC_COMPILER_IMMEDIATES_HPP
 #define QPU_SRC_COMPILER_IMMEDIATES_HPP
 
@@ -16,7 +17,7 @@ inline bool isShift(isa::AddOp op) {
          op == isa::AddOp::Ror;
 }
 
-// An equivalent operation for a constant operand b, with an immediate if possible.
+// An operation with the constant operand b, rewritten so that b is an immediate if possible.
 struct WithConstant {
   isa::AddOp op;
   std::uint32_t bits;
@@ -24,7 +25,7 @@ struct WithConstant {
 inline WithConstant withConstant(isa::AddOp op, std::uint32_t bits) {
   if (isShift(op)) {
     bits &= 31U;
-    if (bits > 15) bits -= 32;  // equal in the five bits that a shift uses
+    if (bits > 15) bits -= 32;  // the five bits that a shift uses stay the same
   } else if (op == isa::AddOp::Add && !isImmediate(bits) && isImmediate(0U - bits)) {
     op = isa::AddOp::Sub;
     bits = 0U - bits;
@@ -32,7 +33,7 @@ inline WithConstant withConstant(isa::AddOp op, std::uint32_t bits) {
   return {op, bits};
 }
 
-// Calls f(Value&) for each operand that is a constant and needs a register.
+// Calls f(Value&) for each operand that is a constant and must be in a register.
 template <typename F>
 void forConstantsInRegisters(const ir::Graph& graph, ir::Instruction& i, F f) {
   using ir::Kind;

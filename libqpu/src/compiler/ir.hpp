@@ -1,9 +1,9 @@
-// Intermediate representation of the front end: basic blocks of values in static single assignment (SSA) form. Ron
-// Cytron, Jeanne Ferrante, Barry K. Rosen, Mark N. Wegman and F. Kenneth Zadeck, "Efficiently Computing Static Single
-// Assignment Form and the Control Dependence Graph", 1991.
+// The front end's intermediate representation: basic blocks of values in static single assignment
+// (SSA) form. Ron Cytron, Jeanne Ferrante, Barry K. Rosen, Mark N. Wegman and F. Kenneth Zadeck,
+// "Efficiently Computing Static Single Assignment Form and the Control Dependence Graph", 1991.
 //
-// The source is structured, so all loops are known. Blocks are numbered so that definitions precede uses, except for
-// arguments of phis.
+// The source is structured, so all loops are known. Blocks are numbered so that each definition
+// precedes its uses; only phi arguments can be defined later.
 #ifndef QPU_SRC_COMPILER_IR_HPP
 #define QPU_SRC_COMPILER_IR_HPP
 
@@ -20,25 +20,25 @@ using Value = std::uint32_t;
 constexpr Value kNone = UINT32_MAX;
 
 enum class Kind : std::uint8_t {
-  Constant,   // bits; in no block
-  Literal,    // bits, loaded into a register
-  Uniform,    // bits: number of the uniform; in no block, available from the start
-  Element,    // 0..15
-  Alu,        // `add` of a, b
-  Mul,        // `mul` of a, b
-  Rotate,     // a rotated up by the low four bits of element 0 of b
-  Broadcast,  // element `bits` of a
-  Sfu,        // function `bits` of a
-  Select,     // a where mask c holds, else b
-  Compare,    // mask: `test` of a, b
+  Constant,   // the constant `bits`; in no block
+  Literal,    // the constant `bits`, loaded into a register
+  Uniform,    // uniform number `bits`; in no block, available from the start
+  Element,    // the element numbers 0..15
+  Alu,        // operation `add` of the ADD pipe on a and b
+  Mul,        // operation `mul` of the MUL pipe on a and b
+  Rotate,     // a rotated to higher element numbers by the low four bits of b's element 0
+  Broadcast,  // element `bits` of a, in all elements
+  Sfu,        // special function `bits` of a
+  Select,     // a where mask c holds, b elsewhere
+  Compare,    // a mask: the result of `test` on a and b
   MaskAnd, MaskOr, MaskNot,
-  Phi,        // bits: index into Graph::phis
-  Load,       // 16 words from the address in element 0 of a, by TMU `unit`; lowered to Effects
-  Effect      // `op` of a, with `bits` and `unit`; effects stay in order
+  Phi,        // `bits` is its index in Graph::phis
+  Load,       // 16 words from the address in element 0 of a, through TMU `unit`; lowered to Effects
+  Effect      // `op` on a, with `bits` and `unit`; effects stay in order
 };
 
-// Other comparisons are expressed by exchanging the operands or with MaskNot. Floats are equal if
-// neither is less than the other.
+// The other comparisons exchange the operands or use MaskNot. Two floats are equal if neither is
+// less than the other.
 enum class Test : std::uint8_t { Equal, Less, FloatLess };
 
 struct Instruction {
@@ -60,20 +60,20 @@ struct Block {
   enum class Exit : std::uint8_t { Jump, Branch, End };
   std::vector<Value> phis;
   std::vector<Value> body;
-  std::vector<std::uint32_t> preds;  // phis have one argument for each
+  std::vector<std::uint32_t> preds;  // predecessors; a phi has one argument for each of them
   Exit exit = Exit::End;
-  // Branch: to `taken` if mask `condition` holds in any element (if `all`: in all elements), else to `next`. Jump: to
-  // `next`.
+  // A Branch leads to `taken` if mask `condition` holds in any element (or, if `all` is set, in
+  // all elements), and to `next` otherwise. A Jump leads to `next`.
   Value condition = kNone;
   bool all = false;
   std::uint32_t taken = kNone;
   std::uint32_t next = kNone;
-  std::uint32_t loop = kNone;  // innermost loop
+  std::uint32_t loop = kNone;  // the innermost loop that contains the block
   std::uint32_t site = code::Object::kNoSite;
 };
 
-// The blocks from header to last. The loop is entered only from the preheader, which leads only
-// to the header.
+// A loop consists of the blocks from `header` to `last`. It is entered only from its preheader,
+// whose only successor is the header.
 struct Loop {
   std::uint32_t parent = kNone;
   std::uint32_t depth = 1;
@@ -86,8 +86,8 @@ struct Graph {
   std::string name;
   std::uint32_t parameters = 0;
   std::vector<Instruction> values;
-  std::vector<Block> blocks;  // block 0 is the entry
-  std::vector<Loop> loops;    // outer before inner
+  std::vector<Block> blocks;  // block 0 is the entry block
+  std::vector<Loop> loops;    // each loop precedes the loops that it contains
   std::vector<std::vector<Value>> phis;
   std::vector<code::Uniform> uniforms;
   std::vector<code::Site> sites;
@@ -116,13 +116,13 @@ inline bool isMask(Kind k) {
 inline bool hasResult(const Instruction& i) {
   return i.kind != Kind::Effect || i.op == Op::TmuReceive || i.op == Op::VpmRead;
 }
-// Whether the instruction is pure: its result depends only on its operands, and it has no side
-// effects.
+// Returns true if the instruction is pure: its result depends only on its operands, and it has no
+// side effects.
 inline bool isPure(const Instruction& i) {
   return i.kind != Kind::Effect && i.kind != Kind::Load && i.kind != Kind::Phi;
 }
 
-// Calls f(Value&) for each operand. Phi arguments are not included.
+// Calls f(Value&) for each operand. Does not visit phi arguments.
 template <typename I, typename F>
 void forOperands(I& i, F f) {
   if (i.a != kNone) f(i.a);

@@ -1,8 +1,8 @@
-// Builds values of the intermediate representation. Folds constants, simplifies algebraically and
-// eliminates common subexpressions as the values are built.
+// Builds values of the intermediate representation. As it builds them, it folds constants,
+// simplifies operations algebraically and eliminates common subexpressions.
 //
-// Common subexpressions are found by scoped hash-based value numbering: Preston Briggs, Keith D.
-// Cooper and L. Taylor Simpson, "Value Numbering", 1997.
+// Common subexpressions are found with scoped hash-based value numbering: Preston Briggs, Keith
+// D. Cooper and L. Taylor Simpson, "Value Numbering", 1997.
 #ifndef QPU_SRC_COMPILER_IR_BUILDER_HPP
 #define QPU_SRC_COMPILER_IR_BUILDER_HPP
 
@@ -17,7 +17,7 @@ namespace qpu::compiler {
 
 class IrBuilder {
  public:
-  // Without `simplify`, every value is built as requested.
+  // If `simplify` is false, every value is built exactly as requested.
   IrBuilder(ir::Graph& graph, bool simplify) : graph_(graph), simplify_(simplify) {}
 
   // Appends new values to the body of the block.
@@ -41,10 +41,10 @@ class IrBuilder {
 
   ir::Value load(ir::Value address, std::uint8_t unit);
   ir::Value effect(Op op, ir::Value a = ir::kNone, std::uint32_t bits = 0, std::uint8_t unit = 0);
-  // Adds a phi without arguments to the block.
+  // Adds a phi that has no arguments yet to the block.
   ir::Value phi(std::uint32_t block);
 
-  // forget(mark()) ends a scope: values that were built since mark() are not reused.
+  // forget(mark()) ends a scope. Values that were built after the call of mark() are not reused.
   std::size_t mark() const { return known_.size(); }
   void forget(std::size_t mark);
 
@@ -69,8 +69,8 @@ class IrBuilder {
   const ir::Instruction& of(ir::Value v) const { return graph_.values[v]; }
   ir::Value append(ir::Instruction i);
   ir::Value findOrAppend(const ir::Instruction& i);
-  // Returns a constant or an existing value that replaces the operation, or kNone. May exchange
-  // the operands.
+  // Returns a constant or an existing value that can replace the operation, or kNone. May
+  // exchange a and b.
   ir::Value folded(isa::AddOp op, ir::Value& a, ir::Value& b);
   ir::Value folded(isa::MulOp op, ir::Value& a, ir::Value& b);
 

@@ -13,7 +13,8 @@ namespace {
 
 bool hasRegister(const Instruction& i) { return ir::hasResult(i) && !ir::isMask(i.kind); }
 
-// Calls f(successor, index of the block among its predecessors) for each edge.
+// For each edge out of the block, calls f with the successor and the block's index among the
+// successor's predecessors.
 template <typename F>
 void forEdges(const Graph& graph, const ir::Block& b, std::uint32_t number, F f) {
   const auto edge = [&](std::uint32_t to) {
@@ -54,7 +55,7 @@ void IrLiveness::findGlobals() {
     if (block.condition != kNone)
       forUsed(graph_, block.condition, [&](Value o) { use(b, o); });
     for (const Value phi : block.phis) {
-      // Phi arguments are live out of the predecessor, even if it defines the value.
+      // A phi argument is live at the end of the predecessor, even if the predecessor defines it.
       for (const Value o : graph_.arguments(phi))
         if (!graph_.isConstant(o)) use(kNone - 1, o);
     }

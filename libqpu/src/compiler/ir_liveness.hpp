@@ -1,5 +1,6 @@
-// Liveness and register pressure of values in SSA form. Phi arguments are live out of the
-// predecessors, as in Sebastian Hack, "Register Allocation for Programs in SSA Form", 2007.
+// Liveness and register pressure of values in SSA form. A phi's argument is live at the end of
+// the corresponding predecessor, as in Sebastian Hack, "Register Allocation for Programs in SSA
+// Form", 2007.
 #ifndef QPU_SRC_COMPILER_IR_LIVENESS_HPP
 #define QPU_SRC_COMPILER_IR_LIVENESS_HPP
 
@@ -11,8 +12,8 @@
 
 namespace qpu::compiler {
 
-// Calls f(Value) for each value that must be in a register to use v. A mask has no register; its
-// operands must be in registers instead.
+// Calls f(Value) for each value that must be in a register when v is used. A mask is not in a
+// register, so f is called for the mask's operands instead.
 template <typename F>
 void forUsed(const ir::Graph& graph, ir::Value v, F f) {
   const ir::Instruction& i = graph.values[v];
@@ -35,12 +36,12 @@ class IrLiveness {
  public:
   explicit IrLiveness(const ir::Graph& graph);
 
-  // The maximum number of values that are live at once in the block.
+  // Returns the maximum number of values that are live at the same time in the block.
   std::uint32_t pressure(std::uint32_t block) const { return pressure_[block]; }
-  // The maximum number of values that are live at once in any block of a loop.
+  // Returns the maximum number of values that are live at the same time in any block of the loop.
   std::uint32_t pressure(const ir::Loop& loop) const;
-  // The values that are live at the block's point of highest pressure, which is before
-  // body[position].
+  // Returns the values that are live where the block's register pressure is highest. This point
+  // is before body[position].
   std::vector<ir::Value> atPeak(std::uint32_t block, std::size_t& position) const;
 
   bool isLiveIn(std::uint32_t block, ir::Value v) const { return test(in_, block, v); }
@@ -57,8 +58,8 @@ class IrLiveness {
   }
   void findGlobals();
   void flow();
-  // Scans the block backward and calls at(position, live values) for the point before each
-  // instruction, until the callback returns false.
+  // Scans the block backward. Calls at(position, live values) for the point before each
+  // instruction until the callback returns false.
   template <typename F>
   void scan(std::uint32_t block, std::vector<char>& isLive, F at) const;
 

@@ -12,14 +12,14 @@
 
 namespace qpu::compiler {
 
-// A set of small numbers.
+// A set of small integers.
 class Bits {
  public:
   explicit Bits(std::size_t size = 0) : words_((size + 63) / 64) {}
   bool has(std::size_t i) const { return ((words_[i / 64] >> (i % 64)) & 1U) != 0; }
   void set(std::size_t i) { words_[i / 64] |= std::uint64_t{1} << (i % 64); }
   void clear(std::size_t i) { words_[i / 64] &= ~(std::uint64_t{1} << (i % 64)); }
-  // Adds `other`. Returns true if that changed the set.
+  // Adds the elements of `other`. Returns true if the set has changed.
   bool add(const Bits& other) {
     std::uint64_t fresh = 0;
     for (std::size_t w = 0; w < words_.size(); ++w) {
@@ -28,7 +28,7 @@ class Bits {
     }
     return fresh != 0;
   }
-  // Sets this to use + (out - def). Returns true if that changed the set.
+  // Sets this set to use + (out - def). Returns true if the set has changed.
   bool flow(const Bits& use, const Bits& out, const Bits& def) {
     std::uint64_t changed = 0;
     for (std::size_t w = 0; w < words_.size(); ++w) {
@@ -48,8 +48,8 @@ class Bits {
   std::vector<std::uint64_t> words_;
 };
 
-// Whether the operation keeps some of its target's elements, and therefore also reads the old
-// vector.
+// Returns true if the operation changes only some of its target's elements. Such an operation
+// also reads the target's old vector.
 inline bool isUpdate(const Operation& o) {
   return o.target != Operation::kNone && o.cond != isa::Cond::Always;
 }
@@ -73,9 +73,10 @@ Successors successors(const Block& block);
 
 struct Liveness {
   static constexpr std::uint32_t kLocal = UINT32_MAX;
-  std::vector<Vreg> globals;            // registers that are live across blocks
-  std::vector<std::uint32_t> indexOf;   // of each register in `globals`, or kLocal
-  std::vector<Bits> in;                 // per block, over `globals`
+  std::vector<Vreg> globals;            // the registers that are live across blocks
+  std::vector<std::uint32_t> indexOf;   // indexed by register: its index in `globals`, or kLocal
+  // Indexed by block: the elements of `globals` that are live at its start.
+  std::vector<Bits> in;
   std::vector<Bits> out;
 
   bool liveIn(std::size_t block, Vreg v) const {

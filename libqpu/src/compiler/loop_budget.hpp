@@ -1,4 +1,4 @@
-// Register pressure of loops, for passes that trade registers for work.
+// Register pressure of loops, for passes that reduce work at the cost of registers.
 #ifndef QPU_SRC_COMPILER_LOOP_BUDGET_HPP
 #define QPU_SRC_COMPILER_LOOP_BUDGET_HPP
 
@@ -14,7 +14,7 @@ inline bool isInside(const ir::Loop& l, std::uint32_t block) {
   return block != ir::kNone && block >= l.header && block <= l.last;
 }
 
-// The register pressure of each loop. Updates to it are estimates.
+// The register pressure of each loop. Later changes to these numbers are estimates.
 class LoopBudget {
  public:
   LoopBudget(const ir::Graph& graph, std::uint32_t limit) : graph_(graph), limit_(limit) {

@@ -34,7 +34,8 @@ class Lowering {
     graph.usesVpmByHand = facts.vpmByHand;
     graph.keepsWriteWindow =
         options.keepWriteWindow && !mergeStores && c_.optimise && facts.stores && !facts.vpmByHand;
-    // If gathers cannot alternate between the TMUs, they use one TMU and loads use the other.
+    // If gathers cannot alternate between the TMUs, gathers use one TMU and loads use the other
+    // one.
     graph.usesTwoTmus = facts.loads || (facts.gathers && c_.gathers.usesBothTmus);
     graph.mergesStores = mergeStores;
     if (!facts.vpmByHand && !mergeStores) {
@@ -58,7 +59,7 @@ class Lowering {
     return std::move(c_.graph);
   }
 
-  // Whether the kernel has stores that could be merged.
+  // Returns true if the kernel has stores that could be merged.
   bool foundAdjacentStores() const { return memory_.foundAdjacent(); }
 
  private:
@@ -196,7 +197,7 @@ class Lowering {
   }
 
   void statement(const Statement& s) {
-    // Assign and Receive do not access memory unless an expression contains a load.
+    // Assign and Receive access memory only if an expression contains a load.
     if (s.kind != StatementKind::Assign && s.kind != StatementKind::Receive &&
         s.kind != StatementKind::Store)
       memory_.flushStores();
@@ -218,7 +219,7 @@ class Lowering {
       case StatementKind::Where: return where(s);
       case StatementKind::PrintText: return;
       case StatementKind::PrintVector:
-        // A QPU cannot print, but the expression's VPM reads still take place.
+        // A QPU cannot print, but it must still perform the expression's VPM reads.
         if (c_.source.expressions[s.value].readsVpm) (void)expressions_.evaluate(s.value);
         return;
       case StatementKind::SemaphoreRelease:
@@ -292,8 +293,8 @@ class Lowering {
     outstanding = c_.builder.alu(AddOp::Add, outstanding, c_.builder.constant(by));
   }
 
-  // Waits until the last store is in memory, all gathers have been received and all QPUs have
-  // finished. QPU 0 then interrupts the host.
+  // Waits until the last store has reached memory, all gathers have been received and all QPUs
+  // have finished. QPU 0 then interrupts the host.
   void finish() {
     c_.site = code::Object::kNoSite;
     c_.builder.site(c_.site);
@@ -326,7 +327,7 @@ class Lowering {
     blocks_.place(done);
   }
 
-  // Builds a loop that executes f()'s code `times` times at run time and then jumps to `then`.
+  // Builds a loop that runs the code that f() generates `times` times and then jumps to `then`.
   template <typename F>
   void repeat(Value times, std::uint32_t then, F f) {
     const Value zero = c_.builder.constant(0);
@@ -364,7 +365,7 @@ class Lowering {
   ExpressionLowering expressions_;
   ConditionLowering conditions_;
   Summariser summariser_;
-  Value mask_ = kNone;  // of the enclosing Where statements
+  Value mask_ = kNone;  // the combined mask of the enclosing Where statements
 };
 
 }  // namespace

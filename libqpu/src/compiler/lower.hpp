@@ -1,6 +1,6 @@
-// Lowers the source of a kernel to the intermediate representation. The source is structured, so SSA form is built in
-// one pass: Marc M. Brandis and Hanspeter Moessenboeck, "Single-Pass Generation of Static Single-Assignment Form for
-// Structured Languages", 1994.
+// Lowers a kernel's source to the intermediate representation. The source is structured, so SSA
+// form is built in one pass: Marc M. Brandis and Hanspeter Moessenboeck, "Single-Pass Generation
+// of Static Single-Assignment Form for Structured Languages", 1994.
 #ifndef QPU_SRC_COMPILER_LOWER_HPP
 #define QPU_SRC_COMPILER_LOWER_HPP
 
@@ -10,7 +10,7 @@
 
 namespace qpu::compiler {
 
-// Throws CompileError for a kernel that a QPU cannot run.
+// Throws CompileError if a QPU cannot run the kernel.
 ir::Graph lower(const detail::Source& source, const Options& options);
 
 }  // namespace qpu::compiler

@@ -14,7 +14,7 @@ void ConditionLowering::branch(std::uint32_t condition, std::uint32_t yes, std::
   branchOn(condition, next, yes, no);
 }
 
-// All masks are computed before the first branch.
+// Computes all masks of a condition before its first branch.
 void ConditionLowering::evaluateMasks(std::uint32_t id, std::vector<Value>& masks) {
   const Expression& e = c_.source.expressions[id];
   if (e.op == SourceOp::Any || e.op == SourceOp::All) {

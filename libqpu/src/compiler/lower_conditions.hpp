@@ -17,8 +17,8 @@ class ConditionLowering {
   ConditionLowering(LowerContext& context, BlockBuilder& blocks, ExpressionLowering& expressions)
       : c_(context), blocks_(blocks), expressions_(expressions) {}
 
-  // Ends the current block. `isLatch`: the branch closes a loop, so it is kept even if the
-  // condition is constant.
+  // Ends the current block with a branch. If `isLatch` is true, the branch closes a loop and is
+  // kept even if the condition is constant.
   void branch(std::uint32_t condition, std::uint32_t yes, std::uint32_t no, bool isLatch = false);
 
  private:
@@ -26,7 +26,7 @@ class ConditionLowering {
 
   void evaluateMasks(std::uint32_t id, std::vector<ir::Value>& masks);
   void branchOn(std::uint32_t id, Masks& mask, std::uint32_t yes, std::uint32_t no);
-  // Skips the masks in a condition that is not evaluated.
+  // Advances `mask` past the masks of a condition that is not evaluated.
   void skip(std::uint32_t id, Masks& mask) const;
 
   LowerContext& c_;

@@ -1,4 +1,4 @@
-// State that the parts of lowering share.
+// The state that the parts of the lowering pass share.
 #ifndef QPU_SRC_COMPILER_LOWER_CONTEXT_HPP
 #define QPU_SRC_COMPILER_LOWER_CONTEXT_HPP
 
@@ -19,17 +19,17 @@ struct LowerContext {
 
   ir::Value& hidden(Hidden h) { return environment[source.variables.size() + static_cast<std::size_t>(h)]; }
 
-  // Whether the kernel counts its outstanding gathers at run time.
+  // Returns true if the kernel must count its outstanding gathers at run time.
   bool countsGathers() const { return facts.gathers && !gathers.endIsKnown; }
 
   const detail::Source& source;
   const bool optimise;
-  const bool mergesStores;  // stores to adjacent addresses become one DMA transfer
+  const bool mergesStores;  // merges stores to adjacent addresses into one DMA transfer
   const detail::GatherPlan gathers;
   const KernelFacts facts;
   ir::Graph graph;
   IrBuilder builder;
-  std::vector<ir::Value> environment;  // current value of each variable; hidden ones last
+  std::vector<ir::Value> environment;  // the current value of each variable; the hidden variables come last
   ir::Value qpuCount = ir::kNone;
   std::uint32_t site = code::Object::kNoSite;
 };

@@ -107,7 +107,7 @@ Value ExpressionLowering::compute(const Expression& e) {
       return c_.builder.maskOr(a, evaluate(e.b));
     }
     case SourceOp::MaskNot: return c_.builder.maskNot(evaluate(e.a));
-    // evaluate() handles leaves, and branchOn() handles scalars.
+    // evaluate() handles the leaves, and branchOn() handles scalars.
     case SourceOp::Constant:
     case SourceOp::Variable:
     case SourceOp::ElementNumber:

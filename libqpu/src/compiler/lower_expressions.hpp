@@ -1,4 +1,4 @@
-// Values of expressions.
+// Lowers expressions to values.
 #ifndef QPU_SRC_COMPILER_LOWER_EXPRESSIONS_HPP
 #define QPU_SRC_COMPILER_LOWER_EXPRESSIONS_HPP
 
@@ -15,7 +15,7 @@ class ExpressionLowering {
       : c_(context), memory_(memory), computedIn_(context.source.expressions.size(), 0),
         valueOf_(context.source.expressions.size(), ir::kNone) {}
 
-  // An expression is evaluated once per statement.
+  // Each expression is evaluated only once per statement.
   void beginStatement(const detail::Statement& s) {
     statement_ = &s;
     ++serial_;
@@ -27,7 +27,7 @@ class ExpressionLowering {
   ir::Value alu(isa::AddOp op, const detail::Expression& e);
   ir::Value aluOfOne(isa::AddOp op, const detail::Expression& e);
   ir::Value mul(isa::MulOp op, const detail::Expression& e);
-  // `swap`: compares b with a.
+  // If `swap` is true, compares the second operand with the first.
   ir::Value compare(ir::Test test, const detail::Expression& e, bool swap, bool negate);
   ir::Value differ(const detail::Expression& e);
 
@@ -35,7 +35,8 @@ class ExpressionLowering {
   MemoryLowering& memory_;
   const detail::Statement* statement_ = nullptr;
   std::uint32_t serial_ = 0;
-  std::vector<std::uint32_t> computedIn_;  // serial number of the last statement that evaluated each expression
+  // Indexed by expression: serial number of the last statement that evaluated it.
+  std::vector<std::uint32_t> computedIn_;
   std::vector<ir::Value> valueOf_;
 };
 

@@ -8,7 +8,7 @@ using detail::Source;
 using detail::Statement;
 using detail::StatementKind;
 
-// Collects the facts and marks the expressions that statements use.
+// Collects the facts about the statements, and marks the expressions that the statements use.
 void collect(const std::vector<Statement>& statements, KernelFacts& facts, std::vector<char>& used) {
   const auto use = [&used](std::uint32_t expression) {
     if (expression != detail::kNoExpression) used[expression] = 1;
@@ -44,13 +44,13 @@ void collect(const std::vector<Statement>& statements, KernelFacts& facts, std::
   }
 }
 
-// An unused load does not count: `*p = x` records `*p` as a load.
+// A load whose result is unused does not count, because `*p = x` records `*p` as a load.
 bool hasLoad(const Source& source, std::vector<char>& used) {
   for (std::size_t i = source.expressions.size(); i-- > 0;) {
     if (used[i] == 0) continue;
     const Expression& e = source.expressions[i];
     if (e.op == detail::Op::Load) return true;
-    used[e.a] = used[e.b] = 1;  // for leaves: 0, which is itself a leaf
+    used[e.a] = used[e.b] = 1;  // both are 0 if e is a leaf; expression 0 is also a leaf
   }
   return false;
 }

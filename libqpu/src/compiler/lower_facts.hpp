@@ -1,4 +1,4 @@
-// Facts about a kernel and its statements that lowering needs in advance.
+// Facts about a kernel and its statements that the lowering pass needs in advance.
 #ifndef QPU_SRC_COMPILER_LOWER_FACTS_HPP
 #define QPU_SRC_COMPILER_LOWER_FACTS_HPP
 
@@ -23,20 +23,20 @@ struct KernelFacts {
 
 KernelFacts findFacts(const detail::Source& source);
 
-// The compiler's own variables, which are numbered after those of the source.
+// Variables that the compiler adds. They are numbered after the variables in the source.
 enum class Hidden : std::uint8_t {
-  StoreSetup,       // of the next store
-  WriteWindow,      // for the next store, unless one window serves all stores
-  Outstanding,      // gathers, if their number is not known at compile time
-  HandWriteWindow,  // the source's current setups
+  StoreSetup,       // setup word for the next store
+  WriteWindow,      // VPM window for the next store, unless one window serves all stores
+  Outstanding,      // outstanding gathers, if their number is not known at compile time
+  HandWriteWindow,  // current setups of a kernel that sets up the VPM itself
   HandStoreSetup,
   HandLoadSetup,
   Count
 };
 
-// Effects of the statements within a statement.
+// The effects of all statements that a statement contains.
 struct Summary {
-  std::vector<std::uint32_t> assigned;  // variables
+  std::vector<std::uint32_t> assigned;  // variables that are assigned
   bool stores = false;
   bool waitsForStore = false;
   bool acquires = false;
@@ -55,7 +55,7 @@ class Summariser {
 
   std::uint32_t variables_;
   bool countsGathers_;
-  std::vector<std::uint32_t> assignedIn_;  // the last summary that lists each variable
+  std::vector<std::uint32_t> assignedIn_;  // indexed by variable: the last summary that lists it
   std::uint32_t summaries_ = 0;
 };
 

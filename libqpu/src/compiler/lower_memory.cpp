@@ -91,7 +91,7 @@ void MemoryLowering::setUp(Op op, Hidden which, Value word) {
   c_.hidden(which) = word;
 }
 
-// The hardware advances through the window of 64 rows by its stride.
+// After each vector, the hardware advances by the window's stride within the 64 rows.
 void MemoryLowering::advanceWindow() {
   const Value old = c_.hidden(Hidden::HandWriteWindow);
   const Value mask = c_.builder.constant(63);
@@ -108,7 +108,8 @@ void MemoryLowering::waitForStore() {
   state.pending = Pending::None;
 }
 
-// Records a store of 16 words. Returns true if the store waits for the next one.
+// Records a store of 16 words. Returns true if the store is held back so that the next store can
+// be merged with it.
 bool MemoryLowering::mergeStore(const Statement& s, Value value, Value address) {
   if (!c_.optimise || c_.facts.vpmByHand || s.limit != detail::kNoExpression) {
     flushStores();
@@ -159,7 +160,7 @@ void MemoryLowering::store(const Statement& s, Value value, Value address, Value
   Value& setup = c_.hidden(Hidden::StoreSetup);
   Value word = setup;
   if (limit != kNone) {
-    // The size of 16 words, minus the missing ones.
+    // The size of 16 words minus the size of the words that are not stored.
     const Value missing =
         c_.builder.alu(AddOp::Sub, c_.builder.constant(16), limit);
     word = c_.builder.alu(
@@ -175,7 +176,7 @@ void MemoryLowering::store(const Statement& s, Value value, Value address, Value
   c_.builder.effect(Op::VpmWriteSetup, word);
   c_.builder.effect(Op::DmaStoreStart, address);
   if (!c_.facts.vpmByHand && !c_.mergesStores) {
-    // The next store uses the other row.
+    // Makes the next store use the other row.
     const auto exchange = [&](Value& v, std::uint32_t shift) {
       v = c_.builder.alu(AddOp::Xor, v, c_.builder.constant(vpm::kStoreRowDistance << shift));
     };
@@ -195,14 +196,14 @@ void MemoryLowering::store(const Statement& s, Value value, Value address, Value
   }
 }
 
-// The TMU caches do not reflect stores from the same run. A load therefore goes through the VPM
-// if it follows a store by this QPU, or a store by another QPU that a semaphore orders before the
-// load.
+// The TMU caches do not contain data that was stored during the same run. A load therefore goes
+// through the VPM in two cases: if it follows a store by this QPU, or if a semaphore orders it
+// after a store by another QPU.
 Value MemoryLowering::load(const Statement& s, Value address) {
   flushStores();
   const bool stale = state.stored || (c_.facts.stores && state.acquired);
   if (!stale) {
-    // Consecutive loads alternate between the TMUs, unless gathers use TMU 0 alone.
+    // Consecutive loads alternate between the TMUs, unless gathers use only TMU 0.
     loadUnit_ ^= 1U;
     const bool shared = !c_.facts.gathers || c_.gathers.usesBothTmus;
     return c_.builder.load(address, shared ? loadUnit_ : std::uint8_t{1});

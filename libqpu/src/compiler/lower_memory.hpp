@@ -1,8 +1,8 @@
-// Loads and stores: through the TMUs, or through the VPM and its DMA.
+// Lowers loads and stores, which go through the TMUs or through the VPM and its DMA engines.
 //
 // Stores to adjacent addresses can be merged into one DMA transfer. This is superword-level
-// parallelism, applied only to memory: Samuel Larsen and Saman Amarasinghe, "Exploiting Superword
-// Level Parallelism with Multimedia Instruction Sets", 2000.
+// parallelism for memory accesses only: Samuel Larsen and Saman Amarasinghe, "Exploiting
+// Superword Level Parallelism with Multimedia Instruction Sets", 2000.
 #ifndef QPU_SRC_COMPILER_LOWER_MEMORY_HPP
 #define QPU_SRC_COMPILER_LOWER_MEMORY_HPP
 
@@ -17,22 +17,23 @@
 
 namespace qpu::compiler {
 
-// A sum of multiples of values plus a constant, all modulo 2^32.
+// A constant plus a sum of values that are each multiplied by a factor. All arithmetic is modulo
+// 2^32.
 struct LinearSum {
   std::map<ir::Value, std::uint32_t> times;
   std::uint32_t constant = 0;
 
-  // Adds `factor` times v, after expanding the additions and shifts that compute v.
+  // Adds `factor` times v. If additions and shifts compute v, adds their operands instead.
   void add(const ir::Graph& graph, ir::Value v, std::uint32_t factor, int depth = 0);
   bool operator==(const LinearSum& o) const { return constant == o.constant && times == o.times; }
 };
 
-// Facts that hold at a point in the kernel on every path to that point.
+// Facts about a point in the kernel that hold for every path to that point.
 struct MemoryState {
   enum class Pending : std::uint8_t { None, Store, StoreToWaitFor };
-  Pending pending = Pending::None;  // at most
-  bool stored = false;              // a store may have been executed
-  bool acquired = false;            // a semaphore may have been acquired
+  Pending pending = Pending::None;  // the most that may still be pending
+  bool stored = false;              // true if a store may have been executed
+  bool acquired = false;            // true if a semaphore may have been acquired
 
   void join(const MemoryState& o) {
     pending = std::max(pending, o.pending);
@@ -50,28 +51,28 @@ class MemoryLowering {
  public:
   explicit MemoryLowering(LowerContext& context);
 
-  // Whether consecutive stores write to adjacent addresses.
+  // Returns true if the kernel contains consecutive stores to adjacent addresses.
   bool foundAdjacent() const { return foundAdjacent_; }
 
   MemoryState state;
 
-  // Computes the setup words for loads and stores.
+  // Computes the setup words for all loads and stores.
   void prepare();
   ir::Value load(const detail::Statement& s, ir::Value address);
   void store(const detail::Statement& s, ir::Value value, ir::Value address, ir::Value limit);
-  // Emits the stores that are waiting to be merged.
+  // Emits the stores that have been held back for merging.
   void flushStores();
   void waitForStore();
 
   // --- kernels that set up the VPM themselves ---
 
-  // A known word, with a field that may be computed at run time.
+  // Combines a constant word with a field that may be computed at run time.
   ir::Value with(std::uint32_t word, ir::Value field);
   void setUp(Op op, Hidden which, ir::Value word);
   void advanceWindow();
 
  private:
-  // Vectors that are stored consecutively to adjacent addresses.
+  // Consecutive stores to adjacent addresses.
   struct Stores {
     std::uint32_t count = 0;
     LinearSum end;  // the address after the last vector

@@ -1,5 +1,5 @@
-// The setup words, without the address, of statements that set up the VPM or its DMA. Manual:
-// section 7.
+// The setup words, without addresses, for statements that set up the VPM or its DMA engines.
+// Manual: section 7.
 #ifndef QPU_SRC_COMPILER_LOWER_SETUP_HPP
 #define QPU_SRC_COMPILER_LOWER_SETUP_HPP
 
@@ -14,7 +14,7 @@ std::uint32_t dmaWrite(const detail::Statement& s);
 std::uint32_t vpmRead(const detail::Statement& s);
 std::uint32_t vpmWrite(const detail::Statement& s);
 
-// Words whose only field is the operand.
+// Setup words whose only field is the statement's operand.
 constexpr std::uint32_t kDmaReadPitch = 0x90000000U;
 constexpr std::uint32_t kDmaWriteStride = 0xc0000000U;
 

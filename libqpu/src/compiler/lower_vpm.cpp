@@ -14,7 +14,7 @@ using detail::StatementKind;
 class VpmAnalysis {
  public:
   explicit VpmAnalysis(const Source& source) : source_(source) {
-    // Each evaluation of an expression that contains VPM reads repeats those reads.
+    // An expression that contains VPM reads repeats them each time it is evaluated.
     reads_.resize(source.expressions.size(), 0);
     for (std::size_t i = 0; i < reads_.size(); ++i) {
       const Expression& e = source.expressions[i];
@@ -62,7 +62,7 @@ class VpmAnalysis {
     }
   }
 
-  // --- needs, backward ---
+  // --- setups that are needed later: backward analysis ---
 
   VpmNeeds before(const std::vector<Statement>& statements, VpmNeeds needs) {
     for (auto s = statements.rbegin(); s != statements.rend(); ++s) needs = before(*s, needs);
@@ -98,12 +98,12 @@ class VpmAnalysis {
         break;
       default: break;
     }
-    // A load within the statement precedes the statement's uses.
+    // A load in the statement precedes the statement's own uses of the setups.
     here.add(needs);
     return needs;
   }
 
-  // --- unread vectors, forward ---
+  // --- vectors that are still unread: forward analysis ---
 
   int take(std::uint32_t expression, int unread) const {
     if (expression == detail::kNoExpression || unread == kUnknown) return unread;

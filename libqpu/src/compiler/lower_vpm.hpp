@@ -1,6 +1,7 @@
-// Analyses kernels that set up the VPM themselves ("by hand") to determine which of their setups
-// the compiler must restore after using the VPM for a load or store. Backward and forward
-// data-flow analyses: Gary A. Kildall, "A Unified Approach to Global Program Optimization", 1973.
+// Analyses kernels that set up the VPM themselves ("by hand"). If the compiler uses the VPM for a
+// load or store in such a kernel, it must restore some of the kernel's setups afterwards. The
+// analysis determines which ones. It consists of backward and forward data-flow analyses: Gary A.
+// Kildall, "A Unified Approach to Global Program Optimization", 1973.
 #ifndef QPU_SRC_COMPILER_LOWER_VPM_HPP
 #define QPU_SRC_COMPILER_LOWER_VPM_HPP
 
@@ -11,11 +12,12 @@
 
 namespace qpu::compiler {
 
-// Setups that are live after a statement: some path uses them before setting them up again.
+// The setups that are live after a statement. A setup is live if it is used on some path before
+// it is replaced.
 struct VpmNeeds {
-  bool writeWindow = false;  // of vpmPut
-  bool storeSetup = false;   // of dmaStartWrite
-  bool loadSetup = false;    // of dmaStartRead
+  bool writeWindow = false;  // vpmPut uses this setup
+  bool storeSetup = false;   // dmaStartWrite uses this setup
+  bool loadSetup = false;    // dmaStartRead uses this setup
 
   void add(const VpmNeeds& o) {
     writeWindow = writeWindow || o.writeWindow;
@@ -29,9 +31,10 @@ struct VpmNeeds {
 };
 
 struct VpmByHand {
-  // Indexed by Site::number: the setups that are live after the statement or within it.
+  // The setups that are live after a statement or within it, indexed by Site::number.
   std::vector<VpmNeeds> needs;
-  // Whether vectors announced by vpmSetupRead may still be unread when the statement starts.
+  // The entry is true if vectors that vpmSetupRead announced may still be unread when the
+  // statement starts. Also indexed by Site::number.
   std::vector<bool> unread;
 };
 

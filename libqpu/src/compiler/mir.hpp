@@ -1,7 +1,7 @@
-// Machine operations on virtual registers: the interface between the compiler's front end and
-// back end. One operation becomes one half of an instruction, or a short fixed sequence (Sfu,
-// spills). The order within a basic block is a valid execution order, which the back end may
-// change as far as the dependences allow.
+// Machine operations on virtual registers. They are the interface between the compiler's front
+// end and back end. An operation becomes one half of an instruction, or a short fixed sequence of
+// instructions (Sfu, spills). The operations of a basic block are in a valid execution order. The
+// back end may reorder them as long as it preserves all dependences.
 #ifndef QPU_SRC_COMPILER_MIR_HPP
 #define QPU_SRC_COMPILER_MIR_HPP
 
@@ -14,14 +14,14 @@
 
 namespace qpu::compiler {
 
-using Vreg = std::uint32_t;  // a vector of 16 words
+using Vreg = std::uint32_t;  // register for a vector of 16 words
 
-// Source operand of an operation.
+// A source operand.
 struct Operand {
   enum class Kind : std::uint8_t {
     None,
-    Register,   // `value` is a Vreg
-    Immediate   // `value` is a 32-bit constant that has a small-immediate code
+    Register,   // `value` is the number of the Vreg
+    Immediate   // `value` is a 32-bit constant that can be encoded as a small immediate
   };
   Kind kind = Kind::None;
   std::uint32_t value = 0;
@@ -32,42 +32,47 @@ struct Operand {
 };
 
 enum class Op : std::uint8_t {
-  Add,             // `add` of the ADD pipe on a, b
-  Mul,             // `mul` of the MUL pipe on a, b
-  Move,            // either pipe; a may be an Immediate
-  Load,            // any 32-bit `constant`
-  LoadPerElement,  // `constant` in the per-element form, 0..3 for each element, such as index() & 3
-  ElementNumber,   // 0..15
-  Uniform,         // next word of the uniform stream; only at the start of the entry block, in order
-  Rotate,          // a rotated up by b: an Immediate 1..15, or element 0 of a register
-  Broadcast,       // element `constant` (0..15) of a in all elements
-  Sfu,             // function `constant` = address::kSfuRecip.. of a
-  TmuRequest,      // addresses a to TMU `unit`
-  TmuReceive,      // the oldest result of TMU `unit`
-  VpmReadSetup,    // word a; also DMA load setups. `constant` unused
-  VpmWriteSetup,   // word a; also DMA store setups
+  Add,             // operation `add` of the ADD pipe on a and b
+  Mul,             // operation `mul` of the MUL pipe on a and b
+  Move,            // a, through either pipe; a may be an Immediate
+  Load,            // the 32-bit word `constant`
+  LoadPerElement,  // `constant` in the per-element form, which gives each element a number 0..3, such as index() & 3
+  ElementNumber,   // the element numbers 0..15
+  Uniform,         // the next word of the uniform stream; allowed only at the start of the entry block, in order
+  Rotate,          // a rotated to higher element numbers by b, which is an Immediate 1..15 or a register's element 0
+  Broadcast,       // element `constant` (0..15) of a, in all elements
+  Sfu,             // special function of a; `constant` is its address, kSfuRecip or one of the following
+  TmuRequest,      // sends the addresses a to TMU `unit`
+  TmuReceive,      // the oldest result from TMU `unit`
+  VpmReadSetup,    // writes setup word a, also for DMA loads; `constant` is unused
+  VpmWriteSetup,   // writes setup word a, also for DMA stores
   VpmRead, VpmWrite,
-  DmaLoadStart, DmaStoreStart,  // address a
+  DmaLoadStart, DmaStoreStart,  // start a transfer at address a
   DmaLoadWait, DmaStoreWait,
-  SemaphoreAcquire, SemaphoreRelease,  // number `constant`
+  SemaphoreAcquire, SemaphoreRelease,  // use the semaphore with the number `constant`
   MutexAcquire, MutexRelease,
   HostInterrupt
 };
 
 // Rules for machine operations:
-// - A write under a condition other than Always keeps the other elements, so it also reads the register. Only Add, Mul,
-//   Move and Load have conditions.
-// - `setsFlags` without a target is a comparison. Flags are live until the next operation that sets them. They are not
-//   live across blocks; only the branch at the end of the block reads them. Under a condition, only the flags of the
-//   elements for which it holds change.
+// - An operation under a condition other than Always changes only the elements where the
+//   condition holds. It therefore also reads its target register. Only Add, Mul, Move and Load
+//   can have conditions.
+// - An operation with `setsFlags` and without a target is a comparison. Flags are live until the
+//   next operation that sets them. They are not live across blocks; only the branch at the end of
+//   the block reads them. An operation under a condition sets the flags of only those elements
+//   where the condition holds.
 // - Registers are not in SSA form: several operations may write the same register.
-// - These operations stay in order among each other:
-//   - operations of one TMU;
+// - The operations in each of these groups keep their order:
+//   - the operations of one TMU;
 //   - VpmReadSetup, VpmRead, DmaLoadStart and DmaLoadWait;
-//   - VpmWriteSetup, VpmWrite, DmaStoreStart and DmaStoreWait;
-//   - TmuRequest and DmaLoadStart relative to DmaStoreStart and DmaStoreWait, which may access the same memory;
-//   - operations on a semaphore or the mutex, and HostInterrupt, relative to all of these.
-//   A request may move before a receive of the same TMU only if at most 4 requests stay in flight.
+//   - VpmWriteSetup, VpmWrite, DmaStoreStart and DmaStoreWait.
+// - TmuRequest and DmaLoadStart are not reordered with DmaStoreStart and DmaStoreWait, because
+//   they may access the same memory.
+// - Operations on a semaphore or the mutex, and HostInterrupt, are not reordered with any
+//   operation named above.
+// - A request may move before a receive from the same TMU only if at most 4 requests stay in
+//   flight.
 struct Operation {
   static constexpr Vreg kNone = UINT32_MAX;
 
@@ -88,36 +93,36 @@ struct Block {
   enum class Exit : std::uint8_t { Jump, Branch, End };
   std::vector<Operation> operations;
   Exit exit = Exit::End;
-  // Branch: to `taken` if `cond` holds for the flags at the end of the block, otherwise to
-  // `next`. Jump: to `next`.
+  // A Branch leads to `taken` if `cond` holds for the flags at the end of the block, and to
+  // `next` otherwise. A Jump leads to `next`.
   isa::BranchCond cond = isa::BranchCond::Always;
   std::uint32_t taken = 0;
   std::uint32_t next = 0;
   std::uint32_t loopDepth = 0;
-  std::uint32_t site = code::Object::kNoSite;  // of the exit
+  std::uint32_t site = code::Object::kNoSite;  // the source construct that the exit belongs to
 };
 
 struct Function {
   std::string name;
   std::uint32_t parameters = 0;
-  std::vector<code::Uniform> uniforms;  // one per Op::Uniform, in order
-  Vreg registers = 0;                   // virtual registers are 0 .. registers - 1
-  std::vector<Block> blocks;            // block 0 is the entry
+  std::vector<code::Uniform> uniforms;  // one per Op::Uniform, in the same order
+  Vreg registers = 0;                   // the number of virtual registers, which are numbered from 0
+  std::vector<Block> blocks;            // block 0 is the entry block
   std::vector<code::Site> sites;
-  bool usesTwoTmus = false;             // sets TMU_NOSWAP at the start
-  // The source sets up VPM windows and DMA itself, so vectors cannot be spilled to memory, and
-  // running out of registers is a CompileError.
+  bool usesTwoTmus = false;             // if true, TMU_NOSWAP is set at the start
+  // The source sets up VPM windows and DMA itself. Vectors therefore cannot be spilled to memory,
+  // and the compiler throws CompileError if it runs out of registers.
   bool usesVpmByHand = false;
-  // One VpmWriteSetup at the start serves the VpmWrites in all blocks; this, too, rules out
-  // spilling to memory.
+  // A single VpmWriteSetup at the start serves the VpmWrites in all blocks. Vectors therefore
+  // cannot be spilled to memory.
   bool keepsWriteWindow = false;
-  // Stores to adjacent addresses are merged, so their vectors are live longer. Merging is not
-  // worthwhile if this causes spills.
+  // Stores to adjacent addresses are merged, which makes the live ranges of their vectors longer.
+  // Merging is not worthwhile if it causes spills.
   bool mergesStores = false;
-  // VPM row for spills: spillRow + QPU number * spillRowStride.
+  // The VPM row that a QPU uses for spills is spillRow + QPU number * spillRowStride.
   std::uint32_t spillRow = 0;
   std::uint32_t spillRowStride = 0;
-  Vreg qpuNumber = Operation::kNone;  // logical QPU number, available from the start
+  Vreg qpuNumber = Operation::kNone;  // register for the logical QPU number, which is available from the start
 };
 
 }  // namespace qpu::compiler

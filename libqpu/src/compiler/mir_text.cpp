@@ -277,7 +277,7 @@ class Verifier {
       fail(block, o, "the semaphore does not exist");
   }
 
-  // Checks that registers are written before they are read, on all paths.
+  // Checks that each register is written before it is read, on all paths.
   void checkPaths() {
     const std::size_t words = (f_.registers + 63) / 64;
     std::vector<std::uint64_t> in(f_.blocks.size() * words, ~std::uint64_t{0});

@@ -1,5 +1,5 @@
-// Passes on the intermediate representation. The files that implement the techniques name their
-// sources.
+// Passes on the intermediate representation. The source files cite the publications that describe
+// the techniques.
 #ifndef QPU_SRC_COMPILER_OPTIMISE_HPP
 #define QPU_SRC_COMPILER_OPTIMISE_HPP
 
@@ -10,36 +10,37 @@
 
 namespace qpu::compiler {
 
-// Replaces each phi whose arguments are all the same value.
+// Replaces each phi whose arguments are all the same value with this value.
 void simplifyPhis(ir::Graph& graph);
 
-// Removes values that no effect depends on.
+// Removes the values that no effect depends on.
 void eliminateDeadCode(ir::Graph& graph);
 
-// The step, if known: element i equals element 0 plus i * step.
+// The stride of a value's elements. If it is known, element i equals element 0 plus i * step.
 struct Stride {
   bool known = false;
-  std::uint32_t step = 0;  // 0: all elements are equal
+  std::uint32_t step = 0;  // 0 if all elements are equal
 };
-// Indexed by value.
+// Returns the strides of all values, indexed by value.
 std::vector<Stride> strides(const ir::Graph& graph);
 
-// Lowers loads to requests and receives. If `known` is empty, nothing is assumed about the loads'
-// addresses.
+// Lowers loads to requests and receives. `known` contains the strides of the values. If it is
+// empty, the pass assumes nothing about the loads' addresses.
 void lowerLoads(ir::Graph& graph, const std::vector<Stride>& known);
 
-// Rematerialises cheap values where more than `limit` values are live at once.
+// Rematerialises cheap values at points where more than `limit` values are live at the same time.
 void rematerialiseValues(ir::Graph& graph, std::uint32_t limit);
 
-// Loop-invariant code motion, as long as at most `limit` values are live in the loop.
+// Loop-invariant code motion: hoists invariant values out of a loop as long as at most `limit`
+// values are live in the loop.
 void hoistInvariants(ir::Graph& graph, std::uint32_t limit);
 
-// Strength reduction: turns linear functions of an induction variable, such as addresses, into
-// induction variables.
+// Strength reduction: replaces linear functions of an induction variable, such as addresses, with
+// new induction variables.
 void reduceStrength(ir::Graph& graph, std::uint32_t limit);
 
-// Constant hoisting: if a constant needs a register, loads it before the loop that uses it, provided that at most
-// `limit` values are live in that loop.
+// Constant hoisting: loads a constant that needs a register before the loop that uses it. The
+// pass does this only as long as at most `limit` values are live in the loop.
 void hoistConstants(ir::Graph& graph, std::uint32_t limit);
 
 }  // namespace qpu::compiler

@@ -40,7 +40,8 @@ class ConstantHoisting {
   void loop(std::uint32_t n) {
     const Loop l = graph_.loops[n];
     std::unordered_map<std::uint32_t, double> weights;
-    std::unordered_map<std::uint32_t, std::uint32_t> last;  // the block in which each constant was last counted
+    // Indexed by constant: the block in which it was last counted.
+    std::unordered_map<std::uint32_t, std::uint32_t> last;
     double frequency = 1;
     for (std::uint32_t b = l.header; b <= l.last; ++b) {
       frequency = 1;

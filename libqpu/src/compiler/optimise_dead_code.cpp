@@ -14,7 +14,7 @@ using ir::Value;
 
 namespace {
 
-// The value that ultimately replaces v, with path compression.
+// Returns the value that finally replaces v. Compresses the paths in `replaced`.
 Value resolve(std::vector<Value>& replaced, Value v) {
   Value last = v;
   while (replaced[last] != kNone) last = replaced[last];

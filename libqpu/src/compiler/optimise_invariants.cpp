@@ -1,5 +1,5 @@
-// Loop-invariant code motion: Alfred V. Aho, Monica S. Lam, Ravi Sethi and Jeffrey D. Ullman, "Compilers: Principles,
-// Techniques, and Tools", 2006, section 9.5, limited by register pressure.
+// Loop-invariant code motion, limited by register pressure: Alfred V. Aho, Monica S. Lam, Ravi
+// Sethi and Jeffrey D. Ullman, "Compilers: Principles, Techniques, and Tools", 2006, section 9.5.
 #include <utility>
 
 #include "compiler/loop_budget.hpp"
@@ -54,7 +54,8 @@ void hoistInvariants(Graph& graph, std::uint32_t limit) {
         hoisted.push_back(v);
         hoistedFrom[v] = n;
         budget.take(n);
-        // An operand that was hoisted only for this value is no longer live in the loop.
+        // If an operand was hoisted only for this value, the operand is no longer live in the
+        // loop.
         forOperands(i, [&](Value o) {
           if (uses[o] == 1 && hoistedFrom[o] == n) budget.giveBack(n);
         });

@@ -12,7 +12,7 @@ using ir::Value;
 using isa::AddOp;
 
 void lowerLoads(Graph& graph, const std::vector<Stride>& known) {
-  Value offsets = kNone;  // 0, 4, .., 60
+  Value offsets = kNone;  // the byte offsets 0, 4, .., 60 of the elements
   std::vector<Value> prologue;
   const auto add = [&graph](Instruction i, const Instruction& at) {
     i.block = at.block;

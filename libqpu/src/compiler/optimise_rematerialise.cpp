@@ -1,6 +1,6 @@
-// Rematerialisation on the intermediate representation: cheap values are recomputed where they
-// are used if there are not enough registers to keep them. Preston Briggs, Keith D. Cooper and
-// Linda Torczon, "Rematerialization", 1992.
+// Rematerialisation on the intermediate representation: if there are not enough registers to keep
+// all values, cheap values are recomputed where they are used. Preston Briggs, Keith D. Cooper
+// and Linda Torczon, "Rematerialization", 1992.
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
@@ -19,9 +19,9 @@ using ir::Value;
 namespace {
 
 constexpr int kRounds = 12;
-constexpr unsigned kMostDepth = 3;      // of rematerialised operands of operands
-constexpr double kLoopFactor = 8;       // assumed number of iterations
-constexpr std::uint32_t kMostCost = 12;  // in operations, for one value
+constexpr unsigned kMostDepth = 3;      // maximum depth of the chain of rematerialised operands
+constexpr double kLoopFactor = 8;       // assumed number of iterations of a loop
+constexpr std::uint32_t kMostCost = 12;  // maximum number of operations to rematerialise one value
 
 class Rematerialiser {
  public:
@@ -48,8 +48,9 @@ class Rematerialiser {
     return f;
   }
 
-  // The number of operations that compute v from constants and from values that are live at the
-  // pressure peak anyway; more than kMostCost if that is impossible.
+  // Returns the number of operations that compute v from constants and from values that are live
+  // at the pressure peak in any case. Returns more than kMostCost if v cannot be computed in this
+  // way.
   std::uint32_t costOf(Value v, unsigned depth) const {
     const Instruction& i = graph_.values[v];
     switch (i.kind) {
@@ -73,8 +74,8 @@ class Rematerialiser {
     return graph_.isConstant(v) || (isLive_[v] != 0 && chosen_[v] == 0);
   }
 
-  // Chooses values to rematerialise among those that are live at the pressure peak. Returns false
-  // if no choice helps.
+  // Chooses values to rematerialise from those that are live at the point of highest register
+  // pressure. Returns false if there is no block whose pressure this pass can reduce.
   bool choose(const IrLiveness& live) {
     std::uint32_t peak = 0;
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b)
@@ -93,7 +94,8 @@ class Rematerialiser {
     std::vector<Choice> choices;
     for (const Value v : atPeak) {
       const std::uint32_t cost = costOf(v, 0);
-      // Rematerialising a value that is used or defined close to the peak gains nothing.
+      // Rematerialising a value that is used or defined close to the peak does not reduce the
+      // pressure there.
       if (cost > kMostCost || isNear(v, peak, position)) continue;
       choices.push_back({v, cost * weight[v]});
     }
@@ -103,7 +105,7 @@ class Rematerialiser {
     bool any = false;
     for (const Choice& c : choices) {
       if (needed == 0) break;
-      // The operands may have been chosen meanwhile.
+      // An operand of a chosen value must stay live, so it is not chosen itself.
       if (isOperandOfChosen(c.value)) continue;
       const std::uint32_t cost = costOf(c.value, 0);
       if (cost > kMostCost) continue;
@@ -118,8 +120,8 @@ class Rematerialiser {
     return true;
   }
 
-  // Keeps a value live if many others can be computed from it. Returns the number of these other
-  // values.
+  // Keeps a value live if many other values can be computed from it. Returns the number of values
+  // that are kept live in addition.
   std::uint32_t keepOperands(const std::vector<Value>& atPeak) {
     constexpr std::uint32_t kMany = 3;
     std::unordered_map<Value, std::uint32_t> dependents;
@@ -147,7 +149,7 @@ class Rematerialiser {
     return count;
   }
 
-  // Operands of chosen values stay live.
+  // Operands of the chosen values must stay live.
   bool isOperandOfChosen(Value v) const { return needed_.size() > v && needed_[v] == serial_; }
   void markOperands(Value v, unsigned depth) {
     if (needed_.size() < graph_.values.size()) needed_.resize(graph_.values.size(), 0);
@@ -193,8 +195,8 @@ class Rematerialiser {
     return false;
   }
 
-  // Each block that uses a chosen value recomputes it. In the block that contains the peak, uses
-  // after the peak have a separate computation.
+  // Inserts the recomputations. Each block that uses a chosen value recomputes it once. In the
+  // block that contains the peak, the uses after the peak get a separate recomputation.
   void rewrite() {
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b) {
       std::vector<Value> body;
@@ -242,7 +244,7 @@ class Rematerialiser {
     ++serial_;
   }
 
-  // Recomputes v and those of its operands that are not available.
+  // Recomputes v and those of its operands that are not live.
   Value rematerialise(Value v, std::uint32_t block, std::uint32_t site, std::vector<Value>& body,
               std::unordered_map<Value, Value>& here, unsigned depth) {
     Instruction copy = graph_.values[v];
@@ -268,7 +270,7 @@ class Rematerialiser {
 
   Graph& graph_;
   const std::uint32_t limit_;
-  std::vector<char> isLive_;  // at the peak, by value
+  std::vector<char> isLive_;  // indexed by value: whether it is live at the peak
   std::vector<char> chosen_;
   std::vector<std::uint32_t> needed_;
   std::uint32_t serial_ = 1;

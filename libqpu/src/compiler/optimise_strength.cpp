@@ -1,5 +1,5 @@
-// Strength reduction: John Cocke and Ken Kennedy, "An Algorithm for Reduction of Operator Strength", 1977. Linear
-// functions of an induction variable become induction variables.
+// Strength reduction: linear functions of an induction variable become induction variables. John
+// Cocke and Ken Kennedy, "An Algorithm for Reduction of Operator Strength", 1977.
 #include <algorithm>
 #include <map>
 #include <unordered_map>
@@ -29,13 +29,13 @@ struct Term {
     return value != o.value ? value < o.value : multiple < o.multiple;
   }
 };
-// coefficient * counter + constant + the sum of the terms.
+// Represents coefficient * counter + constant + the sum of the terms.
 struct Linear {
-  Value counter = kNone;  // an induction variable, which is a phi of the loop
+  Value counter = kNone;  // an induction variable: a phi at the start of the loop
   std::uint32_t coefficient = 0;
   std::uint32_t constant = 0;
-  std::vector<Term> terms;     // in order of values
-  std::uint32_t operations = 0;  // in the loop, for computing it
+  std::vector<Term> terms;     // sorted by value
+  std::uint32_t operations = 0;  // number of operations in the loop that compute the function
 };
 
 constexpr std::size_t kMostTerms = 4;
@@ -62,7 +62,8 @@ class Reduction {
     bool down;
   };
 
-  // Adds factor * y to x. Returns false if there are too many terms.
+  // Adds factor * y to x. Returns false if the sum is not linear in a single counter or has too
+  // many terms.
   static bool add(Linear& x, const Linear& y, std::uint32_t factor) {
     if (x.counter != kNone && y.counter != kNone && x.counter != y.counter) return false;
     if (y.counter != kNone) x.counter = y.counter;
@@ -157,7 +158,8 @@ class Reduction {
     convert(l, number, order);
   }
 
-  // Values that the pass builds later are used only in the loop they belong to.
+  // Finds the last block that uses each value. Values that the pass itself builds are used only
+  // in their own loop.
   void findLastUses() {
     lastUse_.assign(graph_.values.size(), 0);
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b) {
@@ -173,7 +175,7 @@ class Reduction {
     return v < lastUse_.size() && lastUse_[v] > l.last;
   }
 
-  // Finds linear values that are used by other instructions.
+  // Finds the linear values that other instructions use.
   void findRoots(const Loop& l, const std::vector<Value>& linear) {
     roots_.clear();
     const auto use = [&](Value o) { roots_[o] = true; };
@@ -231,7 +233,7 @@ class Reduction {
     if (!replaced.empty()) replaceAll(replaced, after ? 0 : l.header, after ? blocks : l.last + 1);
   }
 
-  // Whether v is the stepped value of an induction variable that the pass has built.
+  // Returns true if v is the next value of an induction variable that this pass has built.
   bool isStep(Value v) const { return steps_.count(v) != 0; }
 
   Value append(std::uint32_t block, Instruction i) {
@@ -242,7 +244,7 @@ class Reduction {
     return v;
   }
 
-  // Replaces v by phi + difference, in its place.
+  // Replaces the instruction of v with phi + difference.
   Value offset(Value v, Value phi, std::uint32_t difference) {
     Instruction& i = graph_.values[v];
     i.kind = Kind::Alu;
@@ -276,7 +278,7 @@ class Reduction {
     next.add = c.down ? AddOp::Sub : AddOp::Add;
     next.a = phi;
     next.b = step;
-    // Step the new induction variable at the end of the block that steps the old one.
+    // Increment the new induction variable at the end of the block that increments the old one.
     const Value stepped = append(graph_.values[c.next].block, next);
     steps_[stepped] = true;
     std::vector<Value>& arguments = graph_.arguments(phi);
@@ -308,7 +310,7 @@ class Reduction {
   std::unordered_map<Value, Linear> linear_;
   std::unordered_map<Value, bool> roots_;
   std::unordered_map<Value, bool> steps_;
-  std::vector<std::uint32_t> lastUse_;  // block, by value
+  std::vector<std::uint32_t> lastUse_;  // indexed by value: the last block that uses it
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
-// Element strides: whether a value's elements are equal or form an arithmetic sequence. A
-// data-flow analysis like the divergence analysis of SIMT programs: Bruno Coutinho, Diogo
-// Sampaio, Fernando Magno Quintao Pereira and Wagner Meira Jr., "Divergence Analysis and
-// Optimizations", 2011.
+// Element strides: determines for each value whether its elements are equal or form an arithmetic
+// sequence. This is a data-flow analysis similar to the divergence analysis of SIMT programs:
+// Bruno Coutinho, Diogo Sampaio, Fernando Magno Quintao Pereira and Wagner Meira Jr., "Divergence
+// Analysis and Optimizations", 2011.
 #include "compiler/optimise.hpp"
 
 namespace qpu::compiler {
@@ -15,7 +15,7 @@ using isa::AddOp;
 
 namespace {
 
-// Derives a pure value's stride from its operands' strides.
+// Derives the stride of a pure value from the strides of its operands.
 class StrideRules {
  public:
   StrideRules(const Graph& graph, const std::vector<Stride>& known)
@@ -83,8 +83,8 @@ std::vector<Stride> strides(const Graph& graph) {
   for (Value v = 0; v < graph.values.size(); ++v)
     if (graph.values[v].kind == Kind::Constant || graph.values[v].kind == Kind::Uniform)
       known[v] = {true, 0};
-  // A phi starts with the stride of its first argument, which is defined before the loop. The
-  // stride becomes unknown if the other arguments' strides differ.
+  // A phi starts with the stride of its first argument, which is defined before the loop. If the
+  // stride of another argument differs, the phi's stride becomes unknown.
   std::vector<bool> visited(graph.values.size(), false);
   const auto differ = [](const Stride& a, const Stride& b) {
     return a.known != b.known || (a.known && a.step != b.step);

@@ -1,4 +1,5 @@
-// Register pressure of machine operations: the maximum number of vectors that are live at once.
+// Register pressure of machine operations: the maximum number of vectors that are live at the
+// same time.
 #ifndef QPU_SRC_COMPILER_REGISTER_PRESSURE_HPP
 #define QPU_SRC_COMPILER_REGISTER_PRESSURE_HPP
 
@@ -10,11 +11,11 @@
 
 namespace qpu::compiler {
 
-// The pressure in the order of the operations. Vectors that are live out of the block count
-// throughout.
+// Returns the register pressure of the block with its operations in their current order. A vector
+// that is live at the end of the block counts in the whole block.
 std::uint32_t pressure(const Function& function, const Liveness& live, std::size_t block);
 
-// The highest pressure of all blocks.
+// Returns the highest register pressure of any block.
 std::uint32_t pressure(const Function& function);
 
 }  // namespace qpu::compiler

@@ -5,9 +5,9 @@
 namespace qpu::compiler {
 namespace {
 
-constexpr std::uint32_t kMostOperations = 6;  // to rematerialise one vector
+constexpr std::uint32_t kMostOperations = 6;  // maximum number of operations to rematerialise one vector
 
-// Whether the result depends only on the operands.
+// Returns true if the operation's result depends only on its operands.
 bool isRepeatable(const Operation& o) {
   if (o.setsFlags || o.cond != isa::Cond::Always || o.target == Operation::kNone) return false;
   switch (o.op) {
@@ -18,11 +18,11 @@ bool isRepeatable(const Operation& o) {
   }
 }
 
-// The writes to one register.
+// The writes to a register.
 struct Writes {
   std::uint32_t count = 0;
   std::size_t block = 0;
-  std::size_t last = 0;  // position
+  std::size_t last = 0;  // position of the last write
   bool inSeveralBlocks = false;
 };
 
@@ -41,12 +41,12 @@ std::vector<Writes> findWrites(const Function& f) {
   return writes;
 }
 
-// Whether `u` keeps its content, in a register or in memory, from operation i of block b, which
-// computes `v` from `u`, to all uses of `v`.
+// Operation i in block b computes v from u. Returns true if u keeps its content, in a register or
+// in memory, from this operation to all uses of v.
 bool outlives(const Liveness& live, const Writes& writes, Vreg u, Vreg v, std::size_t b, std::size_t i) {
   if (writes.inSeveralBlocks || (writes.block != 0 && writes.block != b)) return false;
   if (writes.block == b && writes.count != 0) {
-    // In the block that writes `u`, it is available after its last use only if it is live out.
+    // In the block that writes u, u is available after its last use only if it is live out.
     if (writes.last > i || !live.liveOut(b, u)) return false;
   } else if (!live.liveIn(b, u)) {
     return false;
@@ -65,7 +65,7 @@ std::vector<Rematerialisation> findRematerialisable(const Function& function, co
     for (std::size_t i = 0; i < function.blocks[b].operations.size(); ++i) {
       const Operation& o = function.blocks[b].operations[i];
       if (!isRepeatable(o) || writes[o.target].count != 1) continue;
-      // A live-in vector belongs to the previous iteration.
+      // If the target is live-in, its vector may come from the previous iteration.
       if (live.liveIn(b, o.target)) continue;
       Rematerialisation r;
       r.operations = 1;
@@ -79,8 +79,8 @@ std::vector<Rematerialisation> findRematerialisable(const Function& function, co
         r.operations += operand.operations;
         r.sources.insert(r.sources.end(), operand.sources.begin(), operand.sources.end());
       });
-      // A rematerialised operand needs its own sources where this vector is used, possibly after
-      // the operand's last use.
+      // If an operand is rematerialised too, its own sources must be available wherever this
+      // vector is used, which may be after the operand's last use.
       const bool isPossible =
           r.operations <= kMostOperations &&
           std::all_of(r.sources.begin(), r.sources.end(),

@@ -1,6 +1,6 @@
-// Rematerialisation: which vectors can be recomputed where they are used, instead of staying in a
-// register or in memory. Preston Briggs, Keith D. Cooper and Linda Torczon, "Rematerialization",
-// 1992.
+// Rematerialisation: determines which vectors can be recomputed where they are used instead of
+// being kept in a register or in memory. Preston Briggs, Keith D. Cooper and Linda Torczon,
+// "Rematerialization", 1992.
 #ifndef QPU_SRC_COMPILER_REMATERIALISE_HPP
 #define QPU_SRC_COMPILER_REMATERIALISE_HPP
 
@@ -13,12 +13,15 @@
 namespace qpu::compiler {
 
 struct Rematerialisation {
-  std::uint32_t operations = 0;  // operations needed, including those for rematerialised operands; 0 if impossible
+  // Number of operations needed, including those for rematerialised operands; 0 if impossible.
+  std::uint32_t operations = 0;
   Operation definition;
-  std::vector<Vreg> sources;  // source vectors of the computation; each keeps its content as long as the vector is live
+  // The computation's source vectors; each keeps its content while the rematerialised vector is
+  // live.
+  std::vector<Vreg> sources;
 };
 
-// Indexed by register.
+// Returns one entry per register.
 std::vector<Rematerialisation> findRematerialisable(const Function& function, const Liveness& live);
 
 }  // namespace qpu::compiler

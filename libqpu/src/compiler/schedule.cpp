@@ -11,12 +11,15 @@ namespace {
 
 namespace address = isa::address;
 
-constexpr std::size_t kMostScanned = 40;     // ready operations that are examined for one instruction
-constexpr std::size_t kMostCandidates = 16;  // of those that can issue
-constexpr int kMostFixed = 4;                // of those that write r4 or r5
-constexpr int kMaxIdle = 16;                 // empty instructions in a row; if more are needed, the block does not fit
+// Maximum number of ready operations that are examined for one instruction.
+constexpr std::size_t kMostScanned = 40;
+constexpr std::size_t kMostCandidates = 16;  // maximum number of examined operations that can issue
+constexpr int kMostFixed = 4;                // maximum number of operations that write r4 or r5
+// Maximum number of consecutive empty instructions; if more are needed, the schedule fails.
+constexpr int kMaxIdle = 16;
 constexpr int kIdleBeforeEviction = 3;
-constexpr int kIdleBeforeReceive = 2;  // a register file's latency may delay requests by this much
+// The latency of a register file may delay requests by this number of instructions.
+constexpr int kIdleBeforeReceive = 2;
 
 class ListScheduler {
  public:
@@ -45,7 +48,7 @@ class ListScheduler {
   }
 
  private:
-  // Collects the operations and copies that can issue in the current cycle without a stall.
+  // Collects the operations and copies that can issue without a stall in the current cycle.
   void gather() {
     candidates_.clear();
     planner_.clearRequests();
@@ -78,7 +81,8 @@ class ListScheduler {
     Candidate candidate;
     if (!planner_.planNode(n, candidate)) return;
     if (n != state_.oldest && !fitsOutOfOrder(candidate)) return;
-    // Operations that free r4 or r5 are as urgent as those waiting for the register.
+    // An operation that frees r4 or r5 is as urgent as the operations that are waiting for this
+    // register.
     for (const std::uint32_t v : candidate.reads) {
       if (v == kNone) continue;
       if (state_.values[v].main == kR4) candidate.priority = std::max(candidate.priority, heightForR4);
@@ -86,13 +90,14 @@ class ListScheduler {
     }
     candidates_.add(candidate);
     if (graph_.nodes[n].a.kind != Source::Kind::ReadEither || candidate.portB != address::kNop) return;
-    // Also try the other port; the bundler takes the variant that fits.
+    // Also add the variant that uses the other read port. The bundler takes the variant that
+    // fits.
     std::swap(candidate.portA, candidate.portB);
     candidate.a = candidate.b = isa::Mux::B;
     candidates_.add(candidate);
   }
 
-  // Considers the first few operations that write r4 or r5.
+  // Adds candidates for the first few operations that write r4 or r5.
   void considerFixed(const std::vector<std::uint32_t>& ready) {
     int tried = 0;
     for (const std::uint32_t n : ready) {
@@ -104,7 +109,7 @@ class ListScheduler {
     }
   }
 
-  // Whether some operation is waiting only for this result.
+  // Returns true if an operation is waiting only for the result of operation n.
   bool isAwaited(std::uint32_t n) const {
     const std::uint32_t v = graph_.nodes[n].target;
     if (v == kNone || graph_.nodes[n].form == Node::Form::Receive) return true;
@@ -114,8 +119,8 @@ class ListScheduler {
                        [this](std::uint32_t u) { return state_.nodes[u].pendingEdges <= 1; });
   }
 
-  // Whether the remaining operations, in source order, still fit into the registers if this one
-  // issues now.
+  // Returns true if the remaining operations, in source order, still fit into the registers after
+  // this candidate has issued.
   bool fitsOutOfOrder(const Candidate& candidate) const {
     const Node& node = graph_.nodes[candidate.node];
     const std::uint32_t v = node.target;
@@ -131,8 +136,8 @@ class ListScheduler {
     return state_.pressure.hasRoom(state_.oldest, candidate.node);
   }
 
-  // Chooses an operation that stalls the QPU, or a copy that frees a register. Called if nothing
-  // can issue without a stall.
+  // Chooses an operation that stalls the QPU, or a copy that frees a register. The scheduler
+  // calls this function if nothing can issue without a stall.
   Bundle chooseWithStall() {
     candidates_.clear();
     for (const auto* ready : {&state_.ready.forR4(), &state_.ready.others()})
@@ -148,7 +153,8 @@ class ListScheduler {
     copies_.evictR4AndR5();
     bundle = bundler_.chooseFirst();
     if (bundle.count != 0) return bundle;
-    // Live-out copies move values to their home registers, which other values cannot use.
+    // Live-out copies free registers, because they move values to home registers that no other
+    // value can use.
     candidates_.clear();
     for (const std::uint32_t n : state_.ready.others()) {
       Candidate candidate;
@@ -159,7 +165,7 @@ class ListScheduler {
     return bundler_.chooseFirst();
   }
 
-  // Called when the operation issues in the current cycle.
+  // Records that operation n issues in the current cycle.
   void issue(std::uint32_t n) {
     const Node& node = graph_.nodes[n];
     state_.ready.remove(n);

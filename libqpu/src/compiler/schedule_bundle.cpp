@@ -7,7 +7,7 @@ namespace {
 
 namespace address = isa::address;
 
-constexpr std::size_t kStarts = 5;  // candidates that are tried as the first in a bundle
+constexpr std::size_t kStarts = 5;  // number of candidates that are tried as the first one in a bundle
 constexpr int kBestScore = 3;
 
 bool pipesFit(const Candidate& p, const Candidate& q) {
@@ -53,7 +53,8 @@ bool Bundler::fits(const Bundle& bundle, const Candidate& candidate) const {
   return resourcesFit(bundle, candidate) && isTargetFree(bundle, candidate) && resultFits(bundle, candidate);
 }
 
-// Pipes, units, ports and the small immediate.
+// Returns true if the pipes, units, ports and the small immediate that the candidate needs are
+// available in the bundle.
 bool Bundler::resourcesFit(const Bundle& bundle, const Candidate& candidate) const {
   if (bundle.count == 0) return true;
   if (bundle.isFull || candidate.fillsInstruction || (bundle.exclusive & candidate.exclusive) != 0) return false;
@@ -62,7 +63,8 @@ bool Bundler::resourcesFit(const Bundle& bundle, const Candidate& candidate) con
   if ((receives && bundle.small >= 0) || (bundle.receives && candidate.small >= 0)) return false;
   if (candidate.portA != address::kNop && bundle.portA != address::kNop && candidate.portA != bundle.portA)
     return false;
-  // The small-immediate code of 128.0 equals the address that means "no register".
+  // The code of the small immediate 128.0 is the same number as the address that means "no
+  // register".
   const bool usesB = candidate.small >= 0 || candidate.portB != address::kNop;
   const bool isUsedB = bundle.small >= 0 || bundle.portB != address::kNop;
   if (usesB && isUsedB && (candidate.portB != bundle.portB || candidate.small != bundle.small)) return false;
@@ -72,15 +74,15 @@ bool Bundler::resourcesFit(const Bundle& bundle, const Candidate& candidate) con
   });
 }
 
-// Whether `copy` moves a value that the other candidate moves or updates too.
+// Returns true if `copy` moves a value that the other candidate also moves or updates.
 bool Bundler::moveSameValue(const Candidate& copy, const Candidate& other) const {
   if (copy.value == kNone) return false;
   return other.value == copy.value ||
          (other.node != kNone && state_.graph.nodes[other.node].target == copy.value);
 }
 
-// Whether the register that the candidate must write is free, or holds a value that is read here
-// for the last time.
+// Returns true if the register that the candidate must write is free, or if it holds a value
+// whose last read is in this bundle.
 bool Bundler::isTargetFree(const Bundle& bundle, const Candidate& candidate) const {
   if (candidate.fixed == kNowhere || candidate.node == kNone) return true;
   const std::uint32_t occupant = state_.occupant[candidate.fixed];
@@ -93,7 +95,7 @@ bool Bundler::isTargetFree(const Bundle& bundle, const Candidate& candidate) con
          static_cast<std::uint32_t>(times) >= state_.values[occupant].reads;
 }
 
-// Whether there are registers for the results.
+// Returns true if there are registers for all results of the bundle and the candidate.
 bool Bundler::resultFits(const Bundle& bundle, const Candidate& candidate) const {
   const FreeRegisters free = files_.freeAfter(bundle, candidate);
   if ((candidate.takesR4 && !free.r4) || (candidate.takesR5 && !free.r5)) return false;
@@ -130,7 +132,8 @@ Bundle Bundler::fill(std::size_t first) {
   return bundle;
 }
 
-// An operation that overwrites a register can issue together with the last operation that reads it.
+// Adds an operation that overwrites a register. It can issue together with the last operation
+// that reads the register.
 void Bundler::addFollower(Bundle& bundle) {
   const unsigned before = bundle.count;
   for (unsigned k = 0; k < before && bundle.count < bundle.candidates.size(); ++k) {
@@ -150,7 +153,7 @@ void Bundler::addFollower(Bundle& bundle) {
   }
 }
 
-// The otherwise idle MUL pipe can move the value out of r5.
+// Uses the MUL pipe, if it is idle, to move the value out of r5.
 void Bundler::vacateR5(Bundle& bundle) {
   if (followerCount_ == kMostFollowers || bundle.count == bundle.candidates.size()) return;
   for (const Candidate* c : bundle)
@@ -162,8 +165,8 @@ void Bundler::vacateR5(Bundle& bundle) {
   bundle.add(candidate);
 }
 
-// Two operations are better than one. The pipe with more work left should execute operations that
-// the other cannot.
+// A bundle of two operations scores higher than a bundle of one. The pipe with more remaining
+// work should execute operations that the other pipe cannot execute.
 int Bundler::scoreOf(const Bundle& bundle) const {
   const std::uint8_t scarce = state_.work.mul > state_.work.add ? kMulPipe : kAddPipe;
   const bool usesScarce =

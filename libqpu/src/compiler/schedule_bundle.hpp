@@ -1,4 +1,5 @@
-// Packs candidates into one instruction, which has an ADD and a MUL pipe and further units.
+// Packs candidates into one instruction. An instruction has an ADD pipe, a MUL pipe and further
+// units.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_BUNDLE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_BUNDLE_HPP
 
@@ -16,10 +17,10 @@ class Bundler {
           const CandidateList& candidates)
       : state_(state), planner_(planner), files_(files), copies_(copies), candidates_(candidates) {}
 
-  // Returns the best bundle of candidates, or an empty one if none can issue. It is valid until
-  // the list of candidates changes.
+  // Returns the best bundle of candidates, or an empty bundle if no candidate can issue. The
+  // bundle is valid until the list of candidates changes.
   Bundle choose();
-  // Returns a bundle of only the first candidate that can issue.
+  // Returns a bundle that contains only the first candidate that can issue.
   Bundle chooseFirst() const;
 
  private:
@@ -41,7 +42,7 @@ class Bundler {
   static constexpr std::size_t kMostFollowers = 8;
   std::array<Candidate, kMostFollowers> followers_;  // candidates that can join a bundle but cannot issue alone
   std::size_t followerCount_ = 0;
-  bool ignoresPreference_ = false;  // results that prefer an accumulator may go elsewhere
+  bool ignoresPreference_ = false;  // if true, results that prefer an accumulator may be placed in a file
 };
 
 }  // namespace qpu::compiler

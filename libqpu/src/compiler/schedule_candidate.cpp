@@ -8,7 +8,7 @@ namespace {
 namespace address = isa::address;
 using isa::Mux;
 
-constexpr std::int32_t kRotationBase = 48;  // small-immediate code of a rotation by 0
+constexpr std::int32_t kRotationBase = 48;  // the small-immediate code that means a rotation by 0
 
 Mux muxOf(Place p) {
   if (isFileA(p)) return Mux::A;
@@ -147,7 +147,7 @@ void Planner::planTarget(const Node& node, Candidate& candidate) const {
   }
   const Value& v = state_.graph.values[node.target];
   const Place current = state_.values[node.target].main;
-  if (current != kNowhere) {  // an update
+  if (current != kNowhere) {  // an update writes the register that holds the value
     setTarget(candidate, current);
   } else if (v.liveOut) {
     setTarget(candidate, v.home);
@@ -158,7 +158,8 @@ void Planner::planTarget(const Node& node, Candidate& candidate) const {
   }
 }
 
-// Rotations read accumulators; rotations within a quad also read file A and r4.
+// A rotation reads its vector from an accumulator. A rotation within a quad can also read it from
+// file A or r4.
 Planner::Operands Planner::findRotated(const Node& n, std::uint32_t v, Place& place) const {
   bool isSuitable = false;
   for (const Place p : {state_.values[v].main, state_.values[v].copy}) {
@@ -187,7 +188,7 @@ Planner::Operands Planner::findOne(std::uint32_t v, bool isPortBTaken, Place& pl
   return isSuitable ? Operands::NotYet : Operands::NeedCopy;
 }
 
-// One instruction reads one register of each file.
+// An instruction can read only one register from each file.
 Planner::Operands Planner::findTwo(std::uint32_t x, std::uint32_t y, Place& px, Place& py) const {
   bool isSuitable = false;
   for (const Place p : placesOf(x)) {
@@ -212,8 +213,8 @@ void Planner::request(std::uint32_t v, std::uint32_t n, std::uint8_t allowed) {
   requests_.push_back({v, n, allowed, state_.graph.nodes[n].height});
 }
 
-// Both values are in the same file, or one is in file B while the other operand is a small
-// immediate.
+// Requests a copy of an operand, because both values are in the same file, or because one value
+// is in file B while the other operand is a small immediate.
 void Planner::requestOperand(std::uint32_t n, const Node& node, bool hasSmallImmediate) {
   std::uint32_t v = node.a.isValue() ? node.a.number : node.b.number;
   if (hasSmallImmediate) {
@@ -221,7 +222,7 @@ void Planner::requestOperand(std::uint32_t n, const Node& node, bool hasSmallImm
     request(v, n, kToA | kToNeither);
     return;
   }
-  // Prefer to copy the value that has more reads left.
+  // Prefer to copy the value that has more remaining reads.
   if (node.b.isValue() && state_.values[node.b.number].reads > state_.values[v].reads) v = node.b.number;
   request(v, n, static_cast<std::uint8_t>((isFileA(state_.values[v].main) ? kToB : kToA) | kToNeither));
 }

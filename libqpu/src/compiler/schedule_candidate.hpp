@@ -1,5 +1,5 @@
-// Candidates for the next instruction: operations and copies, with the instruction resources that
-// they need.
+// Candidates for the next instruction. A candidate is an operation or a copy, together with the
+// resources that it needs in an instruction.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_CANDIDATE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_CANDIDATE_HPP
 
@@ -12,12 +12,13 @@
 
 namespace qpu::compiler {
 
-// An operation or a copy of a value to another register, as it would issue in the current cycle.
+// An operation, or a copy of a value to another register, in the form in which it can issue in
+// the current cycle.
 struct Candidate {
   std::uint32_t node = kNone;     // the operation, or kNone for a copy
-  std::uint32_t value = kNone;    // the value that is copied or moved
+  std::uint32_t value = kNone;    // the value that is copied or moved by a copy
   std::uint32_t copyFor = kNone;  // the operation that needs the copy
-  bool relocates = false;         // the value leaves its old register
+  bool relocates = false;         // if true, the value does not stay in its old register
   std::uint8_t pipes = 0;
   std::uint8_t portA = isa::address::kNop;
   std::uint8_t portB = isa::address::kNop;
@@ -27,24 +28,24 @@ struct Candidate {
   bool setsFlags = false;
   bool fillsInstruction = false;
   bool takesR4 = false, takesR5 = false;
-  Place fixed = kNowhere;            // the register that is written, if there is no choice
-  std::uint8_t files = kToNeither;   // possible places for the result
+  Place fixed = kNowhere;            // the register to write, if there is only one possibility
+  std::uint8_t files = kToNeither;   // the files to which the result can go
   bool choosesPlace = false;
   bool prefersAccumulator = false;
-  std::array<std::uint32_t, 2> reads{kNone, kNone};  // values
+  std::array<std::uint32_t, 2> reads{kNone, kNone};  // the values that it reads
   std::int32_t priority = 0;
 
   bool isCopy() const { return node == kNone; }
 };
 
-// Whether x can issue in the ADD pipe and y in the MUL pipe.
+// Returns true if x can issue in the ADD pipe while y issues in the MUL pipe.
 inline bool inAddAndMul(const Candidate& x, const Candidate& y) {
   return (x.pipes & kAddPipe) != 0 && (y.pipes & kMulPipe) != 0 && !y.setsFlags;
 }
 
 inline std::uint8_t fileOf(Place p) { return isFileA(p) ? kToA : isFileB(p) ? kToB : kToNeither; }
 
-// Candidates in order of decreasing priority.
+// A list of candidates in order of decreasing priority.
 class CandidateList {
  public:
   void clear() { list_.clear(); }
@@ -58,24 +59,24 @@ class CandidateList {
   std::vector<Candidate> list_;
 };
 
-// A value that an operation needs in a register that it can read.
+// A request to copy a value to a register from which an operation can read it.
 struct CopyRequest {
   std::uint32_t value = kNone;
   std::uint32_t node = kNone;
-  std::uint8_t allowed = 0;  // kToA, kToB, kToNeither: an accumulator
+  std::uint8_t allowed = 0;  // kToA, kToB and kToNeither, which means an accumulator
   std::int32_t priority = 0;
 };
 
-// Finds the resources that operations and copies need.
+// Determines the resources that operations and copies need.
 class Planner {
  public:
   explicit Planner(const BlockState& state) : state_(state) {}
 
-  // Determines the resources that the operation needs. Returns false if the operation cannot
-  // issue now. If a value is in the wrong register, requests a copy of the value.
+  // Determines the resources that operation n needs. Returns false if the operation cannot issue
+  // now. If it needs a value that is in an unsuitable register, requests a copy of the value.
   bool planNode(std::uint32_t n, Candidate& candidate);
-  // Plans a copy of `v` to one of the `allowed` files for operation `node`. Returns false if `v`
-  // cannot be read now.
+  // Plans a copy of value v to one of the `allowed` files for operation `node`. Returns false if
+  // v cannot be read now.
   bool planCopy(std::uint32_t v, bool relocates, std::uint8_t allowed, std::uint32_t node, std::int32_t priority,
                 Candidate& candidate) const;
 
@@ -84,7 +85,8 @@ class Planner {
   void keepRequests(std::size_t count) { requests_.resize(std::min(count, requests_.size())); }
 
  private:
-  // Whether one instruction can read all operands from their registers.
+  // The ability of one instruction to read all operands from their registers: possible now,
+  // possible later, or possible only after a copy.
   enum class Operands : std::uint8_t { Readable, NotYet, NeedCopy };
 
   bool planSources(std::uint32_t n, const Node& node, Candidate& candidate);

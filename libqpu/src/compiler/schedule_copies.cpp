@@ -32,7 +32,7 @@ void CopyPlanner::addRequested() {
   }
 }
 
-// Frees an accumulator for a value that is requested there.
+// Frees an accumulator so that a requested copy can be placed there.
 void CopyPlanner::evictAccumulator(const CopyRequest& request) {
   std::uint32_t victim = kNone;
   std::int32_t least = INT32_MAX;
@@ -74,7 +74,7 @@ void CopyPlanner::evictR4(std::int32_t priority) {
   Candidate candidate;
   if (!planner_.planCopy(v, true, kAnywhere, kNone, priority + 1, candidate)) return;
   if (waiting >= kManyReads && state_.values[v].rotations == 0) {
-    // Moving the value to the right file matters more than moving it early.
+    // Moving the value to the right file is more important than moving it early.
     const std::array<int, 3> cost = files_.costs(candidate);
     if (cost[0] < cost[1] && state_.freeA != 0) candidate.files = kToA;
     if (cost[1] < cost[0] && state_.freeB != 0) candidate.files = kToB;

@@ -1,5 +1,5 @@
-// Copies of values between registers: to registers from which an operation can read them, and out of registers that
-// other values need.
+// Copies of values between registers. A copy moves a value to a register from which an operation
+// can read it, or out of a register that another value needs.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_COPIES_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_COPIES_HPP
 
@@ -14,15 +14,17 @@ class CopyPlanner {
   CopyPlanner(BlockState& state, const Planner& planner, const FileChooser& files, CandidateList& candidates)
       : state_(state), planner_(planner), files_(files), candidates_(candidates) {}
 
-  // Adds candidates for the copies that operations requested.
+  // Adds candidates for the copies that operations have requested.
   void addRequested();
-  // Adds a candidate that moves the current value out of r4, unless its last use is near. Called
-  // if another result with this priority is waiting for r4.
+  // Adds a candidate that moves the current value out of r4, unless the last use of that value is
+  // near. The caller calls this function if another result with priority `priority` is waiting
+  // for r4.
   void evictR4(std::int32_t priority);
-  // Adds candidates that move the values in r4 and r5 away.
+  // Adds candidates that move the values out of r4 and r5.
   void evictR4AndR5();
-  // Plans to move the value out of r5 if it blocks the next broadcast, has many reads left and is
-  // read only by the ADD pipe. Otherwise returns false.
+  // Plans a copy that moves the value out of r5. Does this only if the value blocks the next
+  // broadcast, has many remaining reads and is read only by the ADD pipe. Otherwise returns
+  // false.
   bool planVacateR5(Candidate& candidate) const;
 
  private:

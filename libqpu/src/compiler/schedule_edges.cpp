@@ -43,8 +43,8 @@ class EdgeBuilder {
 
  private:
   struct Accesses {
-    std::uint32_t writer = kNone;        // last node that wrote the value
-    std::vector<std::uint32_t> readers;  // since then
+    std::uint32_t writer = kNone;        // the last node that wrote the value
+    std::vector<std::uint32_t> readers;  // the nodes that have read the value since then
   };
 
   void edge(std::uint32_t from, std::uint32_t to, std::int32_t latency) {
@@ -59,7 +59,7 @@ class EdgeBuilder {
       edge(t.writer, i, resultLatency(t.writer));
       t.readers.push_back(i);
     };
-    // The rotation amount occupies r5, so it is computed after the vector.
+    // The rotation amount occupies r5, so it is computed after the vector that is rotated.
     if (n.rotate == kRotateByR5 && n.a.isValue())
       edge(accesses_[n.a.number].writer, definitions_[n.b.number].node, 1);
     read(n.a);
@@ -77,8 +77,8 @@ class EdgeBuilder {
     t.writer = i;
   }
 
-  // A live-out value can be written to its home register only after all reads of that register's
-  // live-in value.
+  // Adds edges so that a live-out value is written to its home register only after all reads of
+  // the live-in value in that register.
   void afterLiveInReads(std::uint32_t i, std::uint32_t value) {
     const std::uint32_t old = liveInValue(graph_.values[value].vreg);
     if (old == kNone) return;
@@ -120,7 +120,7 @@ class EdgeBuilder {
   }
 
   void connectEffects(std::uint32_t i, const Node& n, const Operation& o) {
-    // All spills use one row of the VPM, so they stay in order.
+    // All spill code uses the same row of the VPM, so its operations stay in order.
     if (o.unit == kSpillUnit && (n.exclusive & kVpmAccess) != 0 &&
         n.form != Node::Form::Receive) {
       edge(spill_, i, 1);
@@ -169,7 +169,7 @@ class EdgeBuilder {
                                                                          : 1);
         edge(barrier_, i, 1);
         if (o.op == Op::DmaLoadStart) edge(store_, i, 1);
-        // A kernel that accesses the VPM directly may read data that it has written, and
+        // A kernel that accesses the VPM directly may read data that it has written itself, and
         // overwrite data that it has read.
         if (o.unit != kSpillUnit && context_.function->usesVpmByHand) {
           edge(writeOfKernel_, i, 1);

@@ -9,11 +9,11 @@
 namespace qpu::compiler {
 namespace {
 
-// The four QPUs of a slice share its TMUs. A request is expected to wait for one from another
-// QPU.
+// The four QPUs of a slice share its TMUs. Each request is assumed to wait for one request from
+// another QPU.
 constexpr int kRequestTime = kTmuLatency + kTmuRequest;
 constexpr int kSlowRequestTime = kSlowTmuLatency + kSlowTmuRequest;
-constexpr int kIterations = 12;  // iterations of a loop; the first half is not counted
+constexpr int kIterations = 12;  // number of loop iterations to simulate; the first half is not counted
 
 struct Event {
   enum class Kind : std::uint8_t { Request, Receive, StoreStart, StoreWait, LoadStart, LoadWait };
@@ -22,7 +22,7 @@ struct Event {
   int at;
 };
 
-// `branch` is the slot before which the branch is inserted.
+// `branch` is the index of the slot before which the branch is inserted.
 std::vector<Event> eventsOf(const ScheduledBlock& block, std::size_t branch) {
   std::vector<Event> events;
   for (std::size_t i = 0; i < block.slots.size(); ++i) {
@@ -43,8 +43,8 @@ std::vector<Event> eventsOf(const ScheduledBlock& block, std::size_t branch) {
   return events;
 }
 
-// Rows per transfer. The vectors that the block writes to or reads from the VPM are assumed to be
-// divided equally among the transfers.
+// Returns the number of rows per transfer. The function assumes that the transfers share the
+// vectors that the block writes to the VPM or reads from it equally.
 int rowsOf(const ScheduledBlock& block, isa::VpmSide vector, isa::VpmSide start) {
   int vectors = 0;
   int transfers = 0;
@@ -60,7 +60,7 @@ struct Costs {
   int request, store, load;
 };
 
-// The stalls in one execution of the block, in instructions.
+// Returns the number of instructions for which the QPU stalls during one execution of the block.
 double stallsOf(const std::vector<Event>& events, int size, const std::array<std::uint32_t, 2>& inFlight, bool repeats,
                 const Costs& costs) {
   if (events.empty()) return 0;
@@ -69,7 +69,7 @@ double stallsOf(const std::vector<Event>& events, int size, const std::array<std
   for (std::size_t u = 0; u < 2; ++u) arrives[u].assign(std::min(inFlight[u], kTmuDepth), 0);
   int stored = 0;
   int loaded = 0;
-  int stalled = 0;  // so far
+  int stalled = 0;  // the stalls up to the current event
   int half = 0;
   const int iterations = repeats ? kIterations : 1;
   for (int iteration = 0; iteration < iterations; ++iteration) {

@@ -7,8 +7,8 @@ namespace {
 
 namespace address = isa::address;
 
-constexpr int kManyFree = 16;       // with this many free registers, home registers are not preferred
-constexpr int kAlternateCost = 4;   // equals the cost of an operand in the same file
+constexpr int kManyFree = 16;       // with this many free registers, results need not go to home registers
+constexpr int kAlternateCost = 4;   // the same as the cost of an operand in the same file
 constexpr unsigned kUsersChecked = 4;
 
 std::size_t indexOf(std::uint8_t file) { return file == kToA ? 0 : file == kToB ? 1 : 2; }
@@ -72,7 +72,8 @@ Place FileChooser::openHome(const Candidate& candidate) const {
 std::uint8_t FileChooser::choices(const Candidate& candidate, const FreeRegisters& free) const {
   if (!candidate.choosesPlace) return candidate.files;
   const Place home = openHome(candidate);
-  // A copy for an operation that cannot read the home register goes elsewhere.
+  // The home register is not suitable if the value is copied for an operation that cannot read
+  // this register.
   const bool canGoHome =
       home != kNowhere && (candidate.files == 0 || (candidate.files & fileOf(home)) != 0);
   if (canGoHome && !candidate.prefersAccumulator && state_.freeRegisters() < kManyFree) return fileOf(home);
@@ -112,8 +113,8 @@ std::array<int, 3> FileChooser::costs(const Candidate& candidate) const {
     }
     if (node.quadSource) cost[1] += 4;
   }
-  // An instruction reads one register of each file. A MUL-pipe read from one file should
-  // therefore be paired with an ADD-pipe read from the other file.
+  // An instruction reads at most one register from each file. A MUL-pipe read from one file
+  // should therefore be paired with an ADD-pipe read from the other file.
   std::array<int, 2> partners{};
   for (std::size_t file = 0; file < 2; ++file) {
     if (state_.values[v].byPipe[1] != 0) partners[file] += state_.fileReads[0][1 - file] - state_.fileReads[1][file];
@@ -121,7 +122,7 @@ std::array<int, 3> FileChooser::costs(const Candidate& candidate) const {
   }
   if (partners[0] < partners[1]) cost[0] += 2;
   if (partners[1] < partners[0]) cost[1] += 2;
-  // Vectors that are read consecutively from the VPM are often used together.
+  // Vectors that are read from the VPM one after the other are often used together.
   if (state_.options.alternateFiles && isFile(state_.lastInput) && !candidate.isCopy() &&
       state_.graph.nodes[candidate.node].a.kind == Source::Kind::ReadEither)
     cost[isFileA(state_.lastInput) ? 0 : 1] += kAlternateCost;
@@ -129,7 +130,7 @@ std::array<int, 3> FileChooser::costs(const Candidate& candidate) const {
   const int b = __builtin_popcount(state_.freeB);
   if (a < b) ++cost[0];
   if (b < a) ++cost[1];
-  // The home register is reserved anyway.
+  // The home register costs nothing, because it is reserved for this value.
   const Place home = openHome(candidate);
   if (home != kNowhere && a + b < kManyFree) cost[isFileA(home) ? 0 : 1] -= 6;
   return cost;
@@ -178,7 +179,7 @@ Place FileChooser::take(std::uint8_t file, const Candidate& candidate) {
     }
     return kNowhere;
   }
-  // Prefer the home register, which other values cannot use.
+  // Prefer the home register, because other values cannot use it.
   const Value& v = state_.graph.values[valueOf(candidate)];
   if (v.home != kNowhere && !v.liveOut && fileOf(v.home) == file && state_.occupant[v.home] == kNone)
     return v.home;

@@ -10,7 +10,7 @@
 
 namespace qpu::compiler {
 
-// Candidates that issue in one instruction, and their combined resources.
+// Candidates that issue in the same instruction, and the resources that they need together.
 struct Bundle {
   std::array<const Candidate*, 4> candidates{};
   unsigned count = 0;
@@ -36,24 +36,27 @@ class FileChooser {
  public:
   explicit FileChooser(BlockState& state) : state_(state) {}
 
-  // Free registers after an instruction with the bundle and `extra` has read its operands.
+  // Returns the registers that are free after an instruction with `bundle` and `extra` has read
+  // its operands.
   FreeRegisters freeAfter(const Bundle& bundle, const Candidate& extra) const;
 
-  // The files to which the candidate's result can go.
+  // Returns the files in which the candidate's result can be placed.
   std::uint8_t choices(const Candidate& candidate, const FreeRegisters& free) const;
-  // Whether the results of two candidates can go to `x` and `y` in one instruction.
+  // Returns true if one instruction can place the result of p in file x and the result of q in
+  // file y.
   static bool canPair(const Candidate& p, std::uint8_t x, const Candidate& q, std::uint8_t y,
                       const FreeRegisters& free);
 
-  // The cost of placing the result in file A, file B or an accumulator.
+  // Returns the costs of placing the result in file A, in file B and in an accumulator.
   std::array<int, 3> costs(const Candidate& candidate) const;
-  // The files with the lowest cost for the results of one or two candidates.
+  // Returns the files with the lowest total cost for the results of one or two candidates.
   std::array<std::uint8_t, 2> choose(const std::array<const Candidate*, 2>& alus, const FreeRegisters& free) const;
 
-  // The home register of the candidate's value if it is free after the candidate has issued.
+  // Returns the home register of the candidate's value if this register is free after the
+  // candidate has issued.
   Place openHome(const Candidate& candidate) const;
 
-  // Returns a free register in the file. May drop a copy to free an accumulator.
+  // Returns a free register in the file. To free an accumulator, the function may drop a copy.
   Place take(std::uint8_t file, const Candidate& candidate);
 
  private:

@@ -10,8 +10,8 @@ namespace {
 
 namespace address = isa::address;
 
-// Computes the length of the critical path from each node. `ofRequest` is a lower bound for TMU
-// requests.
+// Computes the length of the critical path from each node to the end of the block. `ofRequest` is
+// a lower bound for the length of the path from a TMU request.
 void findHeights(Graph& graph, std::int32_t ofRequest) {
   // Every edge leads to a later node, so the nodes are in topological order.
   for (std::size_t i = graph.nodes.size(); i-- > 0;) {
@@ -25,8 +25,8 @@ void findHeights(Graph& graph, std::int32_t ofRequest) {
   }
 }
 
-// Fuses an operation with the write of its result to an I/O address, if the write is the result's
-// only use.
+// Combines an operation with the write of its result to an I/O address, if the result has no
+// other use.
 class Fusion {
  public:
   explicit Fusion(BlockNodes& nodes)

@@ -36,7 +36,8 @@ class NodeBuilder {
   }
 
  private:
-  // Finds dead operations, and results that are updated conditionally before the next full write.
+  // Finds dead operations, and results that are updated conditionally before the next write of
+  // all elements.
   void findDead() {
     const auto& operations = block_.operations;
     dead_.assign(operations.size(), 0);
@@ -122,7 +123,7 @@ class NodeBuilder {
     return static_cast<std::uint32_t>(graph_.nodes.size() - 1);
   }
 
-  // Makes the node write the target of `o`.
+  // Makes the node write the target of operation o.
   void define(Node& n, const Operation& o) {
     if (o.target == Operation::kNone) return;
     if (isUpdate(o)) {
@@ -141,8 +142,8 @@ class NodeBuilder {
         std::min(definitions_[value].end, static_cast<std::uint32_t>(position_));
   }
 
-  // The result appears in r4 or r5. If it is updated later, it is moved immediately to another
-  // register, as a new value.
+  // Adds a node whose result the hardware puts into r4 or r5. If the result is updated later, a
+  // second node moves it immediately to another register, where it is a new value.
   void pushResult(Node n, const Operation& o, Place result) {
     n.result = result;
     n.cond = isa::Cond::Always;
@@ -273,7 +274,8 @@ class NodeBuilder {
       case Op::SemaphoreAcquire: addSemaphore(n, (o.constant & 15U) | 16U); break;
       case Op::SemaphoreRelease: addSemaphore(n, o.constant & 15U); break;
       case Op::MutexAcquire:
-        // Requires an ALU operation: a read without one was observed not to acquire the mutex.
+        // Acquiring the mutex requires an ALU operation. A read of the mutex without an ALU
+        // operation was observed not to acquire it.
         makeMove(n);
         n.a = {Source::Kind::ReadEither, address::kMutex};
         n.exclusive = kUnitAccess | kVpmAccess;
@@ -402,9 +404,11 @@ class NodeBuilder {
   std::size_t position_ = 0;
   Vreg pendingTarget_ = Operation::kNone;
   std::vector<char> dead_;
-  std::vector<char> updated_;            // the target is updated before its next full write
-  std::vector<std::uint32_t> current_;   // value of each register
-  std::vector<std::uint32_t> inR4OrR5_;  // values whose results appear in r4 or r5
+  // Indexed by operation: whether the target is updated before the next write of all its
+  // elements.
+  std::vector<char> updated_;
+  std::vector<std::uint32_t> current_;   // indexed by register: the value that it holds
+  std::vector<std::uint32_t> inR4OrR5_;  // the values that the hardware puts into r4 or r5
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The two halves of buildGraph(): first the nodes for a block's operations, then the dependences
-// between the nodes.
+// The two parts of buildGraph(). The first creates nodes for a block's operations, and the second
+// adds the dependences between the nodes.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_NODES_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_NODES_HPP
 
@@ -12,12 +12,12 @@ namespace qpu::compiler {
 
 struct Definition {
   std::uint32_t node = kNone;
-  std::uint32_t end = UINT32_MAX;  // position of the next write of the register
+  std::uint32_t end = UINT32_MAX;  // position of the operation that next writes the register
 };
 
 struct BlockNodes {
   Graph graph;                           // without edges
-  std::vector<std::uint32_t> positions;  // operation of each node, or kNone
+  std::vector<std::uint32_t> positions;  // indexed by node: position of its operation, or kNone
   std::vector<Definition> definitions;   // indexed by value
   std::uint32_t noSwap = kNone;          // the node that sets TMU_NOSWAP
 };

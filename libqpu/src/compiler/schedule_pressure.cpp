@@ -5,7 +5,8 @@
 namespace qpu::compiler {
 namespace {
 
-// A value that is used this soon after its definition is kept in an accumulator.
+// The maximum distance between the definition and the use of a value that is kept in an
+// accumulator.
 constexpr std::uint32_t kAccumulatorDistance = 2;
 
 }  // namespace

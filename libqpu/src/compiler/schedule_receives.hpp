@@ -14,12 +14,12 @@ class ReceiveTiming {
  public:
   explicit ReceiveTiming(const BlockState& state);
 
-  // Whether the operation, which may stall the QPU, is delayed until other operations can no
-  // longer issue.
+  // Returns true if operation n, which may stall the QPU, must wait until no other operation can
+  // issue.
   bool isDelayed(std::uint32_t n);
-  // Whether the gap before the block's last receive is still in progress.
+  // Returns true if the current cycle is in the gap before the block's last receive.
   bool isInGap() const;
-  // Called when the operation issues in the current cycle.
+  // Records that operation n issues in the current cycle.
   void issue(std::uint32_t n);
 
  private:
@@ -29,9 +29,10 @@ class ReceiveTiming {
 
   const BlockState& state_;
   std::vector<bool> dependsOnReceive_;  // indexed by operation
-  std::uint32_t independent_ = 0;       // remaining operations that depend on no receive
+  std::uint32_t independent_ = 0;       // remaining operations that do not depend on a receive
   std::uint32_t receives_ = 0;          // remaining receives
-  std::uint32_t firstRequest_ = 0;      // lower bound of the first remaining request
+  // Lower bound for the index of the first remaining request.
+  std::uint32_t firstRequest_ = 0;
   std::int32_t gapEnd_ = 0;             // first cycle in which the last receive can issue
 };
 

@@ -7,11 +7,11 @@
 namespace qpu::compiler {
 namespace {
 
-constexpr double kSignificant = 0.95;  // smaller differences between estimates are noise
-// Spread receives are used even if the estimate is this much higher. The estimate is for one QPU,
-// but QPUs that share a TMU benefit more.
+constexpr double kSignificant = 0.95;  // improvements of less than 5 % are considered noise
+// A schedule with spread receives is used even if its estimate is higher by up to this factor.
+// The estimate is for a single QPU, but spread receives help more when several QPUs share a TMU.
 constexpr double kSpreadAllowance = 1.1;
-constexpr double kQpusPerSlice = 4;  // these share two TMUs
+constexpr double kQpusPerSlice = 4;  // the QPUs in a slice share two TMUs
 
 }  // namespace
 
@@ -39,7 +39,7 @@ std::optional<ScheduledBlock> ScheduleSearch::run(std::uint32_t b, std::uint64_t
     std::optional<ScheduledBlock> result = schedule(graph, options);
     if (!result) continue;
     if (window == kWindows.front() && readsVpmOften(b)) {
-      // Try both, because neither setting is always better.
+      // Try both settings, because neither is always better.
       options.alternateFiles = true;
       std::optional<ScheduledBlock> other = schedule(graph, options);
       if (other && other->slots.size() < result->slots.size()) return other;
@@ -53,7 +53,7 @@ std::optional<ScheduledBlock> ScheduleSearch::run(std::uint32_t b, std::uint64_t
   return schedule(buildGraph(context), options);
 }
 
-// Tries other orders if the QPU stalls for memory in the block.
+// Tries other orders if the QPU stalls on memory accesses in the block.
 void ScheduleSearch::reduceStalls(const Graph& graph, ScheduleOptions options, ScheduledBlock& best,
                                   std::uint32_t b) const {
   using Receives = ScheduleOptions::Receives;
@@ -83,16 +83,18 @@ void ScheduleSearch::reduceStalls(const Graph& graph, ScheduleOptions options, S
   tryOrder(graph, Receives::Early, true, window);
   tryOrder(graph, Receives::Early, false, 1);  // source order
   if (inFlight_.fewest[b][0] + inFlight_.fewest[b][1] == 0) return;
-  // In a software pipeline, the next iteration receives the results that this one requests.
+  // The loop is a software pipeline: each iteration receives the results that the previous
+  // iteration requested.
   Graph early = graph;
   prioritiseRequests(early);
   tryOrder(early, Receives::AfterRequests, false, window);
-  // Without stalls, the QPUs in a slice would send more requests than its TMU can serve.
+  // If there were no stalls, the QPUs in a slice would send more requests than a TMU can serve.
   if (least.total - least.stalls < kQpusPerSlice * kTmuRequest * static_cast<double>(requestsOf(b)))
     tryOrder(early, Receives::Spread, false, window);
 }
 
-// Whether the block is in a loop and has so many VPM reads that the choice of registers may matter.
+// Returns true if the block is in a loop and has so many VPM reads that the choice of registers
+// may be significant.
 bool ScheduleSearch::readsVpmOften(std::uint32_t b) const {
   constexpr std::ptrdiff_t kMany = 8;
   const std::vector<Operation>& all = function_.blocks[b].operations;
@@ -106,7 +108,7 @@ bool ScheduleSearch::isLoop(std::uint32_t b) const {
   return std::find(next.begin(), next.end(), b) != next.end();
 }
 
-// The number of requests at the TMU that has more of them.
+// Returns the number of requests to the TMU that gets more requests.
 std::ptrdiff_t ScheduleSearch::requestsOf(std::uint32_t b) const {
   const std::vector<Operation>& all = function_.blocks[b].operations;
   const auto of = [&](unsigned unit) {

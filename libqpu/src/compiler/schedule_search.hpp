@@ -1,4 +1,4 @@
-// Chooses among several schedules of one block.
+// Schedules a block in several ways and chooses the best schedule.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_SEARCH_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_SEARCH_HPP
 
@@ -18,8 +18,8 @@ class ScheduleSearch {
       : function_(function), options_(options), live_(live), homes_(homes),
         inFlight_(findRequestsInFlight(function)) {}
 
-  // Returns the best schedule found, or nothing if there are not enough registers. `unreadable`:
-  // registers that the instruction before the block may write.
+  // Returns the best schedule that was found, or nothing if there are not enough registers.
+  // `unreadable` contains the registers that the instruction before the block may write.
   std::optional<ScheduledBlock> run(std::uint32_t b, std::uint64_t unreadable) const;
 
   Surroundings surroundings(std::uint32_t b) const {

@@ -5,7 +5,8 @@
 namespace qpu::compiler {
 namespace {
 
-constexpr std::uint32_t kNearby = 8;  // maximum distance between operations that count as close
+// Maximum distance between operations that are considered close to each other.
+constexpr std::uint32_t kNearby = 8;
 constexpr unsigned kFewUsers = 3;
 
 std::uint32_t poolOf(const ScheduleOptions& options, unsigned file) {

@@ -1,5 +1,5 @@
-// The list scheduler's progress through one block: which operations have issued, which are ready,
-// and where the values are.
+// The state of the list scheduler in a block: which operations have issued, which operations are
+// ready, and which registers hold the values.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_STATE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_STATE_HPP
 
@@ -13,21 +13,21 @@
 namespace qpu::compiler {
 
 struct NodeState {
-  std::uint32_t pendingEdges = 0;  // predecessors that have not issued
-  std::int32_t earliest = 0;       // first cycle in which it can issue
-  std::int32_t stallFree = 0;      // first cycle in which it is expected not to stall
+  std::uint32_t pendingEdges = 0;  // number of predecessors that have not issued
+  std::int32_t earliest = 0;       // first cycle in which the operation can issue
+  std::int32_t stallFree = 0;      // first cycle in which the operation is not expected to stall
   bool done = false;
 };
 
 struct ValueState {
   Place main = kNowhere;
   Place copy = kNowhere;
-  std::uint32_t reads = 0, updates = 0, rotations = 0;  // remaining
-  std::uint32_t copyFor = kNone;  // the operation that the value was copied or moved for
-  std::array<int, 2> byPipe{};    // remaining reads that only the ADD pipe, or only the MUL pipe, can perform
+  std::uint32_t reads = 0, updates = 0, rotations = 0;  // numbers that remain
+  std::uint32_t copyFor = kNone;  // the operation for which the value was copied or moved
+  std::array<int, 2> byPipe{};    // remaining reads that only the ADD pipe or only the MUL pipe can perform
 };
 
-// Operations that read one value.
+// The operations that read a value.
 struct Users {
   const std::uint32_t* first;
   const std::uint32_t* last;
@@ -35,8 +35,9 @@ struct Users {
   const std::uint32_t* end() const { return last; }
 };
 
-// Operations whose predecessors have issued, longest critical path first. Operations that write
-// r4 or r5 compete for one register, so they are kept in separate lists.
+// Operations whose predecessors have all issued. The operation with the longest critical path
+// comes first. Operations that write r4 and those that write r5 are kept in separate lists,
+// because each list competes for a single register.
 class ReadyLists {
  public:
   explicit ReadyLists(const Graph& graph) : graph_(graph) {}
@@ -60,12 +61,12 @@ class ReadyLists {
   std::vector<std::uint32_t> others_, forR4_, forR5_;
 };
 
-// The remaining operations, by the pipe that they need.
+// The number of remaining operations for each pipe.
 struct PipeWork {
   std::int32_t add = 0, mul = 0, either = 0;
 
   void count(const Node& node, int by);
-  // A lower bound for the number of instructions that the remaining operations take.
+  // Returns a lower bound for the number of instructions that the remaining operations need.
   std::int32_t instructions() const;
 };
 
@@ -81,15 +82,15 @@ struct BlockState {
   bool isNeeded(std::uint32_t v) const {
     return values[v].reads != 0 || values[v].updates != 0 || graph.values[v].liveOut;
   }
-  // Whether the value was copied or moved for an operation that has not issued.
+  // Returns true if the value was copied or moved for an operation that has not issued.
   bool isHeld(std::uint32_t v) const {
     return values[v].copyFor != kNone && !nodes[values[v].copyFor].done;
   }
-  // Whether only a few operations read the value, all of them nearby.
+  // Returns true if only a few operations read the value and all of them are nearby.
   bool isShortLived(std::uint32_t v) const;
-  // Whether the value is a rotation amount, which must stay in r5.
+  // Returns true if the value is a rotation amount, which must stay in r5.
   bool isPinned(std::uint32_t v) const;
-  // Frees the registers of a value that is no longer needed.
+  // Frees the registers of a value that is not needed any more.
   void release(std::uint32_t v);
 
   // --- registers ---
@@ -101,16 +102,17 @@ struct BlockState {
     vacate(values[v].copy);
     values[v].copy = kNowhere;
   }
-  // Whether the accumulator holds a copy that is not reserved for a pending operation.
+  // Returns true if the accumulator holds a copy that is not reserved for a pending operation.
   bool isDroppable(Place p) const;
-  // Bit mask of the accumulators that are free or droppable.
+  // Returns a bit mask of the accumulators that are free or droppable.
   std::uint32_t availableAccumulators() const;
   int freeRegisters() const { return __builtin_popcount(freeA) + __builtin_popcount(freeB); }
 
-  // Adds `by` times the value's remaining reads to the reads counted for the file of `p`.
+  // Multiplies the value's remaining reads by `by` and adds the product to the number of reads
+  // from the file that contains p.
   void countReads(std::uint32_t v, Place p, int by);
-  // The register for which the value's reads are counted: its home register until the value is in
-  // another one.
+  // Returns the register for which the value's reads are counted. This is the value's home
+  // register until the value is in another register.
   Place countedAt(std::uint32_t v) const {
     return values[v].main != kNowhere ? values[v].main : graph.values[v].home;
   }
@@ -128,19 +130,22 @@ struct BlockState {
   const ScheduleOptions& options;
   std::vector<NodeState> nodes;
   std::vector<ValueState> values;
-  std::array<std::uint32_t, kPlaces> occupant{};   // value in each register
-  std::array<std::int32_t, kPlaces> readableAt{};  // first cycle in which each register can be read
-  std::uint32_t poolA = 0, poolB = 0;              // registers that any value of the block may use
+  std::array<std::uint32_t, kPlaces> occupant{};   // indexed by register: the value that it holds
+  std::array<std::int32_t, kPlaces> readableAt{};  // indexed by register: first cycle in which it can be read
+  // Bit masks of the registers that any value of the block may use.
+  std::uint32_t poolA = 0, poolB = 0;
   std::uint32_t freeA = 0, freeB = 0;
-  std::array<std::array<int, 2>, 2> fileReads{};   // remaining reads by the ADD and MUL pipe from files A and B
-  Place lastInput = kNowhere;                      // register of the last vector read from an I/O address
+  // Remaining reads from files A and B, by the ADD pipe and by the MUL pipe.
+  std::array<std::array<int, 2>, 2> fileReads{};
+  // Register of the last vector that was read from an I/O address.
+  Place lastInput = kNowhere;
   PressureTracker pressure;
   ReadyLists ready;
   PipeWork work;
-  std::uint32_t oldest = 0;     // first operation in source order that has not issued
-  std::uint32_t remaining = 0;  // operations that have not issued
+  std::uint32_t oldest = 0;     // the first operation in source order that has not issued
+  std::uint32_t remaining = 0;  // number of operations that have not issued
   std::int32_t cycle = 0;
-  int idle = 0;                 // empty instructions since the last one that was not
+  int idle = 0;                 // number of empty instructions since the last instruction that was not empty
 };
 
 }  // namespace qpu::compiler

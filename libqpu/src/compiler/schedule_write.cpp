@@ -8,7 +8,7 @@ namespace {
 namespace address = isa::address;
 using isa::Signal;
 
-// Sets the site, the read ports and the signal of small immediates.
+// Sets the site, the read ports and the small-immediate signal.
 void writeCommon(const Graph& graph, const Bundle& bundle, Slot& slot) {
   isa::Instruction& i = slot.instruction;
   std::uint32_t first = kNone;
@@ -39,7 +39,7 @@ Slot InstructionWriter::write(const Bundle& bundle) {
     std::swap(alus[0], alus[1]);
   std::array<std::uint8_t, 2> files{};
   if (count != 0) files = files_.choose(alus, files_.freeAfter(bundle, Candidate()));
-  // Values that are read for the last time leave their registers before the results are placed.
+  // A value that is read for the last time leaves its register before the results are placed.
   for (const Candidate* candidate : bundle) readOperands(*candidate);
   std::array<bool, 2> inAdd{true, false};
   if (count == 1) inAdd[0] = alus[0]->fillsInstruction || (alus[0]->pipes & kAddPipe) != 0;
@@ -85,7 +85,7 @@ void InstructionWriter::readOperands(const Candidate& candidate) {
   }
 }
 
-// Puts the result into its register. Returns the write address.
+// Puts the result into its register. Returns the instruction's write address for this register.
 std::uint8_t InstructionWriter::writeResult(const Candidate& candidate, std::uint8_t file) {
   Place p = candidate.fixed;
   std::uint32_t v = candidate.value;
@@ -120,7 +120,7 @@ void InstructionWriter::putCopy(std::uint32_t v, Place p, const Candidate& candi
 }
 
 void InstructionWriter::putMain(std::uint32_t v, Place p, const Candidate& candidate) {
-  // A copy made before an update is stale.
+  // The update makes an earlier copy of the value invalid.
   state_.dropCopy(v);
   state_.occupy(p, v);
   state_.countReads(v, state_.countedAt(v), -1);
@@ -131,7 +131,7 @@ void InstructionWriter::putMain(std::uint32_t v, Place p, const Candidate& candi
     state_.pressure.count(v, state_.oldest);
 }
 
-// r4 and r5 are not in the files, so no reads are counted there.
+// r4 and r5 do not belong to a file, so reads from them are not counted.
 void InstructionWriter::putFixed(std::uint32_t v, Place p, int latency) {
   state_.countReads(v, state_.countedAt(v), -1);
   state_.occupy(p, v);

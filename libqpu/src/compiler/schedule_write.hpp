@@ -1,5 +1,5 @@
-// Writes a bundle as one machine instruction, and updates the places of the values that it reads
-// and writes.
+// Writes a bundle as one machine instruction, and updates the registers in which the scheduler
+// expects the values.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_WRITE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_WRITE_HPP
 
@@ -14,7 +14,8 @@ class InstructionWriter {
   InstructionWriter(BlockState& state, FileChooser& files) : state_(state), files_(files) {}
 
   Slot write(const Bundle& bundle);
-  // Registers of the files that the last instruction wrote, as bits by Place.
+  // Returns the registers in files A and B that the last instruction wrote, as a bit mask indexed
+  // by Place.
   std::uint64_t lastWritten() const { return lastWritten_; }
 
  private:

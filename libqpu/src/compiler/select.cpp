@@ -1,9 +1,10 @@
-// Instruction selection: intermediate representation to machine operations. Masks are not
-// computed: flags are set where a mask is needed, unless the flags already represent it.
+// Instruction selection: translates the intermediate representation to machine operations. Masks
+// are not computed into registers: operations set the flags where a mask is needed, unless the
+// flags already represent the mask.
 //
-// Phis are eliminated with copies at the end of the predecessors and the start of the block: Vugranam C. Sreedhar, Roy
-// Dz-Ching Ju, David M. Gillies and Vatsa Santhanam, "Translating Out of Static Single Assignment Form", 1999. The
-// copies are coalesced later.
+// Phis are eliminated with copies at the end of the predecessors and at the start of the block:
+// Vugranam C. Sreedhar, Roy Dz-Ching Ju, David M. Gillies and Vatsa Santhanam, "Translating Out
+// of Static Single Assignment Form", 1999. A later pass coalesces the copies.
 #include <algorithm>
 #include <cassert>
 #include <utility>
@@ -78,8 +79,8 @@ class Selection {
         for (const Value o : graph_.arguments(phi)) ++uses_[o];
       if (b.condition != kNone) ++uses_[b.condition];
     }
-    // If a Select is a result's only use, the result is computed there, under the Select's
-    // condition.
+    // If the only use of a result is a Select, the operation is moved to the Select and executed
+    // under the Select's condition.
     fused_.assign(graph_.values.size(), false);
     for (const ir::Block& b : graph_.blocks)
       for (const Value v : b.body) {
@@ -95,7 +96,7 @@ class Selection {
     return (i.kind == Kind::Alu || i.kind == Kind::Mul) && uses_[v] == 1 && i.block == into.block;
   }
 
-  // Unused arguments are not in the uniform stream.
+  // Arguments that the kernel does not use are not in the uniform stream.
   void prepareUniforms() {
     ops_.appendTo(function_.blocks[0].operations);
     for (Value v = 0; v < graph_.values.size(); ++v) {
@@ -108,9 +109,9 @@ class Selection {
     }
   }
 
-  // Each phi gets a register that all predecessors write and the start of the block reads.
-  // Critical edges are split, except for loop back edges, where splitting would cost a jump per
-  // iteration.
+  // Each phi gets a register that all predecessors write and that a copy at the start of the
+  // phi's block reads. Critical edges are split. Loop back edges are not, because splitting one
+  // would cost a jump per iteration.
   void preparePhis() {
     phiRegister_.assign(graph_.values.size(), kNone);
     for (const ir::Block& b : graph_.blocks)
@@ -140,7 +141,7 @@ class Selection {
     ops_.emitAdd(i.add, target, a, b).cond = cond;
   }
 
-  // Computes v into `target`.
+  // Emits the operation that computes v into `target`.
   void compute(Value v, Vreg target, Cond cond) {
     const Instruction i = graph_.values[v];
     if (i.kind == Kind::Alu) return alu(i, target, cond);
@@ -220,7 +221,7 @@ class Selection {
     o.b = by;
   }
 
-  // Copies the arguments of b's phis for its predecessor number `pred`.
+  // Copies the arguments that b's phis have for its predecessor number `pred`.
   void addPhiCopies(const ir::Block& b, std::size_t pred) {
     for (const Value phi : b.phis) ops_.move(phiRegister_[phi], graph_.arguments(phi)[pred]);
   }
@@ -230,7 +231,8 @@ class Selection {
     return static_cast<std::size_t>(std::find(preds.begin(), preds.end(), from) - preds.begin());
   }
 
-  // The target of a branch from `from` to `to`: a new block if the edge is split for phi copies.
+  // Returns the block to which a branch from `from` to `to` leads. This is a new block if the
+  // edge is split to hold phi copies.
   std::uint32_t splitEdge(std::uint32_t from, std::uint32_t to) {
     const ir::Block& b = graph_.blocks[to];
     if (b.phis.empty()) return to;
@@ -301,7 +303,7 @@ class Selection {
 
 namespace {
 
-// Registers that are reserved for short-lived values.
+// The number of registers that are reserved for short-lived values.
 constexpr int kReservedWhenHoisting = 20;
 constexpr int kReserved = 12;
 

@@ -63,8 +63,8 @@ void MaskSelector::setFlags(Value mask, Cond cond) {
   switch (i.kind) {
     case Kind::MaskNot: setFlags(i.a, cond); return;
     case Kind::Compare: {
-      // A maximum sets C where its first operand is greater. A difference does not work for floats: Inf - Inf is
-      // -Inf.
+      // Max and FMax set flag C where the first operand is greater. A subtraction cannot replace
+      // FMax, because Inf - Inf is -Inf.
       static constexpr std::array<AddOp, 3> kOps = {AddOp::Xor, AddOp::Max, AddOp::FMax};
       const bool equal = i.test == ir::Test::Equal;
       const auto [a, b] = equal ? out_.operands(i.a, i.b) : out_.operands(i.b, i.a);
@@ -72,7 +72,8 @@ void MaskSelector::setFlags(Value mask, Cond cond) {
       return;
     }
     default: {
-      // The caller has checked that cond is Always and that the operands can be combined.
+      // The caller has checked that cond is Always and that the flags of the two operands can be
+      // combined.
       const bool inOrder = combined(i, i.a, i.b).has_value();
       const Value first = inOrder ? i.a : i.b;
       const Value second = inOrder ? i.b : i.a;

@@ -1,5 +1,5 @@
-// Represents masks as flags. Flags are set where a mask is needed, unless they already represent
-// it.
+// Represents masks as flags. Before a mask is used, an operation sets the flags, unless the flags
+// already represent the mask.
 #ifndef QPU_SRC_COMPILER_SELECT_MASKS_HPP
 #define QPU_SRC_COMPILER_SELECT_MASKS_HPP
 
@@ -19,11 +19,12 @@ class MaskSelector {
     inRegister_.clear();
     flags_ = {};
   }
-  // Makes the flags represent the mask. Returns the condition under which it holds.
+  // Sets the flags so that they represent the mask. Returns the condition that holds where the
+  // mask holds.
   isa::Cond setFlagsTo(ir::Value mask);
 
  private:
-  // The mask that the flags represent.
+  // The mask that the flags currently represent.
   struct FlagState {
     ir::Value mask = ir::kNone;
     isa::Cond cond = isa::Cond::Always;
@@ -32,19 +33,19 @@ class MaskSelector {
 
   bool isLeaf(ir::Value mask) const;
   std::optional<FlagSets> sets(ir::Value mask) const;
-  // The flags after comparing `first` and then `second`, if one condition represents the combined
-  // result.
+  // Returns the flags after a comparison with `first` and then one with `second`, if one
+  // condition represents the combined result.
   std::optional<FlagSets> combined(const ir::Instruction& i, ir::Value first, ir::Value second) const;
-  // Sets the flags of the elements for which `cond` holds.
+  // Sets flags for the mask in the elements where `cond` holds.
   void setFlags(ir::Value mask, isa::Cond cond);
   static void test(Operation& o, isa::Cond cond);
-  // Computes the mask into a register, in which all bits are set where the mask holds.
+  // Computes the mask into a register. All bits of an element are set where the mask holds.
   void materialise(ir::Value mask);
 
   const ir::Graph& graph_;
   OperationWriter& out_;
   FlagState flags_;
-  std::unordered_map<ir::Value, Vreg> inRegister_;  // masks of the current block
+  std::unordered_map<ir::Value, Vreg> inRegister_;  // registers that hold masks of the current block
 };
 
 }  // namespace qpu::compiler

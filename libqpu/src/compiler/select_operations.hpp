@@ -31,10 +31,10 @@ class OperationWriter {
   void load(Vreg target, std::uint32_t bits, isa::Cond cond = isa::Cond::Always);
   void move(Vreg target, ir::Value from, isa::Cond cond = isa::Cond::Always);
 
-  // Constants that are not immediates are loaded once per block.
+  // Returns v in a register. Constants that cannot be immediates are loaded once per block.
   Operand inRegister(ir::Value v);
   Operand operand(ir::Value v);
-  // Prepares the two operands of one operation, which can have only one immediate.
+  // Returns the two operands of an operation. Only one of them can be an immediate.
   std::pair<Operand, Operand> operands(ir::Value a, ir::Value b);
 
  private:
@@ -42,7 +42,8 @@ class OperationWriter {
   Vreg registers_;
   std::vector<Operation>* out_ = nullptr;
   std::uint32_t site_ = code::Object::kNoSite;
-  std::unordered_map<std::uint32_t, Vreg> constants_;  // registers of the constants of the current block
+  // Registers that hold constants in the current block.
+  std::unordered_map<std::uint32_t, Vreg> constants_;
 };
 
 }  // namespace qpu::compiler

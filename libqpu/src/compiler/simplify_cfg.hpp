@@ -1,4 +1,4 @@
-// Simplification of the control-flow graph, a subset of LLVM's pass of the same name.
+// Simplification of the control-flow graph: a subset of LLVM's SimplifyCFG pass.
 #ifndef QPU_SRC_COMPILER_SIMPLIFY_CFG_HPP
 #define QPU_SRC_COMPILER_SIMPLIFY_CFG_HPP
 
@@ -6,7 +6,8 @@
 
 namespace qpu::compiler {
 
-// Replaces branches that have one target with jumps, threads jumps through empty blocks and removes unreachable blocks.
+// Replaces branches whose two targets are the same with jumps, threads jumps through empty
+// blocks, and removes unreachable blocks.
 void simplifyCfg(Function& function);
 
 }  // namespace qpu::compiler

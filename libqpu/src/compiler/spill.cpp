@@ -12,7 +12,7 @@
 namespace qpu::compiler {
 namespace {
 
-constexpr std::uint32_t kMostReads = 3;  // of one operation
+constexpr std::uint32_t kMostReads = 3;  // maximum number of vectors that one operation reads
 
 class Spiller {
  public:
@@ -42,21 +42,21 @@ class Spiller {
 
   struct State {
     bool resident = false;
-    bool stored = false;   // memory has the current content
-    bool written = false;  // in this block, so far
-    std::size_t use = 0;   // next in uses_
+    bool stored = false;   // true if memory contains the vector's current content
+    bool written = false;  // true if the vector has been written in this block so far
+    std::size_t use = 0;   // index of the next use in uses_
   };
 
   bool canRematerialise(Vreg v) const { return rematerialisations_[v].operations != 0; }
   bool isSpilled(std::size_t g) const { return spilled_[live_.globals[g]] != 0; }
 
-  // Whether the vector has a register for the whole block.
+  // Returns true if the vector has a register for the whole block.
   bool isPinned(std::size_t b, Vreg v) const {
     if (code_.isReserved(v)) return true;
     return spilled_[v] == 0 && (live_.liveIn(b, v) || live_.liveOut(b, v));
   }
 
-  // Finds the operations of a block that read each vector.
+  // Finds the operations in a block that read each vector.
   void findUses(const std::vector<Operation>& operations) {
     for (std::uint32_t i = 0; i < operations.size(); ++i)
       forEachRead(operations[i], [&](Vreg v) {
@@ -97,7 +97,8 @@ class Spiller {
                         : SpillBarriers{std::vector<char>(n + 1, 0), std::vector<char>(n + 1, 0)};
     for (std::uint32_t i = 0; i < n; ++i)
       if (!rewrite(i, operations)) return false;
-    // Successor blocks expect spilled vectors in memory.
+    // Store spilled vectors at the end of the block, because the successors expect them in
+    // memory.
     for (std::size_t g = 0; g < live_.globals.size(); ++g) {
       const Vreg v = live_.globals[g];
       if (isSpilled(g) && live_.out[b].has(g) && !state_[v].stored && !canRematerialise(v)) {
@@ -161,10 +162,10 @@ class Spiller {
                                 {f_.name, "", -1, 0});
   }
 
-  // Puts the vector into a register before operation i.
+  // Puts vector v into a register before operation i.
   bool bringIn(Vreg v, std::uint32_t i) {
     if (isPinned(block_, v)) {
-      // A live-out vector has its register even before the block has written it.
+      // A live-out vector occupies its register even before the block has written it.
       if (code_.isReserved(v) || live_.liveIn(block_, v) || state_[v].written) return true;
       if (!canRematerialise(v)) failWithoutContent(v);
       return rematerialise(v, i);
@@ -208,8 +209,8 @@ class Spiller {
         if (runEnd_ > i && needsMemory(v) && nextUse(block_, v, i) < runEnd_) continue;
         const bool isFree = state_[v].stored || canRematerialise(v);
         if (!isFree && (barriers_.noStore[i] != 0 || !memory_)) continue;
-        // Evict the vector whose next use is farthest away. If no store is needed, the distance
-        // is multiplied by one and a half.
+        // Evict the vector whose next use is farthest away. If evicting a vector needs no store,
+        // its distance counts one and a half times.
         std::uint64_t score = std::min<std::uint64_t>(nextUse(block_, v, i), 1U << 24U) * 2;
         if (isFree) score += score / 2 + 1;
         if (score >= best) {
@@ -230,14 +231,15 @@ class Spiller {
     leave(v);
   }
 
-  // Nothing can be stored within a run of VPM writes, so vectors that may be evicted there are stored before it.
+  // Stores the vectors that may be evicted during the run of VPM writes that starts at operation
+  // i. Within the run, no store can be inserted.
   void storeAhead(std::uint32_t i, const std::vector<Operation>& operations) {
     std::uint32_t end = i + 1;
     std::uint32_t needed = kMostReads;
     for (; end < operations.size() && barriers_.noStore[end] != 0; ++end)
       if (operations[end].target != Operation::kNone) ++needed;
     if (operations[i].target != Operation::kNone) ++needed;
-    // Reloads within the run need registers too.
+    // Vectors that are reloaded within the run need registers too.
     for (std::uint32_t k = i; k < end; ++k)
       forEachRead(operations[k], [&](Vreg v) {
         if (!isPinned(block_, v) && !state_[v].resident) ++needed;
@@ -260,9 +262,9 @@ class Spiller {
     }
   }
 
-  // Nothing can be reloaded within a run of VPM reads. Vectors in memory that the run reads, or
-  // uses for rematerialisation, are loaded into registers before the run and stay there until
-  // they are read.
+  // Prepares a run of VPM reads, within which nothing can be reloaded. Some vectors in memory are
+  // read in the run or are needed to rematerialise vectors there. They are loaded into registers
+  // before the run and stay there until they are read.
   bool reloadAhead(std::uint32_t i, const std::vector<Operation>& operations) {
     busy_.clear();
     std::vector<Vreg> defined;
@@ -277,7 +279,8 @@ class Spiller {
     const std::vector<Vreg> needed = busy_;
     return std::all_of(needed.begin(), needed.end(), [&](Vreg v) { return bringIn(v, i); });
   }
-  // Whether a vector that is not in a register can be restored only by a reload.
+  // Returns true if a vector that is not in a register can be restored only by a reload from
+  // memory.
   bool needsMemory(Vreg v) const {
     if (!canRematerialise(v)) return true;
     const std::vector<Vreg>& sources = rematerialisations_[v].sources;
@@ -289,15 +292,16 @@ class Spiller {
   bool memory_;
   Liveness live_;
   std::vector<Rematerialisation> rematerialisations_;  // indexed by register
-  std::vector<char> spilled_;                          // between blocks, by register
+  // Indexed by register: whether the vector is spilled between blocks.
+  std::vector<char> spilled_;
   SpillCode code_;
-  std::size_t ready_ = 0;    // operations at the start of the entry block; spilling is possible only after them
+  std::size_t ready_ = 0;    // number of operations at the start of the entry block after which spilling is possible
   std::size_t block_ = 0;
-  std::uint32_t room_ = 0;   // registers for vectors that are not pinned
+  std::uint32_t room_ = 0;   // number of registers for vectors that are not pinned
   std::vector<Operation> out_;
   std::vector<std::vector<std::uint32_t>> uses_;
   std::vector<Vreg> touched_, residents_;
-  std::vector<Vreg> busy_;    // vectors that must not be evicted now
+  std::vector<Vreg> busy_;    // vectors that currently must not be evicted
   std::uint32_t runEnd_ = 0;  // end of the current run of VPM reads
   std::vector<State> state_;
   SpillBarriers barriers_;

@@ -1,9 +1,10 @@
-// Spilling: reduces register pressure before scheduling. A vector without a register is
-// rematerialised if possible; otherwise it is stored to memory and reloaded.
+// Spilling: reduces register pressure before scheduling. If there is no register for a vector,
+// the vector is rematerialised if possible. Otherwise it is stored to memory and reloaded.
 //
-// Within a block the vector whose next use is farthest away is evicted: Laszlo A. Belady, "A Study of Replacement
-// Algorithms for a Virtual-Storage Computer", 1966, applied to registers as in Matthias Braun and Sebastian Hack,
-// "Register Spilling and Live-Range Splitting for SSA-Form Programs", 2009.
+// Within a block, the pass evicts the vector whose next use is farthest away: Laszlo A. Belady,
+// "A Study of Replacement Algorithms for a Virtual-Storage Computer", 1966. For registers, this
+// technique is described in Matthias Braun and Sebastian Hack, "Register Spilling and Live-Range
+// Splitting for SSA-Form Programs", 2009.
 #ifndef QPU_SRC_COMPILER_SPILL_HPP
 #define QPU_SRC_COMPILER_SPILL_HPP
 
@@ -13,13 +14,13 @@
 
 namespace qpu::compiler {
 
-// Marks the DMA operations of spills in Operation::unit. Only they access the spill area, so they
-// need not be ordered with respect to TMU requests.
+// The value of Operation::unit that marks the DMA operations of spill code. Only spill code
+// accesses the spill area, so these operations need not be ordered with respect to TMU requests.
 constexpr std::uint8_t kSpillUnit = 1;
 
-// Spills until at most `limit` vectors are live at any point. Returns false if that is
-// impossible. Without `memory`, vectors can only be rematerialised. `bytes` is the size of the
-// spill area that each QPU needs.
+// Spills vectors until at most `limit` vectors are live at any point. Returns false if that is
+// impossible. If `memory` is false, vectors can only be rematerialised. `bytes` returns the size
+// of the spill area that each QPU needs.
 bool spill(Function& function, std::uint32_t limit, bool memory, std::uint32_t& bytes);
 
 }  // namespace qpu::compiler

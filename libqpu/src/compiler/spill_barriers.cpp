@@ -13,8 +13,8 @@ bool isWriteSide(Op op) {
   return op == Op::VpmWriteSetup || op == Op::VpmWrite || op == Op::DmaStoreStart;
 }
 
-// Nothing can be stored between a write setup and the DMA that stores the vectors, or the last
-// operation of the write side.
+// Marks the operations between a write setup and the DMA that stores the vectors, or the last
+// operation on the VPM's write side. No store can be inserted there.
 void findWriteBarriers(const std::vector<Operation>& operations, std::vector<char>& noStore) {
   std::size_t lastWrite = 0;
   for (std::size_t i = 0; i < operations.size(); ++i)
@@ -27,10 +27,10 @@ void findWriteBarriers(const std::vector<Operation>& operations, std::vector<cha
   }
 }
 
-// Nothing can be reloaded between an operation of the read side and the next one that depends on
-// its setup.
+// Marks the operations between an operation on the VPM's read side and the next operation that
+// depends on its setup. No reload can be inserted there.
 void findReadBarriers(const std::vector<Operation>& operations, std::vector<char>& noReload) {
-  std::size_t next = operations.size();  // the next operation of the read side
+  std::size_t next = operations.size();  // the next operation on the read side
   for (std::size_t i = operations.size(); i-- > 0;) {
     const Op op = operations[i].op;
     if (!isReadSide(op)) continue;

@@ -38,7 +38,7 @@ Operation effect(Op op, Vreg a = Operation::kNone) {
 
 }  // namespace
 
-// The address is the first uniform. The row depends on the QPU number.
+// The address of the spill area is the first uniform. The VPM row depends on the QPU number.
 std::size_t SpillCode::addPrologue() {
   base_ = f_.registers++;
   row_ = f_.registers++;
@@ -108,7 +108,7 @@ Vreg SpillCode::loadConstant(std::vector<Operation>& code, std::uint32_t bits) {
   return v;
 }
 
-// `bits` plus the row, shifted to its field.
+// Returns a register that contains `bits` plus the row number, which is shifted to its field.
 Vreg SpillCode::rowWord(std::vector<Operation>& code, std::uint32_t bits, std::uint32_t shift) {
   Vreg row = row_;
   if (shift != 0) {
@@ -123,7 +123,7 @@ Vreg SpillCode::rowWord(std::vector<Operation>& code, std::uint32_t bits, std::u
   return v;
 }
 
-// assignSlots() fills in the offset.
+// Emits a constant 0 for the slot's offset. assignSlots() replaces it with the actual offset.
 Vreg SpillCode::slotAddress(std::vector<Operation>& code, std::size_t block, Vreg v, bool isStore) {
   accesses_.push_back({v, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(code.size()), isStore});
   const Vreg offset = loadConstant(code, 0);

@@ -1,4 +1,5 @@
-// Code that stores a vector to memory and reloads it, through one row of the VPM and its DMA.
+// Generates code that stores a vector to memory and reloads it. Both use one row of the VPM and
+// the DMA engines.
 #ifndef QPU_SRC_COMPILER_SPILL_CODE_HPP
 #define QPU_SRC_COMPILER_SPILL_CODE_HPP
 
@@ -13,19 +14,19 @@ class SpillCode {
  public:
   explicit SpillCode(Function& function) : f_(function) {}
 
-  // Adds code to the entry block that computes the spill area's address and the VPM row. Returns
-  // the number of operations at the start of the entry block that must run before anything can be
+  // Adds code to the start of the entry block. The code computes the address of the spill area
+  // and the VPM row. Returns the number of operations that must run before a vector can be
   // spilled.
   std::size_t addPrologue();
-  // Whether the spill code uses the register.
+  // Returns true if the spill code itself uses the register.
   bool isReserved(Vreg v) const { return v == base_ || v == row_; }
 
-  // Append to a block's code.
+  // Append spill code to `code`.
   void store(std::vector<Operation>& code, std::size_t block, Vreg v);
   void reload(std::vector<Operation>& code, std::size_t block, Vreg v);
 
-  // Assigns the spill slots and fills in their offsets. Returns the size of the spill area in
-  // bytes.
+  // Assigns the spill slots and inserts their offsets into the code. Returns the size of the
+  // spill area in bytes.
   std::uint32_t assignSlots();
 
  private:
@@ -34,8 +35,8 @@ class SpillCode {
   Vreg slotAddress(std::vector<Operation>& code, std::size_t block, Vreg v, bool isStore);
 
   Function& f_;
-  Vreg base_ = Operation::kNone;  // address of the spill area
-  Vreg row_ = Operation::kNone;   // number of the VPM row
+  Vreg base_ = Operation::kNone;  // holds the address of the spill area
+  Vreg row_ = Operation::kNone;   // holds the number of the VPM row
   std::vector<SlotAccess> accesses_;
 };
 

@@ -8,11 +8,13 @@
 namespace qpu::compiler {
 namespace {
 
-// Operations read up to three vectors, and spill code needs a few constants.
+// Operations read up to three vectors, and spill code needs a few registers for constants.
 constexpr std::uint32_t kLeastLocals = 4;
 constexpr std::uint32_t kWantedLocals = 8;
-constexpr std::uint64_t kMemoryCost = 10;       // of an access, relative to one operation
-constexpr std::uint64_t kMostPassingCost = 40;  // of a vector that passes through a block, in accesses per execution
+constexpr std::uint64_t kMemoryCost = 10;       // cost of a memory access in operations
+// Maximum cost of spilling a vector that passes through a block, in memory accesses per execution
+// of the block.
+constexpr std::uint64_t kMostPassingCost = 40;
 
 std::uint64_t frequencyOf(const Block& block) {
   std::uint64_t frequency = 1;
@@ -63,7 +65,7 @@ class GlobalSpilling {
                      [&](std::uint32_t x, std::uint32_t y) { return cost_[x] < cost_[y]; });
   }
 
-  // Spills until the block has enough registers. Returns false if that is not possible.
+  // Spills vectors until the block has enough registers. Returns false if that is impossible.
   bool relieve(std::size_t b) {
     std::uint32_t most = pressure(f_, live_, b);
     std::uint32_t resident = 0;
@@ -81,13 +83,14 @@ class GlobalSpilling {
       --resident;
       if (passes(g) && most > 0) --most;
     };
-    // A vector that only passes through costs nothing in this block.
+    // A spilled vector that only passes through the block needs no spill code here.
     for (const std::uint32_t g : byCost_) {
       if (most <= room_) break;
       if (isLive(g) && passes(g) && canSpill(g) && cost_[g] <= frequencyOf(f_.blocks[b]) * kMostPassingCost) spill(g);
     }
-    // A global vector occupies its register for the whole block. Live-in and live-out vectors
-    // together may therefore be too many even if the register pressure is not too high.
+    // A vector that is live across blocks occupies its register for the whole block. The live-in
+    // and live-out vectors together may therefore need too many registers even if the register
+    // pressure is low enough.
     if (most <= room_ && resident + kLeastLocals <= room_) return true;
     const std::uint32_t locals = most > room_ && room_ >= kWantedLocals + 4 ? kWantedLocals : kLeastLocals;
     for (const std::uint32_t g : byCost_) {
@@ -107,9 +110,9 @@ class GlobalSpilling {
   const bool memory_;
   const std::uint32_t room_;
   std::vector<char> spilled_;          // indexed by register
-  std::vector<std::uint64_t> cost_;    // of spilling, by global
-  std::vector<std::uint32_t> byCost_;  // globals
-  std::vector<Bits> referenced_;       // globals that each block reads or writes
+  std::vector<std::uint64_t> cost_;    // indexed by global: the cost of spilling it
+  std::vector<std::uint32_t> byCost_;  // the globals, sorted by cost
+  std::vector<Bits> referenced_;       // indexed by block: the globals that it reads or writes
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Chooses which of the vectors that are live across blocks have no register.
+// Decides which of the vectors that are live across blocks do not get a register.
 #ifndef QPU_SRC_COMPILER_SPILL_GLOBALS_HPP
 #define QPU_SRC_COMPILER_SPILL_GLOBALS_HPP
 
@@ -11,12 +11,13 @@
 
 namespace qpu::compiler {
 
-// Registers for the base address and the VPM row of spills, both of which are live everywhere.
+// The number of registers for the base address and the VPM row of spill code. Both are live in
+// the whole function.
 constexpr std::uint32_t kSpillRegisters = 2;
 
-// Indexed by register: whether the vector is spilled or rematerialised between blocks. Returns
-// nothing if the others do not fit into `limit` registers. Without `memory`, only vectors that
-// can be rematerialised are chosen.
+// Returns one entry per register, which is nonzero if the vector is spilled or rematerialised
+// between blocks. Returns nothing if the other vectors do not fit into `limit` registers. If
+// `memory` is false, chooses only vectors that can be rematerialised.
 std::optional<std::vector<char>> chooseSpilledGlobals(const Function& function, const Liveness& live,
                                                       const std::vector<Rematerialisation>& rematerialisations,
                                                       std::uint32_t limit, bool memory);

@@ -14,8 +14,8 @@ class SlotColouring {
  public:
   SlotColouring(const Function& function, const std::vector<SlotAccess>& accesses)
       : function_(function), accesses_(accesses), numberOf_(function.registers, kNoSlot) {
-    // Vectors are numbered in the order of their first access. In straight-line code that is the order in which their
-    // live ranges begin, for which greedy colouring is optimal.
+    // Vectors are numbered in the order of their first access. In straight-line code, their live
+    // ranges begin in the same order. Greedy colouring in this order is optimal there.
     for (const SlotAccess& a : accesses)
       if (numberOf_[a.vector] == kNoSlot) numberOf_[a.vector] = vectors_++;
     starts_.resize(function.blocks.size() + 1);
@@ -36,10 +36,12 @@ class SlotColouring {
  private:
   std::uint32_t number(std::size_t access) const { return numberOf_[accesses_[access].vector]; }
 
-  // Live-variable analysis of spilled vectors: some path from the end of the block reloads them.
+  // Live-variable analysis of spilled vectors. A vector is live at the end of a block if some
+  // path from there reloads it.
   void findLiveOut() {
     const std::size_t blocks = function_.blocks.size();
-    std::vector<Bits> read(blocks, Bits(vectors_));     // before the block stores them
+    // Indexed by block: vectors that it reloads before it stores them.
+    std::vector<Bits> read(blocks, Bits(vectors_));
     std::vector<Bits> stored(blocks, Bits(vectors_));
     for (std::size_t b = 0; b < blocks; ++b)
       for (std::size_t i = starts_[b]; i < starts_[b + 1]; ++i) {
@@ -60,7 +62,7 @@ class SlotColouring {
     }
   }
 
-  // A store interferes with all vectors that are live after it.
+  // The vector that is stored interferes with all vectors that are live after the store.
   void findInterference() {
     interferes_.assign(vectors_, Bits(vectors_));
     for (std::size_t b = 0; b < function_.blocks.size(); ++b) {
@@ -79,7 +81,7 @@ class SlotColouring {
 
   std::vector<std::uint32_t> colour(std::uint32_t& slots) const {
     std::vector<std::uint32_t> slotOf(vectors_, kNoSlot);
-    std::vector<std::uint32_t> takenBy;  // indexed by slot: the last vector that cannot use the slot
+    std::vector<std::uint32_t> takenBy;  // indexed by slot: the last vector that cannot use it
     slots = 0;
     for (std::uint32_t v = 0; v < vectors_; ++v) {
       for (std::uint32_t u = 0; u < v; ++u)
@@ -97,11 +99,11 @@ class SlotColouring {
 
   const Function& function_;
   const std::vector<SlotAccess>& accesses_;
-  std::vector<std::uint32_t> numberOf_;  // number of each spilled register
+  std::vector<std::uint32_t> numberOf_;  // indexed by register: the number of the spilled vector
   std::uint32_t vectors_ = 0;
-  std::vector<std::size_t> starts_;  // first access of each block
+  std::vector<std::size_t> starts_;  // indexed by block: its first access
   std::vector<Bits> liveOut_;
-  std::vector<Bits> interferes_;      // symmetric closure is the interference graph
+  std::vector<Bits> interferes_;      // the interference graph is the symmetric closure of this relation
 };
 
 }  // namespace

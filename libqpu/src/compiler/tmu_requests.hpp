@@ -1,4 +1,4 @@
-// TMU requests that are in flight between blocks.
+// TMU requests that are in flight at block boundaries.
 #ifndef QPU_SRC_COMPILER_TMU_REQUESTS_HPP
 #define QPU_SRC_COMPILER_TMU_REQUESTS_HPP
 
@@ -10,13 +10,14 @@
 
 namespace qpu::compiler {
 
-// The minimum and maximum number of requests in flight at the start of each block over all paths,
-// by TMU.
+// The minimum and maximum number of requests that are in flight at the start of each block, over
+// all paths. Each entry contains one number per TMU.
 struct RequestsInFlight {
   std::vector<std::array<std::uint32_t, 2>> fewest, most;
 };
 
-// A forward data-flow analysis: Gary A. Kildall, "A Unified Approach to Global Program Optimization", 1973.
+// Computes these numbers with a forward data-flow analysis: Gary A. Kildall, "A Unified Approach
+// to Global Program Optimization", 1973.
 RequestsInFlight findRequestsInFlight(const Function& function);
 
 }  // namespace qpu::compiler

@@ -10,8 +10,8 @@ using interp::map;
 using isa::AddOp;
 using isa::MulOp;
 
-// The slow path of the float operations. It is not inlined, so that the compiler cannot move an
-// operation across the change of rounding mode.
+// The slow but exact path for float operations. It is not inlined, so that the compiler cannot
+// move a float operation across a change of the rounding mode.
 using Exact = void (*)(Vector&, const Vector&, const Vector&);
 [[gnu::noinline]] void exactly(Exact f, Vector& r, const Vector& a, const Vector& b) {
   [[maybe_unused]] const HostRounding host;
@@ -38,8 +38,10 @@ void storeWords(Vector& v, std::size_t at, __m128i x) {
   _mm_store_si128(reinterpret_cast<__m128i*>(v.e.data() + at), x);
 }
 
-// With rounding toward zero, an overflow produces the greatest finite float, and Inf or NaN
-// operands produce Inf or NaN. These cases take the exact path, as do the few sums that equal the
+// The fast path uses the host's float instructions with rounding toward zero. An overflow then
+// produces the greatest finite float, and operands that are Inf or NaN produce Inf or NaN. These
+// cases take the exact path. The few results that equal the greatest float exactly take it too.
+// Adding +0 turns -0 into +0.
 // greatest float exactly. Adding +0 turns -0 into +0.
 template <typename F>
 inline void hostFloats(Vector& r, const Vector& a, const Vector& b, Exact rare, F f) {
@@ -70,7 +72,7 @@ void itof(Vector& r, const Vector& a) {
   for (std::size_t i = 0; i < kElements; i += kQuad)
     storeFloats(r, i, _mm_cvtepi32_ps(loadWords(a, i)));
 }
-// The host returns 0x80000000 for values out of range.
+// The host's conversion returns 0x80000000 for values that are out of range.
 void ftoi(Vector& r, const Vector& a) {
   const __m128i indefinite = _mm_set1_epi32(INT32_MIN);
   __m128i odd = _mm_setzero_si128();
@@ -82,7 +84,8 @@ void ftoi(Vector& r, const Vector& a) {
   if (_mm_movemask_epi8(odd) != 0) exactly(exactFtoi, r, a, a);
 }
 
-// Bit i is the sign of element i. `f` returns four elements starting at the given index.
+// Returns a mask in which bit i is the sign bit of element i. f(i) returns four elements,
+// starting with element i.
 template <typename F>
 inline Mask signs(F f) {
   const __m128i low = _mm_packs_epi32(f(0), f(kQuad));
@@ -90,7 +93,7 @@ inline Mask signs(F f) {
   return static_cast<Mask>(_mm_movemask_epi8(_mm_packs_epi16(low, high)));
 }
 
-// Computes unsigned a < b, with the result in the sign bits.
+// Compares a < b as unsigned numbers. The sign bits contain the result.
 inline __m128i below(__m128i a, __m128i b) {
   const __m128i bias = _mm_set1_epi32(INT32_MIN);
   return _mm_cmplt_epi32(_mm_xor_si128(a, bias), _mm_xor_si128(b, bias));
@@ -131,7 +134,7 @@ inline Mask where(F f) {
   return m;
 }
 
-// For shifts whose 16 amounts are the same constant.
+// Shifts all 16 elements by the same constant amount.
 template <typename F>
 inline void shift(Vector& r, const Vector& a, const Vector& b, F f) {
   const std::uint32_t n = b.e[0] & 31U;
@@ -310,7 +313,8 @@ Mask carry(MulOp op, const Vector& a, const Vector& b) {
 
 namespace {
 
-// Modes 4..7 and 12..15 select one byte; modes 3 and 11 select all bytes.
+// Packs a byte into a word. Modes 4..7 and 12..15 replace one byte of `old`. Modes 3 and 11
+// replace all bytes.
 std::uint32_t placeByte(unsigned mode, std::uint32_t byte, std::uint32_t old) {
   if ((mode & 7U) == 3) return byte * 0x01010101U;
   const unsigned at = 8 * (mode & 3U);
@@ -327,7 +331,8 @@ std::uint32_t clamped(std::uint32_t value, std::int32_t least, std::int32_t most
 
 bool isHalfMode(unsigned mode) { return (mode & 7U) == 1 || (mode & 7U) == 2; }
 
-// `overflow`: the operation overflowed; the sign of its operand b selects the limit.
+// If `overflow` is true, the operation has overflowed, and the sign of its operand b selects the
+// limit.
 std::uint32_t packInteger(unsigned mode, std::uint32_t value, std::uint32_t old, bool overflow,
                           bool negativeB) {
   const bool clamps = mode >= 9;

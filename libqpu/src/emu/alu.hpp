@@ -1,6 +1,6 @@
-// The two ALUs on whole vectors: results, flags, pack and unpack. Results are bit-identical to
-// interp/arith.hpp. On x86, the common case of float operations uses the host's float
-// instructions with rounding toward zero; other cases take the exact path.
+// The two ALUs on complete vectors: results, flags, pack and unpack. Results are bit-identical to
+// those of interp/arith.hpp. On x86, the common case of a float operation uses the host's float
+// instructions with rounding toward zero. All other cases take a slower exact path.
 #ifndef QPU_SRC_EMU_ALU_HPP
 #define QPU_SRC_EMU_ALU_HPP
 
@@ -19,12 +19,12 @@ namespace qpu::emu {
 using interp::kElements;
 using interp::Vector;
 
-using Mask = std::uint32_t;  // bit i is for element i
+using Mask = std::uint32_t;  // bit i stands for element i
 constexpr Mask kAllElements = 0xffffU;
 
-// During an object's lifetime, the host's float operations round toward zero and flush denormals,
-// as add() and multiply() require. The mode also affects double arithmetic: code that depends on
-// rounding to nearest must use HostRounding.
+// While an object of this class exists, the host's float operations round toward zero and flush
+// denormals, as add() and multiply() require. This mode also affects arithmetic on doubles. Code
+// that depends on rounding to nearest must use HostRounding.
 class QpuRounding {
  public:
 #ifdef QPU_EMU_SSE2
@@ -63,40 +63,44 @@ class HostRounding {
 #endif
 };
 
-// Operation numbers above the 32 of the encoding, for shifts by the same constant in all
-// elements.
+// Additional operation numbers after the 32 encodable ones. They stand for shifts that use the
+// same constant amount in all elements.
 enum : std::uint8_t { kShrBy = 32, kAsrBy, kShlBy };
 
-// `r` must be neither `a` nor `b`. Requires QpuRounding.
+// `r` must not be the same object as `a` or `b`. The functions require QpuRounding.
 void add(std::uint8_t op, const Vector& a, const Vector& b, Vector& r);
 void multiply(isa::MulOp op, const Vector& a, const Vector& b, Vector& r);
 
-// The special function unit. `address` is the address of the written register.
+// Computes a function of the special function unit. `address` is the address of the register that
+// is written to start it.
 void special(std::uint8_t address, const Vector& a, Vector& r);
 
-// Rotates the whole vector, or each quad.
+// Rotates the complete vector if `full` is true, and each quad otherwise.
 void rotate(Vector& v, unsigned n, bool full);
 
 Mask negative(const Vector& v);
 Mask zero(const Vector& v);
-// Carry flag of an operation with operands a and b and result r.
+// Returns the carry flags of an operation with operands a and b. For the ADD pipe, `r` is its
+// result.
 Mask carry(isa::AddOp op, const Vector& a, const Vector& b, const Vector& r);
 Mask carry(isa::MulOp op, const Vector& a, const Vector& b);
 
-// Writes the elements of `value` that are in `where` to `target`.
+// Writes the elements of `value` that are selected by `where` to `target`.
 void write(Vector& target, const Vector& value, Mask where);
 
-// Packing for register file A (pm = 0): writes `value`, an operation's result, to parts of `old`.
+// The operation whose result is packed for register file A (pm = 0). Packing writes this result
+// to parts of the old vector.
 struct PackSource {
   bool isFloat = false;
-  isa::AddOp op = isa::AddOp::Nop;  // Add and Sub can overflow
-  const Vector* a = nullptr;        // their operands
+  isa::AddOp op = isa::AddOp::Nop;  // only Add and Sub can overflow
+  const Vector* a = nullptr;        // the operands of `op`
   const Vector* b = nullptr;
 };
 Vector packA(unsigned mode, const Vector& value, const Vector& old, const PackSource& source);
 Vector packColour(unsigned mode, const Vector& value, const Vector& old);
 
-// `asFloat`: a float operation uses the value. With pm = 1, unpacking always gives a float.
+// `asFloat` is true if a float operation uses the value. With pm = 1, unpacking always returns
+// floats.
 Vector unpack(unsigned mode, const Vector& value, bool asFloat);
 
 }  // namespace qpu::emu

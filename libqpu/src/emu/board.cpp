@@ -8,8 +8,8 @@
 namespace qpu::emu {
 namespace {
 
-// Default v3d_freq in the Raspberry Pi documentation, and the clock of the LPDDR2:
-// 400 MHz on BCM2835, 450 MHz on BCM2836 and later.
+// The default V3D clock (v3d_freq in the Raspberry Pi documentation), and the clock of the LPDDR2
+// memory: 400 MHz on BCM2835, 450 MHz on BCM2836 and later.
 struct Soc {
   const char* board;
   double clockHz;
@@ -21,7 +21,7 @@ constexpr std::array<Soc, 5> kSocs = {{{"pi1", 250e6, 400e6},
                                        {"pi3", 400e6, 450e6},
                                        {"zero2", 300e6, 450e6}}};
 constexpr double kReferenceMemoryHz = 400e6;
-constexpr double kPinBytesPerClock = 8;  // 32 bits, twice per clock
+constexpr double kPinBytesPerClock = 8;  // 32-bit bus, two transfers per clock
 
 constexpr Amount clocks(double n) { return {n, Follows::V3d}; }
 constexpr Amount ns(double n) { return {n, Follows::Time}; }
@@ -29,10 +29,11 @@ constexpr Amount atMemory(double n) { return {n, Follows::MemoryClock}; }
 constexpr Amount pins(double n) { return {n, Follows::MemoryPins}; }
 constexpr Amount plain(double n) { return {n, Follows::Nothing}; }
 
-// The cycle model's parameters: value, fast end, slow end. This project has not measured any of
-// the values on hardware; "guess" marks values that are not published either. If the value is in
-// nanoseconds at a 250 MHz V3D and the fast end is in clocks, the fast end assumes that the
-// engine's speed depends only on the V3D clock.
+// The parameters of the cycle model. The columns of amounts are: value, fast end of the range,
+// slow end of the range. This project has not measured any of the values on hardware. The source
+// "guess" marks values that are not published either. Some values are in nanoseconds for a V3D
+// clock of 250 MHz while their fast end is in clocks. The fast end then assumes that the engine's
+// speed depends only on the V3D clock.
 constexpr std::array<Parameter, kParameters> kTable = {{
     {"clock_hz", &Board::clockHz, Unit::Hertz, {plain(0), plain(0), plain(0)}, "clock",
      "Raspberry Pi documentation: default v3d_freq of the board"},

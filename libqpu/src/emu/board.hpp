@@ -1,39 +1,40 @@
-// A board's parameters in the cycle model. All times derived from them are the model's, not the
-// hardware's. docs/model.md explains the parameters.
+// The parameters of a board in the cycle model. All times that are derived from them are results
+// of the model, not of hardware. docs/model.md explains the parameters.
 #ifndef QPU_SRC_EMU_BOARD_HPP
 #define QPU_SRC_EMU_BOARD_HPP
 
 namespace qpu::emu {
 
-// Clocks are V3D clocks; one instruction takes 4. A DMA row is transferred in bursts of up to 16
-// words. A burst's time has a fixed part and a part per word.
+// Clocks are V3D clocks; an instruction takes 4. A DMA transfer moves each row in bursts of up to
+// 16 words. The time for a burst has a fixed part and a part that is proportional to the number
+// of words.
 struct Board {
   const char* name = "";
   double clockHz = 0;
-  double tmuL1Clocks = 0;       // from request to data, for a hit in the TMU's cache
+  double tmuL1Clocks = 0;       // from a request to its data if the TMU's cache has them
   double tmuL2Clocks = 0;
   double tmuMemoryClocks = 0;
-  double tmuRequestClocks = 0;  // between two requests to one TMU
-  double fetchL2Clocks = 0;     // for an instruction or uniform cache line
+  double tmuRequestClocks = 0;  // minimum interval between two requests to one TMU
+  double fetchL2Clocks = 0;     // fetch of an instruction or uniform cache line from L2
   double fetchMemoryClocks = 0;
-  double l2BytesPerClock = 0;   // V3D L2, all slices together
-  double memoryBytesPerSecond = 0;  // SDRAM, reads and writes together
-  double pageMissNs = 0;        // during which the SDRAM is busy opening a page
-  double storeNs = 0;           // per transfer, in addition to its bursts
+  double l2BytesPerClock = 0;   // throughput of the V3D L2 for all slices together
+  double memoryBytesPerSecond = 0;  // throughput of the SDRAM for reads and writes together
+  double pageMissNs = 0;        // time for which opening a page occupies the SDRAM
+  double storeNs = 0;           // fixed time per transfer, in addition to its bursts
   double storeBurstNs = 0;
   double storeWordNs = 0;
   double loadNs = 0;
   double loadBurstNs = 0;
   double loadWordNs = 0;
-  double vpmPortClocks = 0;     // during which the VPM is busy with one vector
+  double vpmPortClocks = 0;     // time for which one vector occupies the VPM
   double vpmSetupClocks = 0;    // from a read setup to its first vector
-  double semaphoreClocks = 0;   // from a release until the waiting QPU continues
-  double sfuClocks = 0;         // in addition to the instructions that write and read it
-  double l1Bytes = 0;           // of one TMU, direct-mapped
+  double semaphoreClocks = 0;   // from a semaphore's release until the waiting QPU continues
+  double sfuClocks = 0;         // in addition to the instructions that write and read the SFU
+  double l1Bytes = 0;           // cache size of one TMU; direct-mapped
   double l2Bytes = 0;
-  double icacheBytes = 0;       // of one slice
+  double icacheBytes = 0;       // instruction cache size of one slice
   double uniformCacheBytes = 0;
-  double registersLaunchUs = 0;  // start and end of a launch, by backend
+  double registersLaunchUs = 0;  // time to start and end a launch, for each backend
   double mailboxLaunchUs = 0;
 
   double peakFlops() const { return clockHz * 12 * 4 * 2; }
@@ -42,9 +43,9 @@ struct Board {
 };
 
 extern const Board kPi1, kPiZero, kPi2, kPi3, kPiZero2;
-extern const Board& kDefaultBoard;  // Pi 3
+extern const Board& kDefaultBoard;  // the Pi 3
 
-// Null for an unknown name.
+// Returns null if the name is unknown.
 const Board* findBoard(const char* name);
 
 }  // namespace qpu::emu

@@ -1,4 +1,4 @@
-// Checks of rules that depend on values: they examine the data that an instruction reads and
+// Checks of the rules that depend on values. They examine the data that an instruction reads and
 // writes.
 #include "emu/failure.hpp"
 
@@ -10,7 +10,8 @@ using isa::Form;
 using isa::Instruction;
 using isa::MulOp;
 
-// Some published programs end with both ALUs writing the same value to one peripheral.
+// Both ALUs may write the same peripheral if they write the same value. Some published programs
+// end with such an instruction.
 void Machine::requireEqual(const Qpu& q, std::uint32_t at, const Vector& x, const Vector& y,
                            Mask where) const {
   for (std::size_t e = 0; e < kElements; ++e)
@@ -21,9 +22,9 @@ void Machine::requireEqual(const Qpu& q, std::uint32_t at, const Vector& x, cons
                                detail::hex(y.e[e]));
 }
 
-// It is undefined whether a rotation reads an accumulator's value from before or from after the
-// previous instruction; this is harmless if the two values are equal. Returns the rule that
-// instruction `at` breaks, or null.
+// Returns the rule that instruction `at` breaks by rotating an accumulator that the previous
+// instruction has written, or null. It is not defined whether such a rotation reads the old or
+// the new value. The instruction breaks no rule if the two values are equal.
 const char* Machine::rotatesChanged(const Qpu& q, std::uint32_t at, std::uint32_t before) const {
   const Traits& t = program_->traits[at];
   const std::uint32_t affected = rotatedTooSoon(program_->traits[before], t);
@@ -36,14 +37,16 @@ const char* Machine::rotatesChanged(const Qpu& q, std::uint32_t at, std::uint32_
   return nullptr;
 }
 
-// A load can poison a register's value. Moves copy the poison; any other use is an error.
+// Tracks poison, which marks a register's value as unusable after some loads. A move copies the
+// poison to its target. Any other use of the value is an error.
 void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
   const Instruction& i = program_->instructions[at];
   const auto of = [&](std::uint16_t s) {
     return s < slot::kRegisters ? q.poison[s] : PoisonNumber{0};
   };
-  // Whether each pipe copies its operand without changing or testing it. The ADD pipe sets the
-  // flags unless it does nothing. Only the MUL pipe rotates. Either pipe can pack.
+  // addPlain and mulPlain are true if the pipe can copy its operand without changing or testing
+  // it. The ADD pipe sets the flags, or the MUL pipe if the ADD pipe does nothing. Only the MUL
+  // pipe rotates. Either pipe can pack.
   const bool alu = i.form == Form::Alu;
   const bool flags = (op.after & need::kFlags) != 0;
   const bool packs = (op.after & need::kPack) != 0;
@@ -82,7 +85,7 @@ void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
   if (op.mul != MulOp::Nop) setPoison(q, op.mulTarget, y, i.condMul == Cond::Always);
 }
 
-// `whole`: the entire old value is overwritten.
+// If `whole` is true, the old value is overwritten completely.
 void Machine::setPoison(Qpu& q, std::uint16_t target, PoisonNumber poison, bool whole) {
   if (target >= slot::kRegisters) return;
   PoisonNumber& p = q.poison[target];

@@ -1,6 +1,6 @@
-// Runs machine code on an emulated VideoCore IV. The emulation is bit-exact where the arithmetic
-// is known, checks programs (breaking a hardware rule is an error), and computes times from a
-// model. It uses one host thread, and a run depends only on its inputs.
+// Runs machine code on an emulated VideoCore IV. The emulation is bit-exact where the hardware's
+// arithmetic is known. It reports an error if a program breaks a hardware rule. Times come from a
+// cycle model. The emulator uses one host thread, and a run depends only on its inputs.
 #ifndef QPU_SRC_EMU_EMULATOR_HPP
 #define QPU_SRC_EMU_EMULATOR_HPP
 
@@ -14,14 +14,15 @@
 
 namespace qpu::emu {
 
-// Memory that programs can access.
+// A memory region that programs can access.
 struct Region {
   std::uint32_t start = 0;  // bus address
   std::uint32_t bytes = 0;
   unsigned char* host = nullptr;
 };
 
-// A program whose static rules have been checked. Concurrent launches can share it.
+// A program whose static rules have been checked. Launches that run at the same time can share
+// it.
 struct Program;
 std::shared_ptr<const Program> prepare(const isa::Word* words, std::size_t count,
                                        std::uint32_t codeAddress);
@@ -29,50 +30,54 @@ std::shared_ptr<const Program> prepare(const isa::Word* words, std::size_t count
 struct Launch {
   const isa::Word* words = nullptr;
   std::size_t count = 0;
-  std::uint32_t codeAddress = 0;  // bus address of the first word, for absolute branches
-  // the result of prepare() for the same words, or null
+  std::uint32_t codeAddress = 0;  // bus address of the first word, which absolute branches need
+  // The result of prepare() for the same words, or null.
   const Program* program = nullptr;
-  // The uniform stream of each QPU. The number of streams (1..12) is the number of QPUs.
+  // The uniform streams of the QPUs, one for each QPU. The launch uses as many QPUs (1..12) as
+  // there are streams.
   std::vector<std::vector<std::uint32_t>> uniforms;
-  // Sorted by start, without overlaps.
+  // The regions are sorted by their start and do not overlap.
   std::vector<Region> memory;
-  // For error messages; can be null.
+  // The object that the words come from, for error messages. Can be null.
   const code::Object* object = nullptr;
-  const Board* board = nullptr;  // null: kDefaultBoard
-  bool profile = false;          // fill Report::perInstruction
-  // Maximum number of instructions per QPU; exceeding it is an error. 0: no limit.
+  const Board* board = nullptr;  // null means kDefaultBoard
+  bool profile = false;          // if true, fills Report::perInstruction
+  // The maximum number of instructions that a QPU may execute before the run fails. 0 means no
+  // limit.
   std::uint64_t limit = 0;
-  // Maximum number of clocks in the model; exceeding it is an error. 0: no limit.
+  // The maximum number of clocks in the model before the run fails. 0 means no limit.
   std::uint64_t clockLimit = 0;
-  // Report undocumented constructs that published programs use and hardware probably supports as
-  // warnings, not errors.
+  // If true, undocumented constructs that published programs use, and that the hardware probably
+  // supports, are reported as warnings instead of errors.
   bool lenient = false;
 };
 
-// Counters are sums over all QPUs. Clocks are the model's.
+// Counters are sums over all QPUs. Clocks are those of the model.
 struct InstructionProfile {
   std::uint64_t executed = 0;
-  std::uint64_t stalled = 0;  // clocks
+  std::uint64_t stalled = 0;  // in clocks
 };
 
 struct Report {
   std::uint64_t instructions = 0;
-  std::uint64_t clocks = 0;      // from the start until the last QPU has finished; model
+  std::uint64_t clocks = 0;      // from the start until the last QPU has finished, in the model
   std::uint64_t stalledOnTmu = 0;
-  std::uint64_t stalledOnVpm = 0;     // including its DMA
-  std::uint64_t stalledOnOther = 0;   // uniforms, semaphores, mutex, instruction fetch
-  std::uint64_t tmuBytes = 0;         // words delivered to QPUs
-  std::uint64_t memoryReadBytes = 0;  // transferred over the bus
+  std::uint64_t stalledOnVpm = 0;     // waits for the VPM and for DMA
+  // Waits for uniforms, semaphores, the mutex and instruction fetch.
+  std::uint64_t stalledOnOther = 0;
+  std::uint64_t tmuBytes = 0;         // size of the words that the TMUs delivered to the QPUs
+  std::uint64_t memoryReadBytes = 0;  // size of the data that was transferred over the bus
   std::uint64_t memoryWriteBytes = 0;
   bool hostInterrupt = false;
-  std::vector<InstructionProfile> perInstruction;  // with Launch::profile
-  std::vector<std::string> warnings;               // with Launch::lenient; one per instruction
+  std::vector<InstructionProfile> perInstruction;  // filled if Launch::profile is true
+  // Filled if Launch::lenient is true; at most one per instruction.
+  std::vector<std::string> warnings;
 
-  double seconds(const Board& board) const;  // model
+  double seconds(const Board& board) const;  // time according to the model
 };
 
-// Throws ExecutionError, BoundsError or DeadlockError. Messages contain the QPU, the
-// disassembled instruction and, if known, the construct of the source.
+// Throws ExecutionError, BoundsError or DeadlockError. Messages contain the QPU's number, the
+// disassembled instruction and, if known, the source construct.
 Report run(const Launch& launch);
 
 }  // namespace qpu::emu

@@ -1,4 +1,4 @@
-// Error messages of the emulator.
+// The emulator's error messages.
 #include <algorithm>
 
 #include "emu/failure.hpp"

@@ -1,6 +1,7 @@
-// Records which thread wrote each word in this launch. Writes are ordered by vector clocks, which
-// semaphores, the mutex and waits for DMA synchronise. The threads are the QPUs and each QPU's
-// DMA load and store engines, because a DMA store is complete only after a wait.
+// Records which thread wrote each word in the current launch. Vector clocks order the writes.
+// Semaphores, the mutex and waits for DMA synchronise these clocks. Each QPU is a thread, and so
+// are its DMA load engine and its DMA store engine, because a DMA store is complete only after a
+// wait.
 #ifndef QPU_SRC_EMU_HISTORY_HPP
 #define QPU_SRC_EMU_HISTORY_HPP
 
@@ -14,7 +15,7 @@
 
 namespace qpu::emu {
 
-// Clears v, and releases its memory unless it is small.
+// Clears v. If v is large, also releases its memory.
 template <typename T>
 void empty(std::vector<T>& v) {
   constexpr std::size_t few = 1024;
@@ -22,7 +23,8 @@ void empty(std::vector<T>& v) {
   if (v.capacity() > few) v.shrink_to_fit();
 }
 
-// A write: the thread, and its time when it wrote. 0 means no write.
+// Identifies a write: the thread that wrote, and the thread's time at the write. 0 means that
+// nothing was written.
 using Tag = std::uint32_t;
 
 class History {
@@ -31,12 +33,12 @@ class History {
   static constexpr std::uint32_t kThreads = 3 * kQpus;
   using Times = std::array<std::uint32_t, kThreads>;
 
-  // Starts a launch, in which nothing has been written yet.
+  // Starts a launch, in which no word has been written yet.
   void reset(const std::vector<Region>& regions, std::size_t qpus);
-  // Clears everything and releases the memory of a large launch.
+  // Clears everything. Releases the memory if the launch was large.
   void clear();
 
-  // Synchronisation between threads.
+  // These functions synchronise threads.
   void release(std::uint32_t qpu, Times& at);
   void acquire(std::uint32_t qpu, const Times& from);
   void start(std::uint32_t qpu, bool load, std::uint32_t instruction);
@@ -47,8 +49,8 @@ class History {
     const std::uint32_t t = engine(qpu, load);
     return tag(t, static_cast<std::uint32_t>(started_[t].size()));
   }
-  // Whether the write happened before the current time of the QPU, and whether the QPU can
-  // overwrite it. The QPU's own writes are always in order.
+  // isOver() returns true if the write happened before the QPU's current time. mayOverwrite()
+  // returns true if the QPU can overwrite the word. The QPU's own writes are always in order.
   bool isOver(Tag t, std::uint32_t qpu) const {
     return t == 0 || times_[qpu][thread(t)] >= time(t);
   }
@@ -56,29 +58,32 @@ class History {
     return isOver(t, qpu) || qpuOf(t) == qpu;
   }
   static std::uint32_t qpuOf(Tag t) { return thread(t) % kQpus; }
-  // The instruction that started the write's DMA; kUnknown for a write by a QPU itself.
+  // Returns the instruction that started the DMA transfer that wrote, or kUnknown if the QPU
+  // itself wrote.
   static constexpr std::uint32_t kUnknown = UINT32_MAX;
   std::uint32_t instructionOf(Tag t) const;
 
-  // Memory. Addresses are in the given region.
+  // Accesses to memory. Each address must be in the region with the given number.
   bool isWritten(std::uint32_t region) const { return regions_[region].written; }
   void fetch(std::uint32_t region, std::uint32_t address, std::uint32_t bytes);
   Tag writer(std::uint32_t region, std::uint32_t address) const;
-  // Whether the word was written after a cache had fetched its cache line.
+  // Returns true if the word was written after a cache fetched its cache line.
   bool isStale(std::uint32_t region, std::uint32_t address) const;
-  // Whether all of these words are up to date in the caches.
+  // Returns true if the caches hold the current values of all these words.
   bool isClean(std::uint32_t region, std::uint32_t address, std::uint32_t words,
                std::uint32_t qpu) const;
-  // Records a write by a QPU's DMA and returns 0. If the QPU must not overwrite a word, returns
-  // that word's tag and sets `conflict` to its address; the words after it are not recorded.
+  // Records a DMA write that QPU number `qpu` started, and returns 0. If the QPU must not
+  // overwrite one of the words, returns that word's tag and sets `conflict` to its address. The
+  // words after it are not recorded.
   Tag write(std::uint32_t region, std::uint32_t address, std::uint32_t words, std::uint32_t qpu,
             std::uint32_t& conflict);
 
-  // The tag of a VPM word.
+  // Returns the tag of a VPM word.
   Tag& vpm(std::uint32_t word) { return vpm_[word]; }
-  // Records that a QPU writes a whole row. Returns false if it must not overwrite a word.
+  // Records that a QPU writes a complete row of the VPM. Returns false if it must not overwrite
+  // one of the words.
   bool writeVpmRow(std::uint32_t row, std::uint32_t qpu);
-  bool isShared() const { return shared_; }  // whether there are several QPUs
+  bool isShared() const { return shared_; }  // returns true if there are several QPUs
 
  private:
   static constexpr unsigned kTimeBits = 26;
@@ -100,7 +105,7 @@ class History {
     std::vector<PageNote> pages;  // none before the first access
   };
 
-  // Null if nothing was written there.
+  // Returns null if nothing was written there.
   static const Page* find(const Shadow& s, std::uint32_t word) {
     return s.written ? s.pages[word / kPageWords].page.get() : nullptr;
   }
@@ -120,10 +125,11 @@ class History {
 
   bool shared_ = false;
   std::array<Times, kQpus> times_{};
-  std::array<std::vector<std::uint32_t>, kThreads> started_;  // instructions of DMAs
+  // Instructions that started DMA transfers.
+  std::array<std::vector<std::uint32_t>, kThreads> started_;
   std::vector<Shadow> regions_;
-  std::vector<std::uint32_t> opened_;         // regions with pages
-  std::vector<std::unique_ptr<Page>> spare_;  // blank
+  std::vector<std::uint32_t> opened_;         // regions that have pages
+  std::vector<std::unique_ptr<Page>> spare_;  // blank pages
   std::array<Tag, kVpmWords> vpm_{};
 };
 

@@ -94,7 +94,8 @@ void Machine::reset(const Launch& launch, const Program& program) {
 Report Machine::run() {
   std::size_t running = qpus_.size();
   while (running != 0) {
-    // The keys of the next actor and the one after it.
+    // The keys of the next two actors: `first` is the one that acts next, and `second` the one
+    // after it.
     std::uint64_t first = key(loads_.next() == kNever ? kNever >> 4U : loads_.next(), kLoadEngine);
     std::uint64_t second =
         key(stores_.next() == kNever ? kNever >> 4U : stores_.next(), kStoreEngine);
@@ -151,7 +152,7 @@ void Machine::stepEngine(bool load) {
   }
 }
 
-// Runs q until another actor has to act first.
+// Runs q until another actor must act first.
 template <bool Careful>
 void Machine::execute(Qpu& q) {
   const Op* const ops = program_->ops.data();
@@ -191,8 +192,8 @@ void Machine::execute(Qpu& q) {
   }
 }
 
-// Performs everything before the ALU operations. Returns false, without side effects, if q cannot
-// execute the instruction yet.
+// Performs all actions that precede the ALU operations. Returns false, without side effects, if q
+// cannot execute the instruction yet.
 bool Machine::before(Qpu& q, const Op& op, std::uint32_t at) {
   const std::uint16_t needs = op.before;
   if ((needs & need::kOffEnd) != 0)
@@ -227,7 +228,7 @@ bool Machine::before(Qpu& q, const Op& op, std::uint32_t at) {
   return true;
 }
 
-// Returns whether the instruction can execute without waiting.
+// Returns true if the instruction can execute without waiting.
 bool Machine::canProceed(Qpu& q, const Op& op, const Instruction& i) {
   if (launch_->lenient && !passEarlierDma(q, op, i)) return false;
   if ((op.before & need::kSemaphore) != 0) return passSemaphore(q, i);
@@ -245,8 +246,8 @@ bool Machine::canProceed(Qpu& q, const Op& op, const Instruction& i) {
   return true;
 }
 
-// Fetches the cache line of instruction `at`. Returns false if it must come from the L2 and
-// other actors have to act first.
+// Fetches the cache line that contains instruction `at`. Returns false if the line must come from
+// the L2 cache and other actors must act first.
 bool Machine::fetch(Qpu& q, std::uint32_t at) {
   const std::uint32_t line =
       lineOf(Space::Code, launch_->codeAddress % kLineBytes + at * kWordBytes);
@@ -276,7 +277,7 @@ void Machine::unpackInput(Qpu& q, const Instruction& i) {
   q.v[slot::kPortA] = unpack(i.unpack, q.v[slot::kFileA + i.raddrA], byAdd || byMul);
 }
 
-// Performs everything after the ALU operations, except plain register writes.
+// Performs all actions that follow the ALU operations, except writes of plain registers.
 void Machine::after(Qpu& q, const Op& op, std::uint32_t at, Vector& x, Vector& y) {
   const Instruction& i = program_->instructions[at];
   const std::uint16_t needs = op.after;
@@ -345,14 +346,14 @@ void Machine::writeResults(Qpu& q, const Op& op, std::uint32_t at, const Vector&
       writeIo(q, at, fileA, address, value, where);
   };
   if (adds) put(addWritesA(i), i.waddrAdd, op.addTarget, *toX, whereX);
-  // If both ALUs write the same peripheral, it is written once.
+  // If both ALUs write to the same peripheral, the peripheral is written only once.
   const bool written = (op.after & need::kBothWrite) != 0 && op.mulTarget == slot::kNowhere &&
                        i.waddrMul != isa::address::kHostInterrupt;
   if (multiplies && !written) put(mulWritesA(i), i.waddrMul, op.mulTarget, *toY, whereY);
 }
 
-// Sets the flags from the ADD ALU, or from the MUL ALU if the ADD ALU does nothing. Only
-// elements whose condition holds change.
+// Sets the flags from the result of the ADD ALU, or of the MUL ALU if the ADD ALU does nothing.
+// Only elements whose condition holds change.
 void Machine::setFlags(Qpu& q, const Op& op, const Instruction& i, const Vector& x,
                        const Vector& y, Mask whereX, Mask whereY) {
   const bool alu = i.form == Form::Alu;
@@ -393,7 +394,7 @@ void Machine::branch(Qpu& q, const Op& op, std::uint32_t at) {
   q.jumpedAt = at;
 }
 
-// Jumps after the last delay slot.
+// Performs a jump after its last delay slot.
 void Machine::jump(Qpu& q, std::uint32_t at) {
   if (launch_->limit != 0 && q.executed > launch_->limit)
     fail<ExecutionError>(q, at,
@@ -454,9 +455,9 @@ std::shared_ptr<const Program> prepare(const isa::Word* words, std::size_t count
 
 namespace {
 
-// The machine of this thread's last launch. The next launch reuses it, because constructing a
-// machine takes longer than running a small kernel. This is a plain pointer, because static
-// objects can launch kernels after the thread-local objects have been destroyed.
+// The machine that this thread's last launch used. The next launch reuses it, because
+// constructing a machine takes longer than running a small kernel. This is a plain pointer
+// because static objects can launch kernels after the thread-local objects have been destroyed.
 thread_local Machine* spare = nullptr;
 
 struct SpareKeeper {
@@ -474,7 +475,7 @@ Report run(const Launch& launch) {
                                  " QPUs, must be 1..12 with one uniform stream per QPU");
   std::shared_ptr<const Program> made;
   if (launch.program == nullptr) made = prepare(launch.words, launch.count, launch.codeAddress);
-  // The machine is kept only if the launch succeeds, so that a failed launch cannot affect the
+  // The machine is kept only if the launch succeeds. A failed launch therefore cannot affect the
   // next one.
   std::unique_ptr<Machine> machine(std::exchange(spare, nullptr));
   if (machine == nullptr) machine = std::make_unique<Machine>();

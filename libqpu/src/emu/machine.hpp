@@ -1,9 +1,11 @@
-// The QPUs that run one program: their registers, peripherals, and the order of their actions.
+// The QPUs that run a program: their registers, their peripherals and the order in which they
+// act.
 //
-// Actors are the QPUs, then the load engine, then the store engine. They act in the order of
-// their clocks, and in the order of their numbers if the clocks are equal. A QPU runs ahead of
-// the others until it accesses shared state. DMA moves its data when it is started, although the
-// transfer takes time afterwards. TMU requests read memory at the time of the request.
+// The actors are the QPUs, the load engine and the store engine, in this order. They act in the
+// order of their clocks; if the clocks are equal, the actor with the lower number acts first. A
+// QPU runs ahead of the others until it accesses shared state. A DMA transfer moves its data when
+// it is started, although the transfer then takes time. A TMU request reads memory at the time of
+// the request.
 #ifndef QPU_SRC_EMU_MACHINE_HPP
 #define QPU_SRC_EMU_MACHINE_HPP
 
@@ -24,27 +26,27 @@
 
 namespace qpu::emu {
 
-constexpr std::uint32_t kMaxRequests = 4;  // outstanding, per TMU
+constexpr std::uint32_t kMaxRequests = 4;  // limit for outstanding requests in one TMU
 constexpr std::uint32_t kSemaphores = 16;
 constexpr std::uint32_t kSemaphoreMost = 15;
-constexpr std::uint32_t kLoadEngine = 12;  // actors; QPUs are 0..11
+constexpr std::uint32_t kLoadEngine = 12;  // number of an actor; QPUs have the numbers 0..11
 constexpr std::uint32_t kStoreEngine = 13;
 
-// Why a gather's words must not be used. It is not an error if the vector remains unused, because
-// software pipelines fetch one vector too many.
+// The reason why the words of a gather must not be used. It is not an error if the vector is not
+// used, because software pipelines fetch one vector too many.
 struct Poison {
   enum class Kind : std::uint8_t {
     Outside,
-    Stale,      // a cache can contain their old values
-    Unordered   // they might not have been written yet
+    Stale,      // a cache may contain the old values
+    Unordered   // the words may not have been written yet
   };
   Kind kind = Kind::Outside;
   std::uint32_t address = 0;
   std::uint32_t element = 0;
-  std::uint32_t instruction = 0;  // that made the request
+  std::uint32_t instruction = 0;  // the instruction that made the request
   Tag writer = 0;
 };
-using PoisonNumber = std::uint32_t;  // 0: none
+using PoisonNumber = std::uint32_t;  // 0 means that the value is not poisoned
 
 struct Request {
   Vector words;
@@ -63,43 +65,45 @@ enum class State : std::uint8_t {
   Ready, AtSemaphore, AtMutex, AtLoadWait, AtStoreWait, Ended
 };
 
-// The state of one QPU's DMA loads, or of its DMA stores.
+// The state of a QPU's DMA loads or of its DMA stores.
 struct Dma {
   DmaSetup setup;
-  bool running = false;   // in the engine
-  bool awaited = true;    // no transfer was started since the last wait
+  bool running = false;   // the transfer is in the engine
+  bool awaited = true;    // no transfer has been started since the last wait
   Clock ended = 0;
-  std::uint32_t startedAt = 0;  // instruction
-  std::array<std::uint16_t, kVpmRows> words{};  // VPM words that it accesses, one bit per column
+  std::uint32_t startedAt = 0;  // the instruction that started the transfer
+  // VPM words that the transfer accesses, one bit per column.
+  std::array<std::uint16_t, kVpmRows> words{};
 };
 
 struct UniformStream {
-  bool given = false;                    // passed with the launch; if false, in memory
+  // True if the uniforms are part of the launch, false if they are in memory.
+  bool given = false;
   const std::uint32_t* words = nullptr;
-  std::uint32_t next = 0;                // index, or bus address in memory
+  std::uint32_t next = 0;                // index of the next word, or its bus address in memory
   std::uint32_t count = 0;
   std::uint32_t region = 0;
-  std::uint32_t line = UINT32_MAX;       // fetched last
+  std::uint32_t line = UINT32_MAX;       // the cache line that was fetched last
   Clock arrives = 0;
 };
 
 struct Qpu {
-  Vector* v = nullptr;              // vectors by their number, see namespace slot
+  Vector* v = nullptr;              // the vectors, indexed by the numbers in namespace slot
   Clock clock = 0;
   std::uint64_t executed = 0;
   std::uint32_t number = 0;
-  std::uint32_t next = 0;           // instruction
+  std::uint32_t next = 0;           // the next instruction
   Mask n = 0, z = 0, c = 0;
-  std::uint32_t flow = 0;           // target of the last jump
+  std::uint32_t flow = 0;           // target of the last jump that was executed
   std::uint32_t jump = UINT32_MAX;  // target of the pending jump
   std::uint32_t jumpedAt = 0;
-  std::uint32_t line = UINT32_MAX;  // current instruction cache line
-  std::uint32_t region = 0;         // hint
-  std::uint32_t awaited = 0;        // number of the semaphore it waits for
+  std::uint32_t line = UINT32_MAX;  // the current instruction cache line
+  std::uint32_t region = 0;         // index of the region that was used last
+  std::uint32_t awaited = 0;        // number of the semaphore that the QPU waits for
   State state = State::Ready;
   bool careful = false;
-  bool leave = false;               // return to the scheduler after this instruction
-  bool fetches = false;             // must fetch an instruction cache line first
+  bool leave = false;               // if true, return to the scheduler after this instruction
+  bool fetches = false;             // if true, an instruction cache line must be fetched first
   bool ending = false;
   bool noSwap = false;
   Clock readsReady = 0;
@@ -108,7 +112,8 @@ struct Qpu {
   UniformStream uniforms;
   Dma load;
   Dma store;
-  std::array<Vector, 6> old{};      // accumulators before need::kKeepOld
+  // Accumulators as they were before the instruction with need::kKeepOld.
+  std::array<Vector, 6> old{};
   std::array<PoisonNumber, slot::kRegisters> poison{};
   std::uint32_t poisoned = 0;       // number of poisoned registers
   std::array<RequestQueue, 2> tmu;
@@ -116,8 +121,8 @@ struct Qpu {
 
 class Machine {
  public:
-  // Resets to the state after power-up. The arguments must outlive the run. Consecutive launches
-  // can reuse a machine.
+  // Resets the machine to its state after power-up. The arguments must outlive the run.
+  // Consecutive launches can use the same machine.
   void reset(const Launch& launch, const Program& program);
   Report run();
 
@@ -152,7 +157,7 @@ class Machine {
   void request(Qpu& q, std::uint32_t at, unsigned tmu, const Vector& addresses);
   void gatherWord(Qpu& q, std::uint32_t at, Request& r, std::uint32_t element,
                   std::uint32_t from);
-  // Returns whether a word delivered by the caches must not be used, and stores the reason in p.
+  // Returns true if a word that the caches deliver must not be used, and stores the reason in p.
   bool isUnsafe(const Qpu& q, std::uint32_t region, Poison& p) const;
   static void receive(Qpu& q, unsigned tmu);
   static unsigned unitOf(const Qpu& q, unsigned tmu);
@@ -194,11 +199,11 @@ class Machine {
   std::string kernel() const;
   std::string messagePrefix(const Qpu& q, std::uint32_t at) const;
   detail::ErrorFacts facts(const Qpu& q, std::uint32_t at, std::uint32_t address) const;
-  template <typename E>  // failure.hpp
+  template <typename E>  // defined in failure.hpp
   [[noreturn]] void fail(const Qpu& q, std::uint32_t at, const std::string& what,
                          std::uint32_t address = 0) const;
-  // Reports an undocumented construct that hardware probably supports: as an error or, in a
-  // lenient launch, as a warning.
+  // Reports an undocumented construct that the hardware probably supports. A lenient launch
+  // reports it as a warning; any other launch reports an error.
   void reportUncertain(const Qpu& q, std::uint32_t at, const std::string& what,
                        const std::string& assumed);
   [[noreturn]] void failOutside(const Qpu& q, std::uint32_t at, std::uint32_t address,
@@ -215,14 +220,14 @@ class Machine {
   Engine loads_{timing_, true};
   Engine stores_{timing_, false};
   std::vector<Qpu> qpus_;
-  std::vector<Vector> vectors_;  // for all QPUs
+  std::vector<Vector> vectors_;  // the vectors of all QPUs
   std::array<std::uint32_t, kSemaphores> semaphores_{};
   std::array<History::Times, kSemaphores> released_{};
   Qpu* mutexHolder_ = nullptr;
   History::Times mutexReleased_{};
   std::uint64_t horizon_ = 0;
   std::vector<Poison> poisons_;
-  std::vector<std::uint32_t> warned_;  // instructions with a warning
+  std::vector<std::uint32_t> warned_;  // instructions for which a warning was reported
   Report report_;
 };
 

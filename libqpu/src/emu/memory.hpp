@@ -15,8 +15,8 @@ class Memory {
   // The regions must outlive this object.
   void reset(const std::vector<Region>& regions) { regions_ = &regions; }
 
-  // The index of the region that contains all `bytes` bytes at `address`, or kNone. `last` caches
-  // the region that was found last.
+  // Returns the index of the region that contains all `bytes` bytes at `address`, or kNone.
+  // `last` caches the index of the region that was found last.
   static constexpr std::uint32_t kNone = UINT32_MAX;
   std::uint32_t find(std::uint32_t address, std::uint32_t bytes, std::uint32_t& last) const {
     if (last < regions_->size() && holds((*regions_)[last], address, bytes)) return last;
@@ -27,8 +27,8 @@ class Memory {
     return r.host + (address - r.start);
   }
 
-  // The first address at or after `address` that is not in the same region; `address` itself if
-  // it is not in any region.
+  // Returns the first address, starting with `address`, that is not in the same region. If
+  // `address` is not in any region, returns `address` itself.
   std::uint32_t firstOutside(std::uint32_t address) const;
   std::string nearest(std::uint32_t address) const;
 
@@ -38,7 +38,8 @@ class Memory {
     return offset < r.bytes && r.bytes - offset >= bytes;
   }
   std::uint32_t search(std::uint32_t address, std::uint32_t bytes, std::uint32_t& last) const;
-  std::size_t after(std::uint32_t address) const;  // first region that starts after it
+  // Index of the first region that starts after the address.
+  std::size_t after(std::uint32_t address) const;
 
   const std::vector<Region>* regions_ = nullptr;
 };

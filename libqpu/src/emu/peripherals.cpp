@@ -1,4 +1,4 @@
-// Peripherals that QPUs access through I/O addresses.
+// The peripherals that QPUs access through I/O addresses.
 #include <algorithm>
 #include <cstring>
 
@@ -11,9 +11,10 @@ namespace {
 using detail::hex;
 namespace address = isa::address;
 
-constexpr std::uint32_t kAcquire = 16;         // bit of a semaphore instruction
-constexpr std::uint32_t kUniformPrefetch = 2;  // words
-constexpr std::uint32_t kUniformSpan = 1U << 14U;  // bytes between streams in their space
+constexpr std::uint32_t kAcquire = 16;         // bit in a semaphore instruction that means acquire
+constexpr std::uint32_t kUniformPrefetch = 2;  // number of words that are fetched ahead
+// Distance in bytes between the uniform streams in their address space.
+constexpr std::uint32_t kUniformSpan = 1U << 14U;
 constexpr std::uint32_t kMaxPitch = 8191;
 constexpr std::uint32_t kMaxPitchField = 0xffff;
 constexpr std::uint32_t kVectorBytes = 4 * kElements;
@@ -80,8 +81,9 @@ void Machine::writeIo(Qpu& q, std::uint32_t at, bool fileA, std::uint8_t to, con
   }
 }
 
-// Writes element 0 of each quad, or of the vector, to r5. Assumption: the source element's
-// condition decides. Test on a board: write r5 under a condition that holds for odd elements.
+// Writes element 0 of each quad, or of the vector, to r5. Assumption: the condition must hold for
+// the source element. A test on a board can confirm this: write r5 under a condition that holds
+// only for odd elements.
 void Machine::writeR5(Qpu& q, bool fileA, const Vector& value, Mask where) {
   Vector& r5 = q.v[slot::kR5];
   for (std::uint32_t e = 0; e < kElements; ++e) {
@@ -90,7 +92,7 @@ void Machine::writeR5(Qpu& q, bool fileA, const Vector& value, Mask where) {
   }
 }
 
-// For QPUs 2 and 3 of a slice, the TMUs are swapped unless TMU_NOSWAP is set.
+// In QPUs 2 and 3 of a slice, the TMUs are swapped unless TMU_NOSWAP is set.
 unsigned Machine::unitOf(const Qpu& q, unsigned tmu) {
   const bool swapped = !q.noSwap && (q.number & 2U) != 0;
   return 2 * slice(q) + (swapped ? 1 - tmu : tmu);
@@ -171,7 +173,7 @@ bool Machine::uniformNeedsOrder(const Qpu& q) {
   return lineOf(given ? Space::Uniforms : Space::Memory, ahead) != u.line;
 }
 
-// Two words are fetched ahead, so that the cache line is requested before it is needed.
+// The QPU fetches two words ahead, so that a cache line is requested before it is needed.
 std::uint32_t Machine::readUniform(Qpu& q, std::uint32_t at) {
   UniformStream& u = q.uniforms;
   const bool given = u.given;
@@ -236,7 +238,8 @@ void Machine::setupReads(Qpu& q, std::uint32_t at, std::uint32_t word) {
   }
 }
 
-// The pitch has 13 bits in Broadcom's guide. Others have found 16.
+// Reports a pitch that is too large. Broadcom's guide gives 13 bits for the pitch, but other
+// authors have found 16.
 void Machine::requirePitch(const Qpu& q, std::uint32_t at, const char* what,
                            std::uint32_t bytes) {
   if (bytes <= kMaxPitch) return;
@@ -349,7 +352,8 @@ void Machine::tagMemory(const Qpu& q, std::uint32_t at, std::uint32_t region,
                          conflict);
 }
 
-// DMA loads bypass the caches, but a load can be executed before an unordered store.
+// Checks that a DMA load reads valid data. DMA loads bypass the caches. However, if nothing
+// orders a load after a store, the load can be executed first.
 void Machine::checkRead(const Qpu& q, std::uint32_t at, std::uint32_t region,
                         std::uint32_t from) const {
   const Tag writer = history_.writer(region, from);
@@ -364,10 +368,10 @@ void Machine::startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t from) 
   const std::string what = load ? "DMA load" : "DMA store";
   const DmaSetup& setup = dma.setup;
   if (!setup.ready) fail<ExecutionError>(q, at, "a " + what + " is started without a setup");
-  if (!dma.awaited)  // not reached in a lenient launch
+  if (!dma.awaited)  // this is false in a lenient launch, which waits for the earlier transfer
     reportUncertain(q, at, "a " + what + earlierDma(dma), "");
   const Transfer t = load ? setup.load() : setup.store();
-  // The stride of stores is 0 until a program sets it (qmkl, issue 27).
+  // For stores, the stride is 0 until a program sets it (qmkl, issue 27).
   if (t.rows > 1 && load && !setup.hasPitch && setup.loadUsesPitch())
     fail<ExecutionError>(
         q, at, "a " + what + " of " + count(t.rows, "row") + " is started without a pitch");
@@ -463,8 +467,8 @@ std::string Machine::earlierDma(const Dma& dma) const {
          describe(dma.startedAt);
 }
 
-// In a lenient launch, a write of the address that starts a transfer waits until the previous
-// transfer is done.
+// Handles a write to an address that starts a transfer. In a lenient launch, the write waits
+// until the previous transfer is complete.
 bool Machine::passEarlierDma(Qpu& q, const Op& op, const isa::Instruction& i) {
   for (const bool load : {true, false}) {
     const bool starts = (op.add != 0 && i.waddrAdd == address::kDmaAddress &&
@@ -534,7 +538,7 @@ void Machine::releaseMutex(Qpu& q, std::uint32_t at) {
   wake(q, State::AtMutex, 0);
 }
 
-// Lets the QPU that has waited the longest try again.
+// Makes the QPU that has waited longest try again.
 void Machine::wake(Qpu& by, State waiting, std::uint32_t semaphore) {
   Qpu* first = nullptr;
   for (Qpu& q : qpus_) {

@@ -23,10 +23,10 @@ constexpr std::uint8_t kVarying = 35;
 constexpr std::uint8_t kRotateByR5 = 48;
 constexpr std::uint32_t kInstructionsPerLine = 8;
 constexpr std::uint32_t kWordBytes = 8;
-constexpr std::uint32_t kEndReserved = 1U << 14U;  // ra14, rb14
+constexpr std::uint32_t kEndReserved = 1U << 14U;  // bit 14, for ra14 and rb14
 constexpr std::uint32_t kNoTarget = UINT32_MAX;
-// Registers, accumulators and flags are undefined at the start. This value is unlikely to be
-// useful, so that a kernel that depends on them fails.
+// Registers, accumulators and flags are undefined at the start. They get this value, which is
+// unlikely to be useful, so that a kernel that depends on them fails.
 constexpr std::uint32_t kUndefined = 0xdeadbeefU;
 
 bool isRotation(const Instruction& i) {
@@ -38,19 +38,20 @@ bool isTmu(unsigned a) { return a >= address::kTmu0S; }
 bool isSfu(unsigned a) { return a >= address::kSfuRecip && a <= address::kSfuLog; }
 bool isVpm(unsigned a) { return a >= address::kVpm && a <= address::kDmaAddress; }
 
-// Whether a user program can write this address. Registers and accumulators are excluded.
+// Returns true if a user program can write to this address. The addresses of registers and
+// accumulators are not included.
 bool canWrite(unsigned a) {
   return (a >= address::kTmuNoSwap && a <= address::kUniformsAddress) || a >= address::kVpm;
 }
 
-// Whether both pipes write the same accumulator or peripheral.
+// Returns true if both pipes write to the same accumulator or peripheral.
 bool bothWriteOne(const Instruction& i) {
   if (i.form == Form::Branch) return false;
   if (i.form == Form::Alu && (i.opAdd == AddOp::Nop || i.opMul == MulOp::Nop)) return false;
   if (i.waddrAdd != i.waddrMul) return false;
   if (i.waddrAdd < kFirstIo || i.waddrAdd == address::kNop) return false;
   if (i.condAdd == Cond::Never || i.condMul == Cond::Never) return false;
-  // The two files have different peripherals at these addresses.
+  // At these addresses, the two files have different peripherals.
   return i.waddrAdd != address::kVpmSetup && i.waddrAdd != address::kDmaAddress;
 }
 
@@ -166,7 +167,7 @@ class Inspector {
     }
     switch (a) {
       case address::kUniform: t_.readsUniform = true; return;
-      case address::kNop:  // its value is unknown
+      case address::kNop:  // the value on this port is unknown
       case address::kElementNumber: return;
       case address::kVpm:
         ++vpmReads_;
@@ -187,7 +188,7 @@ class Inspector {
     const bool alu = i_.form == Form::Alu;
     const bool packsA = i_.pack != 0 && !i_.pm;
     if (i_.pack != 0 && i_.pm) {
-      constexpr unsigned reserved = 0xff06;  // modes 1, 2, 8..15
+      constexpr unsigned reserved = 0xff06;  // bits for modes 1, 2 and 8..15
       if ((reserved >> i_.pack & 1U) != 0) fault("the pack mode is reserved");
     }
     if (!alu || i_.opAdd != AddOp::Nop)
@@ -195,8 +196,8 @@ class Inspector {
     if (!alu || i_.opMul != MulOp::Nop)
       result(mulWritesA(i_), i_.waddrMul, i_.condMul,
              i_.pack != 0 && (i_.pm || mulWritesA(i_)));
-    // Writing equal values is harmless, but here the values can differ even if the operands are
-    // equal.
+    // Writing equal values is harmless. Here, however, the values can differ even if the operands
+    // are equal.
     if (bothWriteOne(i_) && (i_.waddrAdd == address::kR5 || i_.pack != 0))
       fault("both ALUs write the same accumulator or peripheral");
   }
@@ -244,8 +245,8 @@ class Inspector {
   int exclusive_ = 0, vpmReads_ = 0, vpmWrites_ = 0, vpmOthers_ = 0;
 };
 
-// The rule that instruction `later` breaks by following `earlier` after `distance` instructions,
-// or null.
+// Returns the rule that instruction `later` breaks if it executes `distance` instructions after
+// `earlier`, or null.
 const char* broken(const Traits& earlier, const Traits& later, std::uint32_t distance) {
   if (distance == 1) {
     if ((earlier.writesA & later.readsA) != 0 || (earlier.writesB & later.readsB) != 0)
@@ -290,7 +291,8 @@ const char* brokenAlone(const Traits& t) {
   return broken(end, self, 2);
 }
 
-constexpr std::uint32_t kLongest = 3;  // distance between the two instructions that a rule concerns
+// Maximum distance between the two instructions that a rule concerns.
+constexpr std::uint32_t kLongest = 3;
 
 class Preparation {
  public:
@@ -318,7 +320,7 @@ class Preparation {
     }
   }
 
-  // A constant vector, whose elements can differ.
+  // Returns the number of a constant vector. Its elements can differ from each other.
   std::uint16_t constant(const Vector& v) {
     const auto known = constants_.find(v.e);
     if (known != constants_.end()) return known->second;
@@ -337,14 +339,14 @@ class Preparation {
     if (at + distance < program_.count()) program_.ops[at + distance].after |= what;
   }
 
-  // Marks rotations that can directly follow a write to their operand, even across a jump.
+  // Marks rotations that can execute directly after a write to their operand, even across a jump.
   void rotations(const Instruction& i, std::uint32_t at) {
     const std::vector<Traits>& traits = program_.traits;
     if (at > 0 && rotatedTooSoon(traits[at - 1], traits[at]) != 0) {
       program_.ops[at - 1].after |= need::kKeepOld;
       program_.ops[at].before |= need::kRotatesNew;
     }
-    const std::uint32_t last = at + 3;  // delay slot
+    const std::uint32_t last = at + 3;  // the last delay slot
     if (i.form == Form::Branch && last < program_.count() &&
         traits[last].accumulatorsWritten != 0)
       program_.ops[last].after |= need::kKeepOld;
@@ -418,7 +420,7 @@ class Preparation {
     if (i.signal == Signal::End) op.after |= need::kEnd;
   }
 
-  // The immediate is the result of both ALUs.
+  // Loads an immediate. It is the result of both ALUs.
   void immediate(const Instruction& i, Op& op) {
     Vector v = interp::splat(i.immediate);
     if (i.form == Form::LoadPerElementSigned || i.form == Form::LoadPerElementUnsigned)
@@ -432,7 +434,7 @@ class Preparation {
     if (i.condMul != Cond::Never) op.mul = MulOp::V8Min;
   }
 
-  // The link address is in addA.
+  // Prepares a branch. Op::addA is the number of the vector that contains the link address.
   void branch(const Instruction& i, std::uint32_t at, Op& op) {
     op.after |= need::kBranch;
     if (i.waddrAdd != address::kNop || i.waddrMul != address::kNop)
@@ -538,7 +540,8 @@ const Fault* Program::faultAt(std::uint32_t at, std::uint32_t sequence) const {
   return found->distance <= sequence ? &*found : nullptr;
 }
 
-// The two instructions executed before the target of a jump are the last delay slots.
+// Checks a jump. The last two delay slots are the two instructions that execute before the jump's
+// target.
 const char* Program::faultOfJump(std::uint32_t at, std::uint32_t target,
                                  std::uint32_t& brokenBy) const {
   if (goodTargets[at] == target) return nullptr;

@@ -1,5 +1,5 @@
-// A program prepared for execution: fields are resolved to slots, and static rules have been
-// checked. It is immutable; launches share it.
+// A program that has been prepared for execution: its fields have been resolved to slots, and its
+// static rules have been checked. It is immutable and shared by launches.
 #ifndef QPU_SRC_EMU_PROGRAM_HPP
 #define QPU_SRC_EMU_PROGRAM_HPP
 
@@ -11,8 +11,9 @@
 
 namespace qpu::emu {
 
-// The numbers of a QPU's vectors: registers, values read through a file's port or unpacked from
-// r4 and, from kConstants on, the program's constants.
+// The numbers of a QPU's vectors. They stand for registers and for values that are read through a
+// file's port or unpacked from r4. The numbers from kConstants on stand for the program's
+// constants.
 namespace slot {
 constexpr std::uint16_t kFileA = 0;
 constexpr std::uint16_t kFileB = 32;
@@ -20,7 +21,7 @@ constexpr std::uint16_t kAccumulators = 64;  // r0..r5
 constexpr std::uint16_t kR4 = 68;
 constexpr std::uint16_t kR5 = 69;
 constexpr std::uint16_t kRegisters = 70;     // number of registers
-constexpr std::uint16_t kNowhere = 70;       // for unused results
+constexpr std::uint16_t kNowhere = 70;       // target of unused results
 constexpr std::uint16_t kPortA = 71;
 constexpr std::uint16_t kPortB = 72;
 constexpr std::uint16_t kUnpackedR4 = 73;
@@ -29,13 +30,13 @@ constexpr std::uint16_t kQpuNumber = 75;
 constexpr std::uint16_t kConstants = 76;
 }  // namespace slot
 
-// What an instruction requires in addition to writing two results to registers. The bits in
-// Op::before are handled before the ALU operations, those in Op::after with the results.
+// The actions that an instruction requires in addition to writing two results to registers. The
+// actions in Op::before precede the ALU operations. The actions in Op::after follow them.
 namespace need {
-constexpr std::uint16_t kOrder = 1U << 0U;      // all other QPUs must have reached this clock
-constexpr std::uint16_t kFault = 1U << 1U;      // can break a rule
-constexpr std::uint16_t kLine = 1U << 2U;       // first of a cache line
-constexpr std::uint16_t kPortA = 1U << 3U;      // read of a peripheral
+constexpr std::uint16_t kOrder = 1U << 0U;      // all other QPUs must have reached this clock first
+constexpr std::uint16_t kFault = 1U << 1U;      // the instruction can break a rule
+constexpr std::uint16_t kLine = 1U << 2U;       // the instruction is the first one in a cache line
+constexpr std::uint16_t kPortA = 1U << 3U;      // a peripheral is read through port A
 constexpr std::uint16_t kPortB = 1U << 4U;
 constexpr std::uint16_t kUnpack = 1U << 5U;
 constexpr std::uint16_t kSemaphore = 1U << 6U;
@@ -43,39 +44,39 @@ constexpr std::uint16_t kTmuLoad = 1U << 7U;
 constexpr std::uint16_t kOffEnd = 1U << 8U;
 constexpr std::uint16_t kRotatesNew = 1U << 9U;  // rotates a value that the previous instruction may have changed
 
-constexpr std::uint16_t kCondition = 1U << 0U;  // a condition is other than Always
+constexpr std::uint16_t kCondition = 1U << 0U;  // a condition other than Always
 constexpr std::uint16_t kFlags = 1U << 1U;
 constexpr std::uint16_t kPack = 1U << 2U;
 constexpr std::uint16_t kRotate = 1U << 3U;
 constexpr std::uint16_t kWriteIo = 1U << 4U;    // an ALU writes a peripheral or r5
-constexpr std::uint16_t kR4 = 1U << 5U;         // receives a TMU result
+constexpr std::uint16_t kR4 = 1U << 5U;         // a TMU result is received in r4
 constexpr std::uint16_t kBranch = 1U << 6U;
 constexpr std::uint16_t kEnd = 1U << 7U;
-constexpr std::uint16_t kSlot = 1U << 8U;       // last delay slot of a branch
-constexpr std::uint16_t kLast = 1U << 9U;       // second instruction after a program end
-constexpr std::uint16_t kBothWrite = 1U << 10U;  // both ALUs write the same place; values must be equal
-constexpr std::uint16_t kKeepOld = 1U << 11U;   // keep old accumulators for a rotation that can follow
+constexpr std::uint16_t kSlot = 1U << 8U;       // the last delay slot of a branch
+constexpr std::uint16_t kLast = 1U << 9U;       // the second instruction after a program end
+constexpr std::uint16_t kBothWrite = 1U << 10U;  // both ALUs write to the same address; the values must be equal
+constexpr std::uint16_t kKeepOld = 1U << 11U;   // keeps the old accumulators for a rotation that can follow
 }  // namespace need
 
 struct Op {
   std::uint16_t before = 0;
   std::uint16_t after = 0;
-  std::uint8_t add = 0;  // isa::AddOp or one of the shifts of alu.hpp
+  std::uint8_t add = 0;  // isa::AddOp, or one of the additional shifts in alu.hpp
   isa::MulOp mul = isa::MulOp::Nop;
   std::uint16_t addA = 0, addB = 0, mulA = 0, mulB = 0;
   std::uint16_t addTarget = slot::kNowhere, mulTarget = slot::kNowhere;
 };
 
-// Properties of an instruction that the rules depend on.
+// The properties of an instruction that the rules depend on.
 struct Traits {
   std::uint32_t readsA = 0, readsB = 0, writesA = 0, writesB = 0;  // one bit per register
-  std::uint32_t accumulatorsRead = 0;  // r0..r5, one bit each
+  std::uint32_t accumulatorsRead = 0;  // one bit for each of r0..r5
   std::uint32_t accumulatorsWritten = 0;
-  std::uint32_t rotated = 0;  // accumulators that are rotated
+  std::uint32_t rotated = 0;  // accumulators that are rotated, one bit each
   bool rotatesByR5 = false;
   bool readsUniform = false;
   bool readsVarying = false;
-  bool touchesVpm = false;  // or its DMA
+  bool touchesVpm = false;  // accesses the VPM or its DMA engines
   bool writesTmu = false;
   bool writesSfu = false;
   bool loadsR4 = false;
@@ -83,12 +84,12 @@ struct Traits {
   bool writesUniformsAddress = false;
   bool branches = false;
   bool ends = false;
-  const char* fault = nullptr;  // a rule that the instruction breaks by itself
+  const char* fault = nullptr;  // the rule that the instruction breaks by itself, or null
 };
 
 struct Fault {
   std::uint32_t instruction = 0;
-  std::uint32_t distance = 0;  // to the earlier of the two instructions
+  std::uint32_t distance = 0;  // distance from the earlier of the two instructions
   const char* rule = "";
 };
 
@@ -96,32 +97,33 @@ struct Program {
   Program(const isa::Word* words, std::size_t size, std::uint32_t address);
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(instructions.size()); }
-  // The rule that a jump from branch `at` to `target` breaks, or null. `brokenBy` is the
-  // instruction that breaks it.
+  // Returns the rule that a jump from branch `at` to `target` breaks, or null. Sets `brokenBy` to
+  // the instruction that breaks it.
   const char* faultOfJump(std::uint32_t at, std::uint32_t target, std::uint32_t& brokenBy) const;
-  // The fault of `at` if the `sequence` instructions before it were executed immediately before
-  // it.
+  // Returns the fault of instruction `at` if the `sequence` instructions before it have been
+  // executed immediately before it.
   const Fault* faultAt(std::uint32_t at, std::uint32_t sequence) const;
 
-  std::vector<Op> ops;  // plus one for continuing past the end
+  std::vector<Op> ops;  // includes an additional entry for execution past the end
   std::vector<isa::Instruction> instructions;
   std::vector<Traits> traits;
-  std::vector<Vector> vectors;  // initial vectors of a QPU, by number
-  std::vector<Fault> faults;    // in order of instructions
+  std::vector<Vector> vectors;  // initial vectors of a QPU, indexed by their numbers
+  std::vector<Fault> faults;    // sorted by instruction
   // Branch targets, indexed by instruction. The entry is an invalid number unless the
   // instruction is a branch with a known target that breaks no rule.
   std::vector<std::uint32_t> goodTargets;
 };
 
-// Accumulators, one bit each, that `earlier` writes and that the next instruction, `later`,
-// rotates or (r5) rotates by. Hardware might read their old values.
+// Returns the accumulators that `earlier` writes and that the next instruction, `later`, rotates,
+// one bit each. r5 is included if `later` uses it as the rotation amount. The hardware may read
+// the old values of these accumulators.
 std::uint32_t rotatedTooSoon(const Traits& earlier, const Traits& later);
 
-// Whether an ALU writes to file A.
+// These functions return true if the pipe writes to file A.
 inline bool addWritesA(const isa::Instruction& i) { return !i.swap; }
 inline bool mulWritesA(const isa::Instruction& i) { return i.swap; }
 
-bool isFloat(isa::AddOp op);        // whether the operands are floats
+bool isFloat(isa::AddOp op);        // returns true if the operands are floats
 bool givesFloat(isa::AddOp op);
 bool readsB(isa::AddOp op);
 

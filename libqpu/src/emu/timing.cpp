@@ -6,8 +6,8 @@
 namespace qpu::emu {
 namespace {
 
-constexpr std::uint32_t kWays = 4;  // of instruction, uniform and L2 cache
-// Number of uses after which reset() restarts the use counter.
+constexpr std::uint32_t kWays = 4;  // associativity of the instruction, uniform and L2 caches
+// The number of uses after which reset() restarts the counter of uses.
 constexpr std::uint32_t kManyUses = 1U << 24U;
 
 Ticks ticks(double clocks) {
@@ -77,8 +77,8 @@ void Timing::reset(const Board& board) {
   traffic_ = {};
 }
 
-// Returns the time at which an access that takes `ticks` begins. `opening` is the additional time
-// to open the page.
+// Returns the time at which an access that takes `ticks` begins. Sets `opening` to the additional
+// time that opening the page takes.
 Ticks Timing::takeMemory(std::uint32_t address, Ticks now, Ticks ticks, Ticks& opening) {
   const std::uint32_t page = address / kPageBytes;
   std::uint32_t& open = pages_[page % kBanks];
@@ -87,8 +87,9 @@ Ticks Timing::takeMemory(std::uint32_t address, Ticks now, Ticks ticks, Ticks& o
   return memory_.takeTicks(now, ticks + opening);
 }
 
-// Accesses a cache line in the L2, which fetches it if necessary. Returns the time at which the
-// line arrives, `hit` or `miss` clocks after its turn.
+// Accesses a cache line in the L2 cache, and fetches the line from memory if it is not there.
+// Returns the time at which the line arrives. This is `hit` or `miss` clocks after the start of
+// the access.
 Clock Timing::l2Line(std::uint32_t line, Clock now, Clock hit, Clock miss) {
   const Clock turn = l2Port_.take(now, l2Ticks_);
   const Clock* const cached = l2_.find(line);
@@ -141,10 +142,10 @@ Clock Timing::tmu(std::uint32_t unit, Clock now, const Vector& addresses) {
   return all;
 }
 
-// A row is transferred in bursts of one cache line. DMA is served before the cache lines that the
-// L2 is waiting for. If DMA queued behind them, an engine would wait again for each row, and more
-// outstanding loads would slow down stores. Which of the two the SDRAM controller prefers is not
-// published. Each burst occupies the VPM like a vector.
+// Transfers a row in bursts of one cache line. DMA is served before the cache lines that the L2
+// cache is waiting for. If DMA had to queue behind them, an engine would wait again for each row,
+// and more outstanding loads would slow down stores. It is not published which of the two the
+// SDRAM controller prefers. Each burst occupies the VPM in the same way as a vector.
 Ticks Timing::dmaRow(bool load, std::uint32_t address, std::uint32_t bytes, Ticks now) {
   const std::uint32_t bursts = (bytes + kLineBytes - 1) / kLineBytes;
   const DmaCosts& c = costs(load);

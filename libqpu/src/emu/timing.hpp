@@ -1,5 +1,5 @@
-// The cycle model of the resources that QPUs share: caches, memory and the DMA engines. It models
-// times but holds no data. Calls must be in the order of their clocks.
+// The cycle model of the resources that the QPUs share: caches, memory and DMA engines. It models
+// times and contains no data. Its functions must be called in the order of their clocks.
 #ifndef QPU_SRC_EMU_TIMING_HPP
 #define QPU_SRC_EMU_TIMING_HPP
 
@@ -15,31 +15,32 @@ namespace qpu::emu {
 
 using Clock = std::uint64_t;
 constexpr Clock kNever = UINT64_MAX;
-// Fractions of clocks.
+// A time in fractions of a clock.
 using Ticks = std::uint64_t;
 constexpr unsigned kTickBits = 8;
 constexpr std::uint32_t kLineBytes = 64;
 
-// The address spaces, which share one range of cache line numbers.
+// The address spaces. They share a single range of cache line numbers.
 enum class Space : std::uint32_t { Memory, Code = 1U << 26U, Uniforms = 2U << 26U };
 inline std::uint32_t lineOf(Space space, std::uint32_t address) {
   return static_cast<std::uint32_t>(space) | address / kLineBytes;
 }
 
-// Tags of a cache, and the clock at which each cache line arrives. The number of sets is a
+// The tags of a cache, and the clock at which each cache line arrives. The number of sets is a
 // power of 2.
 class Cache {
  public:
   // Empties the cache.
   void reset(std::uint32_t bytes, std::uint32_t ways);
-  // Returns null if the cache line is not in the cache. Counts as a use.
+  // Returns the clock at which the cache line arrives, or null if the line is not in the cache.
+  // Counts as a use of the line.
   const Clock* find(std::uint32_t line);
   void put(std::uint32_t line, Clock arrives);
 
  private:
   struct Way {
     std::uint32_t line = UINT32_MAX;
-    std::uint32_t used = 0;  // time of the last use; before reset_: not in the cache
+    std::uint32_t used = 0;  // time of the last use; if it is before reset_, the way is empty
     Clock arrives = 0;
   };
   Way* set(std::uint32_t line) { return &ways_[std::size_t{line & (sets_ - 1)} * perSet_]; }
@@ -54,7 +55,7 @@ class Cache {
 // A resource that handles one request at a time.
 class Channel {
  public:
-  // Returns the time at which a request that arrives at `now` and takes `ticks` begins.
+  // Returns the time at which a request begins. The request arrives at `now` and takes `ticks`.
   Clock take(Clock now, Ticks ticks) { return takeTicks(now << kTickBits, ticks) >> kTickBits; }
   Ticks takeTicks(Ticks now, Ticks ticks) {
     const Ticks begin = now > free_ ? now : free_;
@@ -73,20 +74,21 @@ struct Traffic {
 
 class Timing {
  public:
-  // Resets to the state after power-up.
+  // Resets the model to its state after power-up.
   void reset(const Board& board);
 
-  // The instruction cache lines of a slice. codeLine() returns the time at which a line arrives,
-  // or kNever if the line is not in the cache; in that case, call fetchCode().
+  // Model the instruction cache of a slice. codeLine() returns the time at which a cache line
+  // arrives. If the line is not in the cache, codeLine() returns kNever, and the caller must call
+  // fetchCode().
   Clock codeLine(std::uint32_t slice, std::uint32_t line);
   Clock fetchCode(std::uint32_t slice, std::uint32_t line, Clock now);
   Clock uniformLine(std::uint32_t slice, std::uint32_t line, Clock now);
 
-  // Returns the time at which the words at the 16 addresses arrive. `unit` numbers the TMUs of
-  // all slices.
+  // Returns the time at which the words at the 16 addresses arrive. `unit` is the number of a
+  // TMU, counted over all slices.
   Clock tmu(std::uint32_t unit, Clock now, const Vector& addresses);
 
-  // Transfers one row at `now`. Returns the time at which the engine is free again.
+  // Transfers a row, starting at `now`. Returns the time at which the engine is free again.
   Ticks dmaRow(bool load, std::uint32_t address, std::uint32_t bytes, Ticks now);
   Ticks dmaSetup(bool load) const { return costs(load).setup; }
 
@@ -109,7 +111,7 @@ class Timing {
   static constexpr std::uint32_t kSlices = 3;
   static constexpr std::uint32_t kTmus = 6;
 
-  // The open page of each SDRAM bank. There are 8 interleaved banks with pages of 4 KB.
+  // The open page of each SDRAM bank. The model has 8 interleaved banks with pages of 4 KB.
   static constexpr std::uint32_t kBanks = 8;
   static constexpr std::uint32_t kPageBytes = 4096;
 
@@ -136,7 +138,8 @@ class Engine {
     next_ = kNever;
   }
 
-  // A transfer of rows that start at `address` in memory, `pitch` bytes apart.
+  // A transfer of rows. The first row starts at `address` in memory, and the starts of
+  // consecutive rows are `pitch` bytes apart.
   struct Job {
     std::uint32_t qpu;
     std::uint32_t rows;
@@ -145,9 +148,9 @@ class Engine {
     std::uint32_t pitch;
   };
   void start(const Job& job, Clock now);
-  // The clock of the next row, or kNever if the engine is idle.
+  // Returns the clock of the next row, or kNever if the engine is idle.
   Clock next() const { return next_ == kNever ? kNever : next_ >> kTickBits; }
-  // Moves one row. Returns the QPU whose transfer is complete, or kNone.
+  // Transfers a row. Returns the QPU whose transfer is complete, or kNone.
   static constexpr std::uint32_t kNone = UINT32_MAX;
   std::uint32_t step(Clock& ended);
 

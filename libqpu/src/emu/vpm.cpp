@@ -10,7 +10,8 @@ constexpr std::uint32_t orIfZero(std::uint32_t value, std::uint32_t other) {
   return value == 0 ? other : value;
 }
 
-// MODEW: 0 for words, 2 and 3 for halves, 4..7 for bytes.
+// Sets the unit of the transfer from MODEW: 0 means words, 2 and 3 mean halfwords, and 4..7 mean
+// bytes.
 void setUnits(Transfer& t, std::uint32_t mode) {
   if (mode >= 4) {
     t.unitBytes = 1;
@@ -33,11 +34,12 @@ Window::Window(std::uint32_t setup)
       left(orIfZero(field(setup, 20, 4), 16)) {}
 
 Window::Place Window::place(std::uint32_t e) const {
-  const std::uint32_t partBits = 2 - size;  // low bits of the address, below X and Y
+  // The low bits of the address, below the fields X and Y.
+  const std::uint32_t partBits = 2 - size;
   const std::uint32_t part = address & ((1U << partBits) - 1U);
   const std::uint32_t at = address >> partBits;
   const std::uint32_t bits = 8U << size;
-  // The index of the word along the vector, and the part of the word.
+  // The index of the word in the direction of the vector, and the part of this word.
   std::uint32_t along = e;
   std::uint32_t within = part;
   if (!laned && size != 2) {
@@ -50,12 +52,13 @@ Window::Place Window::place(std::uint32_t e) const {
   return {kVpmColumns * row + (at & 15U), bits * within};
 }
 
-// Position of the first unit of memory row i, in units from row or column 0.
+// Returns the position of the first unit of memory row i, counted in units from row 0 or column
+// 0.
 std::uint32_t Transfer::position(std::uint32_t i) const {
   return (sideways ? column : row) * perWord() + part + i * vpmPitch;
 }
 
-// Distance of unit j from the start of its row or column of words, in units.
+// Returns the distance of unit j from the start of its row or column of words, in units.
 std::uint32_t Transfer::within(std::uint32_t i, std::uint32_t j) const {
   return position(i) % perWord() + j;
 }

@@ -1,5 +1,5 @@
-// The VPM, the windows through which QPUs read and write it, and the layout of DMA
-// transfers. Manual: section 7, VPM and VCD; VDW.
+// The VPM, the windows through which QPUs read and write it, and the layout of DMA transfers.
+// Manual: section 7, VPM and VCD/VDW.
 #ifndef QPU_SRC_EMU_VPM_HPP
 #define QPU_SRC_EMU_VPM_HPP
 
@@ -14,25 +14,27 @@ constexpr std::uint32_t kVpmRows = 64;
 constexpr std::uint32_t kVpmColumns = 16;
 constexpr std::uint32_t kVpmWords = kVpmRows * kVpmColumns;
 
-// Assumptions, each with a board test that would settle it:
-// 16- and 8-bit reads are zero-extended: write 0xffffffff, read laned bytes.
-// 16- and 8-bit DMA fills consecutive halves or bytes of the words from X, starting with the
-// half or byte of MODEW: load 64 counting bytes with MODEW 5.
-// VPITCH carries into the upper bits of Y: load 4 rows from Y = 14.
-// A row of a transfer does not continue in the next row of the VPM; the emulator reports an
-// error: store one row of 32 words.
-// BLOCKMODE with columns continues at the top of the next column: store 2 rows of 48 words.
-// With DEPTH 1, each row is one unit further down the column: store 16 rows of 1 halfword.
+// Assumptions that a test on a board can confirm. Each line gives an assumption and, after the
+// colon, the test:
+// - Reads of 8 or 16 bits are zero-extended: write 0xffffffff, read laned bytes.
+// - DMA of 8 or 16 bits fills consecutive bytes or halfwords in the words from X on, and starts
+//   with the byte or halfword that MODEW selects: load 64 counting bytes with MODEW 5.
+// - VPITCH carries into the upper bits of Y: load 4 rows from Y = 14.
+// - A row of a transfer does not continue in the next row of the VPM; the emulator reports an
+//   error: store one row of 32 words.
+// - BLOCKMODE with columns continues at the top of the next column: store 2 rows of 48 words.
+// - If DEPTH is 1, each row is one unit further down the column: store 16 rows of one halfword.
 
-// One QPU's vector accesses. The manual's table "VPM generic block" describes the setup word.
+// A QPU's window for accesses to vectors. The manual's table "VPM generic block" describes the
+// setup word.
 struct Window {
   bool ready = false;
   bool horizontal = true;
   bool laned = false;
-  std::uint32_t size = 2;  // 0: bytes, 1: halves, 2: words
+  std::uint32_t size = 2;  // 0: bytes, 1: halfwords, 2: words
   std::uint32_t address = 0;
   std::uint32_t stride = 0;
-  std::uint32_t left = 0;  // vectors still to be read
+  std::uint32_t left = 0;  // number of vectors that remain to be read
 
   explicit Window(std::uint32_t setup);
   Window() = default;
@@ -41,41 +43,43 @@ struct Window {
     std::uint32_t word;  // 16 * row + column
     std::uint32_t shift;
   };
-  // The place of element e of the vector at the address. An element has 8 << size bits.
+  // Returns the place of element e in the vector at the current address. An element has 8 << size
+  // bits.
   Place place(std::uint32_t e) const;
-  // Whether a vector is a row of words.
+  // Returns true if a vector is a row of words.
   bool isRow() const { return size == 2 && horizontal; }
   std::uint32_t row() const { return address % kVpmRows; }
   void advance() { address += stride; }
 };
 
-// One transfer between memory and VPM.
+// A transfer between memory and the VPM.
 struct Transfer {
-  bool horizontal = true;       // memory rows are along VPM rows
+  bool horizontal = true;       // memory rows lie along VPM rows
   bool packed = false;          // BLOCKMODE: memory rows are contiguous in the VPM
-  bool sideways = false;        // memory rows are in consecutive columns
+  bool sideways = false;        // consecutive memory rows are in consecutive columns
   std::uint32_t rows = 1;
-  std::uint32_t length = 1;     // of a memory row, in units
+  std::uint32_t length = 1;     // length of a memory row, in units
   std::uint32_t unitBytes = 4;
-  std::uint32_t row = 0;        // of the first word
+  std::uint32_t row = 0;        // row of the first word
   std::uint32_t column = 0;
-  std::uint32_t part = 0;       // of the first word, in units
-  // Distance between memory rows in the VPM. It is added to the VPM row, horizontal or not
-  // (Broadcom's guide: VPITCH is added to Y in both modes), in units if they are parts of
-  // words. If `sideways`, it is added to the column.
+  std::uint32_t part = 0;       // first unit within the first word
+  // The distance between memory rows in the VPM. It is added to the VPM row even if `horizontal`
+  // is false (Broadcom's guide: VPITCH is added to Y in both modes). If a unit is a part of a
+  // word, the distance is in units. If `sideways` is true, the distance is added to the column.
   std::uint32_t vpmPitch = 1;
-  std::uint32_t memoryPitch = 0;  // from start to start
+  // Distance from the start of one memory row to the start of the next.
+  std::uint32_t memoryPitch = 0;
 
   static constexpr std::uint32_t kOutside = UINT32_MAX;
-  // The word (16 * row + column) that contains unit j of memory row i, or kOutside if the unit is
-  // not in the VPM.
+  // Returns the word (16 * row + column) that contains unit j of memory row i, or kOutside if the
+  // unit is not in the VPM.
   std::uint32_t word(std::uint32_t i, std::uint32_t j) const;
-  // Whether memory row i consists of adjacent words in one row of the VPM.
+  // Returns true if memory row i consists of adjacent words in a single row of the VPM.
   bool isRowOfWords(std::uint32_t i) const {
     return unitBytes == 4 && horizontal && !packed && column + length <= kVpmColumns &&
            row + i * vpmPitch < kVpmRows;
   }
-  // Lowest bit of the unit in its word.
+  // Returns the position of the unit's lowest bit in its word.
   std::uint32_t shift(std::uint32_t i, std::uint32_t j) const;
 
  private:
@@ -84,13 +88,13 @@ struct Transfer {
   std::uint32_t within(std::uint32_t i, std::uint32_t j) const;
 };
 
-// A QPU's setup for DMA loads, or for DMA stores.
+// A QPU's setup for DMA loads or for DMA stores.
 struct DmaSetup {
   bool ready = false;
   bool hasPitch = false;
   std::uint32_t basic = 0;
-  std::uint32_t pitch = 0;  // load: MPITCHB; store: STRIDE
-  bool packed = false;      // store: BLOCKMODE
+  std::uint32_t pitch = 0;  // MPITCHB for loads, STRIDE for stores
+  bool packed = false;      // BLOCKMODE, for stores only
 
   Transfer load() const;
   bool loadUsesPitch() const;

@@ -1,5 +1,6 @@
-// Arithmetic on one element, written without branches so that loops over 16 elements vectorise.
-// Rules and evidence: docs/libqpu.md, "Arithmetic".
+// Arithmetic on a single element. It is written without branches, so that the compiler vectorises
+// loops over 16 elements. The rules and the evidence for them are in docs/libqpu.md,
+// "Arithmetic".
 #ifndef QPU_SRC_INTERP_ARITH_HPP
 #define QPU_SRC_INTERP_ARITH_HPP
 
@@ -13,16 +14,18 @@ constexpr std::uint32_t kExponent = 0x7f800000U;
 constexpr std::uint32_t kSign = 0x80000000U;
 constexpr std::uint32_t kMagnitude = 0x7fffffffU;
 
-// Assumptions, each with a board test that would settle it.
-// fmul of an inexact product: square 0x3f800001 and compare with 0x3f800002.
+// Assumptions that a test on a board can confirm:
+// - fmul truncates an inexact product. Test: square 0x3f800001 and compare the result with
+//   0x3f800002.
 constexpr bool kFmulTruncates = true;
-// fadd overflow: 0x7f7fffff plus itself; expected Inf.
-// ftoi of -2^31: expected 0x80000000; of larger magnitudes: 0, as for Inf.
-// Carry flag of mul24 if the product exceeds this value: set flags from the MUL pipe
-// (op_add nop) with 0xffffff times 1, 2 and 0x1000.
+// - An overflow of fadd gives Inf. Test: add 0x7f7fffff to itself.
+// - ftoi gives 0x80000000 for -2^31, and 0 for larger magnitudes, as for Inf. Test: convert such
+//   numbers.
+// - mul24 sets the carry flag if the product exceeds the value below. Test: set flags from the MUL
+//   pipe (op_add nop) with the products of 0xffffff and 1, 2 and 0x1000.
 constexpr std::uint64_t kMul24CarryAbove = 0xffffffU;
-// Packing to half floats rounds away from zero; if false, to nearest. Pack 1 + 2^-13 to
-// half a; expected 0x3c01.
+// - Packing to half floats rounds away from zero (true) or to the nearest half float (false).
+//   Test: pack 1 + 2^-13 to half a. If the result is 0x3c01, packing rounds away from zero.
 constexpr bool kHalfRoundsAway = true;
 
 template <typename To, typename From>
@@ -40,21 +43,23 @@ inline bool isFlushed(std::uint32_t x) { return (x & kExponent) == 0; }
 inline double widen(std::uint32_t x) {
   return static_cast<double>(bitCast<float>(x & ~mask(isFlushed(x))));
 }
-// 1 unless x is 0. Computed without a comparison, because SSE2 has no 64-bit comparison.
+// Returns 1 unless x is 0. The function does not use a comparison, because SSE2 has no 64-bit
+// comparison.
 inline std::uint64_t isNotZero(std::uint64_t x) { return (x | (0 - x)) >> 63U; }
 
-// Dropping a double's low 29 bits produces a float, which overflows to Inf, or becomes +0 if it
-// is below the normal floats.
+// Converts a double to a float by dropping the low 29 bits. The result is Inf if the value is too
+// large, and +0 if it is smaller than the normal floats.
 inline std::uint32_t truncateToFloat(std::uint64_t bits) {
   const auto d = bitCast<double>(bits & ~std::uint64_t{0x1fffffff});
   const auto f = bitCast<std::uint32_t>(static_cast<float>(d));
-  constexpr std::uint32_t upperOfLeastNormal = 0x38100000U;  // upper half of 2^-126 as a double
+  // The upper half of 2^-126 as a double.
+  constexpr std::uint32_t upperOfLeastNormal = 0x38100000U;
   const auto upper = static_cast<std::uint32_t>(bits >> 32U) & kMagnitude;
   return f & ~mask(upper < upperOfLeastNormal);
 }
 
-// The sum, rounded toward zero. `rest` is the rounding error of the double sum (two-sum). If it
-// points toward zero, the exact sum is closer to zero than the double sum.
+// Returns the sum, rounded toward zero. `rest` is the rounding error of the double sum (two-sum).
+// If this error points toward zero, the exact sum is closer to zero than the double sum.
 inline std::uint32_t fadd(std::uint32_t a, std::uint32_t b) {
   const double x = widen(a);
   const double y = widen(b);
@@ -69,7 +74,7 @@ inline std::uint32_t fadd(std::uint32_t a, std::uint32_t b) {
 
 inline std::uint32_t fsub(std::uint32_t a, std::uint32_t b) { return fadd(a, b ^ kSign); }
 
-// The double product of two floats is exact.
+// Multiplies two floats. Their product as a double is exact.
 inline std::uint32_t fmul(std::uint32_t a, std::uint32_t b) {
   const double p = widen(a) * widen(b);
   if constexpr (kFmulTruncates) return truncateToFloat(bitCast<std::uint64_t>(p));
@@ -78,7 +83,8 @@ inline std::uint32_t fmul(std::uint32_t a, std::uint32_t b) {
   return isFlushed(bits) ? 0U : bits;
 }
 
-// Operands with exponent 255 count as Inf with their sign. NaN is never produced.
+// An operand with the exponent 255 is treated as Inf with the operand's sign. The result is never
+// NaN.
 inline std::uint32_t faddTop(std::uint32_t a, std::uint32_t b) {
   return kExponent | ((hasTopExponent(b) ? b : a) & kSign);
 }
@@ -86,7 +92,7 @@ inline std::uint32_t fmulTop(std::uint32_t a, std::uint32_t b) {
   return isFlushed(a) || isFlushed(b) ? 0U : kExponent | ((a ^ b) & kSign);
 }
 
-// Converts sign and magnitude to an ordered integer. +0 and -0 are equal.
+// Converts sign and magnitude to an integer that has the same order. +0 and -0 are equal.
 inline std::int32_t order(std::uint32_t x) {
   const auto m = static_cast<std::int32_t>(x & kMagnitude);
   return (x & kSign) != 0 ? -m : m;
@@ -105,12 +111,13 @@ inline std::uint32_t fmaxabs(std::uint32_t a, std::uint32_t b) {
   return x > y ? x : y;
 }
 
-// The special function unit. No table of its results is published. Samples from hardware differ
-// from exact results by about 3e-5 (exp2(0) = 1.000031, exp2(2) = 4.000122), and published
-// hardware tests allow 1e-4. Assumption: the significand is the middle of the interval of 2^-14
-// that contains the exact result, so that powers of two are not exact either. The error of log2
-// is absolute (log2(2) = 1, log2(100) = 6.643829 are published): its results are multiples of
-// 2^-15. Taking 2^16 samples per function on a board would settle both assumptions.
+// The special function unit. No table of its results has been published. Samples from hardware
+// differ from the exact results by about 3e-5 (exp2(0) = 1.000031, exp2(2) = 4.000122), and
+// published hardware tests allow 1e-4. Assumption: the significand is the middle of the interval
+// of length 2^-14 that contains the exact result. The results for powers of two are therefore not
+// exact either. For log2, the error is absolute (log2(2) = 1 and log2(100) = 6.643829 have been
+// published). Assumption: its results are multiples of 2^-15. Both assumptions can be tested with
+// 2^16 samples per function on a board.
 constexpr unsigned kSfuDroppedBits = 9;
 constexpr double kSfuLogSteps = 0x1p15;
 inline std::uint32_t sfuResult(double exact) {
@@ -174,7 +181,7 @@ inline std::uint32_t clz(std::uint32_t a) {
   return n + (a == 0 ? 1U : 0U);
 }
 
-// Applies f to each of the four bytes.
+// Applies f to each pair of corresponding bytes in a and b.
 template <typename F>
 inline std::uint32_t eachByte(std::uint32_t a, std::uint32_t b, F f) {
   std::uint32_t r = 0;
@@ -198,8 +205,8 @@ inline std::uint32_t v8muld(std::uint32_t a, std::uint32_t b) {
   return eachByte(a, b, [](auto x, auto y) { return (x * y + 127U) / 255U; });
 }
 
-// Conversion to half float. NaN and values that are too large become Inf; values below the
-// normal halves become +0.
+// Converts a float to a half float. NaN and values that are too large become Inf. Values that are
+// smaller than the normal half floats become +0.
 inline std::uint32_t toHalf(std::uint32_t a) {
   constexpr std::uint32_t bias = 112;
   constexpr std::uint32_t inf = 0x7c00;
@@ -217,7 +224,8 @@ inline std::uint32_t toHalf(std::uint32_t a) {
     half += rest > 0x1000U || (rest == 0x1000U && (half & 1U) != 0) ? 1U : 0U;
   return sign | half;
 }
-// A denormal half becomes a denormal float, which arithmetic treats as 0.
+// Converts a half float to a float. A denormal half float becomes a denormal float, which
+// arithmetic treats as 0.
 inline std::uint32_t fromHalf(std::uint32_t half) {
   const std::uint32_t sign = (half & 0x8000U) << 16U;
   const std::uint32_t exponent = (half >> 10U) & 0x1fU;
@@ -225,12 +233,12 @@ inline std::uint32_t fromHalf(std::uint32_t half) {
   if (exponent == 0) return sign | mantissa;
   return sign | (exponent == 31 ? kExponent : (exponent + 112U) << 23U) | mantissa;
 }
-// byte / 255, rounded toward zero.
+// Returns byte / 255, rounded toward zero.
 inline std::uint32_t byteToFloat(std::uint32_t byte) {
   return truncateToFloat(bitCast<std::uint64_t>(static_cast<double>(byte) / 255.0));
 }
-// Rounds 0.0..1.0 to the nearest of 0..255. Values outside are clamped. Assumption: ties
-// round up. To settle it, pack k/510 for odd k as colours.
+// Converts 0.0..1.0 to the nearest integer in 0..255. Values outside this range are clamped.
+// Assumption: ties are rounded up. Test: pack k/510 for odd k as colours.
 inline std::uint32_t toColour(std::uint32_t a) {
   if ((a & kSign) != 0 || isFlushed(a)) return 0;
   const double scaled = hasTopExponent(a) ? 255.0 : widen(a) * 255.0 + 0.5;

@@ -1,5 +1,6 @@
-// The interpreter's compact form of a kernel: a sequence of instructions over slots.
-// A slot is one vector per QPU. Variables, constants and temporaries are slots.
+// The compact form in which the interpreter executes a kernel: a sequence of instructions that
+// operate on slots. A slot contains one vector per QPU. Each variable, constant and temporary
+// value has a slot.
 #ifndef QPU_SRC_INTERP_CODE_HPP
 #define QPU_SRC_INTERP_CODE_HPP
 
@@ -15,7 +16,7 @@ using detail::Direction;
 using detail::Type;
 
 enum class Opcode : std::uint8_t {
-  // slot <- slots; in the order of detail::Op
+  // target slot <- operand slots; in the order of detail::Op
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
   FAdd, FSub, FMul, FMin, FMax, FMaxAbs, ItoF, FtoI,
   Recip, RecipSqrt, Exp2, Log2,
@@ -24,20 +25,20 @@ enum class Opcode : std::uint8_t {
   MaskAnd, MaskOr, MaskNot, Any, All,
   Move,
   MoveWhere,    // target <- a where mask b holds
-  // memory
-  Load,         // target <- words at slot a
-  Store,        // words at slot b <- slot a
-  StoreFirst,   // the same for the first words only; slot `extra` contains their number
-  Gather,       // request the words at slot a
-  Receive,      // target <- oldest request
-  // control; `extra` is an instruction number or an index
+  // memory access
+  Load,         // target <- words at the addresses in slot a
+  Store,        // words at the addresses in slot b <- slot a
+  StoreFirst,   // stores only the first words; slot `extra` contains their number
+  Gather,       // requests the words at the addresses in slot a
+  Receive,      // target <- the words of the oldest request
+  // control flow; `extra` is an instruction number or an index
   Jump,
   JumpBack,     // closes a loop
-  JumpIfNot,    // unless scalar slot a
-  JumpIfNone,   // unless mask slot a holds for an element
-  JumpIfNotAll, // unless mask slot a holds for all elements
+  JumpIfNot,    // jumps unless scalar slot a holds
+  JumpIfNone,   // jumps unless mask slot a holds for at least one element
+  JumpIfNotAll, // jumps unless mask slot a holds for all elements
   End,
-  // rarely used; `extra` is an index into details
+  // rarely used instructions; `extra` is an index into details
   PrintText, PrintVector,
   SemaphoreRelease, SemaphoreAcquire,
   DmaReadPitch, DmaReadSetup, DmaReadStart, DmaReadWait,
@@ -51,10 +52,10 @@ struct Instruction {
   std::uint32_t a = 0;
   std::uint32_t b = 0;
   std::uint32_t extra = 0;
-  std::uint32_t site = 0;  // into Code::sites, for instructions that can fail
+  std::uint32_t site = 0;  // index into Code::sites, for instructions that can fail
 };
 
-// Operands of the rarely used instructions that are not vectors.
+// Those operands of the rarely used instructions that are not vectors.
 struct Detail {
   Type element = Type::Int;
   Direction direction = Direction::Horizontal;
@@ -76,11 +77,12 @@ struct Preset {
 
 struct Code {
   std::string name;
-  std::uint32_t parameters = 0;  // slots 0 .. parameters - 1
+  std::uint32_t parameters = 0;  // the parameters are in slots 0 .. parameters - 1
   std::uint32_t slots = 0;
-  std::size_t mostGathers = 4;  // outstanding
+  std::size_t mostGathers = 4;  // maximum number of outstanding gathers
   std::vector<Preset> constants;
-  // Slots of index(), me() and numQPUs(); kNoSlot if not used.
+  // The slots that contain index(), me() and numQPUs(), or kNoSlot if the kernel does not use
+  // them.
   static constexpr std::uint32_t kNoSlot = UINT32_MAX;
   std::uint32_t elementSlot = kNoSlot;
   std::uint32_t qpuSlot = kNoSlot;
@@ -92,7 +94,7 @@ struct Code {
 
 Code lower(const detail::Source& source);
 
-// The slots that an instruction reads and writes, for checks outside the hot loop.
+// The slots that an instruction reads and writes. They are used for checks outside the hot loop.
 struct Uses {
   bool a = false;
   bool b = false;

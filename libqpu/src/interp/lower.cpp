@@ -1,6 +1,6 @@
 // Lowers a kernel to instructions in one pass. If no mask is active, a value is computed directly
-// into the variable that it is assigned to. Within a statement, an expression that occurs twice
-// is computed once.
+// into the variable to which it is assigned. An expression that occurs several times in a
+// statement is computed once.
 #include <map>
 #include <utility>
 
@@ -69,7 +69,7 @@ Opcode opcode(Op op) {
     case Op::Any: return Opcode::Any;
     case Op::All: return Opcode::All;
     case Op::VpmRead: return Opcode::VpmRead;
-    // Leaves have their own slots and no instruction.
+    // Leaves have their own slots and need no instruction.
     case Op::Constant:
     case Op::Variable:
     case Op::ElementNumber:
@@ -125,8 +125,8 @@ class Lowering {
     return entry->second;
   }
 
-  // Computes expression `id`, into slot `wanted` unless it is kNone. Returns the result's slot.
-  // Leaves stay in their own slots.
+  // Computes expression number `id`. The result goes to slot `wanted`, unless that is kNone.
+  // Returns the slot that contains the result. A leaf stays in its own slot.
   std::uint32_t evaluate(std::uint32_t id, std::uint32_t wanted = kNone) {
     const Expression& e = source_.expressions[id];
     switch (e.op) {
@@ -168,8 +168,8 @@ class Lowering {
     }
   }
 
-  // Emits a jump that is taken if the scalar condition does not hold. The caller sets its target
-  // later.
+  // Emits a jump that is taken if the scalar condition does not hold. The caller must set the
+  // target of the jump later.
   std::uint32_t unless(std::uint32_t condition) {
     const Expression& e = source_.expressions[condition];
     if (e.op == Op::Any) return emit(Opcode::JumpIfNone, 0, evaluate(e.a));
@@ -220,7 +220,7 @@ class Lowering {
 
   void where(const Statement& s) {
     const std::uint32_t outer = mask_;
-    const std::uint32_t condition = code_.slots++;  // live until the end of the block
+    const std::uint32_t condition = code_.slots++;  // stays live until the end of the block
     const std::uint32_t value = evaluate(s.value, condition);
     if (value != condition) emit(Opcode::Move, condition, value);
     std::uint32_t inside = condition;

@@ -23,8 +23,8 @@ constexpr int kSemaphoreMost = 15;
 constexpr std::uint32_t kMaxPitch = 8191;
 constexpr std::uint32_t kVectorBytes = 4 * kElements;
 
-// A gather outside all arrays. Software pipelines fetch one vector too many and discard it, so
-// this is an error only if the vector is used.
+// A gather from addresses outside all arrays. Software pipelines fetch one vector too many and
+// discard it, so such a gather is an error only if the vector is used.
 struct Stray {
   std::uint32_t address;
   std::uint32_t element;
@@ -44,12 +44,12 @@ struct Qpu {
   std::size_t oldest = 0;
   std::size_t outstanding = 0;
   std::vector<Vector> slots;
-  std::map<std::uint32_t, Stray> strays;  // slots that contain a stray vector
+  std::map<std::uint32_t, Stray> strays;  // the slots that contain a stray vector
   VpmWindow reads;
   VpmWindow writes;
   Dma load;
   Dma store;
-  std::uint32_t next = 0;  // instruction
+  std::uint32_t next = 0;  // index of the next instruction
   State state = State::Ready;
 };
 
@@ -76,7 +76,8 @@ class Machine {
       bool progress = false;
       for (Qpu& q : qpus_) {
         if (q.state == State::Ended) continue;
-        // A QPU that waits at the same instruction as before may have executed a loop in between.
+        // If a QPU waits at the same instruction as before, it may still have executed a loop in
+        // between.
         const std::uint64_t before = semaphoresPassed_;
         turn(q);
         progress = progress || q.state != State::Waiting || semaphoresPassed_ != before;
@@ -107,7 +108,8 @@ class Machine {
                       address);
   }
 
-  // Host address of `bytes` bytes at `address`, for instruction `at` of q.
+  // Returns the host address of the `bytes` bytes at `address`, which instruction `at` of q
+  // accesses.
   unsigned char* words(const Qpu& q, std::size_t at, std::uint32_t address, std::uint32_t bytes,
                        const char* verb) {
     const std::uint32_t site = code_.instructions[at].site;
@@ -176,7 +178,7 @@ class Machine {
     if (r.stray) q.strays[in.target] = r.where;
   }
 
-  // Called before `in` is executed, if some slot contains a stray vector.
+  // Called before `in` is executed if some slot contains a stray vector.
   void followStrays(Qpu& q, const Instruction& in) {
     const Uses u = uses(in.code);
     const auto a = u.a ? q.strays.find(in.a) : q.strays.end();
@@ -204,7 +206,7 @@ class Machine {
     return static_cast<std::size_t>(&in - code_.instructions.data());
   }
 
-  // Runs q until its turn ends.
+  // Runs q until the end of its turn.
   void turn(Qpu& q) {
     q.state = State::Ready;
     int iterations = kIterationsPerTurn;
@@ -309,7 +311,8 @@ class Machine {
         case Opcode::All: v[in.target] = splat(mask(allSet(v[in.a]))); break;
         case Opcode::Move: v[in.target] = v[in.a]; break;
         case Opcode::MoveWhere: {
-          // The source can be the target, so it is read before the target changes.
+          // The source can be the same slot as the target, so it is read before the target
+          // changes.
           Vector& t = v[in.target];
           const Vector& m = v[in.b];
           Vector chosen;
@@ -362,7 +365,7 @@ class Machine {
     }
   }
 
-  // Returns false if the QPU has to wait.
+  // Returns false if the QPU must wait.
   bool semaphore(const Instruction& in) {
     int& value = semaphores_[static_cast<std::size_t>(code_.details[in.extra].count)];
     if (in.code == Opcode::SemaphoreRelease) {
@@ -484,7 +487,8 @@ class Machine {
     dma.hasPitch = true;
   }
 
-  // `sideways`: memory rows are in consecutive VPM columns, not in rows.
+  // If `sideways` is true, consecutive memory rows are in consecutive VPM columns, not in
+  // consecutive VPM rows.
   void setup(const Qpu& q, const Instruction& in, Dma& dma, const Detail& d,
              std::uint32_t address, bool sideways) const {
     dma.ready = true;

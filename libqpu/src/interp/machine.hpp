@@ -1,8 +1,9 @@
-// Runs a kernel's compact form.
+// Executes the compact form of a kernel.
 //
-// QPUs are interleaved round-robin in the order of their numbers. A QPU's turn ends when it has
-// to wait for a semaphore, has finished, or has completed its 1000th loop iteration in this turn.
-// There are no other switches, so a run depends only on the kernel and its data.
+// The QPUs take turns in the order of their numbers. A QPU's turn ends when the QPU must wait for
+// a semaphore, has finished, or has completed its 1000th loop iteration in this turn. The
+// interpreter does not switch QPUs at any other time, so a run depends only on the kernel and its
+// data.
 #ifndef QPU_SRC_INTERP_MACHINE_HPP
 #define QPU_SRC_INTERP_MACHINE_HPP
 
@@ -15,7 +16,7 @@ namespace qpu::interp {
 
 constexpr int kIterationsPerTurn = 1000;
 
-// Throws ExecutionError or a derived class.
+// Throws ExecutionError or a derived class if the kernel fails.
 void run(const Code& code, int qpus, const std::uint32_t* uniforms, std::size_t count);
 
 }  // namespace qpu::interp

@@ -12,14 +12,16 @@
 namespace qpu::interp {
 
 // The arrays that were live when the kernel was called. They stay valid until the kernel returns,
-// even if they are released earlier.
+// even if the program releases them earlier.
 class Memory {
  public:
-  // Each of `users`, numbered from 0, caches the array that it accessed last.
+  // The users are numbered from 0. For each user, the object caches the array that the user
+  // accessed last.
   explicit Memory(std::size_t users)
       : table_(detail::Heap::instance().table()), last_(users) {}
 
-  // The host address of the `bytes` bytes at `address`, or null if they are not all in one array.
+  // Returns the host address of the `bytes` bytes at `address`, or null if they are not all in
+  // the same array.
   unsigned char* find(std::size_t user, std::uint32_t address, std::uint32_t bytes) {
     const detail::Block* block = last_[user];
     if (block != nullptr) {
@@ -32,8 +34,8 @@ class Memory {
     return block->host + (address - block->start);
   }
 
-  // The first address at or after `address` that is not in the same array; `address` itself if it
-  // is not in any array.
+  // Returns the first address, starting with `address`, that is not in the same array. If
+  // `address` is not in any array, returns `address` itself.
   std::uint32_t firstOutside(std::uint32_t address) const {
     const detail::Block* block = table_->find(address);
     return block == nullptr ? address : block->start + block->bytes;

@@ -1,4 +1,4 @@
-// Arithmetic on whole vectors.
+// Arithmetic on complete vectors.
 #ifndef QPU_SRC_INTERP_VECTOR_OPS_HPP
 #define QPU_SRC_INTERP_VECTOR_OPS_HPP
 
@@ -22,7 +22,7 @@ inline Vector splat(std::uint32_t bits) {
   return v;
 }
 
-// The target can be an operand, because results are stored in a local vector first.
+// The target can be one of the operands, because results are first stored in a local vector.
 template <typename F>
 inline void map(Vector& target, const Vector& a, const Vector& b, F f) {
   Vector r;
@@ -43,8 +43,8 @@ inline bool anyTopExponent(const Vector& a, const Vector& b) {
   return found != 0;
 }
 
-// Applies `f` to ordinary operands, and `top` to elements where an operand has exponent 255. The
-// latter are rare enough for a second pass.
+// Applies `f` to elements with ordinary operands, and `top` to elements with an operand whose
+// exponent is 255. A second pass handles the latter, because they are rare.
 template <typename F, typename Top>
 inline void mapFloat(Vector& target, const Vector& a, const Vector& b, F f, Top top) {
   Vector r;

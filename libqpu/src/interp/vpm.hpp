@@ -1,4 +1,4 @@
-// The VPM window, and the setups of one QPU for it.
+// The VPM, and a QPU's setups for accessing it.
 #ifndef QPU_SRC_INTERP_VPM_HPP
 #define QPU_SRC_INTERP_VPM_HPP
 
@@ -17,7 +17,8 @@ class Vpm {
  public:
   std::uint32_t& word(std::uint32_t row, std::uint32_t column) { return rows_[row].e[column]; }
 
-  // A vector address is the row or, if vertical, 16 * (row / 16) + column. It wraps at 64.
+  // The address of a horizontal vector is its row. The address of a vertical vector is 16 * (row
+  // / 16) + column. Addresses wrap at 64.
   void read(Direction d, std::uint32_t address, Vector& v) {
     for (std::uint32_t i = 0; i < kElements; ++i) v.e[i] = at(d, address, i);
   }
@@ -35,27 +36,28 @@ class Vpm {
   std::array<Vector, kVpmRows> rows_{};
 };
 
-// One QPU's vector accesses. The address advances by the stride after each access.
+// A QPU's window for accesses to vectors. The address advances by the stride after each access.
 struct VpmWindow {
   bool ready = false;
   Direction direction = Direction::Horizontal;
   std::uint32_t address = 0;
   std::uint32_t stride = 0;
-  int left = 0;  // reads only
+  int left = 0;  // vectors that remain to be read; used only for reads
 };
 
-// The state of one QPU's DMA loads, or of its DMA stores.
+// The state of a QPU's DMA loads or of its DMA stores.
 struct Dma {
   bool ready = false;
-  bool running = false;  // started and not waited for
+  bool running = false;  // started, and the QPU has not waited for it yet
   bool hasPitch = false;
-  std::uint32_t pitch = 0;  // bytes; load: start to start, store: end to start
+  // In bytes; load: from start to start of memory rows, store: from end to start.
+  std::uint32_t pitch = 0;
   Direction direction = Direction::Horizontal;
   std::uint32_t row = 0;
   std::uint32_t column = 0;
   std::uint32_t rows = 0;
-  std::uint32_t length = 0;  // words of a memory row
-  std::uint32_t rowsApart = 1;     // VPM distance between memory rows
+  std::uint32_t length = 0;  // number of words in a memory row
+  std::uint32_t rowsApart = 1;     // distance between memory rows in the VPM
   std::uint32_t columnsApart = 0;
 };
 

@@ -58,7 +58,7 @@ void alu(Access& a, const Instruction& i) {
     addWrite(a, Pipe::Mul, i);
     a.readsFlags = a.readsFlags || dependsOnFlags(i.condMul);
   }
-  // Mux B is the immediate, not a register of the file.
+  // Mux B selects the immediate, not a register from file B.
   if (i.signal == Signal::SmallImmediate) a.takesB = false;
   switch (i.signal) {
     case Signal::LoadCoverage:

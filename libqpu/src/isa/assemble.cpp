@@ -11,7 +11,7 @@ namespace {
 
 using names::File;
 
-// Reads the characters of a line and reports errors with their column.
+// Reads the characters in a line and reports errors with their column.
 class Cursor {
  public:
   explicit Cursor(std::string_view line) : line_(line) { space(); }
@@ -38,7 +38,7 @@ class Cursor {
     while (peek() == ' ' || peek() == '\t') ++at_;
   }
 
-  // Reads letters, digits and underscores. The result can be empty.
+  // Reads letters, digits and underscores. Returns an empty string if there are none.
   std::string_view word() {
     const std::size_t from = at_;
     while (isWordChar(peek())) ++at_;
@@ -47,7 +47,7 @@ class Cursor {
 
   bool atNumber() const { return isDigit(peek()) || peek() == '-'; }
 
-  // A decimal number with an optional minus, or a hexadecimal number, of up to 64 bits.
+  // Reads a number of up to 64 bits: decimal with an optional minus sign, or hexadecimal.
   Word integer(Word most) {
     const std::size_t from = at_;
     const bool minus = accept('-');
@@ -159,7 +159,7 @@ class Parser {
     return i_.form == Form::Semaphore ? "a semaphore" : "a load of an immediate";
   }
 
-  // Signals and other parts that follow the operations.
+  // Parses a signal or another part that follows the operations.
   bool other(std::string_view name, std::size_t from) {
     if (const auto signal = names::find(names::kSignals, name)) {
       if (i_.form != Form::Alu) in_.fail("expected no signal next to " + formName(), from);
@@ -196,7 +196,7 @@ class Parser {
     return true;
   }
 
-  // name=value sets a field of the word.
+  // Parses "name=value", which sets a field in the word.
   void field() {
     const std::size_t from = in_.at();
     const std::string_view name = in_.word();
@@ -217,7 +217,7 @@ class Parser {
     withMask_ |= f->mask();
   }
 
-  // For example .zs, .sf and .rot3, in any order.
+  // Parses suffixes such as .zs, .sf and .rot3, in any order.
   Suffixes suffixes() {
     Suffixes s;
     while (in_.accept('.')) {
@@ -385,7 +385,7 @@ class Parser {
     if (i_.pack != 0) in_.fail("expected only one pack", at);
     i_.pack = pack ? *pack : *colour;
     setPm(colour.has_value(), at);
-    // Without file A, only packs to colours exist.
+    // Only a result for file A can have a pack that is not a colour pack.
     if (pack) setSwap(!add, at);
   }
 
@@ -394,7 +394,7 @@ class Parser {
     pm_ = pm;
   }
 
-  // Reads the address of a register or I/O address, and sets the read port.
+  // Parses the name of a register or I/O address that is read, and sets the read port.
   File fileRead() {
     const std::size_t from = in_.at();
     const auto found = names::readAddress(in_.word());
@@ -493,7 +493,7 @@ class Parser {
   Instruction i_;
   Next next_ = Next::Add;
   bool linked_ = false;
-  Word with_ = 0, withMask_ = 0;  // bits that "with" sets
+  Word with_ = 0, withMask_ = 0;  // the bits that "with" sets
   std::optional<bool> swap_;
   std::optional<bool> pm_;
   std::optional<std::uint8_t> raddrA_, raddrB_, rotation_, unpackA_, unpackR4_;

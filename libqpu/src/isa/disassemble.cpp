@@ -25,7 +25,7 @@ std::string_view in(const std::array<std::string_view, N>& table, T index) {
   return table.at(static_cast<std::size_t>(index));
 }
 
-// Writes a line. `shown_` collects the fields that the line expresses.
+// Writes an instruction as a line of text. `shown_` collects the fields that the line expresses.
 class Writer {
  public:
   explicit Writer(const Instruction& i) : i_(i) { shown_.form = i.form; }
@@ -104,7 +104,8 @@ class Writer {
       return names::readName(File::A, i_.raddrA) + (i_.pm ? std::string() : unpack());
     }
     if (mux == Mux::B && i_.signal == Signal::SmallImmediate) {
-      // A rotation without a MUL operation is just a value, which several codes have.
+      // Without a MUL operation, the code of a rotation is an ordinary value. Several codes
+      // represent the same value.
       shown_.raddrB =
           rotates() ? i_.raddrB : *smallImmediateCode(smallImmediate(i_.raddrB));
       shown_.signal = i_.signal;
@@ -165,7 +166,7 @@ class Writer {
     else
       part("nop" + flags(!mul));
     if (mul) mulPart(!add);
-    // Reads of I/O addresses have effects even if the ALUs do not use the value.
+    // Reading an I/O address has side effects even if the ALUs do not use the value.
     constexpr std::uint8_t firstIo = 32;
     if (i_.raddrA != shown_.raddrA && i_.raddrA >= firstIo) {
       shown_.raddrA = i_.raddrA;
@@ -251,7 +252,7 @@ class Writer {
   std::string out_;
 };
 
-// Lists the fields of `word` that differ from `shown`.
+// Lists the fields in which `word` differs from `shown`.
 std::string differences(Word word, Word shown, Form form) {
   std::string text;
   for (const NamedField& f : kNamedFields) {

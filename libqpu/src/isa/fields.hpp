@@ -1,4 +1,4 @@
-// Names of the fields of an instruction word, for values that the assembly text does not express.
+// The names of an instruction word's fields, for values that the assembly text does not express.
 #ifndef QPU_SRC_ISA_FIELDS_HPP
 #define QPU_SRC_ISA_FIELDS_HPP
 
@@ -13,7 +13,8 @@ struct NamedField {
   std::string_view name;
   unsigned low;
   unsigned bits;
-  bool inAlu, inLoad, inBranch;  // forms that have the field; inLoad: loads of immediates, and semaphores
+  // The forms that have the field; inLoad stands for loads of immediates and for semaphores.
+  bool inAlu, inLoad, inBranch;
 
   constexpr Word mask() const { return ((Word{1} << bits) - 1) << low; }
   constexpr bool isIn(Form form) const {
@@ -21,7 +22,7 @@ struct NamedField {
   }
 };
 
-// Fields that can be unused in some form.
+// The fields that can be unused in some form.
 constexpr std::array<NamedField, 18> kNamedFields{{
     {"sig", 60, 4, true, false, false},
     {"unpack", 57, 3, true, false, false},

@@ -46,7 +46,7 @@ class Step {
     if (report_) report_(rule, detail);
   }
 
-  // Whether the result is always 0, because the operation combines a register with itself.
+  // Returns true if the result is always 0 because the operation combines a register with itself.
   static bool clears(AddOp op, Mux a, Mux b) {
     return a == b && (op == AddOp::Xor || op == AddOp::Sub || op == AddOp::V8SubS);
   }
@@ -70,7 +70,7 @@ class Step {
       if (a_.rotatesByR5) checkOperand(Mux::R5);
     }
     if ((a_.vpm & kVpmRead) != 0) vpmRead();
-    // A program that reads BUSY may use it to wait.
+    // A program that reads BUSY may do so to wait for the transfer.
     if ((a_.vpm & (kLoadWait | kLoadBusy)) != 0) s_.mayLoad = false;
     if ((a_.vpm & (kStoreWait | kStoreBusy)) != 0) s_.mayStore = false;
     if (a_.mutexRead) s_.mayHoldMutex = true;
@@ -217,7 +217,7 @@ class Step {
     }
   }
 
-  // The word may be any valid setup for this address.
+  // Handles a setup word that is not known. It may be any valid setup for this address.
   void unknownSetup(bool readSide) {
     if (readSide) {
       s_.wroteReadSetup = true;
@@ -280,7 +280,7 @@ bool State::join(const State& other) {
   changed = widen(tmu[1], other.tmu[1]) || changed;
   changed = widen(mayMissNoSwap, other.mayMissNoSwap) || changed;
   if (vpmReads != 0) {
-    // A value that is unknown on one path is unknown.
+    // If the number is unknown on one path, it is unknown after the join.
     const Counts joined = other.vpmReads == 0 ? 0 : vpmReads | other.vpmReads;
     changed = changed || joined != vpmReads;
     vpmReads = joined;

@@ -7,7 +7,7 @@ namespace qpu::isa {
 bool branchTarget(const Instruction& branch, std::size_t at, std::size_t count,
                   std::size_t& target) {
   if (!branch.branchRelative || branch.branchRegister) return false;
-  // Relative to the instruction after the delay slots.
+  // The immediate is relative to the instruction after the delay slots.
   const auto bytes = static_cast<std::int64_t>(static_cast<std::int32_t>(branch.immediate));
   if (bytes % 8 != 0) return false;
   const std::int64_t to = static_cast<std::int64_t>(at) + 4 + bytes / 8;
@@ -24,7 +24,7 @@ Graph::Graph(const std::vector<Instruction>& decoded)
   if (decoded.empty()) return;
   seen_[0] = true;
   reachable_.push_back(0);
-  // follow() appends to the list.
+  // follow() appends nodes to the list while this loop runs.
   std::size_t next = 0;
   while (next < reachable_.size()) follow(decoded, reachable_[next++]);
 }

@@ -1,6 +1,6 @@
-// Control-flow graph of a program, with delay slots. A node is an instruction together with its
-// position relative to a branch or program end. A branch is followed by the nodes of its delay
-// slots, the last of which leads to the target.
+// The control-flow graph of a program, including delay slots. A node is an instruction together
+// with its position relative to a preceding branch or program end. The node of a branch leads to
+// the nodes of its delay slots. The last of these leads to the branch target.
 #ifndef QPU_SRC_ISA_GRAPH_HPP
 #define QPU_SRC_ISA_GRAPH_HPP
 
@@ -13,8 +13,8 @@
 namespace qpu::isa {
 
 enum class Place : std::uint8_t {
-  Plain, Slot1, Slot2, Slot3,  // after a branch
-  EndSlot1, EndSlot2           // after a program end
+  Plain, Slot1, Slot2, Slot3,  // Slot1..Slot3: delay slots of a branch
+  EndSlot1, EndSlot2           // delay slots of a program end
 };
 constexpr std::size_t kPlaces = 6;
 
@@ -22,16 +22,16 @@ class Graph {
  public:
   using Node = std::uint32_t;
 
-  // `decoded` is the program, with nops for instructions that cannot be decoded.
+  // `decoded` is the program. Instructions that cannot be decoded are replaced with nops.
   explicit Graph(const std::vector<Instruction>& decoded);
 
-  // The first node is the start of the program.
+  // The first node is the first instruction of the program.
   const std::vector<Node>& reachable() const { return reachable_; }
   const std::vector<Node>& successors(Node n) const { return successors_[n]; }
   const std::vector<Node>& predecessors(Node n) const { return predecessors_[n]; }
   std::size_t nodes() const { return successors_.size(); }
 
-  // Instructions after which a path leaves the program.
+  // Returns the instructions after which a path leaves the program.
   const std::vector<std::size_t>& leaving() const { return leaving_; }
 
   static std::size_t instruction(Node n) { return n / kPlaces; }
@@ -49,8 +49,8 @@ class Graph {
   std::vector<std::size_t> leaving_;
 };
 
-// Sets `target` to the target of the relative branch at `at`. Returns false if it is not one of the `count`
-// instructions.
+// Sets `target` to the target of the relative branch at `at`. Returns false if the target is not
+// one of the program's `count` instructions.
 bool branchTarget(const Instruction& branch, std::size_t at, std::size_t count,
                   std::size_t& target);
 

@@ -17,7 +17,7 @@ constexpr Field kSignal{60, 4}, kUnpack{57, 3}, kPm{56, 1}, kPack{52, 4}, kCondA
 constexpr Field kBranchZero{56, 4}, kBranchCond{52, 4}, kBranchRelative{51, 1},
     kBranchRegister{50, 1}, kBranchRegisterA{45, 5};
 
-// Bits 59:57 of signal 14.
+// The values of bits 59:57 for signal 14.
 constexpr unsigned kModeAll = 0, kModeSigned = 1, kModeUnsigned = 3, kModeSemaphore = 4;
 
 constexpr Word mask(Field f) { return (Word{1} << f.bits) - 1; }
@@ -43,7 +43,7 @@ bool isBranchCondition(unsigned cond) {
          cond == static_cast<unsigned>(BranchCond::Always);
 }
 
-// Fields of all forms.
+// Encodes the fields that all forms have.
 Word encodeWrites(const Instruction& i) {
   return put(kSwap, i.swap) | put(kWaddrAdd, i.waddrAdd) | put(kWaddrMul, i.waddrMul);
 }
@@ -54,7 +54,7 @@ void decodeWrites(Word word, Instruction& i) {
   i.waddrMul = get<std::uint8_t>(word, kWaddrMul);
 }
 
-// Fields of all forms except branches.
+// Encodes the fields that all forms except branches have.
 Word encodeResults(const Instruction& i) {
   return encodeWrites(i) | put(kPm, i.pm) | put(kPack, i.pack) | put(kCondAdd, i.condAdd) |
          put(kCondMul, i.condMul) | put(kSetFlags, i.setFlags);

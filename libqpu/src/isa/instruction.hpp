@@ -1,5 +1,5 @@
-// The VideoCore IV QPU's instructions as fields, and their conversion from and to 64-bit words.
-// Manual: section 3, QPU instruction encoding.
+// The instructions of the VideoCore IV QPU as structures of fields, and their conversion to and
+// from 64-bit words. Manual: section 3, QPU instruction encoding.
 #ifndef QPU_SRC_ISA_INSTRUCTION_HPP
 #define QPU_SRC_ISA_INSTRUCTION_HPP
 
@@ -10,7 +10,7 @@ namespace qpu::isa {
 
 using Word = std::uint64_t;
 
-// The numbers are those of the encoding.
+// The enumerators have the numbers of the encoding.
 enum class Signal : std::uint8_t {
   Breakpoint, None, ThreadSwitch, End, WaitScoreboard, UnlockScoreboard, LastThreadSwitch,
   LoadCoverage, LoadColour, LoadColourEnd, LoadTmu0, LoadTmu1, LoadAlpha, SmallImmediate,
@@ -25,7 +25,7 @@ enum class AddOp : std::uint8_t {
 
 enum class MulOp : std::uint8_t { Nop, FMul, Mul24, V8MulD, V8Min, V8Max, V8AddS, V8SubS };
 
-// The elements to which a result is written.
+// Selects the elements to which a result is written.
 enum class Cond : std::uint8_t {
   Never, Always, ZSet, ZClear, NSet, NClear, CSet, CClear
 };
@@ -38,16 +38,17 @@ enum class BranchCond : std::uint8_t {
 
 enum class Mux : std::uint8_t { R0, R1, R2, R3, R4, R5, A, B };
 
-// Addresses from 32 on; lower addresses are registers. The comments state for which accesses and
+// Addresses from 32 on. Lower addresses are registers. The comments state for which accesses and
 // files a name is valid.
 namespace address {
 constexpr std::uint8_t kUniform = 32;        // read A, B
 constexpr std::uint8_t kElementNumber = 38;  // read A
 constexpr std::uint8_t kQpuNumber = 38;      // read B
 constexpr std::uint8_t kNop = 39;            // read and write, A and B
-constexpr std::uint8_t kR0 = 32;             // write; kR0 + n is rn, for r0..r3
+constexpr std::uint8_t kR0 = 32;             // write; kR0 + n is rn for n = 0..3
 constexpr std::uint8_t kTmuNoSwap = 36;      // write
-constexpr std::uint8_t kR5 = 37;             // write A: quads, write B: all elements
+// Write A: one element per quad; write B: the same element in all elements.
+constexpr std::uint8_t kR5 = 37;
 constexpr std::uint8_t kHostInterrupt = 38;  // write
 constexpr std::uint8_t kUniformsAddress = 40;
 constexpr std::uint8_t kVpm = 48;            // read A, B: VPM_READ; write: VPM_WRITE
@@ -60,7 +61,7 @@ constexpr std::uint8_t kSfuRecip = 52;       // write
 constexpr std::uint8_t kSfuRecipSqrt = 53;
 constexpr std::uint8_t kSfuExp = 54;
 constexpr std::uint8_t kSfuLog = 55;
-constexpr std::uint8_t kTmu0S = 56;          // write; followed by T, R, B
+constexpr std::uint8_t kTmu0S = 56;          // write S; the next addresses are T, R and B
 constexpr std::uint8_t kTmu1S = 60;
 }  // namespace address
 
@@ -68,17 +69,18 @@ enum class Form : std::uint8_t {
   Alu, Branch, LoadImmediate, LoadPerElementSigned, LoadPerElementUnsigned, Semaphore
 };
 
-// The defaults are those of a nop. Fields that a form does not have keep their defaults.
+// The default values are those of a nop. Fields that a form does not have keep their default
+// values.
 struct Instruction {
   Form form = Form::Alu;
-  Signal signal = Signal::None;  // Alu; with SmallImmediate, raddrB is a code (0..63)
-  std::uint8_t unpack = 0;       // 0..7, Alu
+  Signal signal = Signal::None;  // Alu; with SmallImmediate, raddrB is an immediate's code (0..63)
+  std::uint8_t unpack = 0;       // Alu; 0..7
   bool pm = false;               // Alu, LoadImmediate*, Semaphore
-  std::uint8_t pack = 0;         // 0..15, all but Branch
-  Cond condAdd = Cond::Never;    // all but Branch
+  std::uint8_t pack = 0;         // all forms except Branch; 0..15
+  Cond condAdd = Cond::Never;    // all forms except Branch
   Cond condMul = Cond::Never;
-  bool setFlags = false;         // all but Branch
-  bool swap = false;             // ws: ADD result to file B, MUL result to file A
+  bool setFlags = false;         // all forms except Branch
+  bool swap = false;             // ws: the ADD result goes to file B and the MUL result to file A
   std::uint8_t waddrAdd = address::kNop;
   std::uint8_t waddrMul = address::kNop;
   AddOp opAdd = AddOp::Nop;
@@ -89,28 +91,30 @@ struct Instruction {
   Mux addB = Mux::R0;
   Mux mulA = Mux::R0;
   Mux mulB = Mux::R0;
-  std::uint32_t immediate = 0;   // Branch: signed bytes; Semaphore: bit 4 acquire, 3:0 number
+  // Branch: signed number of bytes; Semaphore: bit 4 means acquire, bits 3:0 are its number.
+  std::uint32_t immediate = 0;
   BranchCond branchCond = BranchCond::Always;
   bool branchRelative = false;
-  bool branchRegister = false;       // add ra[branchRegisterA] to the target
+  bool branchRegister = false;       // adds ra[branchRegisterA] to the target
   std::uint8_t branchRegisterA = 0;  // 0..31
 
   bool operator==(const Instruction& other) const;
   bool operator!=(const Instruction& other) const { return !(*this == other); }
 };
 
-// All fields must be in range.
+// All fields must be in their ranges.
 Word encode(const Instruction& instruction);
 
-// Returns nothing for words with reserved values (unknown operation, branch condition 12..14, load-immediate mode 2 or
-// 5..7, and so on). encode(*decode(w)) == w, unless w has bits set that the form ignores.
+// Returns nothing if the word contains reserved values (an unknown operation, branch condition
+// 12..14, load-immediate mode 2 or 5..7, and so on). encode(*decode(w)) == w, unless w has bits
+// set that the form ignores.
 std::optional<Instruction> decode(Word word);
 
-// The value of small-immediate code 0..63 on mux B. Manual: table of small immediates. Codes 48..63 are rotations, and
-// their values are -16..-1.
+// Returns the value that small-immediate code 0..63 has on mux B. Manual: table of small
+// immediates. Codes 48..63 are rotations. Their values are -16..-1.
 std::uint32_t smallImmediate(std::uint8_t code);
 
-// The code 0..47 whose value is `bits`, if there is one.
+// Returns the code in 0..47 whose value is `bits`, or nothing if there is none.
 std::optional<std::uint8_t> smallImmediateCode(std::uint32_t bits);
 
 }  // namespace qpu::isa

@@ -6,7 +6,7 @@ namespace {
 constexpr std::size_t kFirst = 32;  // lower addresses are registers
 using Table = std::array<std::string_view, 32>;
 
-// Read addresses 32..63. A name that is in both tables has a suffix for file B.
+// The names of read addresses 32..63. If a name is in both tables, it has a suffix for file B.
 constexpr Table kReadA{
     "uniform",        "",            "",            "varying", "", "", "element_number", "nop",
     "",               "x_coord",     "ms_flags",    "",        "", "", "",               "",
@@ -16,7 +16,8 @@ constexpr Table kReadB{
     "",        "y_coord",     "rev_flag",    "",        "", "", "",           "",
     "vpm",     "vpm_st_busy", "vpm_st_wait", "mutex"};
 
-// Write addresses 32..63. A name that is in both tables does not determine the file.
+// The names of write addresses 32..63. If a name is in both tables, it does not determine the
+// file.
 constexpr Table kWriteA{
     "r0", "r1", "r2", "r3", "tmu_noswap", "r5_quad", "host_int", "-",
     "uniforms_addr", "quad_x", "ms_flags", "tlb_stencil", "tlb_z", "tlb_colour_ms",
@@ -38,7 +39,7 @@ std::string_view inTable(const Table& table, std::uint8_t number) {
   return table.at(number - kFirst);
 }
 
-// Decimal without sign or leading zeros, at most two digits.
+// Parses a decimal number of at most two digits, without a sign or leading zeros.
 std::optional<std::uint8_t> decimal(std::string_view digits) {
   if (digits.empty() || digits.size() > 2) return {};
   if (digits.size() == 2 && digits[0] == '0') return {};
@@ -50,7 +51,7 @@ std::optional<std::uint8_t> decimal(std::string_view digits) {
   return static_cast<std::uint8_t>(value);
 }
 
-// "ra0".."rb31". Read and write addresses have the same names.
+// Parses "ra0".."rb31". A register has the same name as a read address and as a write address.
 std::optional<Address> fileRegister(std::string_view name) {
   if (name.size() < 3 || name[0] != 'r' || (name[1] != 'a' && name[1] != 'b')) return {};
   const auto number = decimal(name.substr(2));
@@ -94,7 +95,8 @@ std::optional<Address> readAddress(std::string_view name) {
   if (name.empty() || (name[0] != 'a' && name[0] != 'b')) return {};
   const auto number = decimal(name.substr(1));
   if (!number || *number < kFirst || *number > 63) return {};
-  if (!inTable(kReadA, *number).empty()) return {};  // has a name
+  // An address that has a name must be written with it.
+  if (!inTable(kReadA, *number).empty()) return {};
   return Address{*number, name[0] == 'a' ? File::A : File::B};
 }
 

@@ -1,5 +1,5 @@
-// Names in assembly text. The tables are indexed by the numbers of the encoding. Numbers without a name have an empty
-// entry.
+// The names in assembly text. The tables are indexed by the numbers in the encoding. A number
+// without a name has an empty entry.
 #ifndef QPU_SRC_ISA_NAMES_HPP
 #define QPU_SRC_ISA_NAMES_HPP
 
@@ -20,7 +20,7 @@ constexpr std::array<std::string_view, 32> kAddOps{
 constexpr std::array<std::string_view, 8> kMulOps{"nop",   "fmul",  "mul24",  "v8muld",
                                                   "v8min", "v8max", "v8adds", "v8subs"};
 
-// Represents or x, x in the ADD pipe and v8min x, x in the MUL pipe.
+// The mnemonic for `or x, x` in the ADD pipe and `v8min x, x` in the MUL pipe.
 constexpr std::string_view kMove = "mov";
 
 constexpr std::array<std::string_view, 8> kConds{"never", "", "zs", "zc", "ns", "nc", "cs", "cc"};
@@ -29,7 +29,7 @@ constexpr std::array<std::string_view, 16> kBranchConds{
     "allzs", "allzc", "anyzs", "anyzc", "allns", "allnc", "anyns", "anync",
     "allcs", "allcc", "anycs", "anycc", "",      "",      "",      ""};
 
-// Signals that select an instruction form have no name.
+// A signal that selects an instruction form has no name.
 constexpr std::array<std::string_view, 16> kSignals{
     "bkpt",  "",       "thrsw",  "thrend", "sbwait", "sbdone", "lthrsw", "loadcv",
     "loadc", "ldcend", "ldtmu0", "ldtmu1", "loadam", "",       "",       ""};
@@ -37,12 +37,12 @@ constexpr std::array<std::string_view, 16> kSignals{
 constexpr std::array<std::string_view, 8> kUnpacks{"",   "16a", "16b", "8dr",
                                                    "8a", "8b",  "8c",  "8d"};
 
-// With pm = 0: packs of results for file A. "s" saturates.
+// Packs of results for file A, which are valid if pm = 0. "s" means that the value saturates.
 constexpr std::array<std::string_view, 16> kPacks{
     "",  "16a",  "16b",  "8abcd",  "8a",  "8b",  "8c",  "8d",
     "s", "16as", "16bs", "8abcds", "8as", "8bs", "8cs", "8ds"};
 
-// With pm = 1: packs of the MUL result, from float to colour.
+// Packs of the MUL result from float to colour, which are valid if pm = 1.
 constexpr std::array<std::string_view, 16> kColourPacks{
     "", "", "", "c8abcd", "c8a", "c8b", "c8c", "c8d", "", "", "", "", "", "", "", ""};
 
@@ -63,26 +63,28 @@ enum class File : std::uint8_t { A, B };
 
 struct Address {
   std::uint8_t number = 0;
-  std::optional<File> file;  // nothing if the name is the same in both
+  std::optional<File> file;  // no value if the name is the same in both files
 };
 
-// The mnemonic for a load of this form, and the form for a mnemonic.
+// load() returns the mnemonic for a load of this form. loadForm() returns the form for a
+// mnemonic.
 std::string_view load(Form form);
 std::optional<Form> loadForm(std::string_view name);
 
-// For example "ra1", "uniform", "uniform.b" or "vpm_st_wait", or "a33" for an address without a name.
+// Returns a name such as "ra1", "uniform", "uniform.b" or "vpm_st_wait", or "a33" for an address
+// without a name.
 std::string readName(File file, std::uint8_t number);
 
-// The inverse. Accepts names without ".b". If both files have the name, the result does not
-// specify a file.
+// The inverse of readName(). Accepts names without ".b". If both files have the name, the result
+// does not specify a file.
 std::optional<Address> readAddress(std::string_view name);
 
-// For example "rb1", "r5_all", "tmu0_s" or "-".
+// Returns a name such as "rb1", "r5_all", "tmu0_s" or "-".
 std::string writeName(File file, std::uint8_t number);
-bool isSided(std::uint8_t writeAddress);  // whether the name depends on the file
+bool isSided(std::uint8_t writeAddress);  // returns true if the name depends on the file
 std::optional<Address> writeAddress(std::string_view name);
 
-// A small immediate as an operand.
+// Returns a small immediate in the form of an operand.
 std::string immediate(std::uint8_t code);
 
 template <std::size_t N>

@@ -5,7 +5,7 @@
 namespace qpu::isa {
 
 const std::vector<Rule>& rules() {
-  // In the order of RuleId.
+  // The entries are in the order of RuleId.
   static const std::vector<Rule> all{
       {"unknown-instruction", "the instruction word uses reserved encodings"},
       {"breakpoint", "signal 0 stops the QPU for a debugger"},

@@ -17,7 +17,8 @@ constexpr std::uint32_t orElse(std::uint32_t value, std::uint32_t forZero) {
 const char* vectorFault(std::uint32_t word) {
   const std::uint32_t size = field(word, 9, 8);
   if (size == kSizeNone) return "size 3 does not exist";
-  // Bits of ADDR that are used: row, column and part of the word.
+  // The number of bits in ADDR that are used. They contain the row, the column and the part of
+  // the word.
   const unsigned bits = size == kSize32 ? 6 : size == 1 ? 7 : 8;
   if (field(word, 7, 0) >> bits != 0) return "the row is not in 0..63";
   return nullptr;
@@ -84,7 +85,7 @@ VpmWords loadWords(std::uint32_t dmaLoadSetup) {
   const std::uint32_t y = field(dmaLoadSetup, 10, 4);
   const std::uint32_t x = field(dmaLoadSetup, 3, 0);
   if (y >= kRows) return words;
-  // Wrapping rows, and columns after the first one, are only known to the emulator.
+  // Rows that wrap, and columns after the first one, are included only in the emulator's model.
   const bool wraps = y % 16 + (rows - 1) * pitch >= 16;
   const std::uint32_t known = vertical || wraps ? 1 : rows;
   for (std::uint32_t r = 0; r < known; ++r) {

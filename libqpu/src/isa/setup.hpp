@@ -1,4 +1,4 @@
-// Checks of single setup words for the VPM and its DMA engines.
+// Checks individual setup words for the VPM and its DMA engines.
 #ifndef QPU_SRC_ISA_SETUP_HPP
 #define QPU_SRC_ISA_SETUP_HPP
 
@@ -15,16 +15,17 @@ enum class Setup : std::uint8_t {
 
 Setup setupKind(std::uint32_t word, bool readSide);
 
-// Describes the error in the word. Null if no error is known.
+// Returns a description of the error in the setup word, or null if no error is known.
 const char* setupFault(std::uint32_t word, bool readSide);
 
-// Vectors that a VpmRead setup announces, 1..16.
+// Returns the number of vectors (1..16) that a VpmRead setup announces.
 unsigned setupVectors(std::uint32_t word);
 
-// Store strides of at least this size are reported not to work.
+// Stores with a stride of at least this size have been reported not to work.
 constexpr std::uint32_t kStrideLimit = 8192;
 
-// The words of the VPM, numbered row * 16 + column, that a 32-bit setup certainly accesses. Empty for other sizes.
+// The VPM words that a 32-bit setup is certain to access, numbered row * 16 + column. The set is
+// empty for other sizes.
 using VpmWords = std::bitset<1024>;
 VpmWords vectorWords(std::uint32_t vpmReadSetup);
 VpmWords loadWords(std::uint32_t dmaLoadSetup);

@@ -14,7 +14,7 @@
 namespace qpu::isa {
 namespace {
 
-// The longest distance between two instructions in a rule.
+// The maximum distance between two instructions that a rule concerns.
 constexpr std::size_t kMostDistance = 3;
 
 bool isReservedPmPack(std::uint8_t pack) { return pack != 0 && (pack < 3 || pack > 7); }
@@ -23,12 +23,13 @@ bool isTriggering(std::uint8_t a) {
   return a == address::kTmuNoSwap || a == address::kUniformsAddress || a >= kTlbFirst;
 }
 
-// Whether the address is a different register in each file.
+// Returns true if the address is a different register in each file.
 bool isSided(std::uint8_t a) {
   return a == address::kVpmSetup || a == address::kDmaAddress || a == 41 || a == kMsFlags;
 }
 
-// Whether both pipes always produce the same result: an immediate, or two moves of one source.
+// Returns true if both pipes always produce the same result. This is the case for an immediate
+// and for two moves of the same source.
 bool haveSameResult(const Instruction& i) {
   if (i.form != Form::Alu) return i.form != Form::Branch;
   const bool rotates = i.signal == Signal::SmallImmediate && i.raddrB >= 48;
@@ -165,7 +166,7 @@ class Verifier {
     if (i.unpack == 0 || i.pm) return;
     const Access& a = accesses_[n];
     if (a.takesA && *a.portA >= 32) fault(n, n, RuleId::UnpackOnIo);
-    constexpr std::uint8_t kReplicate = 3;  // equal for floats and integers
+    constexpr std::uint8_t kReplicate = 3;  // this mode is the same for floats and integers
     if (i.unpack == kReplicate || i.opAdd == AddOp::Nop || i.opMul == MulOp::Nop) return;
     const bool add = i.addA == Mux::A || (!isUnary(i.opAdd) && i.addB == Mux::A);
     const bool mul = i.mulA == Mux::A || i.mulB == Mux::A;
@@ -188,14 +189,14 @@ class Verifier {
     if (used > 1) fault(n, n, RuleId::OnePeripheral);
   }
 
-  // Rules for delay slots and the end of the program.
+  // Checks the rules for delay slots and for the end of the program.
 
   void place(Graph::Node node) {
     const std::size_t n = Graph::instruction(node);
     const Place place = Graph::place(node);
     const bool branches = instructions_[n].form == Form::Branch;
     const Access& a = accesses_[n];
-    std::size_t from = n;  // the branch or program end
+    std::size_t from = n;  // index of the branch or program end
     if (place >= Place::Slot1 && place <= Place::Slot3)
       from = n - static_cast<std::size_t>(place);
     else if (place != Place::Plain)
@@ -218,7 +219,7 @@ class Verifier {
     if (touched) fault(n, from, RuleId::EndAddress14);
   }
 
-  // Rules for instructions at a distance.
+  // Checks the rules for instructions that are close to each other on a path.
 
   void near(const Graph& graph, Graph::Node node) {
     std::vector<Graph::Node> at{node};
@@ -240,7 +241,7 @@ class Verifier {
     return (a.rotationSources >> number & 1U) != 0;
   }
 
-  // `second` runs `distance` instructions after `first`.
+  // Checks two instructions. `second` executes `distance` instructions after `first`.
   void pair(std::size_t first, std::size_t second, std::size_t distance) {
     const Access& f = accesses_[first];
     const Access& s = accesses_[second];
@@ -263,7 +264,7 @@ class Verifier {
       if (mayBeReadSetup_[first] && w.address == address::kVpmSetup && (s.vpm & kVpmRead) != 0)
         report(RuleId::VpmReadLatency);
     }
-    // A signal writes r4 without a write address.
+    // A signal that loads r4 has no write address.
     if (distance == 1 && f.loadsR4 && (s.rotationSources & 16U) != 0)
       report(RuleId::RotateSourceLatency);
   }
@@ -279,17 +280,18 @@ class Verifier {
     return std::any_of(a.begin(), a.end(), [&](const Write& w) { return predicate(w.address); });
   }
 
-  // Rules that depend on the whole path.
+  // The rules that depend on the complete path are checked below.
 
-  // States are stored only where paths fork or join. Between these nodes they are computed again.
+  // Returns true if the state before the node is stored. States are stored only where paths fork
+  // or join. The states between these nodes are recomputed.
   static bool storesState(const Graph& graph, Graph::Node node) {
     if (node == graph.reachable().front()) return true;
     const auto& before = graph.predecessors(node);
     return before.size() != 1 || graph.successors(before.front()).size() != 1;
   }
 
-  // Computes the states from a stored state to the next stored ones, and passes the latter to
-  // `arrive`.
+  // Computes the states from a stored state to the next nodes with stored states, and passes the
+  // states at these nodes to `arrive`.
   template <class Arrive>
   void walk(const Graph& graph, Graph::Node node, State state, bool reports, Arrive arrive) {
     for (;;) {
@@ -302,7 +304,7 @@ class Verifier {
       step(state, instructions_[n], accesses_[n], twoTmus_, report);
       if (state.wroteReadSetup) mayBeReadSetup_[n] = true;
       if (reports && Graph::place(node) == Place::EndSlot2) {
-        at = n - 2;  // the program end
+        at = n - 2;  // index of the program end
         finish(state, report);
       }
       const auto& next = graph.successors(node);
@@ -352,7 +354,8 @@ class Verifier {
   std::vector<Instruction> instructions_;
   std::vector<Access> accesses_;
   bool twoTmus_ = false;
-  std::vector<bool> mayBeReadSetup_;  // of the VPM, not of the DMA, which has the same address
+  // True for a setup of VPM reads; DMA load setups have the same address.
+  std::vector<bool> mayBeReadSetup_;
   std::vector<Found> found_;
 };
 

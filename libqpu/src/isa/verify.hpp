@@ -1,11 +1,11 @@
-// Static verifier: checks all paths through a program against the hardware's rules, which are
-// those in the manual's section on hazards and further known ones. The verifier does not depend
-// on the compiler.
+// The static verifier. It checks all paths through a program against the hardware's rules: those
+// in the manual's section on hazards, and further rules that are known. The verifier does not
+// depend on the compiler.
 //
-// Rules for timing, registers and DMA must hold on every path. For counts (TMU requests, VPM
-// reads) the verifier tracks the set of possible values, and reports an error only if no value of
-// the set is allowed. The emulator finds errors that depend on data when they occur, as well as
-// errors in setup words and addresses that are not constants.
+// Rules for timing, registers and DMA must hold on every path. For counts (of TMU requests and
+// VPM reads), the verifier tracks the set of possible values. It reports an error only if no
+// value in the set is allowed. Other errors depend on data, or on setup words and addresses that
+// are not constants. The emulator reports these errors when they occur.
 #ifndef QPU_SRC_ISA_VERIFY_HPP
 #define QPU_SRC_ISA_VERIFY_HPP
 
@@ -19,13 +19,14 @@ namespace qpu::isa {
 
 struct Fault {
   std::size_t instruction = 0;  // the instruction that violates the rule
-  std::size_t cause = 0;        // the earlier instruction that the rule refers to, or the same
-  const char* rule = "";        // short name of the rule, such as "register-file-latency"
-  std::string text;             // both instructions and the text of the rule
+  // The earlier instruction that the rule refers to, or `instruction` itself.
+  std::size_t cause = 0;
+  const char* rule = "";        // short name, such as "register-file-latency"
+  std::string text;             // contains both instructions and the text of the rule
 };
 
-// Returns the faults in instruction order; empty if the program is valid. Branches must be
-// relative and lead to instructions of the program.
+// Returns the faults, sorted by instruction, or an empty list if the program is valid. Branches
+// must be relative, and their targets must be instructions of the program.
 std::vector<Fault> verify(const std::vector<Word>& program);
 
 struct Rule {
@@ -33,7 +34,7 @@ struct Rule {
   const char* text;
 };
 
-// All rules that verify() checks.
+// Returns all rules that verify() checks.
 const std::vector<Rule>& rules();
 
 }  // namespace qpu::isa

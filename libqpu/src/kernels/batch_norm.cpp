@@ -4,8 +4,8 @@
 namespace qpu::kernels {
 namespace {
 
-// Planes are distributed round-robin among the QPUs. If `split` is -1, all QPUs share each
-// plane.
+// Normalises planes. The planes are distributed round-robin among the QPUs. If `split` is -1, all
+// QPUs share each plane instead.
 template <int Length>
 void normalise(Int planes, Int channels, Int size, Int split, Ptr<Float> out, Ptr<Float> a,
                Ptr<Float> mean, Ptr<Float> variance, Ptr<Float> weight, Float hasWeight,
@@ -30,7 +30,8 @@ void normalise(Int planes, Int channels, Int size, Int split, Ptr<Float> out, Pt
     receive(factor);
     receive(w);
     receive(b);
-    // Without weights or biases, these values are arbitrary, and are multiplied by 0.
+    // If there are no weights or biases, w and b contain arbitrary numbers, which are multiplied
+    // by 0.
     w = w * hasWeight + (FloatExpr(1) - hasWeight);
     b = b * hasBias;
     factor = reciprocalSqrt(factor + epsilon) * w;
@@ -54,7 +55,7 @@ void normalise(Int planes, Int channels, Int size, Int split, Ptr<Float> out, Pt
   End
 }
 
-constexpr int kSmall = 256;  // size below which planes are not shared
+constexpr int kSmall = 256;  // planes smaller than this are not shared by several QPUs
 
 }  // namespace
 

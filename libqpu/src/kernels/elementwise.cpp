@@ -5,7 +5,7 @@
 namespace qpu::kernels {
 namespace {
 
-// out[i] = f(in[0][i], in[1][i], ..).
+// Computes out[i] = f(in[0][i], in[1][i], ..).
 template <int Length, std::size_t N, typename F>
 void map(const Int& n, const Ptr<Float>& out, const Pointers<N>& in, F f) {
   std::array<Float, Length> result;
@@ -21,7 +21,8 @@ void map(const Int& n, const Ptr<Float>& out, const Pointers<N>& in, F f) {
   finishBursts();
 }
 
-// Kernels by number of inputs. f takes the inputs, then two scalars.
+// Each function compiles kernels with one number of inputs. f takes the inputs, followed by two
+// scalars.
 template <int Length, typename F>
 auto compileOne(F f, const char* name) {
   return compile(
@@ -55,7 +56,7 @@ bool check(const char* name, int n, Floats out, Floats a) {
   return n > 0;
 }
 
-// Each f has its own kernels, which are compiled on first use.
+// Each f has its own kernels, which are compiled when they are first used.
 template <typename F>
 void runOne(F f, const char* name, Floats out, Floats a, float u, float v, int n, int qpus) {
   if (!check(name, n, out, a)) return;

@@ -12,13 +12,14 @@
 namespace qpu::kernels {
 namespace {
 
-// Arrays that no call is currently using, ordered by size.
+// Arrays that no call is currently using, sorted by size.
 struct Pool {
   std::mutex mutex;
   std::vector<std::unique_ptr<SharedArray<float>>> free;
 
   static Pool& instance() {
-    static Pool* const pool = new Pool;  // never destroyed, like the heap
+    // Never destroyed, because the heap is never destroyed either.
+    static Pool* const pool = new Pool;
     return *pool;
   }
 };
@@ -26,7 +27,8 @@ struct Pool {
 constexpr std::size_t kMaxPooled = 8;
 constexpr std::size_t kLeastWords = 1024;
 
-// An array stays in the memory of the backend that was selected when it was allocated.
+// Returns true if the array is in GPU memory. An array stays in the memory of the backend that
+// was selected when it was allocated.
 bool isOnDevice(const SharedArray<float>& a) {
   const auto table = detail::Heap::instance().table();
   const detail::Block* const block = table->find(a.getAddress());

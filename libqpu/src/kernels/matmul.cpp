@@ -1,18 +1,17 @@
-// Matrix product. A QPU computes tiles of 8 rows by 64 columns, whose 32 vectors stay in
+// Matrix product. A QPU computes tiles of 8 rows by 64 columns. A tile's 32 vectors stay in
 // registers during the loop over k. Each iteration handles four values of k. It uses two vectors
-// of `a`, each with 4 rows by 4 values of k, whose elements are broadcast one by one, and 16
-// vectors of `b`, each of which is used for all 8 rows. At any time, the QPUs compute tiles in
-// the same column of tiles, so that they share the cache lines of `b`.
+// of `a` and 16 vectors of `b`. Each vector of `a` contains 4 rows by 4 values of k, and its
+// elements are broadcast one by one. Each vector of `b` is used for all 8 rows. At any time, all
+// QPUs compute tiles in the same column of tiles, so that they share the cache lines of `b`.
 //
-// If `a` is read often, it is copied first, so that its two vectors are adjacent.
+// If `a` is read often, it is copied first, so that the two vectors of an iteration are adjacent.
 //
-// A finished tile is written to memory as a whole, through one half of the VPM, because
-// starting a DMA transfer costs as much as storing many rows. Two semaphores control access
-// to the halves.
+// A finished tile is written to memory as a unit, through one half of the VPM, because starting a
+// DMA transfer costs as much as storing many rows. Two semaphores control access to the halves.
 //
-// Every sum is computed in the order of k, so results do not depend on the QPU count.
+// Every sum is computed in the order of k, so the results do not depend on the number of QPUs.
 //
-// With all QPUs, the kernel in matmul_shared.cpp computes most of a large product.
+// If all QPUs are used, the kernel in matmul_shared.cpp computes most of a large product.
 #include "kernels/matmul.hpp"
 
 #include <algorithm>
@@ -23,25 +22,26 @@
 namespace qpu::kernels {
 namespace {
 
-constexpr int kDepth = 4;  // values of k per iteration
-constexpr int kEarly = kAcross * (kDepth - 1);  // vectors of `b` before the next `a`
+constexpr int kDepth = 4;  // number of values of k per iteration
+// Number of vectors of `b` that are used before the next `a` is received.
+constexpr int kEarly = kAcross * (kDepth - 1);
 static_assert(kRows == 8 && kDepth == 4, "two vectors of a contain the values of an iteration");
 
-// Values that a QPU saves during the loop over k, in the elements of one vector. As separate
-// variables, each would occupy a register.
+// Values that a QPU saves during the loop over k. They are elements of one vector, because
+// separate variables would occupy one register each.
 enum Saved { kRow, kColumn, kFrom, kVpmColumn, kRoundsLeft };
 
-// Semaphores: access to the halves of the VPM; arrival at the barrier and permission to
-// continue, for even and for odd rounds.
+// The semaphores. kHalf and kOtherHalf control access to the halves of the VPM. The others
+// control the barrier: arrival and permission to continue, for even and for odd rounds.
 enum Semaphore { kHalf, kOtherHalf, kArrived, kContinue, kArrivedOdd, kContinueOdd };
 constexpr int kMostRounds = (1 << 22) - 1;
 
 class Tile : public Sums {
  public:
-  // `params` is overwritten with the saved values.
+  // The saved values overwrite some elements of `params`.
   Tile(Variant variant, Numbers& params, const Int& row, const Int& column)
       : Sums(variant) {
-    // Rows and columns beyond the end are replaced by the last row or column.
+    // Rows and columns beyond the end of the matrix are replaced by the last row or column.
     Int packed = params.get(kPacked);
     Int laneK = index() & 3 & ~packed;
     for (int half = 0; half < 2; ++half) {
@@ -79,8 +79,8 @@ class Tile : public Sums {
 
   void compute() {
     clear();
-    // Before the first iteration, load its values of `a` and request the first kInFlight vectors of
-    // `b`.
+    // Before the first iteration, load the values of `a` for this iteration and request the first
+    // kInFlight vectors of `b`.
     if (tables_) {
       for (const int which : {0, 1}) requestTable(which);
       receiveTable(offset_);
@@ -97,7 +97,7 @@ class Tile : public Sums {
     for (int p = 0; p < kInFlight; ++p) receive(unused);
   }
 
-  // Writes the tile through eight columns of the VPM, starting at `half`.
+  // Writes the tile through eight columns of the VPM. The first one is column `half`.
   void write(const Numbers& params, const Int& row, const Int& column, const Int& half) {
     Float bias;
     if (tables_) {
@@ -133,12 +133,13 @@ class Tile : public Sums {
   }
 
  private:
-  // Numbers of the columns of vector s.
+  // Returns the numbers of the columns in vector s.
   static IntExpr columnsOf(int s, const Numbers& params, const Int& column) {
     return min(column + (index() + 16 * s), params.get(kN) - 1);
   }
 
-  // Each makes two requests. The table is requested twice to make their number even.
+  // requestTable() and receiveTable() handle two requests each. The table is requested twice, so
+  // that the number of requests is even.
   void requestTable(int which) {
     gather(pointer<Int>(next_));
     if (which == 1) next_ = min(next_ + 4 * kDepth, lastB_);
@@ -153,19 +154,21 @@ class Tile : public Sums {
     receive(unused);
     offset = offset << 2;
   }
-  // Values of k beyond the end count as 0.
+  // For values of k beyond the end, the elements of `a` count as 0.
   void take(const std::array<Float, 2>& a) {
     Int there = beyond_ >> 31;
     for (std::size_t half = 0; half < 2; ++half) a_[half] = asFloat(asInt(a[half]) & there);
   }
-  // Requests vector `position` in the rows of `b`, for the iteration being requested.
+  // Requests vector number `position` in the rows of `b` for the iteration whose data is being
+  // requested.
   void requestRow(int position) {
     gather(pointer<Float>(broadcast(offset_, position / kAcross) + columns_[at(position % kAcross)]));
   }
 
-  // An iteration uses the rows of `b` in order. Before the last row, it receives `a` for the next
-  // iteration and, with tables, the offsets of the rows of `b` for the iteration after that. After
-  // each vector is used, request() requests the one that is needed kInFlight vectors later.
+  // Makes the next request after a vector has been used. An iteration uses the rows of `b` in
+  // order. Before it uses the last row, it receives `a` for the next iteration. With tables, it
+  // also receives the offsets of the rows of `b` for the iteration after the next one. After each
+  // vector is used, request() requests the vector that is needed kInFlight vectors later.
   void request(int use) {
     const int length = kAcross * kDepth + (tables_ ? 4 : 2);
     int wanted = use + kInFlight;
@@ -218,22 +221,26 @@ class Tile : public Sums {
     take(nextA);
   }
 
-  std::array<Float, 2> a_;            // values of `a` of this iteration, four rows each
+  // Values of `a` for the current iteration; each vector contains four rows.
+  std::array<Float, 2> a_;
   std::array<Int, kAcross> columns_;  // addresses of the columns in row 0 of `b`
-  std::array<Int, 2> rows_;           // addresses of the rows in `a`, for the first iteration
-  Int beyond_;                        // k minus the number of values of k, for the next `a`
-  Int from_, stepA_, lastA_;          // bytes from rows_ to the next `a`
-  Int offset_, stepB_, lastB_;        // bytes to the rows of `b` of an iteration, one per element
-  Int offsetAfter_, next_;            // with tables: offset_ of the next iteration; address in the table
+  std::array<Int, 2> rows_;           // addresses of the rows in `a` for the first iteration
+  Int beyond_;                        // for the next `a`: k minus the number of values of k
+  Int from_, stepA_, lastA_;          // distance in bytes from rows_ to the next `a`
+  // Distances in bytes to the rows of `b` in an iteration, one per element.
+  Int offset_, stepB_, lastB_;
+  // With tables: offset_ of the next iteration, and the address in the table.
+  Int offsetAfter_, next_;
 };
 
-// Number of vectors per block of the copy. Each QPU that copies has four columns of the VPM. A
-// column contains four vectors and is written to memory as one row.
+// The number of vectors per block of the copy. Each QPU that copies uses four columns of the VPM.
+// A column contains four vectors and is written to memory as one row.
 constexpr int kPackBlock = 16, kPackColumns = 4;
 constexpr int kPackQpus = 16 / kPackColumns;
 
-// Copies `a` to tiles of 8 rows, for the product. A tile consists of groups of 4 values of k, and a
-// group contains the rows. Values of k beyond the end are 0. `size` is a multiple of 32.
+// Copies `a` to tiles of 8 rows for the product. A tile consists of groups. A group contains 4
+// values of k for each of the 8 rows. Values of k beyond the end are 0. `size` is a multiple of
+// 32.
 void packTiles(Int tiles, Int m, Int k, Int size, Ptr<Float> out, Ptr<Float> a, Int aRow,
                Int aColumn) {
   Int vpmColumn = me() * kPackColumns;
@@ -275,9 +282,9 @@ void packTiles(Int tiles, Int m, Int k, Int size, Ptr<Float> out, Ptr<Float> a, 
       });
 }
 
-// A barrier for all QPUs. After it, the QPUs read the same rows of `b` at the same time, so that
-// the rows cross the bus only once. Consecutive barriers use different semaphores, so that a fast
-// QPU cannot take a slow one's permission.
+// A barrier for all QPUs. After the barrier, the QPUs read the same rows of `b` at the same time,
+// so that the rows are transferred over the bus only once. Consecutive barriers use different
+// semaphores, so that a fast QPU cannot take the permission that is meant for a slow QPU.
 void barrier(int arrived, int go) {
   If (me() == 0)
     For (Int others = numQPUs() - 1, others > 0, others = others - 1)
@@ -338,7 +345,7 @@ auto compileProduct(Variant variant, const char* name) {
             End
           End
         End
-        // QPU 0 waits for the others and resets the semaphores to 0.
+        // QPU 0 waits for the other QPUs and resets the semaphores to 0.
         If (me() == 0)
           For (Int others = numQPUs() - 1, others > 0, others = others - 1)
             semaDec(kArrived);
@@ -352,14 +359,14 @@ auto compileProduct(Variant variant, const char* name) {
       name);
 }
 
-// Whether copying `a` is worthwhile. Rows that are a multiple of 1 KB apart, and contiguous
-// columns, evict each other from the caches.
+// Returns true if copying `a` is worthwhile. Rows evict each other from the caches if they are a
+// multiple of 1 KB apart, and so do contiguous columns.
 bool shouldPack(const Product& p) {
   const bool collides = p.aRow % 256 == 0 || p.aColumn != 1;
   return p.n >= (collides ? 128 : 256) && p.m >= kRows && p.k >= 16 * kDepth;
 }
 
-// Runs a variant of the kernel with its parameters.
+// Runs one variant of the kernel with its parameters.
 template <typename K>
 void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, int qpus) {
   const Scratch params(16);
@@ -392,7 +399,8 @@ void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, 
   static const auto pack = compile(packTiles, "pack");
   const int tiles = (p.m + kRows - 1) / kRows;
   const int rowInTile = (p.k + kDepth - 1) / kDepth * kDepth;
-  // The values for one iteration after the last are requested too.
+  // The kernel also requests the values for one iteration after the last one, so the memory is
+  // larger.
   const Scratch packed(static_cast<std::size_t>(tiles * kRows) *
                            static_cast<std::size_t>(rowInTile) +
                        std::size_t{kRows} * kDepth);
@@ -410,7 +418,7 @@ void requireStrides(const char* what, const Matrix& matrix) {
   requireFactor("matmul", what, matrix.columnStride);
 }
 
-// Computes p entirely with the kernel above.
+// Computes the product p with the kernel in this file only.
 void productByRequests(const Product& p, int qpus) {
   if (p.beta == 0) {
     static const auto kernel = compileProduct(Variant::Plain, "matmul");
@@ -425,7 +433,7 @@ Floats moved(const Floats& p, std::int64_t elements) {
   return Floats::fromAddress(p.address() + static_cast<std::uint32_t>(4 * elements));
 }
 
-// The part of p that starts at a given row and column of c.
+// Returns the part of product p that starts at the given row and column of c.
 Product partOf(const Product& p, int row, int column, int rows, int columns) {
   Product part = p;
   part.c = moved(p.c, std::int64_t{row} * p.cStride + column);
@@ -483,7 +491,7 @@ void matmul(Matrix c, Matrix a, Matrix b, int m, int n, int k, float alpha, floa
   p.n = n;
   p.beta = beta;
   if (k == 0) {
-    // The sum is empty: multiply an arbitrary word by 0.
+    // The sum over k has no terms, so the kernel multiplies an arbitrary word by 0.
     const Scratch word(1);
     p.a = p.b = word.floats();
     p.k = 1;

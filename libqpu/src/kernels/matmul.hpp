@@ -6,16 +6,17 @@
 
 namespace qpu::kernels {
 
-// c[i][j] = alpha * sum over k of a[i][k] * b(k, j), then + beta * c[i][j] or + bias[i].
+// Computes c[i][j] = alpha * (sum over k of a[i][k] * b(k, j)), and then adds beta * c[i][j] or
+// bias[i].
 struct Product {
   Floats c;
-  int cStride = 0;  // of rows; columns are contiguous
+  int cStride = 0;  // distance between rows; the columns are contiguous
   Floats a;
   int aRow = 0;
   int aColumn = 1;
   Floats b;
-  // Row k and column j start k * bRow and j * bColumn elements after `b`. For productByTables,
-  // tables contain these distances.
+  // Row k starts k * bRow elements after `b`, and column j starts j * bColumn elements after `b`.
+  // productByTables() reads these distances from tables instead.
   int bRow = 0;
   int bColumn = 0;
   BusPointer<int> rowTable;
@@ -23,10 +24,10 @@ struct Product {
   int m = 0, n = 0, k = 0;
   float alpha = 1;
   float beta = 0;
-  Floats bias;  // for productByTables
+  Floats bias;  // for productByTables() only
 };
 
-// Require m, n > 0.
+// Both functions require m > 0 and n > 0.
 void product(const Product& p, int qpus);
 void productByTables(const Product& p, int qpus);
 

@@ -1,18 +1,17 @@
-// Large products where the rows of `b` are contiguous. All QPUs except the first compute tiles of
-// 8 rows by 64 columns, one below the other. The first QPU loads `b` for them by DMA into the
-// VPM, in blocks of 8 rows. `b` therefore crosses the bus only once, and the computing QPUs need
-// neither requests nor addresses for it. Each half of the VPM contains a block: one block is read
-// while the other is loaded.
+// Large products in which the rows of `b` are contiguous. All QPUs except the first compute tiles
+// of 8 rows by 64 columns, one below the other. The first QPU loads `b` for them into the VPM by
+// DMA, in blocks of 8 rows. `b` is therefore transferred over the bus only once, and the
+// computing QPUs need neither requests nor addresses for it. Each half of the VPM contains a
+// block. One block is read while the other block is loaded.
 //
-// `a` is loaded by requests for 16 values of k of one row, which form a cache line that is not
-// requested again. `a` need not be copied, whatever the distance between its rows. Eight such
-// rows are transposed in registers, so that two vectors contain the values of all rows for four
-// values of k. During an iteration both vectors stay in accumulators, where a broadcast takes one
-// operation. After the last values of k, the first values of the next tile are requested, so that
-// QPUs do not wait for them while the bus is busy with stores.
+// A request for `a` loads 16 values of k in one row. These values form a cache line that is not
+// requested again. `a` therefore need not be copied, whatever the distance between its rows is.
+// Eight such rows are transposed in registers, so that two vectors contain the values of all rows
+// for four values of k. During an iteration, both vectors stay in accumulators, where a broadcast
+// takes one operation. After the last values of k, the first values for the next tile are
+// requested, so that the QPUs do not wait for them while stores occupy the bus.
 //
-// Between two tiles, the finished tiles are written to memory through the VPM, as in
-// matmul.cpp.
+// Between two tiles, the finished tiles are written to memory through the VPM, as in matmul.cpp.
 //
 // As in matmul.cpp, every sum is computed in the order of k, so the results are bit-identical.
 #include "kernels/matmul_shared.hpp"
@@ -24,21 +23,22 @@
 namespace qpu::kernels {
 namespace {
 
-constexpr int kBlock = 8;    // rows of `b`
-constexpr int kHalfRows = kBlock * kAcross;  // rows of the VPM
-constexpr int kPeriod = 16;  // values of k in a vector of `a`
-constexpr int kDepth = 4;     // values of k per iteration, in two vectors of `a`
+constexpr int kBlock = 8;    // number of rows of `b` in a block
+constexpr int kHalfRows = kBlock * kAcross;  // number of VPM rows in a half
+constexpr int kPeriod = 16;  // number of values of k in a vector of `a`
+constexpr int kDepth = 4;     // number of values of k per iteration, which are in two vectors of `a`
 static_assert(2 * kHalfRows == 64 && kPeriod == 2 * kBlock, "a vector of a is used for two blocks");
 static_assert(kRows == 2 * kPeriod / kDepth, "an iteration uses two vectors of a");
 
-// Semaphores: a block is ready, in one half or the other; a QPU has started a block, and so has
-// finished reading the previous one, or has stored its tile; a half is free for tiles.
+// The semaphores. kReady and kReadyToo: a block is ready in one half or in the other. kRead: a
+// QPU has started a block, and has therefore finished reading the previous one, or it has stored
+// its tile. kHalf and kOtherHalf: a half is free for tiles.
 enum Semaphore { kReady, kReadyToo, kRead, kHalf, kOtherHalf };
 
-// The order in which a tile's rows use each of an iteration's values of k, and which rows are
-// computed from left to right (one bit each). An instruction reads one register of each file, so
-// the order determines how well the pipes are used. This order is the fastest of several thousand
-// random ones.
+// The order in which the rows of a tile use each value of k in an iteration, and the rows that
+// are computed from left to right (one bit each). An instruction can read only one register from
+// each file, so the order determines how well the pipes are used. Of several thousand random
+// orders, this one is the fastest.
 constexpr std::array<std::array<int, kRows>, kDepth> kOrder{{
     {6, 5, 2, 4, 1, 0, 7, 3},
     {3, 5, 4, 0, 2, 6, 7, 1},
@@ -46,7 +46,7 @@ constexpr std::array<std::array<int, kRows>, kDepth> kOrder{{
     {5, 1, 0, 6, 7, 3, 4, 2}}};
 constexpr std::array<unsigned, kDepth> kFromLeft{0x23, 0xf5, 0xf1, 0xfa};
 
-// Values that a QPU saves during the loop over k, in place of parameters that this kernel does
+// Values that a QPU saves during the loop over k. They replace parameters that this kernel does
 // not use.
 enum Saved { kGroup = kBColumn, kColumn = kAColumn, kAhead = kPacked, kLast = kStep };
 
@@ -56,7 +56,7 @@ void repeat(int times, int semaphore, void (*f)(int, Location)) {
 void acquire(int times, int semaphore) { repeat(times, semaphore, semaDec); }
 void release(int times, int semaphore) { repeat(times, semaphore, semaInc); }
 
-// Loads up to a block of rows of `b`.
+// Loads the next block of rows of `b`, or the rows that are left if there are fewer.
 void load(const Ptr<Float>& from, const Int& left, const Int& vpm, const Int& rowBytes) {
   If (all(left >= kBlock && rowBytes <= kMostGap))
     dmaSetReadPitch(rowBytes);
@@ -79,16 +79,16 @@ void load(const Ptr<Float>& from, const Int& left, const Int& vpm, const Int& ro
   End
 }
 
-// The first QPU's program. It announces a block only after all QPUs have started the previous
-// one, so that a fast QPU cannot take a slow one's permission.
+// The program of the first QPU. It announces a block only after all QPUs have started the
+// previous block, so that a fast QPU cannot take the permission that is meant for a slow QPU.
 void serve(const Numbers& params, int workers) {
   Int rowBytes = params.get(kBRow) << 2;
   For (Int column = 0, column < params.get(kN), column = column + kColumns)
     For (Int group = 0, group < params.get(kM), group = group + workers * kRows)
       Ptr<Float> from = pointer<Float>(params.get(kB)) + column;
-      Int half = 0;  // VPM address of the half
+      Int half = 0;  // VPM address of the half that is loaded next
       Int left = params.get(kLastK) + 1;
-      // The computing QPUs use blocks in pairs, and wait for one block more than they use.
+      // The computing QPUs use blocks in pairs, and they wait for one more block than they use.
       For (Int blocks = (params.get(kLastK) >> 4) * 2 + 3, blocks > 0, blocks = blocks - 1)
         If (left > 0)
           load(from, left, half, rowBytes);
@@ -114,7 +114,8 @@ void serve(const Numbers& params, int workers) {
 
 class SharedTile : public Sums {
  public:
-  // Requests the values of `a` for the first block, and half of the next ones.
+  // Requests the values of `a` for the first block, and half of the values for the next two
+  // blocks.
   SharedTile(Variant variant, Numbers& params, int workers) : Sums(variant), step_(workers * kRows) {
     params.put(kAhead, 0);
     params.put(kLast, params.get(kLastK) << 2);
@@ -124,7 +125,7 @@ class SharedTile : public Sums {
     for (Float& a : a_) receive(a);
     for (int r = 0; r < kRows / 2; r += 2) requestTwo();
   }
-  // Receives the values that the last tile requested for the next one.
+  // Receives the values that the last tile has requested for a next tile.
   static void receiveRest() {
     Float unused;
     for (int r = 0; r < kRows / 2; ++r) receive(unused);
@@ -132,13 +133,13 @@ class SharedTile : public Sums {
 
   void compute(Numbers& params) {
     clear();
-    // The DMA is complete by now, but without this wait the compiler adds one for each semaphore
-    // in the loop.
+    // The DMA transfer has finished at this point. Without this wait, however, the compiler would
+    // add a wait for each semaphore operation in the loop.
     dmaWaitWrite();
     row_ = 0;
     beyond_ = index() - (params.get(kLastK) + 1);
     While (any(beyond_ < 0))
-      // Assigned here to fill the delay slots of the branch.
+      // These variables are assigned here so that the assignments fill the branch's delay slots.
       Int iteration = 0;
       Int there = beyond_ >> 31;
       Int next = from_ + 4 * kPeriod;
@@ -154,14 +155,14 @@ class SharedTile : public Sums {
       semaInc(kRead);
       block(iteration);
     End
-    // Waits for one block beyond the last, which the first QPU announces when all QPUs have read
-    // the last block.
+    // Waits for one more block after the last one. The first QPU announces this block when all
+    // QPUs have read the last block.
     semaDec(kReady);
     semaInc(kRead);
   }
 
-  // A QPU without a tile also waits for a half, because some QPUs might not have taken their last
-  // permission before that.
+  // Stores the tile. A QPU without a tile also waits for a half, because some QPUs may not have
+  // taken their last permission before that.
   void write(const Numbers& params, const Int& row, const Int& column) {
     Int rows = params.get(kM) - row;
     Int half = (me() & 1) * kRows;
@@ -172,7 +173,8 @@ class SharedTile : public Sums {
     Else
       semaDec(kOtherHalf);
     End
-    // Accumulation makes requests too, which are received in order.
+    // The accumulation makes requests too. Requests are received in order, so the earlier ones
+    // are received first.
     if (variant_ == Variant::Accumulate) receiveRest();
     If (rows > 0)
       storeWhole(params, start, column, rows, half, none);
@@ -190,12 +192,13 @@ class SharedTile : public Sums {
   }
 
  private:
-  // Requests values of the first two rows in rows_ and moves these rows to the end.
+  // Requests values of the first two rows in rows_, and then moves these rows to the end of
+  // rows_.
   void requestTwo() {
     for (const int r : {0, 1}) gather(pointer<Float>(broadcast(rows_, r) + from_));
     rows_ = rotate(rows_, 16 - 2);
   }
-  // Advances to the next 16 values of k or, after the last ones, to the next tile.
+  // Advances to the next 16 values of k. After the last values of k, advances to the next tile.
   void advance(Numbers& params, const IntExpr& next) {
     Int last = params.get(kLast);
     from_ = next;
@@ -209,15 +212,15 @@ class SharedTile : public Sums {
     End
     from_ = min(from_, last);
   }
-  // Sets the addresses to the start of a tile. Rows beyond the end are replaced by the last one.
+  // Sets the addresses to the start of a tile. Rows beyond the end are replaced by the last row.
   void to(const IntExpr& group, const Numbers& params) {
     Int r = min(group + (me() - 1) * kRows + (index() & (kRows - 1)), params.get(kM) - 1);
     rows_ = params.get(kA) + ((r * params.get(kARow)) << 2);
     from_ = min(index(), params.get(kLastK)) << 2;
   }
 
-  // Transposes rows of 16 values of k to vectors that contain four values of k from every other
-  // row. Vector 2 t + r % 2 contains value 4 t + i of row r in element 4 (r / 2) + i. Values of k
+  // Transposes rows of 16 values of k to vectors that contain four values of k from every second
+  // row. Element 4 (r / 2) + i of vector 2 t + r % 2 contains value 4 t + i of row r. Values of k
   // beyond the end count as 0.
   void transpose(const Int& there) {
     for (Float& a : a_) a = asFloat(asInt(a) & there);
@@ -233,8 +236,8 @@ class SharedTile : public Sums {
       }
   }
 
-  // Computes half a block per iteration, because the instructions for a whole block would fill
-  // the cache that four QPUs share. An iteration uses two vectors of `a`, and requests and
+  // Computes half a block per iteration, because the instructions for a complete block would fill
+  // the cache that four QPUs share. An iteration uses two vectors of `a`. It also requests and
   // receives two vectors of the next 16 values of k.
   void block(Int& iteration) {
     While (iteration < 2)
@@ -259,12 +262,13 @@ class SharedTile : public Sums {
     End
   }
 
-  const int step_;                 // rows of a group
-  std::array<Float, kRows> a_;     // the rest of 16 values of k, then rows of the next ones
-  Int rows_;                       // addresses of the rows; the next to request are first
-  Int from_;                       // bytes from rows_ to the next values
+  const int step_;                 // number of rows in a group
+  // The remaining vectors of these 16 values of k, followed by rows with the next 16 values.
+  std::array<Float, kRows> a_;
+  Int rows_;                       // addresses of the rows; the rows to request next come first
+  Int from_;                       // distance in bytes from rows_ to the next values
   Int beyond_;                     // k minus the number of values of k
-  Int row_;                        // VPM row to read next
+  Int row_;                        // the VPM row to read next
 };
 
 auto compileShared(Variant variant, int workers, const char* name) {
@@ -303,7 +307,7 @@ Shared shareable(const Product& p, int qpus) {
   if ((qpus != 0 && qpus != kMostQpus) || p.bColumn != 1 || p.aColumn != 1 || p.k < kPeriod)
     return s;
   s.columns = p.n / kColumns * kColumns;
-  // The other kernel computes the last group if many QPUs would have no tile in it.
+  // If many QPUs would have no tile in the last group, the other kernel computes this group.
   const int group = kSharedWorkers * kRows;
   const int rest = p.m % group;
   s.rows = 4 * rest < 3 * group ? p.m - rest : p.m;

@@ -1,4 +1,4 @@
-// The part of a product for which one QPU can load `b` while all other QPUs compute.
+// A product in which one QPU loads `b` while all other QPUs compute.
 #ifndef QPU_SRC_KERNELS_MATMUL_SHARED_HPP
 #define QPU_SRC_KERNELS_MATMUL_SHARED_HPP
 
@@ -8,15 +8,16 @@ namespace qpu::kernels {
 
 constexpr int kSharedWorkers = kMostQpus - 1;
 
-// The number of first rows and first columns of `c` that this kernel can compute. Both are 0 if
-// the kernel is not suitable. The kernel uses all QPUs.
+// The kernel can compute the part of `c` that consists of this number of rows and columns,
+// counted from the first. Both numbers are 0 if the kernel is not suitable. The kernel uses all
+// QPUs.
 struct Shared {
   int rows = 0;
   int columns = 0;
 };
 Shared shareable(const Product& p, int qpus);
 
-// Computes such a part p. Does not support productByTables.
+// Computes a product p whose size shareable() has returned. Does not support tables.
 void sharedProduct(const Product& p);
 
 }  // namespace qpu::kernels

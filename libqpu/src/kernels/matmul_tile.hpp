@@ -14,24 +14,25 @@
 namespace qpu::kernels {
 
 constexpr int kRows = 8;
-constexpr int kAcross = 4;  // vectors in a row of a tile
+constexpr int kAcross = 4;  // number of vectors in a row of a tile
 constexpr int kColumns = 16 * kAcross;
 static_assert(kColumns == 64 && kRows == 8, "a row is a column of the VPM, a tile half of it");
 
 enum class Variant { Plain, Accumulate, Tables };
 
-// Parameters of a kernel, in the elements of a vector in memory. With tables, kBRow and
-// kBColumn are the addresses of the tables and kBeta is the address of the bias. kLastK is
-// k - 1. kStep is the number of rows of c that all QPUs together process at a time; from bit
-// 8, it also contains the number of rounds in which every QPU has a tile. kPacked is -1 for a copy
-// of `a`, else 0; for a copy, kARow is the stride of a row in a tile and kAColumn is 8. kGap is the
-// number of bytes between two rows of a tile of c, or -1 if DMA cannot skip them.
+// The parameters of a kernel, which are the elements of a vector in memory. With tables, kBRow
+// and kBColumn are the addresses of the tables, and kBeta is the address of the bias. kLastK is k
+// - 1. kStep is the number of rows of c that all QPUs together process at a time. Its bits from
+// bit 8 on contain the number of rounds in which every QPU has a tile. kPacked is -1 if `a` is a
+// copy, and 0 otherwise. For a copy, kARow is the stride of a row in a tile, and kAColumn is 8.
+// kGap is the number of bytes between two rows of a tile in c, or -1 if DMA cannot skip this gap.
 enum Param {
   kC, kCStride, kA, kARow, kB, kBColumn, kM, kN,
   kLastK, kAColumn, kBRow, kAlpha, kBeta, kStep, kPacked, kGap
 };
 
-constexpr int kMostGap = 8191;  // maximum gap between rows, or stride, of a DMA in bytes
+// Maximum gap between rows in a DMA transfer, or maximum stride, in bytes.
+constexpr int kMostGap = 8191;
 
 template <typename T>
 PtrExpr<T> pointer(const IntExpr& bytes) {
@@ -44,7 +45,7 @@ IntExpr address(const PtrExpr<T>& p) {
 
 constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-// Reinterprets 32 bits as an integer parameter.
+// Reinterprets the 32 bits of a float as an integer parameter.
 inline int bits(float x) {
   int b = 0;
   std::memcpy(&b, &x, sizeof b);
@@ -52,10 +53,10 @@ inline int bits(float x) {
 }
 inline int bits(std::uint32_t x) { return static_cast<int>(x); }
 
-// A vector whose elements are separate numbers.
+// A vector whose elements are independent numbers.
 class Numbers {
  public:
-  // Requests the vector twice, to make the number of requests even.
+  // Requests the vector twice, so that the number of requests is even.
   void fetch(const PtrExpr<Int>& from) {
     gather(from + index());
     gather(from + index());
@@ -75,7 +76,7 @@ class Numbers {
   Int all_;
 };
 
-// The sums of a tile, in registers.
+// The sums of a tile, which are in registers.
 class Sums {
  public:
   explicit Sums(Variant variant) : tables_(variant == Variant::Tables), variant_(variant) {}
@@ -86,8 +87,9 @@ class Sums {
       for (Float& s : r) s = 0;
   }
 
-  // The tile's rows become columns of the VPM half, and then rows in memory. Each row is finished
-  // just before it is written to the VPM, so that it occupies no registers in between.
+  // Stores a complete tile. The tile's rows become columns in half of the VPM, and then rows in
+  // memory. Each row is finished just before it is written to the VPM, so that the results do not
+  // occupy registers in the meantime.
   void storeWhole(const Numbers& params, const Ptr<Float>& start, const Int& column,
                   const Int& rows, const Int& half, const Float& bias) {
     for (int r = 0; r < kRows; ++r) {
@@ -132,7 +134,7 @@ class Sums {
     }
   }
 
-  // Converts the sums of row r to its results.
+  // Converts the sums in row r to results.
   void finish(int r, const Numbers& params, const Ptr<Float>& start, const Int& column,
               const Int& rows, const IntExpr& width, const Float& bias) {
     std::array<Float, kAcross>& sums = sum_[at(r)];
@@ -143,7 +145,8 @@ class Sums {
     for (Float& s : sums) s = s * params.getFloat(kAlpha);
     if (variant_ == Variant::Plain) return;
     Ptr<Float> from = start + min(rows - 1, r) * params.get(kCStride);
-    // Not computed as in columnsOf(), because the terms would then stay in registers.
+    // These addresses are not computed with columnsOf(), because their terms would then stay in
+    // registers.
     for (int s = 0; s < kAcross; ++s)
       gather(from + (column + (min(index(), width - (16 * s + 1)) + 16 * s)));
     for (Float& s : sums) {

@@ -1,7 +1,7 @@
-// Matrix-vector multiplication. A task is a group of eight rows by one segment of the columns.
-// For each chunk of 128 columns, the corresponding part of x stays in registers while all rows
-// are multiplied by it. A second kernel adds the segments' sums. The tasks and the order of every
-// sum depend only on the shape.
+// Matrix-vector multiplication. A task is a group of eight rows in one segment of the columns.
+// For each chunk of 128 columns, the corresponding part of x stays in registers while all rows of
+// the group are multiplied by it. A second kernel adds the sums of the segments. The tasks and
+// the order of every sum depend only on the shape of the matrix.
 #include <algorithm>
 
 #include "kernels/host.hpp"
@@ -10,14 +10,14 @@
 namespace qpu::kernels {
 namespace {
 
-constexpr int kRows = 8;     // per group
-constexpr int kChunk = 8;    // vectors per chunk
+constexpr int kRows = 8;     // number of rows per group
+constexpr int kChunk = 8;    // number of vectors per chunk
 constexpr int kColumns = 16 * kChunk;
 
-// -1 where a < b, else 0, for differences that do not overflow.
+// Returns -1 where a < b and 0 elsewhere. The difference must not overflow.
 IntExpr ifBelow(const IntExpr& a, const IntExpr& b) { return (a - b) >> 31; }
 
-// out[segment * m + row] = sum of the row over the segment.
+// Computes out[segment * m + row], which is the sum over this segment of the row.
 void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, Ptr<Float> x,
                      Int groups, Int segments, Int chunksOfSegment) {
   Int chunks = k >> 7;
@@ -37,10 +37,11 @@ void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, 
 
     If (chunk < end)
       Ptr<Float> nextX = x + ((chunk << 7) + index());
-      Ptr<Float> nextRow = base + (chunk << 7);  // first row of the group
+      Ptr<Float> nextRow = base + (chunk << 7);  // the first row of the group
       Ptr<Float> next = nextRow;
       Int requested = chunk;
-      constexpr int stream = kChunk * (kRows + 1);  // x, then the rows
+      // Number of vectors of x and of all rows in a chunk; x comes first.
+      constexpr int stream = kChunk * (kRows + 1);
       const auto request = [&](int position) {
         const int r = position % stream / kChunk - 1;
         const int j = position % kChunk;
@@ -54,7 +55,7 @@ void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, 
           gather(nextX + 16 * j);
           return;
         }
-        // Rows beyond the end are replaced by the last one.
+        // Rows beyond the end are replaced by the last row.
         if (r == 0 && j == 0) next = nextRow;
         if (r > 0 && j == 0) next = next + (rowStride & ifBelow(r, rows));
         gather(next + 16 * j);
@@ -84,7 +85,7 @@ void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, 
       for (int p = 0; p < kInFlight; ++p) receive(unused);
     End
 
-    // In the last segment, the columns after the last chunk.
+    // The last segment also contains the columns after the last complete chunk.
     Int column = select(segment == segments - 1, chunks << 7, k);
     For (Int c = column, c < k, c = c + 16)
       Int count = min(k - c, 16);
@@ -101,7 +102,8 @@ void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, 
         gather(next);
         receive(v);
         Float& s = sum[static_cast<std::size_t>(r)];
-        // Elements beyond the end can be Inf, but on a QPU their product with the zeros of x is 0.
+        // Elements beyond the end can be Inf. On a QPU, however, the product of Inf and the zeros
+        // in x is 0.
         s = s + v * p;
       }
       receive(v);
@@ -124,14 +126,14 @@ void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, 
   End
 }
 
-// out[i] = sum over s of parts[s * m + i].
+// Computes out[i], which is the sum over all s of parts[s * m + i].
 void joinSegments(Int m, Int segments, Ptr<Float> out, Ptr<Float> parts) {
   For (Int i = me() << 4, i < m, i = i + (numQPUs() << 4))
     Int count = min(m - i, 16);
     Ptr<Float> p = parts + (i + min(index(), count - 1));
     Float sum = 0;
     For (Int s = 0, s < segments, s = s + 2)
-      // If the number of parts is odd, the last one is requested twice but counted once.
+      // If the number of parts is odd, the last part is requested twice but counted only once.
       Int more = ifBelow(s + 1, segments);
       gather(p);
       p = p + (m & more);
@@ -147,7 +149,8 @@ void joinSegments(Int m, Int segments, Ptr<Float> out, Ptr<Float> parts) {
   End
 }
 
-// The number of column segments: few, but enough to give all QPUs about the same number of tasks.
+// Returns the number of column segments. It is small, but large enough to give all QPUs about the
+// same number of tasks.
 int segmentsFor(int groups, int chunks) {
   int best = 1;
   double bestShare = 0;
@@ -175,7 +178,7 @@ void matvec(Floats y, Matrix a, Floats x, int m, int k, int qpus) {
   requireFactor("matvec", "a's row stride", a.rowStride);
   if (m == 0) return;
   if (a.columnStride != 1) {
-    // Multiply the row vector x by the transposed matrix.
+    // Multiply the row vector x by the transpose of the matrix.
     matmul(Matrix(y, m), Matrix(x, k), Matrix(a.data, a.columnStride, a.rowStride), 1, m, k, 1, 0,
            qpus);
     return;

@@ -1,6 +1,6 @@
-// Reductions to one number. The array is divided among twelve workers, regardless of how many
-// QPUs execute them, and the CPU combines their results. The result is therefore the same for any
-// number of QPUs.
+// Reductions of an array to a number. The array is divided among twelve workers, regardless of
+// the number of QPUs that execute them, and the CPU combines the workers' results. The result is
+// therefore the same for any number of QPUs.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,7 +14,8 @@ namespace {
 constexpr std::size_t kWorkers = 12;
 constexpr std::size_t kPartials = 16 * kWorkers;
 
-// Partial sums of f over N inputs: 16 per worker, followed by their rounding errors.
+// Computes partial sums of f over N inputs. Each worker writes 16 sums, followed by their
+// rounding errors.
 template <std::size_t N, typename F>
 void partialSums(const Int& n, const Ptr<Float>& out, const Pointers<N>& in, F f) {
   For (Int w = me(), w < static_cast<int>(kWorkers), w = w + numQPUs())
@@ -43,14 +44,15 @@ double sumOfPartials(const K& kernel, int qpus, int n, A... in) {
   return total;
 }
 
-// Converts floats to integers with the order of sign and magnitude of their bits.
+// Converts floats to integers that have the same order as the floats' signs and magnitudes.
 IntExpr orderOf(const Float& x) {
   const IntExpr bits = asInt(x);
   return bits ^ ((bits >> 31) & 0x7fffffff);
 }
 int orderOfHost(int bits) { return bits < 0 ? bits ^ 0x7fffffff : bits; }
 
-// The 16 greatest elements per worker, as ordered integers, followed by their indices.
+// Finds the 16 greatest elements for each worker. Writes them as ordered integers, followed by
+// their indices.
 void partialMaxima(Int n, Ptr<Int> out, Ptr<Float> a) {
   For (Int w = me(), w < static_cast<int>(kWorkers), w = w + numQPUs())
     Int best = std::numeric_limits<int>::min();
@@ -71,7 +73,8 @@ void partialMaxima(Int n, Ptr<Int> out, Ptr<Float> a) {
             compare(order[static_cast<std::size_t>(j)], number + 16 * j);
         },
         [&](Vectors<1>& x, const Int& first, const Int& count) {
-          // Elements beyond the end repeat the last element, including its index.
+          // The elements of x beyond the end repeat the last element, so they get the index of
+          // that element.
           Int o = orderOf(x[0]);
           compare(o, first + min(index(), count - 1));
         });

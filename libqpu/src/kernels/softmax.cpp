@@ -1,5 +1,6 @@
-// Softmax of rows, one QPU per row. Rows of up to four vectors stay in registers. Longer rows are
-// read twice: once for the maximum together with the sum of the powers, and once for the results.
+// Softmax of rows. Each row is computed by one QPU. Rows of up to four vectors stay in registers.
+// Longer rows are read twice: first for the maximum and the sum of the powers, and then for the
+// results.
 #include <limits>
 
 #include "kernels/host.hpp"
@@ -9,14 +10,16 @@
 namespace qpu::kernels {
 namespace {
 
-// Returns 1 / the sum of the powers of a row in all elements; NaN if an element is NaN or +Inf,
-// or if all are -Inf. `size` is the greatest magnitude among the elements, as bits.
+// Returns 1 / (the sum of a row's powers) in all elements. The result is NaN if an element is NaN
+// or +Inf, or if all elements are -Inf. `size` contains the bits of the greatest magnitude among
+// the row's elements.
 Float factorOf(const FloatExpr& total, const Int& size) {
   Float sum = sumOf(total);
   return select(maxOf(size) > ieee::kInf || sum == 0 || asInt(sum) == ieee::kInf, ieee::nan(),
                 reciprocal(sum));
 }
-// Keeps NaN, because NaN times a number would be Inf.
+// Returns x * factor, or NaN if the factor is NaN, because the product of NaN and a number would
+// be Inf.
 Float scaled(const FloatExpr& x, const Float& factor) {
   return ieee::keepNan(factor, x * factor);
 }
@@ -30,7 +33,7 @@ void shortRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStrid
     std::array<Float, kShort> x;
     for (const Int& l : lane) gather(from + l);
     for (Float& v : x) receive(v);
-    // Copies of the last element do not change the maximum.
+    // The last vectors contain copies of the last element, which do not change the maximum.
     Float most = maxOf(max(max(x[0], x[1]), max(x[2], x[3])));
     Int size = 0;
     for (const Float& v : x) size = max(size, ieee::magnitude(v));
@@ -53,8 +56,9 @@ void longRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride
   For (Int row = me(), row < rows, row = row + numQPUs())
     Pointers<1> from;
     from[0] = a + row * rowStride;
-    // The maximum so far, and the sum of the powers relative to it, per element. Elements of
-    // -Inf stay below the initial value, and their powers are 0.
+    // For each of the 16 elements: the maximum so far, and the sum of the powers relative to this
+    // maximum. Elements that are -Inf stay below the initial value of the maximum, and their
+    // powers are 0.
     Float most = -std::numeric_limits<float>::max();
     Sum sum;
     Int size = 0;
@@ -67,7 +71,8 @@ void longRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride
         most = raised;
       End
     };
-    // Use short blocks for any Length, because the block size determines the order of summation.
+    // Use short blocks for every Length, because the block size determines the order of the
+    // additions.
     std::array<Float, kShort> x;
     walk<1, kShort>(
         columns, from, 0, 1,

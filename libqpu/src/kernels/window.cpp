@@ -1,6 +1,7 @@
-// Convolution and pooling. If there is padding, images are copied to padded images first. The
+// Convolution and pooling. If there is padding, the images are first copied to padded images. The
 // element for kernel position k and output `pixel` is then at rows[k] + columns[pixel], where k
-// numbers (channel, y, x) in the kernel. A convolution is therefore a product that uses tables.
+// is the number of (channel, y, x) in the kernel. A convolution is therefore a product that uses
+// tables.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -16,8 +17,8 @@
 namespace qpu::kernels {
 namespace {
 
-// Reads the entries from `first` to `first` + 15 of a table of `size` entries. Entries beyond
-// the end are replaced by the last one.
+// Reads entries `first` to `first` + 15 from a table with `size` entries. Entries beyond the end
+// are replaced by the last entry.
 void lookUp(Int& entry, const Ptr<Int>& table, const IntExpr& first, const Int& size) {
   Ptr<Int> at = table + min(first + index(), size - 1);
   gather(at);
@@ -27,7 +28,7 @@ void lookUp(Int& entry, const Ptr<Int>& table, const IntExpr& first, const Int& 
   receive(unused);
 }
 
-// Converts planes of inSize elements to planes of outSize elements: element i of the output is
+// Converts planes of inSize elements to planes of outSize elements. Element i of the output is
 // element table[i] of the input, or `fill` if table[i] is negative.
 void padPlanes(Int planes, Int inSize, Int outSize, Ptr<Int> table, Float fill, Ptr<Float> out,
                Ptr<Float> in) {
@@ -44,7 +45,7 @@ void padPlanes(Int planes, Int inSize, Int outSize, Ptr<Int> table, Float fill, 
   });
 }
 
-// Maximum under the window, for `pixels` outputs of each plane.
+// Computes the maximum under the window for `pixels` outputs in each plane.
 void poolPlanes(Int planes, Int planeSize, Int width, Int pixels, Ptr<Int> columns,
                 Int kernelHeight, Int kernelWidth, Int stepY, Int stepX, Ptr<Float> out,
                 Ptr<Float> in) {
@@ -55,7 +56,7 @@ void poolPlanes(Int planes, Int planeSize, Int width, Int pixels, Ptr<Int> colum
     Float most = -std::numeric_limits<float>::infinity();
     For (Int y = 0, y < kernelHeight, y = y + 1)
       For (Int x = 0, x < kernelWidth, x = x + 2)
-        // If the number is odd, the last one is read twice.
+        // If the width of the window is odd, its last element is read twice.
         gather(row + x * stepX);
         gather(row + min(x + 1, kernelWidth - 1) * stepX);
         Float v, w;
@@ -69,7 +70,7 @@ void poolPlanes(Int planes, Int planeSize, Int width, Int pixels, Ptr<Int> colum
   });
 }
 
-// Tables for one geometry, in shared memory.
+// The tables for one geometry, which are in shared memory.
 struct Plan {
   std::array<int, 11> key;
   Scratch tables;
@@ -79,17 +80,19 @@ struct Plan {
   Plan(const std::array<int, 11>& k, std::size_t words, std::size_t outputs, std::size_t under)
       : key(k), tables(words), pixels(outputs), window(under) {}
 
-  // Offsets for outputs, for elements under the window, and for elements of a padded plane.
+  // Return the offsets of outputs, of elements under the window, and of elements in a padded
+  // plane.
   BusPointer<int> columns() const { return tables.ints(); }
   BusPointer<int> rows() const { return tables.ints(pixels); }
   BusPointer<int> padding() const { return tables.ints(pixels + window); }
 };
 
-// A cache of tables for recently used geometries.
+// A cache that contains the tables for recently used geometries.
 class Plans {
  public:
   static Plans& instance() {
-    static auto* const plans = new Plans;  // never destroyed, like the heap
+    // Never destroyed, because the heap is never destroyed either.
+    static auto* const plans = new Plans;
     return *plans;
   }
 
@@ -199,7 +202,7 @@ std::int64_t inputSize(const Window& w) {
   return std::int64_t{w.batch} * w.channels * w.height * w.width;
 }
 
-// The images at `a`, padded with the value `fill`.
+// The images at `a`, with padding that consists of the value `fill`.
 class Padded {
  public:
   Padded(const Window& w, const Plan& plan, Floats a, float fill, int qpus) : data_(a) {
@@ -223,7 +226,7 @@ Floats advance(Floats p, int elements) {
   return Floats::fromAddress(p.address() + 4 * static_cast<std::uint32_t>(elements));
 }
 
-// Zeros for convolutions without a bias.
+// Returns zeros for convolutions that have no bias.
 Floats zeros(std::size_t count, std::unique_ptr<Scratch>& keep) {
   keep = std::make_unique<Scratch>(count);
   runtime::clearDeviceWords(keep->hostInts(), count);

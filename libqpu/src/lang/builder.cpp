@@ -1,4 +1,4 @@
-// Records a kernel's operators and statements.
+// Records the operators and statements of a kernel.
 #include "qpu/detail/builder.h"
 
 #include <array>
@@ -19,12 +19,12 @@ Node constant(Type type, std::uint32_t bits) {
   return Recorder::current().make(e);
 }
 
-// Size of the VPM window, and the maximum distance between memory rows in bytes.
+// The size of the VPM window, and the maximum distance in bytes between memory rows.
 constexpr int kVpmRows = 64, kVpmColumns = 16;
 constexpr int kMaxPitch = 8191;
 
-// Checks an address or distance that is a C++ number, even if the statement is never executed,
-// because the hardware does not define a setup word for an invalid one.
+// Checks an address or a distance that is a C++ number. An invalid number is an error even if the
+// statement is never executed, because the hardware does not define a setup word for it.
 void requireConstant(const Statement& s, const char* what, std::uint32_t expression, int high) {
   Recorder& r = Recorder::current();
   const Expression& e = r.expression(expression);
@@ -32,8 +32,8 @@ void requireConstant(const Statement& s, const char* what, std::uint32_t express
     r.requireRange(s.site, what, static_cast<std::int32_t>(e.bits), 0, high);
 }
 
-// Checks the VPM words that a DMA setup accesses from a constant address. In loads, each
-// memory row starts s.pitch VPM rows after the previous one. In stores along columns, each
+// Checks that a DMA setup with a constant address accesses only words in the VPM. In a load, each
+// memory row starts s.pitch VPM rows after the previous one. In a store along columns, each
 // memory row comes from the next column.
 void requireInWindow(const Statement& s) {
   Recorder& r = Recorder::current();
@@ -61,7 +61,7 @@ Node constantInt(std::int32_t value) {
 }
 
 Node constantIntOf(double value) {
-  // Conversion of other values is undefined in C++. The condition also excludes NaN.
+  // In C++, the conversion of any other value is undefined. The condition also rejects NaN.
   if (!(value > -2147483649.0 && value < 4294967296.0)) {
     std::array<char, 32> text{};
     (void)std::snprintf(text.data(), text.size(), "%.10g", value);

@@ -1,5 +1,5 @@
-// Constant folding of integers, for address arithmetic and for constant operands of
-// inlined functions.
+// Constant folding of integers, for address arithmetic and for constant operands of inlined
+// functions.
 #ifndef QPU_SRC_LANG_FOLD_HPP
 #define QPU_SRC_LANG_FOLD_HPP
 
@@ -26,7 +26,7 @@ inline bool foldInt(Op op, std::uint32_t a, std::uint32_t b, std::uint32_t& resu
     case Op::And: result = a & b; return true;
     case Op::Or: result = a | b; return true;
     case Op::Xor: result = a ^ b; return true;
-    // A constant is the same in all elements.
+    // A constant has the same value in all elements.
     case Op::Rotate:
     case Op::Broadcast: result = a; return true;
     default: return false;

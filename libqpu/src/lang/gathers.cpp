@@ -1,7 +1,7 @@
-// Tracks the queue of outstanding gathers along every path of a kernel. The state is the set of
-// queues that some path can produce. A statement that is invalid for every queue of the set is an
-// error. Queues differ by the types of their entries. There are at most 3^0 + .. + 3^8 queues, so
-// the analysis of loops terminates.
+// Tracks the queue of outstanding gathers along every path through a kernel. The state of the
+// analysis is the set of queues that are possible. A statement is an error if it is invalid for
+// every queue in the set. Queues differ in the types of their entries. There are at most 3^0 + ..
+// + 3^8 different queues, so the analysis of loops terminates.
 #include "lang/gathers.hpp"
 
 #include <set>
@@ -104,11 +104,11 @@ class QueueChecker {
   const std::size_t most_;
 };
 
-// Tracks the number of outstanding gathers and the position of the next one in the pattern. The
-// pattern restarts when no gather is outstanding.
+// Tracks the number of outstanding gathers, and the position of the next gather in the pattern.
+// The pattern starts again when no gather is outstanding.
 class Pattern {
  public:
-  // Request k of the pattern goes to TMU k mod 2, k = 0 .. period - 1.
+  // Request k of the pattern goes to TMU k mod 2, where k = 0 .. period - 1.
   Pattern(const std::vector<bool>& loads, int period) : loads_(loads), period_(period) {
     plan_.usesBothTmus = period > 1;
     if (period == 2) plan_.most = 2 * kTmuDepth;
@@ -119,7 +119,8 @@ class Pattern {
     plan_.endIsKnown = end.outstanding != kUnknown;
     for (int i = 0; i < end.outstanding; ++i)
       plan_.left.push_back(unit(end.next - end.outstanding + i));
-    // If the number of outstanding gathers is known only at run time, they all use one TMU.
+    // If the number of outstanding gathers at the end is known only at run time, all gathers must
+    // use the same TMU.
     return fits_ && (plan_.endIsKnown || period_ == 1);
   }
 
@@ -175,7 +176,7 @@ class Pattern {
     }
   }
 
-  // A load cannot share a TMU with gathers that are outstanding.
+  // A load cannot use the same TMU as gathers that are outstanding.
   void load(const Statement& s, const State& state) {
     if (state.outstanding != 0 && hasLoad(s)) fits_ = false;
   }
@@ -224,12 +225,12 @@ class Pattern {
   bool fits_ = true;
 };
 
-// For each expression, whether it reads memory.
+// Determines for each expression if it reads memory.
 std::vector<bool> findLoads(const Source& source) {
   std::vector<bool> loads(source.expressions.size(), false);
   for (std::size_t i = 0; i < loads.size(); ++i) {
     const Expression& e = source.expressions[i];
-    // The operand of a leaf is unused.
+    // The operands of a leaf are not used.
     const bool leaf = e.op <= Op::VpmRead;
     loads[i] = e.op == Op::Load || (!leaf && (loads[e.a] || loads[e.b]));
   }
@@ -238,9 +239,9 @@ std::vector<bool> findLoads(const Source& source) {
 
 }  // namespace
 
-// With alternating TMUs, a loop with an odd number of gathers would execute the same gather on a
-// different TMU in each iteration. Longer patterns handle such loops, but allow no more
-// outstanding gathers than a single TMU.
+// Chooses the pattern. If requests simply alternate between the TMUs, a loop with an odd number
+// of gathers executes the same gather on a different TMU in each iteration. Longer patterns
+// support such loops, but then no more gathers can be outstanding than with a single TMU.
 GatherPlan planGathers(const Source& source) {
   const std::vector<bool> loads = findLoads(source);
   for (const int period : {2, 3, 5, 7}) {

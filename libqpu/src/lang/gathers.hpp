@@ -1,5 +1,5 @@
-// Determines how many of a kernel's gathers can be outstanding, and which TMU handles each
-// gather.
+// Determines how many gathers of a kernel can be outstanding at the same time, and which TMU
+// handles each gather.
 #ifndef QPU_SRC_LANG_GATHERS_HPP
 #define QPU_SRC_LANG_GATHERS_HPP
 
@@ -15,14 +15,16 @@ namespace qpu::detail {
 constexpr std::size_t kTmuDepth = 4;
 
 struct GatherPlan {
-  // Requests alternate between both TMUs in a fixed pattern. This requires that the
-  // position of every gather and receive in the pattern is the same on all paths.
+  // True if requests alternate between both TMUs in a fixed pattern. This requires that each
+  // gather and each receive has the same position in the pattern on all paths.
   bool usesBothTmus = false;
-  std::size_t most = kTmuDepth;  // outstanding; twice as many if the TMUs alternate
-  // The TMU of each gather and receive, by Site::number. If empty, all use TMU 0.
+  // Maximum number of outstanding gathers; twice as many if the TMUs alternate.
+  std::size_t most = kTmuDepth;
+  // The TMU of each gather and receive, indexed by Site::number. If the list is empty, all of
+  // them use TMU 0.
   std::vector<std::uint8_t> units;
-  // The TMUs of the gathers that are outstanding at the end, oldest first, if they are the same
-  // for every run.
+  // endIsKnown is true if the gathers that are outstanding at the end use the same TMUs in every
+  // run. In this case `left` contains these TMUs, starting with that of the oldest gather.
   bool endIsKnown = false;
   std::vector<std::uint8_t> left;
 };

@@ -63,7 +63,8 @@ Node Recorder::variable(Type type) {
   return make(e);
 }
 
-// The constructor created the parameters' expressions first, so the numbers agree.
+// The constructor creates the parameters' expressions first, so a parameter's position is also
+// its number.
 Node Recorder::parameter(std::size_t position) const {
   return {serial_, static_cast<std::uint32_t>(position)};
 }

@@ -1,4 +1,4 @@
-// A recorded kernel before any lowering. Every backend starts from it.
+// A recorded kernel before it is lowered. Every backend starts from this form.
 #ifndef QPU_SRC_LANG_SOURCE_HPP
 #define QPU_SRC_LANG_SOURCE_HPP
 
@@ -10,14 +10,14 @@
 
 namespace qpu::detail {
 
-// Expressions form a graph. Operands have smaller numbers than their users.
+// Expressions form a graph. An operand has a smaller number than the expressions that use it.
 struct Expression {
   Op op;
   Type type;
-  bool readsVpm;  // each evaluation reads the next vector
+  bool readsVpm;  // true if each evaluation reads the next vector from the VPM
   std::uint32_t a = 0;
   std::uint32_t b = 0;
-  std::uint32_t bits = 0;  // value of a Constant, number of a Variable
+  std::uint32_t bits = 0;  // value of a Constant, or number of a Variable
 };
 
 enum class StatementKind : std::uint8_t {
@@ -30,13 +30,13 @@ enum class StatementKind : std::uint8_t {
   VpmReadSetup, VpmWriteSetup, VpmWrite
 };
 
-// A statement's position, for error messages.
+// The position of a statement in the source, for error messages.
 struct Site {
-  const char* construct = "";  // a string literal
-  std::uint32_t number = 0;    // number of the statement in the kernel, from 1
-  std::uint32_t file = 0;      // into Source::files
+  const char* construct = "";  // name of the construct; a string literal
+  std::uint32_t number = 0;    // number of the statement in the kernel, counted from 1
+  std::uint32_t file = 0;      // index into Source::files
   int line = 0;
-  bool exact = false;  // if false, the statement is after file:line
+  bool exact = false;  // if false, the statement is somewhere after file:line
 };
 
 constexpr std::uint32_t kNoExpression = UINT32_MAX;
@@ -44,36 +44,37 @@ constexpr std::uint32_t kNoExpression = UINT32_MAX;
 struct Statement {
   StatementKind kind;
   Site site;
-  std::uint32_t target = 0;  // variable
-  std::uint32_t value = 0;   // expression: value, condition or mask
-  std::uint32_t address = 0; // expression
-  // Store: the expression for the number of words to store (1..16) from element 0 on. By default
-  // all 16.
+  std::uint32_t target = 0;  // number of a variable
+  std::uint32_t value = 0;   // number of an expression: a value, a condition or a mask
+  std::uint32_t address = 0; // number of an expression
+  // For Store: the expression for the number of words (1..16) to store, starting with element 0.
+  // By default, all 16 words are stored.
   std::uint32_t limit = kNoExpression;
   Type element = Type::Int;
   bool wait = false;
   Direction direction = Direction::Horizontal;
-  int count = 0;   // rows, vectors, or the number of the semaphore
-  int length = 0;  // words of a row
+  int count = 0;   // number of rows or vectors, or the semaphore's number
+  int length = 0;  // number of words in a row
   int pitch = 0;
   std::string text;
   std::vector<Statement> body;
-  std::vector<Statement> other;  // Else part; step of For
+  std::vector<Statement> other;  // the Else part, or the step of a For loop
 };
 
 struct Source {
   std::string name;
-  std::vector<Type> parameters;  // parameter i is variable i
+  std::vector<Type> parameters;  // parameter i is also variable i
   std::vector<Type> variables;
   std::vector<Expression> expressions;
   std::vector<std::string> files;
   std::vector<Statement> body;
 
-  // "store at rot3d.cpp:12" or "*p = ... (statement 7, after rot3d.cpp:12)".
+  // Returns a text such as "store at rot3d.cpp:12" or "*p = ... (statement 7, after
+  // rot3d.cpp:12)".
   std::string describe(const Site& site) const;
 };
 
-// Throws CompileError for errors on every path: a receive without a gather, too many
+// Throws CompileError if an error occurs on every path: a receive without a gather, too many
 // outstanding gathers, or a received type that differs from the gathered type.
 void checkGathers(const Source& source);
 

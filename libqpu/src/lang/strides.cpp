@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kElements = 16;
 constexpr int kWordBytes = 4;
-constexpr int kMostLeftOut = 2047;  // the maximum of a DMA stride, in words
+constexpr int kMostLeftOut = 2047;  // the maximum stride of a DMA transfer, in words
 
 Node placed(Node address, int word) {
   return word == 0 ? address
@@ -20,7 +20,7 @@ Node rotated(Node value, Type type, int by) {
   return by % kElements == 0 ? value : binary(Op::Rotate, type, value, constantInt(by % kElements));
 }
 
-// A mask with all bits set in element i and none in the others.
+// Returns a mask that has all bits set in element i and no bits set in the other elements.
 Node onlyElement(int i) {
   const Node difference =
       binary(Op::Xor, Type::Int, leaf(Op::ElementNumber, Type::Int), constantInt(i));
@@ -46,8 +46,8 @@ void writeStride(int elements, Location where) {
   Recorder::current().writeStride = requireStride("setWriteStride", elements, where);
 }
 
-// Loads vectors of consecutive words, none of which extends beyond the last element, and rotates
-// the required words of each vector to their elements.
+// Loads vectors of consecutive words. No vector extends beyond the last element that is needed.
+// The words that are needed are then rotated to their elements.
 Node loadWithStride(Node address, Type type, int stride) {
   const int step = stride + 1;
   const int lastStart = (kElements - 1) * stride;

@@ -1,4 +1,4 @@
-// Loads and stores with a stride, composed of loads and stores without one.
+// Loads and stores with a stride, which consist of loads and stores without a stride.
 #ifndef QPU_SRC_LANG_STRIDES_HPP
 #define QPU_SRC_LANG_STRIDES_HPP
 
@@ -6,7 +6,7 @@
 
 namespace qpu::detail {
 
-// `stride`: number of elements to skip between two elements, at least 1.
+// `stride` is the number of elements in memory (at least 1) to skip between two elements.
 Node loadWithStride(Node address, Type type, int stride);
 void storeWithStride(Node value, Node address, bool wait, int stride, Location where);
 

@@ -1,4 +1,5 @@
-// compile(): determines the kernel's name, records its function and compiles the record.
+// Implements compile(): determines the name of the kernel, records the kernel function and
+// compiles the recording.
 #include <atomic>
 #include <cstdlib>
 #include <cxxabi.h>
@@ -37,7 +38,7 @@ std::string kernelName(const char* given, const void* function) {
 }  // namespace
 
 Trace::Trace(const char* name, const void* function, const Type* parameters, std::size_t count) {
-  (void)backend();  // report an unusable QPU_BACKEND before anything else
+  (void)backend();  // throws if QPU_BACKEND is unusable, before anything is recorded
   recorder_ = new Recorder(kernelName(name, function), {parameters, parameters + count});
 }
 

@@ -13,13 +13,15 @@
 namespace qpu::detail {
 namespace {
 
-// The uncached alias of the VideoCore's 1 GB of memory, which contains the GPU memory of a Pi 2
-// or 3. The first and last 64 KB stay free, so that small offsets from null or from the end do
-// not reach an array.
+// The range of bus addresses for arrays. It is in the uncached alias of the VideoCore's 1 GB of
+// memory, which contains the GPU memory of a Pi 2 or Pi 3. The first and the last 64 KB stay
+// free. A small offset from null, or from the end of the address space, therefore does not reach
+// an array.
 constexpr std::uint32_t kFirst = 0xC0010000U;
 constexpr std::uint32_t kLimit = 0xFFFF0000U;
 constexpr std::uint32_t kAlignment = 64;
-// Gap between neighbouring arrays, so that an access past the end does not hit the next one.
+// The gap between adjacent arrays. An access past the end of an array therefore does not reach
+// the next one.
 constexpr std::uint32_t kGuard = 4096;
 
 constexpr std::uint32_t alignUp(std::uint32_t n) {
@@ -68,8 +70,8 @@ Heap& Heap::instance() {
 
 Heap::Heap() : table_(std::make_shared<const Table>()), next_(kFirst) {}
 
-// Next fit: an address is reused as late as possible, so that a stale pointer rarely refers to
-// another array.
+// Finds a free range with the next-fit strategy. It reuses an address as late as possible, so
+// that a stale pointer rarely refers to another array.
 std::uint32_t Heap::place(const Table& table, std::uint32_t bytes) const {
   const std::uint32_t need = alignUp(bytes);
   for (const std::uint32_t from : {next_, kFirst}) {
@@ -129,7 +131,7 @@ std::shared_ptr<const Block> Heap::allocate(std::size_t count) {
 }
 
 void Heap::takeHostMemory(Block& block, const std::string& what) {
-  // calloc returns large blocks zero-filled without touching their pages.
+  // calloc() returns large blocks that contain zeros, without writing to their pages.
   std::size_t room = std::size_t{block.bytes} + kAlignment;
   block.memory.reset(std::calloc(1, room), std::free);
   void* host = block.memory.get();
@@ -160,7 +162,7 @@ void Heap::release(const Block* block) noexcept {
                  blocks.end());
     table_ = shrunk;
   } catch (const std::bad_alloc&) {
-    // The block stays in the table. It leaks, but no address becomes invalid.
+    // The block stays in the table. Its memory leaks, but no address becomes invalid.
     return;
   }
 }

@@ -1,4 +1,4 @@
-// The bus addresses of SharedArrays, and their host memory.
+// The bus addresses of SharedArrays, and the host memory that contains their data.
 #ifndef QPU_SRC_MEM_HEAP_HPP
 #define QPU_SRC_MEM_HEAP_HPP
 
@@ -16,17 +16,17 @@ struct Block {
   std::uint32_t start = 0;  // bus address
   std::uint32_t bytes = 0;
   unsigned char* host = nullptr;
-  bool device = false;                     // in GPU memory
+  bool device = false;                     // true if the block is in GPU memory
   std::shared_ptr<void> memory;            // owns `host`
 };
 
-// Live blocks, ordered by bus address. A table is immutable. A running kernel keeps the table
-// that was current when it started, and with it the memory of every block in that table.
+// The live blocks, sorted by bus address. A table is immutable. A running kernel keeps the table
+// that was current when the kernel started, and this keeps the memory of all blocks in the table.
 class Table {
  public:
-  // The block that contains `address`, or null.
+  // Returns the block that contains `address`, or null.
   const Block* find(std::uint32_t address) const;
-  // Describes the position of `address` relative to the nearest block.
+  // Returns a text that describes the position of `address` relative to the nearest block.
   std::string nearest(std::uint32_t address) const;
 
   std::vector<std::shared_ptr<const Block>> blocks;
@@ -34,20 +34,21 @@ class Table {
 
 class Heap {
  public:
-  // Never destroyed, because static arrays can outlive any other static object.
+  // The instance is never destroyed, because static arrays can outlive any other static object.
   static Heap& instance();
 
-  // Allocates `count` words, aligned to 64 bytes and zero-filled. They are in GPU memory if
-  // kernels run on the QPUs. Throws AllocationError.
+  // Allocates `count` words, which are aligned to 64 bytes and filled with zeros. If kernels run
+  // on the QPUs, the words are in GPU memory. Throws AllocationError if the allocation fails.
   std::shared_ptr<const Block> allocate(std::size_t count);
   void release(const Block* block) noexcept;
   std::shared_ptr<const Table> table() const;
-  // Whether an array has ever been allocated in GPU memory.
+  // Returns true if an array has ever been allocated in GPU memory.
   bool usesDevice() const noexcept { return usesDevice_; }
 
  private:
   Heap();
-  // Allocate the memory of a block. Throw AllocationError; its message starts with `what`.
+  // These functions allocate the memory of a block. They throw AllocationError with a message
+  // that starts with `what`.
   static void takeHostMemory(Block& block, const std::string& what);
   void takeDeviceMemory(Block& block, const std::string& what);
   // Returns the start of a free range of `bytes`, or 0 if there is none. The caller must hold the

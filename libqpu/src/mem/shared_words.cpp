@@ -10,7 +10,7 @@ namespace qpu::detail {
 
 SharedWords::SharedWords(std::size_t count) : SharedWords() {
   const std::shared_ptr<const Block> block = Heap::instance().allocate(count);
-  block_ = block.get();  // the heap's table keeps it alive
+  block_ = block.get();  // the heap's table keeps the block alive
   words_ = reinterpret_cast<std::uint32_t*>(block->host);
   count_ = count;
   address_ = block->start;
@@ -49,8 +49,8 @@ std::uint32_t busAddress(const void* host) {
   if (host == nullptr) return 0;
   const auto table = Heap::instance().table();
   const auto at = reinterpret_cast<std::uintptr_t>(host);
-  // One past the end is a valid pointer, as in C++. If another block starts there, the
-  // pointer refers to that block.
+  // As in C++, the address one past the end of a block is a valid pointer. If another block
+  // starts at this address, the pointer refers to that block.
   for (const std::uint32_t past : {0U, 1U})
     for (const auto& b : table->blocks) {
       const auto start = reinterpret_cast<std::uintptr_t>(b->host);

@@ -1,5 +1,5 @@
-// Selects the backend that runs kernels: the one in QPU_BACKEND or, by default, the best that
-// works.
+// Selects the backend that runs kernels. This is the backend that QPU_BACKEND names or, by
+// default, the best one that works.
 #ifndef QPU_SRC_RUNTIME_BACKENDS_HPP
 #define QPU_SRC_RUNTIME_BACKENDS_HPP
 
@@ -12,14 +12,14 @@ namespace qpu::runtime {
 enum class Kind : std::uint8_t { Registers, Mailbox, Interpreter, Emulator };
 
 struct Choice {
-  const char* name = nullptr;  // null: no backend, and the text is the error
+  const char* name = nullptr;  // if null, there is no backend, and `text` is the error
   Kind kind = Kind::Interpreter;
   std::string text;
 };
 
-// The selection for this thread; valid until the thread's next call.
+// Returns the choice for this thread. It is valid until the thread's next call.
 const Choice& currentChoice();
-// Returns the kind of the selected backend. Throws BackendError if there is none.
+// Returns the kind of the selected backend. Throws BackendError if there is no backend.
 Kind requireBackend();
 
 struct BackendFinding {
@@ -28,7 +28,7 @@ struct BackendFinding {
   std::string reason;
 };
 
-// Returns all backends in order of preference. Accesses the hardware.
+// Returns all backends in order of preference. The function accesses the hardware.
 std::vector<BackendFinding> backendFindings();
 
 }  // namespace qpu::runtime

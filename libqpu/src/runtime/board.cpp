@@ -57,8 +57,8 @@ std::optional<std::uint32_t> revisionLine(const std::string& cpuinfo) {
   return std::nullopt;
 }
 
-// The firmware passes the code in the device tree. 64-bit kernels other than Raspberry Pi's do
-// not show it in cpuinfo.
+// Reads the revision code that the firmware passes in the device tree. 64-bit kernels do not show
+// it in /proc/cpuinfo, except those from Raspberry Pi.
 std::optional<std::uint32_t> revisionOfTree(const Root& root) {
   const std::string bytes = root.read("/proc/device-tree/system/linux,revision").value_or("");
   if (bytes.size() != 4) return std::nullopt;
@@ -67,7 +67,7 @@ std::optional<std::uint32_t> revisionOfTree(const Root& root) {
   return code;
 }
 
-// Converts "brcm,bcm2837" and similar strings to "BCM2837".
+// Converts a string such as "brcm,bcm2837" to "BCM2837".
 std::string socOfTree(const std::vector<std::string>& compatible) {
   for (const Named& soc : kSocs) {
     std::string lower = soc.name;
@@ -129,7 +129,7 @@ Board readBoard(const Root& root) {
   if (!code) code = revisionOfTree(root);
   if (code) b.revision = decodeRevision(*code);
 
-  // Prefer the device tree, because cpuinfo states BCM2835 on every model.
+  // Prefer the device tree, because /proc/cpuinfo names BCM2835 on every model.
   b.socName = socOfTree(b.compatible);
   if (b.socName.empty() && b.revision && b.revision->soc.rfind("BCM", 0) == 0)
     b.socName = b.revision->soc;

@@ -1,4 +1,4 @@
-// Identifies the board, and whether its SoC has QPUs that libqpu supports.
+// Identifies the board, and determines whether its SoC has QPUs that libqpu supports.
 #ifndef QPU_SRC_RUNTIME_BOARD_HPP
 #define QPU_SRC_RUNTIME_BOARD_HPP
 
@@ -11,32 +11,32 @@
 
 namespace qpu::runtime {
 
-// A decoded revision code. Source: Raspberry Pi documentation, "revision codes". Codes
-// without bit 23 are from the old list; all of them are BCM2835.
+// A decoded revision code. Source: Raspberry Pi documentation, "revision codes". If bit 23 of a
+// code is 0, the code comes from the old list, and its SoC is BCM2835.
 struct Revision {
   std::uint32_t code = 0;
   std::string soc;
   std::string model;
-  int memoryMib = 0;  // 0: not in the code
-  int boardRevision = -1;  // -1: not in the code
+  int memoryMib = 0;  // 0 if the code does not contain it
+  int boardRevision = -1;  // -1 if the code does not contain it
   bool overvolted = false;
 };
 
 Revision decodeRevision(std::uint32_t code);
 
 enum class Soc : std::uint8_t {
-  Suitable,   // VideoCore IV
-  Unsuitable, // another QPU instruction set, or not a Raspberry Pi
+  Suitable,   // the SoC is a VideoCore IV
+  Unsuitable, // the QPUs have another instruction set, or the board is not a Raspberry Pi
   Unknown
 };
 
 struct Board {
-  std::string model;                    // device tree; "" if there is none
-  std::vector<std::string> compatible;  // device tree
-  std::optional<Revision> revision;     // /proc/cpuinfo
-  std::string socName;                  // "BCM2837"; "" if unknown
+  std::string model;                    // from the device tree; "" if there is none
+  std::vector<std::string> compatible;  // from the device tree
+  std::optional<Revision> revision;     // from /proc/cpuinfo
+  std::string socName;                  // such as "BCM2837"; "" if unknown
   Soc soc = Soc::Unknown;
-  std::string verdict;  // one sentence with the reason
+  std::string verdict;  // a sentence that includes the reason
 };
 
 Board readBoard(const Root& root);

@@ -76,8 +76,8 @@ class Writer {
   std::string bytes_;
 };
 
-// The build ID of the binary that contains this function. A library built from other sources
-// generates other objects.
+// Returns the build ID of the binary that contains this function. It is part of the key of a
+// cached kernel, because a library that was built from other sources generates other objects.
 std::string buildIdentity() {
   struct Search {
     std::uintptr_t here;
@@ -95,7 +95,7 @@ std::string buildIdentity() {
     for (int i = 0; i < info->dlpi_phnum; ++i) {
       const auto& p = info->dlpi_phdr[i];
       if (p.p_type != PT_NOTE) continue;
-      // The loader stores addresses as integers.
+      // The dynamic loader stores addresses as integers.
       const auto* at = reinterpret_cast<const char*>(  // NOLINT(performance-no-int-to-ptr)
           info->dlpi_addr + p.p_vaddr);
       const auto* const end = at + p.p_memsz;
@@ -145,12 +145,13 @@ std::optional<code::Object> readFile(const fs::path& path) {
   const std::string data((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   if (file.bad()) return std::nullopt;
   auto object = code::load(data);
-  // Update the time of use, which pruneCache() evaluates.
+  // Update the time of last use, which pruneCache() evaluates.
   if (object) (void)utimensat(AT_FDCWD, path.c_str(), nullptr, 0);
   return object;
 }
 
-// Writes a temporary file and renames it, so that readers find either a complete file or none.
+// Writes a temporary file and renames it, so that a reader finds either a complete file or no
+// file.
 void writeFile(const fs::path& path, const std::string& data) {
   static std::atomic<unsigned> serial{0};
   std::error_code failed;
@@ -180,7 +181,7 @@ void toDisk(const std::string& folder, const std::string& key, const code::Objec
   try {
     writeFile(fs::path(folder) / (key + kExtension), code::save(object));
   } catch (const std::exception&) {
-    return;  // the kernel is usable without the file
+    return;  // the kernel can be used without the file
   }
   pruneCache(folder, kCacheLimit);
 }
@@ -240,7 +241,7 @@ void pruneCache(const std::string& folder, std::uint64_t limit) noexcept {
     const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1);
     fs::directory_iterator entry(folder, failed);
     for (; !failed && entry != fs::directory_iterator(); entry.increment(failed)) {
-      std::error_code gone;  // deleted by another process
+      std::error_code gone;  // set if another process has deleted the file
       const fs::path& path = entry->path();
       const auto used = fs::last_write_time(path, gone);
       const std::uint64_t bytes = gone ? 0 : fs::file_size(path, gone);
@@ -254,7 +255,7 @@ void pruneCache(const std::string& folder, std::uint64_t limit) noexcept {
     std::sort(files.begin(), files.end(),
               [](const File& a, const File& b) { return a.used < b.used; });
     for (const File& f : files) {
-      // Free more than necessary, so that not every subsequent kernel has to prune the cache.
+      // Delete more than necessary, so that not every later kernel has to prune the cache again.
       if (sum <= limit / 4 * 3) break;
       std::error_code gone;
       fs::remove(f.path, gone);

@@ -1,5 +1,5 @@
-// The cache of compiled kernels, keyed by their sources' content: in this process's memory, and
-// on disk for later processes.
+// The cache of compiled kernels. The content of a kernel's source is the key. The cache is kept
+// in this process's memory, and on disk for later processes.
 #ifndef QPU_SRC_RUNTIME_CACHE_HPP
 #define QPU_SRC_RUNTIME_CACHE_HPP
 
@@ -13,17 +13,19 @@
 
 namespace qpu::runtime {
 
-// Serialises everything that the compiler reads from the kernel and the options.
+// Serialises everything that the compiler reads from the kernel's source and from the options.
 std::string canonical(const detail::Source& source, const compiler::Options& options);
 
-// Returns the compiler options from QPU_OPTIMISE (0..2). Throws BackendError for any other value.
+// Returns the compiler options that QPU_OPTIMISE (0..2) selects. Throws BackendError if it has
+// any other value.
 compiler::Options compilerOptions();
 
-// Returns the compiled kernel. Throws CompileError. Disk errors are ignored.
+// Returns the compiled kernel. Throws CompileError if the kernel cannot be compiled. Disk errors
+// are ignored.
 std::shared_ptr<const code::Object> compiled(const detail::Source& source,
                                              const compiler::Options& options);
 
-// Counts where this process obtained its kernels.
+// Counts the sources from which this process obtained its kernels.
 struct CacheCounts {
   std::uint64_t fromMemory = 0;
   std::uint64_t fromDisk = 0;
@@ -32,14 +34,15 @@ struct CacheCounts {
 CacheCounts cacheCounts();
 void forgetCompiled();  // clears the in-memory cache
 
-// The folder on disk: QPU_CACHE, by default pitorch/qpu in XDG_CACHE_HOME or ~/.cache. "" if the
-// cache is disabled, or if the library was built without a build ID, which distinguishes its
-// objects from those of other builds.
+// Returns the cache's folder on disk. This is QPU_CACHE or, by default, pitorch/qpu in
+// XDG_CACHE_HOME or ~/.cache. Returns "" if the cache is disabled or if the library was built
+// without a build ID. The build ID is necessary to distinguish this library's objects from those
+// of other builds.
 std::string cacheFolder();
-// Maximum size of the folder in bytes.
+// The maximum size of the folder in bytes.
 constexpr std::uint64_t kCacheLimit = 64U << 20U;
-// Deletes the least recently used files until `limit` is met, and temporary files that crashes
-// left.
+// Deletes the least recently used files until the folder has at most `limit` bytes. Also deletes
+// temporary files that remain after crashes.
 void pruneCache(const std::string& folder, std::uint64_t limit) noexcept;
 
 }  // namespace qpu::runtime

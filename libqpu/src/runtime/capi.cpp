@@ -1,4 +1,4 @@
-// Implements qpu.h. No exception leaves these functions.
+// Implements qpu.h. The functions do not let exceptions escape.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -46,7 +46,7 @@ void remember(const char* kind, const char* text) noexcept {
   lastFailure.kind = kind;
 }
 
-// Returns a copy, which the caller must free.
+// Returns a copy of the text, which the caller must free.
 char* copied(const std::string& text) {
   char* const copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr) throw std::bad_alloc();
@@ -73,7 +73,7 @@ qpu_cycles forC(const Cycles& c) {
           c.mailboxLaunchSeconds};
 }
 
-// The address of the words [offset, offset + bytes) in a buffer.
+// Returns the address of the words in the range [offset, offset + bytes) of a buffer.
 std::uint32_t* wordsAt(const qpu_buffer& buffer, std::size_t offset, std::size_t bytes,
                        const void* data) {
   if (offset % 4 != 0 || bytes % 4 != 0 || reinterpret_cast<std::uintptr_t>(data) % 4 != 0)
@@ -110,7 +110,7 @@ void rememberFailure() noexcept {
   }
 }
 
-// The backend for machine code.
+// Returns the backend that runs machine code.
 Kind machineBackend() {
   const Kind kind = requireBackend();
   if (kind != Kind::Interpreter) return kind;

@@ -17,8 +17,9 @@ namespace {
 constexpr const char* kDevMem = "/dev/mem";
 constexpr std::uint32_t kPage = 4096;
 
-// The VideoCore does not cache GPU memory on boards whose CPU bypasses the VideoCore's L2 cache;
-// on the others, GPU memory is cached in L2. Unconfirmed: the round-trip test decides this.
+// Flags for the allocation of GPU memory. On boards whose CPU bypasses the VideoCore's L2 cache,
+// the memory must not be cached there. On other boards, it is cached in L2. This is not confirmed
+// on hardware: the round-trip test determines whether it is right.
 constexpr std::uint32_t kDirect = 0x4;
 constexpr std::uint32_t kL1NonAllocating = 0xc;
 
@@ -28,7 +29,7 @@ std::uint32_t flagsFor(const Board& board) {
 
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kPause = std::chrono::microseconds(20);
-// How long a terminating process waits for programs that it cannot stop.
+// The time for which a terminating process waits for programs that it cannot stop.
 constexpr auto kLastWait = std::chrono::milliseconds(500);
 
 std::string seconds(std::chrono::nanoseconds time) {
@@ -87,7 +88,7 @@ Device::~Device() {
   (void)os_.close(memory_);
 }
 
-// The caller holds the lock of the state.
+// The caller must hold the lock of the state.
 void Device::recover() {
   std::size_t dead = 0;
   std::size_t pieces = 0;
@@ -98,8 +99,10 @@ void Device::recover() {
     if (e.record.process.alive()) {
       held = held || e.record.kind == Record::Kind::Holder;
     } else if (e.record.kind == Record::Kind::Memory) {
-      // Clear the record first: a handle that is released twice could belong to another program
-      // the second time, whereas one that is never released only costs memory.
+      // Clear the record before the handle is released. If this process is interrupted in
+      // between, the memory is never released, which costs only memory. In the opposite order,
+      // the handle could be released twice, and it could belong to another program the second
+      // time.
       state_->clear(e.index);
       (void)mailbox_->unlock(e.record.handle);
       (void)mailbox_->release(e.record.handle);
@@ -109,7 +112,7 @@ void Device::recover() {
   }
   for (const State::Entry& e : entries) {
     if (e.record.kind != Record::Kind::Holder || e.record.process.alive()) continue;
-    // The QPUs are enabled once for all processes.
+    // Enabling the QPUs enables them for all processes.
     if (!held && dead == 0) (void)mailbox_->enableQpus(false);
     state_->clear(e.index);
     ++dead;
@@ -120,7 +123,7 @@ void Device::recover() {
             " bytes";
 }
 
-// The caller holds the lock of the state.
+// The caller must hold the lock of the state.
 void Device::enable() {
   if (!state_->othersHold(self_) && !mailbox_->enableQpus(true))
     raiseObstacle(enableRefused(system_));
@@ -246,7 +249,8 @@ void Device::releaseSlot(std::size_t slot) noexcept {
 void Device::close() noexcept {
   if (static_cast<std::uint32_t>(getpid()) != self_.pid || !state_ || closed_.exchange(true))
     return;
-  // Without the lock, the file stays unchanged, and the next process cleans up.
+  // If this process does not get the lock, the file stays unchanged, and the next process cleans
+  // up.
   const bool locked = state_->tryLock();
   const bool others = !locked || state_->othersHold(self_);
   bool stopped = !launching_;
@@ -257,14 +261,15 @@ void Device::close() noexcept {
     waitForQueue();
     stopped = !launching_;
   }
-  // Memory that running programs use must not get a new owner.
+  // Do not release memory that running programs use, because another program could get this
+  // memory.
   if (stopped)
     for (std::size_t i = 0; i < slots_.size(); ++i) releaseSlot(i);
   if (holder_ && locked) state_->clear(*holder_);
   if (locked) state_->unlock();
 }
 
-// Waits for programs that were running at the time of a signal or exit().
+// Waits for programs that were running when the signal arrived or exit() was called.
 void Device::waitForQueue() noexcept {
   const auto end = os_.now() + kLastWait;
   while (launching_ && os_.now() < end) {
@@ -345,7 +350,7 @@ void Device::launchByMailbox(const std::vector<Start>& starts, const GpuMemory& 
   }
   os_.barrier();
   const auto began = os_.now();
-  // The firmware clears the caches.
+  // The firmware clears the caches in this call.
   const Mailbox::Outcome outcome =
       mailbox_->executeQpus(static_cast<std::uint32_t>(starts.size()), control.bus() + offset,
                             false, static_cast<std::uint32_t>(limit.count()));
@@ -363,8 +368,8 @@ void Device::launchByMailbox(const std::vector<Start>& starts, const GpuMemory& 
       {kernel, "", -1, 0});
 }
 
-// Assumption: disabling and enabling the QPUs stops a program. A launch after a time-out on a
-// board would confirm this.
+// Assumption: disabling and enabling the QPUs stops a program. A test on a board can confirm
+// this: run a launch that exceeds the time limit.
 std::string Device::afterTimeOut() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const State::Lock locked(*state_);

@@ -1,5 +1,5 @@
-// The VideoCore of this machine: enables the QPUs, allocates GPU memory and launches programs.
-// The state file coordinates it with other processes. Not measured on hardware.
+// This machine's VideoCore. Enables the QPUs, allocates GPU memory and launches programs. The
+// state file coordinates these actions with other processes. Not measured on hardware.
 #ifndef QPU_SRC_RUNTIME_DEVICE_HPP
 #define QPU_SRC_RUNTIME_DEVICE_HPP
 
@@ -24,10 +24,10 @@
 
 namespace qpu::runtime {
 
-// The mask of the physical address in a bus address. The two highest bits are the alias.
+// Masks the physical address in a bus address. The two highest bits select the alias.
 constexpr std::uint32_t kPhysicalMask = 0x3fffffff;
 
-// The machine, or a test double of it.
+// The machine, or a test double for it.
 struct Host {
   Os* os = nullptr;
   Root root{"/"};
@@ -60,19 +60,19 @@ class GpuMemory {
   unsigned char* host_;
 };
 
-// The bus addresses of one QPU's program and uniforms.
+// The bus addresses of the program and the uniforms that a QPU starts with.
 struct Start {
   std::uint32_t uniforms = 0;
   std::uint32_t code = 0;
 };
 
-// The time limit for a launch: QPU_TIMEOUT_MS, by default 10 s.
+// Returns the time limit for a launch. This is QPU_TIMEOUT_MS or, by default, 10 s.
 std::chrono::milliseconds launchLimit();
 
 class Device : public std::enable_shared_from_this<Device> {
  public:
-  // Releases ended processes' resources and enables the QPUs. Throws BackendError; its message
-  // contains the fix.
+  // Releases the resources of processes that have ended, and enables the QPUs. Throws
+  // BackendError with a message that contains the fix.
   static std::shared_ptr<Device> open(const Host& host);
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -80,25 +80,29 @@ class Device : public std::enable_shared_from_this<Device> {
 
   const Board& board() const { return board_; }
   const System& system() const { return system_; }
-  const std::string& openingNote() const { return note_; }  // what recover() released, or ""
-  // Returns why this launch method does not work, or "" if it does. The first call performs a
-  // test launch.
+  const std::string& openingNote() const { return note_; }  // what recover() has released, or ""
+  // Returns the reason why this launch method does not work, or "" if it works. The first call
+  // performs a test launch.
   const std::string& fault(Method method);
-  std::uint32_t clockHz();  // of V3D
-  std::pair<std::uint32_t, std::uint32_t> identity();  // IDENT0, IDENT1; requires the registers
+  std::uint32_t clockHz();  // the clock of the V3D
+  // IDENT0 and IDENT1; requires access to the registers.
+  std::pair<std::uint32_t, std::uint32_t> identity();
 
-  // Allocates whole pages, which are not zero-filled. Throws AllocationError.
+  // Allocates complete pages, which are not filled with zeros. Throws AllocationError if the
+  // firmware has no memory.
   std::unique_ptr<GpuMemory> allocate(std::uint32_t bytes, const std::string& purpose);
 
-  // Runs one program per QPU, 1..12, until all have finished. With the mailbox, the programs
-  // must raise the host interrupt once, after all of them have finished; `control` is GPU
-  // memory of 8 bytes per program. Throws ExecutionError; its message contains `kernel`.
+  // Runs one program on each of 1..12 QPUs and returns when all have finished. For the mailbox
+  // method, the programs must raise the host interrupt once, after all of them have finished, and
+  // `control` must be GPU memory with 8 bytes per program. Throws ExecutionError with a message
+  // that contains `kernel`.
   void launch(Method method, const std::vector<Start>& starts, const GpuMemory& control,
               std::uint32_t controlOffset, const std::string& kernel,
               std::chrono::milliseconds limit = launchLimit());
 
-  // Releases everything; launches and allocations are impossible afterwards. Async-signal-safe
-  // and idempotent; has no effect in processes other than the one that opened the device.
+  // Releases everything. Launches and allocations are not possible afterwards. The function is
+  // async-signal-safe and idempotent. It has an effect only in the process that opened the
+  // device.
   void close() noexcept;
 
  private:
@@ -119,7 +123,8 @@ class Device : public std::enable_shared_from_this<Device> {
                        std::chrono::milliseconds limit);
   std::string afterTimeOut();
 
-  // A live allocation: the handle and, in the upper half, the index of its record plus one.
+  // Describes a live allocation. The lower half contains the handle, and the upper half contains
+  // the index of its record plus one.
   using Slot = std::atomic<std::uint64_t>;
   static constexpr std::size_t kMostAllocations = 4096;
 
@@ -129,19 +134,19 @@ class Device : public std::enable_shared_from_this<Device> {
   Process self_;
   std::unique_ptr<Mailbox> mailbox_;
   std::unique_ptr<State> state_;
-  int memory_ = -1;  // /dev/mem
+  int memory_ = -1;  // file descriptor of /dev/mem
   std::unique_ptr<V3d> v3d_;
-  // Indexed by launch method. No value means that the method has not been tested yet.
+  // Indexed by launch method. If there is no value, the method has not been tested yet.
   std::array<std::optional<std::string>, 2> faults_;
-  std::mutex faultMutex_;  // locked before the other mutexes
+  std::mutex faultMutex_;  // must be locked before the other mutexes
   std::string note_;
   std::uint32_t memoryFlags_ = 0;
-  std::optional<std::size_t> holder_;  // index of this process's record
+  std::optional<std::size_t> holder_;  // index of this process's Holder record
   std::array<Slot, kMostAllocations> slots_{};
-  std::mutex mutex_;        // mailbox, slots, state
-  std::mutex launchMutex_;  // locked before mutex_
+  std::mutex mutex_;        // protects the mailbox, the slots and the state
+  std::mutex launchMutex_;  // must be locked before mutex_
   std::atomic<bool> launching_{false};
-  std::atomic<bool> stuck_{false};  // a program could not be stopped
+  std::atomic<bool> stuck_{false};  // true if a program could not be stopped
   std::atomic<bool> closed_{false};
 };
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint32_t kMostQpus = 12;
 constexpr std::uint32_t kLine = 64;
-// QPUs prefetch instructions and uniforms.
+// The number of bytes that QPUs may prefetch after the end of the instructions and uniforms.
 constexpr std::uint32_t kAhead = 256;
 
 std::uint32_t lines(std::size_t bytes) {
@@ -168,7 +168,7 @@ void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsign
   launch.board = &emulatedBoard();
   launch.profile = profile;
   launch.lenient = emulatesLeniently();
-  // The same time limit as on hardware, in the model's clocks.
+  // The time limit is the same as on hardware. It is converted to clocks of the model.
   launch.clockLimit = static_cast<std::uint64_t>(
       std::chrono::duration<double>(launchLimit()).count() * launch.board->clockHz);
   auto run = std::make_shared<const Run>(Run{launch.board, emu::run(launch)});
@@ -179,13 +179,13 @@ void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsign
   run_ = std::move(run);
 }
 
-// Prints warnings to standard error, each once per program.
+// Prints warnings to standard error. Each warning is printed only once per program.
 void Executable::warn(const std::vector<std::string>& warnings) {
   for (const std::string& w : warnings)
     if (warned_.insert(w).second) (void)std::fprintf(stderr, "libqpu: warning: %s\n", w.c_str());
 }
 
-// Ensures space for `words` uniforms per QPU. The caller must hold the mutex.
+// Allocates enough memory for `words` uniforms per QPU. The caller must hold the mutex.
 void Executable::requireImage(std::size_t words) {
   const Opened& opened = openDevice();
   if (!opened.device) detail::raise<BackendError>(opened.fault);

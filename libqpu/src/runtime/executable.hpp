@@ -1,4 +1,4 @@
-// Machine code that is ready to run on the emulator or the QPUs.
+// Machine code that can be run on the emulator and on the QPUs.
 #ifndef QPU_SRC_RUNTIME_EXECUTABLE_HPP
 #define QPU_SRC_RUNTIME_EXECUTABLE_HPP
 
@@ -17,28 +17,31 @@
 
 namespace qpu::runtime {
 
-// Bus addresses on the emulator, below those of SharedArrays.
+// Bus addresses that the emulator uses for code and spill areas. They are lower than those of
+// SharedArrays.
 constexpr std::uint32_t kEmulatedCode = 0x00100000;
 constexpr std::uint32_t kEmulatedSpill = 0x10000000;
 
-// The emulated board: QPU_BOARD, by default a Pi 3. QPU_MODEL selects its parameters: "fast" or
-// "slow" for the respective end of their ranges, or the path of a file. Throws BackendError.
+// Returns the board that the emulator models. This is QPU_BOARD or, by default, a Pi 3. QPU_MODEL
+// selects its parameters: "fast" or "slow" for that end of their ranges, or the path of a file.
+// Throws BackendError if a setting is invalid.
 const emu::Board& emulatedBoard();
 
-// Whether QPU_EMULATOR is "lenient". The default is "strict". Throws BackendError.
+// Returns true if QPU_EMULATOR is "lenient". The default is "strict". Throws BackendError for any
+// other value.
 bool emulatesLeniently();
 
-// Statistics of this process's runs on the emulator.
+// Statistics of the runs on the emulator in this process.
 struct EmulatedWork {
   std::uint64_t runs = 0;
-  std::uint64_t clocks = 0;     // model
-  std::uint64_t qpuClocks = 0;  // sum over the QPUs in use
+  std::uint64_t clocks = 0;     // clocks of the model
+  std::uint64_t qpuClocks = 0;  // sum over the QPUs that were used
   std::uint64_t instructions = 0;
   std::uint64_t stalledOnTmu = 0, stalledOnVpm = 0, stalledOnOther = 0;
   std::uint64_t memoryReadBytes = 0, memoryWriteBytes = 0;
 };
 EmulatedWork emulatedWork();
-// Statistics of the runs that this thread started.
+// Returns the statistics of the runs that this thread started.
 Cycles cyclesOfThread();
 
 class Executable {
@@ -47,29 +50,29 @@ class Executable {
 
   const code::Object& object() const { return *object_; }
 
-  // Runs to completion on `qpus` QPUs, with one word per parameter. `kind` must not be
-  // Interpreter.
+  // Runs the code to completion on `qpus` QPUs. `arguments` contains one word per parameter.
+  // `kind` must not be Interpreter.
   void run(Kind kind, int qpus, const std::uint32_t* arguments, bool profile);
-  // The same with explicit uniforms for each QPU.
+  // Runs the code with a separate uniform stream for each QPU.
   void runStreams(Kind kind, std::vector<std::vector<std::uint32_t>> streams, bool profile);
 
-  // The last run on the emulator.
+  // Data about the last run on the emulator.
   struct Run {
     const emu::Board* board = nullptr;
     emu::Report report;
   };
-  std::shared_ptr<const Run> lastRun() const;  // null before the first run
+  std::shared_ptr<const Run> lastRun() const;  // returns null before the first run
   Cycles cycles() const;
-  // Includes the execution counts of the last run if it was profiled.
+  // The listing includes the execution counts of the last run if that run was profiled.
   std::string listing() const;
 
  private:
-  // Code, uniforms, control block and spill areas in GPU memory.
+  // The code, the uniforms, the control block and the spill areas in GPU memory.
   struct Image {
     std::shared_ptr<Device> device;
     std::unique_ptr<GpuMemory> memory;
-    std::uint32_t stride = 0;    // bytes of the uniforms of one QPU
-    std::uint32_t uniforms = 0;  // offsets in `memory`
+    std::uint32_t stride = 0;    // number of bytes for the uniforms of one QPU
+    std::uint32_t uniforms = 0;  // this and the following members are offsets in `memory`
     std::uint32_t control = 0;
     std::uint32_t spill = 0;
   };

@@ -22,11 +22,13 @@ struct Machine {
 };
 
 Machine& machine() {
-  static auto* const one = new Machine;  // never destroyed, outlives all static objects
+  // Never destroyed, because it must outlive all static objects.
+  static auto* const one = new Machine;
   return *one;
 }
 
-// The device that the hooks below close. It is not destroyed while it is set here.
+// The device that the functions below close when the process ends. It is not destroyed while this
+// pointer refers to it.
 std::atomic<Device*> live{nullptr};
 
 constexpr std::array<int, 9> kFatalSignals = {SIGHUP, SIGINT, SIGQUIT, SIGILL, SIGABRT,
@@ -38,7 +40,8 @@ void closeLive() {
 
 extern "C" void qpuFatalSignal(int signal) {
   closeLive();
-  // SA_RESETHAND has restored the default action. It takes effect when this handler returns.
+  // SA_RESETHAND has restored the signal's default action. This action takes effect when the
+  // handler returns.
   (void)raise(signal);
 }
 

@@ -1,5 +1,5 @@
-// The machine that this process runs on, and its VideoCore. The VideoCore is opened on first use
-// and released when the process ends, however it ends.
+// The machine that this process runs on, and its VideoCore. The VideoCore is opened when it is
+// first used. It is released when the process ends, both on exit() and on a signal.
 #ifndef QPU_SRC_RUNTIME_MACHINE_HPP
 #define QPU_SRC_RUNTIME_MACHINE_HPP
 
@@ -11,22 +11,22 @@
 namespace qpu::runtime {
 
 struct Opened {
-  std::shared_ptr<Device> device;  // null: see `fault`
+  std::shared_ptr<Device> device;  // if null, `fault` contains the reason
   std::string fault;
 };
 
-// Opens the device. This is attempted only once per process.
+// Opens the device. A process attempts this only once.
 const Opened& openDevice();
-// Returns the result of openDevice() without opening the device; null if openDevice() was not
-// called.
+// Returns the result of openDevice() without opening the device, or null if openDevice() has not
+// been called.
 const Opened* openedDevice();
 
 Host host();
-// Increases when the host is replaced.
+// Returns a number that increases when the host is replaced.
 unsigned hostGeneration();
 
-// Replaces the machine with a test double. Programs and arrays that are created in the meantime
-// must be destroyed before this object.
+// Replaces the machine with a test double while the object exists. Programs and arrays that are
+// created during this time must be destroyed before this object.
 class WithHost {
  public:
   explicit WithHost(const Host& host);
@@ -38,8 +38,8 @@ class WithHost {
   Host before_;
 };
 
-// Disables the QPUs and releases GPU memory on exit() and on fatal signals whose action is
-// the default.
+// Disables the QPUs and releases GPU memory on exit(), and on each fatal signal whose action is
+// the default action.
 void closeWhenProcessEnds(const std::shared_ptr<Device>& device);
 
 }  // namespace qpu::runtime

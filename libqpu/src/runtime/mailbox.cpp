@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint32_t kReplied = 0x80000000;
 
-// The index of a reply's last word among the values, plus one.
+// Returns the position of the reply's last word among the values, counted from 1.
 std::size_t replyWords(std::uint32_t tag) {
   switch (tag) {
     case tag::kArmMemory:
@@ -53,7 +53,8 @@ Mailbox::~Mailbox() { (void)os_.close(fd_); }
 
 namespace {
 
-// Returns 0, or -ETIMEDOUT if the ioctl returned it. Throws for all other errors.
+// Returns 0, or -ETIMEDOUT if the ioctl returned this error. Throws BackendError for all other
+// errors.
 int send(Os& os, int fd, Message& message, std::size_t reply) {
   const std::uint32_t tag = message.words[2];
   const int result = exchange(os, fd, message);

@@ -1,4 +1,4 @@
-// The firmware's property interface through /dev/vcio. Not measured on
+// The firmware's property interface, which is accessed through /dev/vcio. Not measured on
 // hardware.
 #ifndef QPU_SRC_RUNTIME_MAILBOX_HPP
 #define QPU_SRC_RUNTIME_MAILBOX_HPP
@@ -33,36 +33,36 @@ constexpr std::uint32_t kEnableQpu = 0x00030012;
 }  // namespace tag
 
 constexpr std::uint32_t kV3dClock = 5;
-// The response to kExecuteQpu and kEnableQpu on failure.
+// The firmware's response to kExecuteQpu and kEnableQpu if the request fails.
 constexpr std::uint32_t kQpuRefused = 0x80000000;
 
-// The number of the property ioctl for programs with pointers of this size. 32-bit programs use
-// their own number even on a 64-bit kernel.
+// Returns the number of the property ioctl for programs whose pointers have this size. 32-bit
+// programs use a different number from 64-bit programs, even on a 64-bit kernel.
 constexpr unsigned long propertyRequest(std::size_t pointerBytes) {
   return 3UL << 30U | static_cast<unsigned long>(pointerBytes) << 16U | 100UL << 8U;
 }
 
-// A message with one tag: size, code, tag, size of the values, size of the request, values,
-// end.
+// A message with one tag. It consists of these parts: size, code, tag, size of the values, size
+// of the request, values, end mark.
 struct Message {
   static constexpr std::size_t kMostValues = 8;
 
   alignas(16) std::array<std::uint32_t, 6 + kMostValues> words{};
 
-  // Allocates space for the larger of request and reply.
+  // Allocates space for the request or the reply, whichever is larger.
   Message(std::uint32_t tag, std::initializer_list<std::uint32_t> request,
           std::size_t replyWords) noexcept;
   bool succeeded(std::size_t replyWords) const noexcept;
   std::uint32_t value(std::size_t i) const noexcept { return words[5 + i]; }
 };
 
-// Sends the message and receives the reply in its place. Returns 0 or the negative errno.
-// Async-signal-safe.
+// Sends the message. The reply overwrites the message. Returns 0 or the negative errno. The
+// function is async-signal-safe.
 int exchange(Os& os, int fd, Message& message) noexcept;
 
 class Mailbox {
  public:
-  // Throws BackendError; its message contains the fix.
+  // Throws BackendError with a message that contains the fix.
   explicit Mailbox(Os& os);
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
@@ -78,15 +78,16 @@ class Mailbox {
     std::uint32_t bytes = 0;
   };
   Memory vcMemory();
-  std::uint32_t clockRate(std::uint32_t clock);  // Hz
+  std::uint32_t clockRate(std::uint32_t clock);  // in Hz
 
-  // Returns 0 if the firmware has no memory left.
+  // Returns the handle, or 0 if the firmware has no memory left.
   std::uint32_t allocate(std::uint32_t bytes, std::uint32_t alignment, std::uint32_t flags);
-  std::uint32_t lock(std::uint32_t handle);  // bus address, or 0 on failure
-  // Return false if the firmware does not recognise the handle.
+  std::uint32_t lock(std::uint32_t handle);  // returns the bus address, or 0 on failure
+  // Both functions return false if the firmware does not recognise the handle.
   bool unlock(std::uint32_t handle);
   bool release(std::uint32_t handle);
-  // Returns false if the firmware refuses, or if `on` and the QPUs are already enabled.
+  // Returns false if the firmware refuses the request, or if `on` is true and the QPUs are
+  // already enabled.
   bool enableQpus(bool on);
 
   enum class Outcome : std::uint8_t { Done, TimedOut, KernelGaveUp };

@@ -1,4 +1,4 @@
-// The board that the emulator models: QPU_BOARD, with the parameters of QPU_MODEL.
+// The board that the emulator models: QPU_BOARD selects it, and QPU_MODEL selects its parameters.
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -21,7 +21,7 @@ const char* environment(const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-// A board whose parameters are from a file. It lives until the process ends.
+// A board whose parameters come from a file. It is kept until the process ends.
 struct Loaded {
   std::string name;
   emu::Board board;

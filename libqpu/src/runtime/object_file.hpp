@@ -1,4 +1,4 @@
-// Compiled kernels as files.
+// Saves compiled kernels to files and reads them.
 #ifndef QPU_SRC_RUNTIME_OBJECT_FILE_HPP
 #define QPU_SRC_RUNTIME_OBJECT_FILE_HPP
 
@@ -15,18 +15,20 @@ namespace qpu::runtime {
 // Throws ArgumentError if the file cannot be written.
 void saveObject(const code::Object& object, const std::string& path);
 
-// Reads the output of saveObject(), or 8-byte words in little-endian order. Throws ArgumentError.
-// `name` is used in its message, and for programs without a name.
+// Converts the contents of a file to an object. The file was written by saveObject(), or consists
+// of 8-byte words in little-endian order. Throws ArgumentError if it is neither. `name` appears
+// in the error message, and is the name of programs that have no other name.
 code::Object readObject(std::string_view data, const std::string& name);
 code::Object openObject(const std::string& path);
 
-// Creates a program that is not a kernel: the caller supplies all of its uniforms.
+// Creates a program that is not a kernel. The caller supplies all of its uniforms.
 code::Object objectOf(const isa::Word* words, std::size_t count, const std::string& name);
 
-// Assembles lines. '#' starts a comment; blank lines are ignored. Throws ArgumentError; its
-// message contains the line number.
+// Assembles several lines of text. '#' starts a comment, and blank lines are ignored. Throws
+// ArgumentError with a message that contains the line number.
 std::vector<isa::Word> assembleLines(std::string_view text);
-// One line per word: its number, the word, and text that assembles to the word.
+// Returns one line per word. It contains the word's number, the word itself, and text that can be
+// assembled to this word.
 std::string disassembleWords(const isa::Word* words, std::size_t count);
 
 }  // namespace qpu::runtime

@@ -9,7 +9,8 @@
 namespace qpu::runtime {
 namespace {
 
-// Below this size, the firmware is a cut-down build that does not support QPU tags.
+// If the GPU has less memory than this, the board runs a cut-down firmware that does not support
+// the tags for the QPUs.
 constexpr int kLeastGpuMemoryMib = 32;
 
 constexpr const char* kJoinVideo = "add the user to group video and log in again";

@@ -1,5 +1,5 @@
-// Obstacles that prevent kernels from running on the QPUs, each with its fix. They are found by
-// inspecting the system or when an operation fails.
+// Obstacles that prevent kernels from running on the QPUs. Each obstacle includes its fix.
+// Obstacles are found when the system is inspected, or when an operation fails.
 #ifndef QPU_SRC_RUNTIME_OBSTACLES_HPP
 #define QPU_SRC_RUNTIME_OBSTACLES_HPP
 
@@ -17,14 +17,14 @@ struct Obstacle {
   std::string fix;
 };
 
-// "what; fix"
+// Returns "what; fix".
 std::string text(const Obstacle& obstacle);
-// Throws BackendError.
+// Throws BackendError with the obstacle's text.
 [[noreturn]] void raiseObstacle(const Obstacle& obstacle);
 
 std::vector<Obstacle> obstacles(const Board& board, const System& system);
 
-// `error` is an errno.
+// `error` is a value of errno.
 Obstacle cannotOpen(const std::string& path, int error);
 Obstacle cannotMap(const std::string& what, int error);
 Obstacle mailboxFails(std::uint32_t tag, int error);

@@ -1,5 +1,5 @@
-// Operating system functions that access the hardware. Tests replace this interface with a
-// double; the rest of the runtime does not depend on whether the VideoCore is real.
+// The operating system functions that access the hardware. Tests replace this interface with a
+// test double. The rest of the runtime is the same for a real VideoCore and for the test double.
 #ifndef QPU_SRC_RUNTIME_OS_HPP
 #define QPU_SRC_RUNTIME_OS_HPP
 
@@ -16,26 +16,27 @@ class Os {
   Os& operator=(const Os&) = delete;
   virtual ~Os() = default;
 
-  // The system calls with the same names. On failure they return the negative errno. close() and
-  // ioctl() are async-signal-safe.
+  // These functions perform the system calls with the same names. On failure they return the
+  // negative errno. close() and ioctl() are async-signal-safe.
   virtual int open(const char* path, int flags) noexcept = 0;
   virtual int close(int fd) noexcept = 0;
   virtual int ioctl(int fd, unsigned long request, void* data) noexcept = 0;
-  // Maps memory shared, readable and writable. Returns 0 or the negative errno.
+  // Maps memory that is shared, readable and writable. Returns 0 or the negative errno.
   virtual int map(int fd, std::size_t bytes, std::uint32_t offset, void** at) noexcept = 0;
   virtual int unmap(void* at, std::size_t bytes) noexcept = 0;
 
-  // A device register in such a mapping.
+  // These functions access a device register in such a mapping.
   virtual std::uint32_t load(const volatile std::uint32_t* at) noexcept = 0;
   virtual void store(volatile std::uint32_t* at, std::uint32_t value) noexcept = 0;
-  // Makes earlier stores of the CPU to memory visible to the GPU, and vice versa.
+  // Makes earlier stores by the CPU visible to the GPU, and earlier stores by the GPU visible to
+  // the CPU.
   virtual void barrier() noexcept = 0;
 
-  virtual std::chrono::nanoseconds now() noexcept = 0;  // monotonic
+  virtual std::chrono::nanoseconds now() noexcept = 0;  // monotonic clock
   virtual void pause(std::chrono::nanoseconds time) noexcept = 0;
 };
 
-// The Linux implementation. Never destroyed.
+// Returns the implementation for Linux. It is never destroyed.
 Os& linuxOs();
 
 }  // namespace qpu::runtime

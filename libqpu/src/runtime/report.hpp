@@ -1,4 +1,5 @@
-// The report of qpu-info: all findings, obstacles to using the hardware, and their fixes.
+// The report that qpu-info prints: all findings, the obstacles to using the hardware, and their
+// fixes.
 #ifndef QPU_SRC_RUNTIME_REPORT_HPP
 #define QPU_SRC_RUNTIME_REPORT_HPP
 
@@ -25,15 +26,15 @@ struct V3dFacts {
   std::optional<std::uint32_t> ident0;
   std::optional<std::uint32_t> ident1;
   std::optional<std::uint32_t> clockHz;
-  std::string source;  // source of these values, or why there are none
+  std::string source;  // where these values come from, or why there are none
 };
 
-// A process in the state file.
+// A process that is listed in the state file.
 struct User {
   std::uint32_t pid = 0;
   bool alive = false;
-  bool holds = false;  // has enabled the QPUs
-  std::size_t pieces = 0;  // allocations of GPU memory
+  bool holds = false;  // true if the process has enabled the QPUs
+  std::size_t pieces = 0;  // number of its allocations of GPU memory
   std::uint64_t bytes = 0;
 };
 
@@ -45,17 +46,17 @@ struct Findings {
   V3dFacts v3d;
   std::string stateFolder;
   std::vector<User> users;
-  std::string note;  // what recovery released
+  std::string note;  // what recover() has released
 };
 
-// Collects all findings. For a root other than "/", the hardware is not accessed.
+// Collects all findings. If the root is not "/", the function does not access the hardware.
 Findings findAll(const Host& host);
 std::vector<User> usersOf(const std::string& stateFolder);
 
 std::string asText(const Findings& findings);
 std::string asJson(const Findings& findings);
 
-// States what has not been verified on a board.
+// The statement about what has not been verified on a board.
 constexpr const char* kUnmeasured =
     "not measured on hardware: the mailbox, GPU memory, V3D's registers, and all statements about "
     "what the firmware allows";

@@ -14,7 +14,8 @@ std::string quoted(const std::string& text) {
       out += '\\';
       out += c;
     } else if (byte < 0x20 || byte >= 0x7f) {
-      // Device trees contain ASCII; any other byte must not make the document invalid.
+      // A device tree contains only ASCII. If it contains any other byte, the document must still
+      // be valid JSON.
       std::array<char, 8> code{};
       (void)std::snprintf(code.data(), code.size(), "\\u%04x", byte);
       out += code.data();
@@ -29,7 +30,7 @@ std::string quotedOrNull(const std::string& text) { return text.empty() ? "null"
 
 const char* boolean(bool b) { return b ? "true" : "false"; }
 
-// A JSON object. Keys stay in the order of their insertion.
+// A JSON object. Its keys stay in the order in which they were inserted.
 class Object {
  public:
   Object& raw(const char* key, const std::string& value) {

@@ -1,4 +1,5 @@
-// The system's files below a root directory: "/", or a copy for a test.
+// The system's files below a root directory. The root directory is "/", or a directory with
+// copies of the files for a test.
 #ifndef QPU_SRC_RUNTIME_ROOT_HPP
 #define QPU_SRC_RUNTIME_ROOT_HPP
 
@@ -13,7 +14,7 @@ class Root {
  public:
   explicit Root(std::filesystem::path directory) : directory_(std::move(directory)) {}
 
-  // Converts an absolute path of the board to a path below the root.
+  // Converts an absolute path on the board to a path below the root directory.
   std::filesystem::path operator()(const std::string& path) const {
     return directory_ / std::filesystem::path(path).relative_path();
   }
@@ -21,14 +22,15 @@ class Root {
   bool exists(const std::string& path) const;
   // Returns no value if the file cannot be read.
   std::optional<std::string> read(const std::string& path) const;
-  // The sorted names in a directory; empty if the directory does not exist.
+  // Returns the sorted names of the entries in a directory, or an empty list if the directory
+  // does not exist.
   std::vector<std::string> list(const std::string& path) const;
 
  private:
   std::filesystem::path directory_;
 };
 
-// Splits a device-tree string list, whose strings end with NUL.
+// Splits a string list from the device tree. Each of its strings ends with NUL.
 std::vector<std::string> splitNul(const std::string& text);
 
 }  // namespace qpu::runtime

@@ -11,7 +11,7 @@ namespace qpu::runtime {
 namespace {
 
 constexpr std::chrono::milliseconds kLimit(500);
-// Offsets in one page.
+// Offsets in a page of GPU memory.
 constexpr std::uint32_t kUniforms = 512;
 constexpr std::uint32_t kControl = 576;
 constexpr std::uint32_t kFrom = 1024;
@@ -19,15 +19,15 @@ constexpr std::uint32_t kTo = 2048;
 constexpr std::uint32_t kElements = 16;
 constexpr std::uint32_t kPattern = 0x9e3779b9;
 
-// Processes one line of 16 words: loads it by TMU, adds one to each word and stores it through
-// the VPM.
+// Processes a line of 16 words: loads the words through a TMU, adds one to each word, and stores
+// the results through the VPM.
 constexpr std::array<const char*, 13> kProgram = {
     "shl r0, element_number, 2",
     "add tmu0_s, r0, uniform",
-    "ldi vpm_wr_setup, 0x1a00",      // rows of 16 words from row 0
+    "ldi vpm_wr_setup, 0x1a00",      // writes rows of 16 words, starting at row 0
     "nop; ldtmu0",
     "add vpm, r4, 1",
-    "ldi vpm_wr_setup, 0x80904000",  // DMA: row 0, 16 words
+    "ldi vpm_wr_setup, 0x80904000",  // sets up DMA of 16 words from row 0
     "mov vpm_st_addr, uniform",
     "nop; read vpm_st_wait",
     "mov host_int, 1",

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), for names that are derived from contents.
+// SHA-256 (FIPS 180-4), for names that are derived from a file's contents.
 #ifndef QPU_SRC_RUNTIME_SHA256_HPP
 #define QPU_SRC_RUNTIME_SHA256_HPP
 

@@ -18,7 +18,7 @@
 namespace qpu::runtime {
 namespace {
 
-constexpr std::size_t kSlot = 48;  // bytes of the header and of each record
+constexpr std::size_t kSlot = 48;  // size in bytes of the header and of each record
 constexpr std::array<char, 8> kMagic = {'q', 'p', 'u', 's', 't', 'a', 't', '1'};
 
 using Slot = std::array<unsigned char, kSlot>;
@@ -30,14 +30,14 @@ struct Layout {
   std::uint32_t bytes;
   std::uint64_t start;
   std::array<unsigned char, 20> zero;
-  std::uint32_t check;  // checksum of all fields before it
+  std::uint32_t check;  // checksum of all preceding fields
 };
 static_assert(sizeof(Layout) == kSlot, "one record is one slot");
 static_assert(offsetof(Layout, start) == 16 && offsetof(Layout, check) == kSlot - 4,
               "32-bit and 64-bit processes share the file");
 
 std::uint32_t checkOf(const unsigned char* bytes, std::size_t count) noexcept {
-  std::uint32_t sum = 2166136261U;  // FNV-1a
+  std::uint32_t sum = 2166136261U;  // the hash function is FNV-1a
   for (std::size_t i = 0; i < count; ++i) sum = (sum ^ bytes[i]) * 16777619U;
   return sum;
 }
@@ -69,7 +69,7 @@ bool unpack(const Slot& slot, Record& record) noexcept {
 
 off_t place(std::size_t index) noexcept { return static_cast<off_t>((index + 1) * kSlot); }
 
-// Returns whether a whole slot could be read.
+// Returns true if a complete slot was read.
 bool readSlot(int file, off_t at, Slot& slot) noexcept {
   return pread(file, slot.data(), kSlot, at) == static_cast<ssize_t>(kSlot);
 }
@@ -77,15 +77,15 @@ bool writeSlot(int file, off_t at, const Slot& slot) noexcept {
   return pwrite(file, slot.data(), kSlot, at) == static_cast<ssize_t>(kSlot);
 }
 
-// The header contains the kernel's boot ID, because the handles in a file that survives a reboot
-// are no longer valid.
+// Returns the header. It contains the kernel's boot ID, because the handles in a file become
+// invalid on a reboot and the file may survive the reboot.
 Slot header() noexcept {
   Slot slot{};
   std::memcpy(slot.data(), kMagic.data(), kMagic.size());
   const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
   if (fd >= 0) {
     const ssize_t n = read(fd, slot.data() + kMagic.size(), 36);
-    (void)n;  // zeros if the kernel does not provide it
+    (void)n;  // the boot ID is zero if the kernel does not provide it
     (void)close(fd);
   }
   const std::uint32_t check = checkOf(slot.data(), kSlot - 4);
@@ -93,8 +93,8 @@ Slot header() noexcept {
   return slot;
 }
 
-// Reads the state and the start time from /proc/PID/stat. Returns false if the process does not
-// exist. Async-signal-safe.
+// Reads the process's state and start time from /proc/PID/stat. Returns false if the process does
+// not exist. The function is async-signal-safe.
 bool readStat(std::uint32_t pid, char& state, std::uint64_t& start) noexcept {
   std::array<char, 32> path{};
   char* end = path.data();
@@ -111,10 +111,10 @@ bool readStat(std::uint32_t pid, char& state, std::uint64_t& start) noexcept {
   std::array<char, 1024> text{};
   const ssize_t got = read(fd, text.data(), text.size() - 1);
   (void)close(fd);
-  // The program's name, in parentheses, can contain any character.
+  // The program's name is in parentheses and can contain any character.
   const char* at = got > 0 ? std::strrchr(text.data(), ')') : nullptr;
   if (at == nullptr || at[1] == '\0') return false;
-  at += 2;  // field 3
+  at += 2;  // now at field 3
   state = *at;
   for (int field = 3; field < 22; ++field) {
     at = std::strchr(at, ' ');
@@ -126,15 +126,16 @@ bool readStat(std::uint32_t pid, char& state, std::uint64_t& start) noexcept {
   return true;
 }
 
-// A user who can write to the file can cause GPU memory to be freed while it is in use. In a
-// folder that every user can write to, such as /dev/shm, only the owner gets access to the file.
+// Returns true if every user can write to the folder, such as /dev/shm. In such a folder, only
+// the owner gets access to the file. Any other user who could write to the file could cause GPU
+// memory to be freed while it is in use.
 bool isOpenToAll(const std::string& folder) noexcept {
   struct stat s {};
   return stat(folder.c_str(), &s) == 0 && (s.st_mode & S_IWOTH) != 0;
 }
 
-// In a folder that is open to all users, the file may have been created by another user; such a
-// file is closed and rejected.
+// Throws if another user owns the file. In a folder that every user can write to, another user
+// may have created it.
 void requireOwn(int fd, const std::string& path) {
   struct stat s {};
   const uid_t self = geteuid();
@@ -153,12 +154,13 @@ int openShared(const std::string& folder, const char* name) {
   const std::string path = folder + name;
   const bool openToAll = isOpenToAll(folder);
   const mode_t mode = openToAll ? 0600 : 0660;
-  // Do not use O_CREAT in the first attempt: in a sticky folder the kernel refuses it for a file
-  // of another user.
+  // The first attempt does not use O_CREAT. In a sticky folder, the kernel does not allow O_CREAT
+  // for a file that belongs to another user.
   for (const int flags : {O_RDWR, O_RDWR | O_CREAT | O_EXCL, O_RDWR}) {
     const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, mode);
     if (fd >= 0) {
-      // Override the umask, because root and the folder's group share the file.
+      // Override the umask, because root and the folder's group must both be able to use the
+      // file.
       if ((flags & O_CREAT) != 0) (void)fchmod(fd, mode);
       if (openToAll) requireOwn(fd, path);
       return fd;
@@ -193,7 +195,7 @@ Process Process::current() noexcept {
 bool Process::alive() const noexcept {
   char state = '?';
   std::uint64_t began = 0;
-  if (!readStat(pid, state, began))  // also if /proc does not exist
+  if (!readStat(pid, state, began))  // also reached if /proc does not exist
     return start == 0 && (kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM);
   return began == start && state != 'Z' && state != 'X';
 }
@@ -223,7 +225,7 @@ State::~State() {
   (void)close(launch_);
 }
 
-// The caller holds the lock.
+// The caller must hold the lock.
 void State::initialise() {
   const Slot expected = header();
   Slot found{};

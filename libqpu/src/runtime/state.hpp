@@ -1,9 +1,10 @@
-// Records, in a shared file, which processes have enabled the QPUs and which GPU memory they own.
-// The firmware releases nothing when a process dies, so the next process that starts must release
-// it.
+// A shared file that records which processes have enabled the QPUs and which GPU memory they own.
+// The firmware releases nothing when a process dies. The next process that starts must therefore
+// release these resources.
 //
-// The file consists of a header and records of the same size, each with a checksum. Each record
-// is written in place by a single write, so that a crash between two writes leaves a valid file.
+// The file consists of a header and records of the same size. Each record has a checksum and is
+// written in place with a single write, so that the file is valid even after a crash between two
+// writes.
 #ifndef QPU_SRC_RUNTIME_STATE_HPP
 #define QPU_SRC_RUNTIME_STATE_HPP
 
@@ -14,13 +15,13 @@
 
 namespace qpu::runtime {
 
-// Identifies a process, even if its PID is reused later.
+// Identifies a process, even if its PID has been reused.
 struct Process {
   std::uint32_t pid = 0;
   std::uint64_t start = 0;  // clock ticks since boot, field 22 of /proc/PID/stat
 
   static Process current() noexcept;
-  // Zombies count as dead. Async-signal-safe.
+  // Zombies count as dead. The function is async-signal-safe.
   bool alive() const noexcept;
   bool operator==(const Process& o) const { return pid == o.pid && start == o.start; }
 };
@@ -28,13 +29,13 @@ struct Process {
 struct Record {
   enum class Kind : std::uint32_t { Free, Holder, Memory };
   Kind kind = Kind::Free;
-  std::uint32_t handle = 0;  // Memory
+  std::uint32_t handle = 0;  // for Kind::Memory
   Process process;
-  std::uint32_t bytes = 0;   // Memory
+  std::uint32_t bytes = 0;   // for Kind::Memory
 };
 
-// QPU_STATE_DIR; by default /run/qpu if it exists, otherwise /dev/shm. Both of these folders,
-// like the firmware's table of handles, are empty after a reboot.
+// Returns QPU_STATE_DIR. If it is not set, returns /run/qpu if this folder exists, and /dev/shm
+// otherwise. Both folders are empty after a reboot, and so is the firmware's table of handles.
 std::string stateFolder();
 
 class State {
@@ -44,13 +45,13 @@ class State {
     Record record;
   };
 
-  // Creates the files if necessary. Throws BackendError.
+  // Creates the files if necessary. Throws BackendError if that fails.
   explicit State(const std::string& folder);
   State(const State&) = delete;
   State& operator=(const State&) = delete;
   ~State();
 
-  // Exclusive between processes, but not between threads.
+  // Excludes other processes, but not other threads of this process.
   class Lock {
    public:
     explicit Lock(const State& state);
@@ -61,7 +62,8 @@ class State {
    private:
     int fd_;
   };
-  // Held while QPUs run programs, because the hardware does not isolate launches.
+  // Held while the QPUs run programs, because the hardware does not isolate launches from each
+  // other.
   class LaunchLock {
    public:
     explicit LaunchLock(const State& state);
@@ -72,18 +74,20 @@ class State {
    private:
     int fd_;
   };
-  // For signal handlers. Returns false if another process holds the lock.
+  // For signal handlers. tryLock() returns false if another process holds the lock.
   bool tryLock() const noexcept;
   void unlock() const noexcept;
 
-  // All records except free ones. The caller holds the lock.
+  // Returns all records that are not free. The caller must hold the lock.
   std::vector<Entry> entries() const;
-  // The number of unreadable records that were found when the file was opened. They are now free.
+  // The number of unreadable records that were found when the file was opened. These records are
+  // now free.
   std::size_t damaged() const { return damaged_; }
   // Throws BackendError if the file cannot be written.
   std::size_t add(const Record& record);
 
-  // Async-signal-safe. clear() does not require the lock for the process's own records.
+  // These functions are async-signal-safe. clear() does not require the lock if the record
+  // belongs to this process.
   void clear(std::size_t index) const noexcept;
   bool othersHold(const Process& self) const noexcept;
 
@@ -96,7 +100,8 @@ class State {
   std::size_t damaged_ = 0;
 };
 
-// For reports: the records of the file, or none if it does not exist. Opens the file read-only.
+// Returns the records in the file, or an empty list if the file does not exist. The function is
+// used for reports and opens the file read-only.
 std::vector<Record> readState(const std::string& folder);
 
 }  // namespace qpu::runtime

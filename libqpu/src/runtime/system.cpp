@@ -22,7 +22,7 @@ std::string modeText(mode_t mode) {
   return text;
 }
 
-// Called once per process, or by qpu-info, which has a single thread.
+// These functions are called once per process, or by qpu-info, which has a single thread.
 // NOLINTBEGIN(concurrency-mt-unsafe)
 std::string userName(uid_t uid) {
   const passwd* const entry = getpwuid(uid);
@@ -58,7 +58,8 @@ std::vector<Node> readNodes(const Root& root) {
   return nodes;
 }
 
-// Whether a device-tree node's status is "okay". A node without a status is enabled.
+// Returns true if the status of a device-tree node is "okay". A node without a status is also
+// enabled.
 bool isEnabled(const Root& root, const std::string& node) {
   const auto parts = splitNul(root.read(node + "/status").value_or(""));
   return parts.empty() || parts.front() == "okay" || parts.front() == "ok";
@@ -77,7 +78,8 @@ void readKms(const Root& root, System& s) {
     const bool fake = name.rfind("firmwarekms@", 0) == 0;
     const bool v3d = name.rfind("v3d@", 0) == 0;
     if ((!fake && !v3d) || !isEnabled(root, node)) continue;
-    // Fake KMS also enables the v3d node, so only its own node distinguishes the two.
+    // Fake KMS enables the v3d node too. Only the firmwarekms node distinguishes it from full
+    // KMS.
     if (s.kms == Kms::Fake) continue;
     s.kms = fake ? Kms::Fake : Kms::Full;
     s.kmsEvidence = node + " is enabled";
@@ -103,7 +105,7 @@ void readConfig(const Root& root, System& s) {
         s.kmsSettings.push_back(setting);
       if (setting.text.rfind("gpu_mem=", 0) == 0) s.gpuMemSetting = setting;
     }
-    return;  // if both exist, the file in /boot is a leftover
+    return;  // if both files exist, the one in /boot is not used any more
   }
 }
 

@@ -1,4 +1,5 @@
-// Resources of the operating system: device nodes, display driver, GPU memory.
+// The operating system's resources that libqpu needs: device nodes, display driver and GPU
+// memory.
 #ifndef QPU_SRC_RUNTIME_SYSTEM_HPP
 #define QPU_SRC_RUNTIME_SYSTEM_HPP
 
@@ -15,14 +16,14 @@ namespace qpu::runtime {
 struct Node {
   std::string path;
   bool present = false;
-  std::string mode;   // "crw-rw----"
-  std::string owner;  // "root:video"; numbers if there are no names
-  bool readable = false;  // by the calling user
+  std::string mode;   // such as "crw-rw----"
+  std::string owner;  // such as "root:video"; contains numbers if there are no names
+  bool readable = false;  // true if the calling user can read it
   bool writable = false;
 };
 
-// The kernel mode-setting driver, if enabled, owns the V3D block. Firmware released since October
-// 2016 then refuses to run QPU programs.
+// If the kernel mode-setting driver is enabled, it owns the V3D block. Firmware released since
+// October 2016 then does not run QPU programs.
 enum class Kms : std::uint8_t { Off, Full, Fake, Unknown };
 const char* name(Kms kms);
 
@@ -36,15 +37,15 @@ struct System {
   std::vector<Node> nodes;  // /dev/vcio, /dev/mem, /dev/gpiomem, /dev/dri/*
   Kms kms = Kms::Unknown;
   std::string kmsEvidence;
-  std::vector<Setting> kmsSettings;      // dtoverlay lines of config.txt that enable it
-  std::optional<Setting> gpuMemSetting;  // gpu_mem line of config.txt
-  std::optional<int> gpuMemoryMib;       // size that the firmware reports
-  std::string gpuMemorySource;           // source of the number, or why it is unknown
+  std::vector<Setting> kmsSettings;      // the dtoverlay lines in config.txt that enable KMS
+  std::optional<Setting> gpuMemSetting;  // the gpu_mem line in config.txt
+  std::optional<int> gpuMemoryMib;       // the size that the firmware reports
+  std::string gpuMemorySource;           // where the size comes from, or why it is unknown
 
   const Node* node(const std::string& path) const;
 };
 
-// The firmware is queried through `os` unless it is null.
+// Queries the firmware through `os`, unless it is null.
 System readSystem(const Root& root, Os* os);
 
 }  // namespace qpu::runtime

@@ -1,4 +1,4 @@
-// The registers of the V3D block, through /dev/mem. Not measured on hardware.
+// The registers of the V3D block, which are accessed through /dev/mem. Not measured on hardware.
 #ifndef QPU_SRC_RUNTIME_V3D_HPP
 #define QPU_SRC_RUNTIME_V3D_HPP
 
@@ -28,21 +28,22 @@ constexpr std::uint32_t kInterruptLatch = 0xe30;
 constexpr std::uint32_t kErrors = 0xf20;
 
 constexpr std::uint32_t kWindow = 0x1000;
-constexpr std::uint32_t kIdent = 0x02443356;  // "V3D", version 2
+constexpr std::uint32_t kIdent = 0x02443356;  // "V3D" and version 2
 constexpr std::uint32_t kListRunning = 1U << 5U;
 constexpr std::uint32_t kClearL2 = 4;
 constexpr std::uint32_t kClearSlices = 0x0f0f0f0f;
-// Clears the counts of completed and requested programs, the error flag, and the queue.
+// Bits that clear the counts of completed and requested programs, the error flag and the queue.
 constexpr std::uint32_t kClearQueue = 1U << 16U | 1U << 8U | 1U << 7U | 1U;
 constexpr std::uint32_t kQueueError = 1U << 7U;
 }  // namespace v3d
 
-// The CPU's address for the SoC's peripherals.
+// Returns the address at which the CPU accesses the SoC's peripherals.
 std::uint32_t peripheralBase(const Root& root);
 
 class V3d {
  public:
-  // `memory` is a file descriptor of /dev/mem. Throws BackendError.
+  // `memory` is a file descriptor for /dev/mem. Throws BackendError if the registers cannot be
+  // mapped.
   V3d(Os& os, int memory, std::uint32_t peripherals);
   V3d(const V3d&) = delete;
   V3d& operator=(const V3d&) = delete;
@@ -53,10 +54,11 @@ class V3d {
     os_.store(window_ + offset / 4, value);
   }
 
-  // Throw BackendError if there is no powered VideoCore IV, or if it is executing a 3D job.
+  // requirePower() throws BackendError if there is no powered VideoCore IV. requireIdle() throws
+  // BackendError if the VideoCore is executing a 3D job.
   void requirePower();
   void requireIdle() const;
-  // "SRQCS 0x..., PCS 0x..., ERRSTAT 0x..."
+  // Returns a string such as "SRQCS 0x..., PCS 0x..., ERRSTAT 0x...".
   std::string state() const;
 
  private:

@@ -1,4 +1,5 @@
-/* qpu.h in plain C: memory, a program in assembly, its run, listing and cycles. */
+/* Uses qpu.h in plain C: memory, and a program in assembly with its run, its listing and its
+ * cycles. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

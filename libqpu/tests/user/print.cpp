@@ -1,4 +1,4 @@
-// Prints from two QPUs. The test compares standard output.
+// Prints from two QPUs. The test compares the standard output with the expected text.
 #include "QPULib.h"
 
 void hello(Ptr<Float> p) {

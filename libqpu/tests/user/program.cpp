@@ -1,5 +1,5 @@
-// A program as users of QPULib write it, built with their flags (-fpermissive -Wconversion -std=c++0x)
-// and with warnings as errors.
+// A program as users of QPULib write it. It is built with the flags that they use (-fpermissive
+// -Wconversion -std=c++0x), and warnings are treated as errors.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// Saves a kernel to the file given as argument, for users without C++.
+// Saves a kernel to the file that the argument names, for users of other languages than C++.
 #include "QPULib.h"
 
 namespace {

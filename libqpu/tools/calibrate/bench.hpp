@@ -1,5 +1,5 @@
-// Runs QPU assembly programs and times them: on the QPUs with this machine's clock, on the emulator
-// with the model's clock.
+// Runs QPU assembly programs and measures their time. On the QPUs, this machine's clock measures
+// the time. On the emulator, it is the time in the model.
 #ifndef QPU_TOOLS_CALIBRATE_BENCH_HPP
 #define QPU_TOOLS_CALIBRATE_BENCH_HPP
 
@@ -13,11 +13,11 @@
 
 namespace qpu::calibrate {
 
-// Builds an assembly program that reads its uniforms into the registers below, sets r3 to the
-// number of rounds, and ends as the vc4-mailbox backend requires.
+// Builds an assembly program. The program reads its uniforms into the registers below, sets r3 to
+// the number of rounds, and ends as the vc4-mailbox backend requires.
 constexpr const char* kRounds = "ra0";
 constexpr const char* kQpu = "ra1";
-constexpr const char* kBuffer = "ra2";  // bus address of kBufferBytes bytes
+constexpr const char* kBuffer = "ra2";  // bus address of a buffer with kBufferBytes bytes
 constexpr std::uint32_t kBufferBytes = 4U << 20U;
 
 class Assembly {
@@ -26,24 +26,24 @@ class Assembly {
   Assembly& operator<<(const std::string& line);
   Assembly& repeat(int times, const std::vector<std::string>& lines);
   Assembly& set(const std::string& to, std::uint32_t value);
-  // Adds a loop that runs r3 times; `body` adds the loop's lines.
+  // Adds a loop that executes r3 times. `body` adds the lines in the loop.
   Assembly& loop(const std::function<void(Assembly&)>& body);
   int size() const { return static_cast<int>(lines_.size()); }
-  // Adds a branch to the line `target`, with three delay slots.
+  // Adds a branch to line `target`, followed by three delay slots.
   Assembly& branch(const std::string& cond, int target);
-  // Replaces the placeholder line at `at` with a branch.
+  // Replaces the placeholder in line `at` with a branch.
   void patch(int at, const std::string& cond, int target);
-  // Adds the end of the program, and returns all lines as text.
+  // Adds the end of the program and returns all lines as text.
   std::string end();
 
  private:
   std::vector<std::string> lines_;
 };
 
-// Time per round, excluding the launch.
+// The time per round, without the launch.
 struct Time {
   double seconds = 0;
-  double spread = 0;  // the longest repeat minus the shortest, relative to the time
+  double spread = 0;  // (longest repetition - shortest repetition) / time
 };
 
 class Bench {
@@ -54,14 +54,15 @@ class Bench {
   const std::string& backend() const { return backend_; }
   bool isEmulator() const { return backend_ == "emulator"; }
 
-  // Time of one round on `qpus` QPUs: the difference of runs of n and 2n rounds, divided by n.
-  // The QPUs run 100 times as many rounds as the emulator.
+  // Returns the time of a round on `qpus` QPUs. This is the difference between runs of 2n rounds
+  // and n rounds, divided by n. The hardware runs 100 times as many rounds as the emulator.
   Time round(const std::string& assembly, int qpus, std::uint32_t rounds);
-  // The time to start and end an empty program with this backend.
+  // Returns the time that this backend takes to start and end an empty program.
   Time launch(const std::string& backend);
-  // Returns the largest spread since the last call.
+  // Returns the largest spread that has occurred since the last call.
   double worstSpread();
-  // The time of one run including its launch; on the QPUs, the shortest of several runs.
+  // Returns the time of a run including its launch. On the hardware, this is the shortest time of
+  // several runs.
   Time run(const std::string& assembly, int qpus, std::uint32_t rounds) const;
 
  private:

@@ -43,7 +43,7 @@ int print(const Streams& s, const std::string& text) {
   return 1;
 }
 
-// Writes a temporary file and renames it, so that `path` is never a partial file.
+// Writes a temporary file and renames it, so that `path` is never an incomplete file.
 void write(const std::string& path, const std::string& text) {
   const std::string temporary = path + ".new";
   std::error_code error;

@@ -1,4 +1,4 @@
-// qpu-calibrate without its main(), for the tests.
+// qpu-calibrate without its main() function, so that tests can call it.
 #ifndef QPU_TOOLS_CALIBRATE_CALIBRATE_HPP
 #define QPU_TOOLS_CALIBRATE_CALIBRATE_HPP
 
@@ -19,7 +19,7 @@ struct Streams {
 // Returns the text of a model file for QPU_MODEL.
 std::string modelFile(const Provenance& from, const std::vector<Measured>& all);
 
-// Runs qpu-calibrate. Exit codes: 0 done, 1 failed, 2 usage error.
+// Runs qpu-calibrate. Exit codes: 0 success, 1 failure, 2 usage error.
 int run(const std::vector<std::string>& arguments, const Streams& streams);
 
 }  // namespace qpu::calibrate

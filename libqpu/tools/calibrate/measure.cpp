@@ -1,6 +1,7 @@
-// A QPU instruction takes four clocks. A TMU load that the program waits for takes the load's
-// latency, counted from the request. The next instruction runs four clocks later, so a sequence
-// of "mov tmu0_s, r2" and "ldtmu0" takes the latency plus four clocks.
+// A QPU instruction takes four clocks. If the program waits for a TMU load, the receiving
+// instruction takes the latency of the load, which is counted from the request. The next
+// instruction runs four clocks later. A sequence of "mov tmu0_s, r2" and "ldtmu0" therefore takes
+// the latency plus four clocks.
 #include "tools/calibrate/measure.hpp"
 
 #include <algorithm>
@@ -14,8 +15,9 @@ namespace {
 constexpr double kInstruction = 4;
 constexpr double kLineBytes = 64;
 constexpr double kLineInstructions = 8;
-constexpr double kPageLines = 64;  // a page of 4 KB
-constexpr std::uint32_t kSameBank = 32768;  // 8 banks of 4 KB
+constexpr double kPageLines = 64;  // number of cache lines in a page of 4 KB
+// Distance between pages in the same bank: 8 banks of 4 KB.
+constexpr std::uint32_t kSameBank = 32768;
 constexpr int kAllQpus = 12;
 constexpr int kSlices = 3;
 constexpr int kQpusOfSlice = 4;
@@ -28,7 +30,8 @@ std::string line(const std::string& name, const std::string& operands) {
 std::uint32_t dmaStore(std::uint32_t rows, std::uint32_t words) {
   return 0x80004000U | rows << 23U | words << 16U;
 }
-// The field holds 0 for 16 rows or words. Each row is loaded into its own VPM row.
+// In the setup word, 0 stands for 16 rows or words. Each memory row is loaded into its own VPM
+// row.
 std::uint32_t dmaLoad(std::uint32_t rows, std::uint32_t words) {
   return 0x80001000U | (words % 16) << 20U | (rows % 16) << 16U;
 }
@@ -71,8 +74,8 @@ class Measurer {
   }
   double ns(double clocks) const { return clocks / clockHz_ * 1e9; }
 
-  // The clocks for fetching one cache line of instructions in a loop of this many instructions,
-  // excluding their execution.
+  // Returns the number of clocks that fetching an instruction cache line takes. Measures it with
+  // a loop of this many instructions, and subtracts the time for executing them.
   double fetching(int instructions, std::uint32_t rounds) {
     constexpr int kLoopOverhead = 5;
     Assembly a;
@@ -124,8 +127,8 @@ class Measurer {
     }
   }
 
-  // The latency of loads, each of which waits for the previous one. `next` computes the next
-  // address in r2 while a load is in flight.
+  // Returns the latency of loads of which each waits for the previous one. `next` computes the
+  // next address in r2 while a load is in flight.
   double latency(const std::vector<std::string>& next, const std::vector<std::string>& before,
                  std::uint32_t rounds) {
     Assembly a;
@@ -138,7 +141,8 @@ class Measurer {
     return (clocks(a.end(), 1, rounds) - 5 * kInstruction) / loads - kInstruction;
   }
 
-  // The same for loads that are `stride` bytes apart within the buffer's first `bytes` bytes.
+  // Returns the latency of loads that are `stride` bytes apart in the first `bytes` bytes of the
+  // buffer.
   double sweep(std::uint32_t stride, std::uint32_t bytes, std::uint32_t rounds) {
     constexpr int kLoads = 16;
     Assembly a;
@@ -152,7 +156,7 @@ class Measurer {
     return (clocks(a.end(), 1, rounds) - 5 * kInstruction) / kLoads - 3 * kInstruction;
   }
 
-  // Computes the addresses of the 16 words at `base`.
+  // Computes the addresses of the 16 words that start at `base`.
   static void element(Assembly& a, const std::string& to, const std::string& base) {
     a << "shl r0, element_number, 2" << "nop" << line("add", to + ", r0, " + base) << "nop";
   }
@@ -166,7 +170,8 @@ class Measurer {
     put("tmu_l1_clocks", l1);
     put("tmu_l2_clocks", l2);
 
-    // Eight passes, so that the first pass's cache misses have little weight.
+    // Use eight passes, so that the cache misses in the first pass have little influence on the
+    // result.
     const auto fits = [&](std::uint32_t bytes, double limit) {
       return sweep(64, bytes, std::max(8 * bytes / 1024, 8U)) < limit;
     };
@@ -179,7 +184,7 @@ class Measurer {
     put("l2_bytes", largest((l2 + sequential_) / 2));
   }
 
-  // Compares loads that all open a page with loads of which one in 64 does.
+  // Compares loads that all open a page with loads of which only one in 64 opens a page.
   void pages() {
     const double far = sweep(kSameBank, kBufferBytes, 64);
     page_ = std::max(far - sequential_, 0.0) / (1 - 1 / kPageLines);
@@ -199,7 +204,7 @@ class Measurer {
     const double atTmu = clocks(one.end(), kAllQpus, 100) / kRequests / kQpusOfSlice;
     put("tmu_request_clocks", atTmu);
 
-    // Four lines per QPU that evict each other from the L1.
+    // Each QPU reads four cache lines that evict each other from the L1 cache.
     Assembly all;
     all << "ldi tmu_noswap, 1" << "shl r0, ra1, 6" << "nop" << "add r1, r0, ra2";
     all << "mov ra10, r1" << "nop";
@@ -225,7 +230,7 @@ class Measurer {
     l2Line_ = perLine;
   }
 
-  // All QPUs read the buffer. Of each 24 lines, every QPU reads two.
+  // All QPUs read the buffer. Each QPU reads two of every 24 cache lines.
   void bus() {
     constexpr int kUnrolled = 4;
     Assembly a;
@@ -249,8 +254,8 @@ class Measurer {
       put("memory_bytes_per_s", kLineBytes / (perLine - page_ / kPageLines) * clockHz_);
   }
 
-  // The clocks of one transfer that the program waits for. The wait and the next setup are two
-  // instructions that do not overlap with the transfer.
+  // Returns the number of clocks for a transfer that the program waits for. The wait and the next
+  // setup are two instructions that do not overlap with the transfer.
   double transfer(bool load, std::uint32_t rows, std::uint32_t words) {
     constexpr int kTransfers = 16;
     Assembly a;
@@ -282,7 +287,7 @@ class Measurer {
 
   void port() {
     constexpr int kVectors = 16;
-    constexpr std::uint32_t kRows = 0x1a00;  // horizontal, 32 bit, from row 0 on
+    constexpr std::uint32_t kRows = 0x1a00;  // horizontal 32-bit words, starting at row 0
     Assembly all;
     all.set("r1", kRows);
     all.loop([](Assembly& body) {
@@ -306,8 +311,8 @@ class Measurer {
         (clocks(one.end(), 1, 50) - 5 * kInstruction) / kVectors - kInstruction);
   }
 
-  // Two QPUs release each other. The difference of two loop lengths cancels the loop's unknown
-  // overhead.
+  // Two QPUs release each other. The difference between two loop lengths eliminates the unknown
+  // overhead of the loop.
   double exchanges(int times) {
     Assembly a;
     a << "nop" << "mov.sf r0, ra1";
@@ -322,7 +327,7 @@ class Measurer {
     const int second = a.size();
     half({"sacq 0", "srel 1"});
     a.patch(choice, "allzc", second);
-    // This branch is always taken, because the loop counter's zero flag is set after the loop.
+    // This branch is always taken, because the loop leaves the zero flag of its counter set.
     a.patch(over, "allzs", a.size());
     return clocks(a.end(), 2, 50);
   }
@@ -336,7 +341,7 @@ class Measurer {
   int number_ = 0;
   std::vector<Measured> found_;
   double clockHz_ = 0;
-  double sequential_ = 0, page_ = 0, fetchMemory_ = 0, l2Line_ = 0;  // clocks
+  double sequential_ = 0, page_ = 0, fetchMemory_ = 0, l2Line_ = 0;  // in clocks
 };
 
 }  // namespace

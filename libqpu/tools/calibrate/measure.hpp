@@ -12,17 +12,17 @@ namespace qpu::calibrate {
 
 struct Measured {
   std::string parameter;
-  double value = 0;     // in the parameter's unit
-  std::string missing;  // why the value is missing; empty if it is not
+  double value = 0;     // in the unit of the parameter
+  std::string missing;  // the reason why the value is missing, or "" if there is a value
   int measurement = 0;  // 1..10
-  double spread = 0;    // largest spread among the measurement's repeats
+  double spread = 0;    // largest spread of the repetitions in this measurement
 };
 
 constexpr int kMeasurements = 10;
-// The title of measurement 1..10.
+// Returns the title of a measurement. The measurements have the numbers 1..10.
 const char* title(int measurement);
 
-// Runs all measurements in order, and calls `before` with the number of each. Throws
+// Runs all measurements in order. Before each one, calls `before` with its number. Throws
 // std::runtime_error if a program fails.
 std::vector<Measured> measureAll(Bench& bench, const std::function<void(int)>& before);
 

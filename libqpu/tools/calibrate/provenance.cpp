@@ -16,7 +16,7 @@ std::string read(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// Reads a device tree string without its trailing zero.
+// Reads a string from the device tree without its terminating NUL.
 std::string text(const std::string& path) {
   std::string found = read(path);
   while (!found.empty() && found.back() == '\0') found.pop_back();

@@ -10,13 +10,13 @@ enum class Source { Hardware, Emulator, Unverified };
 
 struct Provenance {
   Source source = Source::Unverified;
-  std::string board;  // a value of QPU_BOARD; empty if unknown
-  std::string text;   // the value of "source" in a model file
+  std::string board;  // a value for QPU_BOARD, or "" if the board is unknown
+  std::string text;   // the value for "source" in a model file
 };
 
-// `tree` is a device tree such as /proc/device-tree. A measurement with `backend` counts as
-// measured on hardware only if the tree is a Raspberry Pi's and contains the revision code and
-// the serial number that the firmware writes.
+// `tree` is the path of a device tree such as /proc/device-tree. The results of `backend` count
+// as measured on hardware only if the tree belongs to a Raspberry Pi and contains the revision
+// code and the serial number that the firmware writes.
 Provenance provenance(const std::string& backend, const std::string& tree);
 
 }  // namespace qpu::calibrate

@@ -38,7 +38,7 @@ constexpr const char* kHelp =
 constexpr std::size_t kMostBytes = std::size_t{4} << 20U;
 constexpr std::size_t kWordBytes = sizeof(isa::Word);
 
-// Errors that end the program with exit code 2 (WrongUse) and 1 (Failure).
+// Errors that end the program. WrongUse results in exit code 2, and Failure in exit code 1.
 struct WrongUse : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -157,7 +157,7 @@ int verify(const code::Object& object, const std::string& name, std::ostream& ou
   return faults.empty() ? 0 : 1;
 }
 
-// Throws one Failure that lists the errors in all lines.
+// If lines contain errors, throws a single Failure that lists the errors in all lines.
 std::string assemble(const std::string& text, const std::string& name) {
   std::string words;
   std::string errors;

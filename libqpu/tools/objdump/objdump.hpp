@@ -1,4 +1,4 @@
-// qpu-objdump without its main(), for the tests.
+// qpu-objdump without its main() function, so that tests can call it.
 #ifndef QPU_TOOLS_OBJDUMP_OBJDUMP_HPP
 #define QPU_TOOLS_OBJDUMP_OBJDUMP_HPP
 
@@ -10,13 +10,14 @@
 namespace qpu::objdump {
 
 struct Streams {
-  std::istream& in;    // read for the file "-"
+  std::istream& in;    // is read if the file name is "-"
   std::ostream& out;
   std::ostream& errors;
-  bool outIsTerminal;  // a terminal gets no binary data
+  bool outIsTerminal;  // if true, no binary data is written to `out`
 };
 
-// Runs qpu-objdump. Exit codes: 0 done, 1 faults found or unreadable input, 2 usage error.
+// Runs qpu-objdump. Exit codes: 0 success, 1 faults were found or the input is unreadable, 2
+// usage error.
 int run(const std::vector<std::string>& arguments, const Streams& streams);
 
 }  // namespace qpu::objdump

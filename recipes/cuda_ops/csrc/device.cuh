@@ -1,4 +1,4 @@
-// Shared parts of the kernels: memory accesses of 16 bytes, and sums and maxima across threads.
+// Parts that the kernels share: memory accesses of 16 bytes, and sums and maxima across threads.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,8 +15,8 @@ namespace cuda_ops::cuda {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffU;
 
-// The elements of one memory access: 16 bytes if everything is 16-byte aligned, otherwise a
-// single element.
+// The elements of one memory access. This is 16 bytes if everything is aligned to 16 bytes, and a
+// single element otherwise.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount) Pack {
   T values[kCount];
@@ -25,7 +25,7 @@ struct alignas(sizeof(T) * kCount) Pack {
 template <typename T>
 constexpr int kFullPack = 16 / static_cast<int>(sizeof(T));
 
-// Data that is read only once does not need to stay in the caches.
+// Reads data that does not need to stay in the caches because it is read only once.
 template <typename Packed>
 __device__ inline Packed read_once(const Packed* from) {
   if constexpr (sizeof(Packed) == sizeof(uint4)) {
@@ -73,8 +73,8 @@ struct Maximum {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// Combines the values of kWidth adjacent lanes, where kWidth is a power of two. All lanes of the
-// warp must call this.
+// Combines the values of kWidth adjacent lanes. kWidth is a power of two. All lanes of the warp
+// must call this function.
 template <int kWidth = kWarp, typename Combine>
 __device__ inline float across_warp(float value, Combine combine) {
 #pragma unroll
@@ -83,7 +83,8 @@ __device__ inline float across_warp(float value, Combine combine) {
   return value;
 }
 
-// Every thread of the block gets the result. `room` holds one float per warp and can be reused immediately.
+// Combines the values of all threads in the block, and returns the result to each of them. `room`
+// contains one float per warp and can be reused immediately.
 template <typename Combine>
 __device__ inline float across_block(float value, Combine combine, float* room) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -98,8 +99,8 @@ __device__ inline float across_block(float value, Combine combine, float* room) 
   return value;
 }
 
-// Calls `body` with the smallest listed number that is at least `wanted`, as a constant. Returns
-// false if there is none.
+// Calls `body` with the smallest number in the list that is at least `wanted`, as a constant.
+// Returns false if there is no such number.
 template <int kFirst, int... kMore, typename Body>
 bool by_count(int64_t wanted, Body body) {
   if (wanted <= kFirst) {
@@ -110,7 +111,7 @@ bool by_count(int64_t wanted, Body body) {
   return false;
 }
 
-// Calls `body` with a value of the C++ type for `type`.
+// Calls `body` with a value of the C++ type that corresponds to `type`.
 template <typename Body>
 int by_type(Type type, Body body) {
   switch (type) {

@@ -1,4 +1,5 @@
-// add2, exp and axpy are memory-bound. Each thread moves 16 bytes of each operand; many threads keep the memory busy.
+// add2, exp and axpy are limited by memory bandwidth. Each thread processes 16 bytes of each
+// operand, and many threads keep the memory busy.
 #include <algorithm>
 
 #include "device.cuh"
@@ -8,9 +9,9 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Data that is read or written only once does not need to stay in the caches. The best hints and block sizes were
-// measured on an H200: with two inputs, only the output is marked; with one input, both are, or neither for 16-bit
-// elements.
+// Data that is read or written only once does not need to stay in the caches. The best cache
+// hints and block sizes were measured on an H200. With two inputs, only the output has a hint.
+// With one input, both the input and the output have one; for 16-bit elements, neither has one.
 template <typename T, int kInputs>
 constexpr bool kPlain = kInputs == 1 && sizeof(T) == 2;
 template <typename T, int kInputs>
@@ -48,7 +49,7 @@ struct Exp {
   __device__ float operator()(float x, float /*unused*/) const { return expf(x); }
 };
 
-// Processes `packs` whole packs, then `rest` single elements in the last block.
+// Processes `packs` complete packs. The last block then processes `rest` single elements.
 template <typename T, int kInputs, typename F>
 __global__ void __launch_bounds__(kBlock<T, kInputs>)
     dense_kernel(T* out, const T* a, const T* b, int64_t packs, int rest, F function) {
@@ -76,8 +77,8 @@ __global__ void __launch_bounds__(kBlock<T, kInputs>)
   }
 }
 
-// Supports any strides. `Index` is the type for positions: 32 bits where possible, because 32-bit
-// division is cheaper.
+// Supports operands with any strides. `Index` is the type of positions. It has 32 bits where
+// possible, because 32-bit division is faster.
 template <typename T, typename Index, typename F>
 __global__ void __launch_bounds__(kThreads) strided_kernel(const Elementwise work, F function) {
   const Index step = static_cast<Index>(gridDim.x) * kThreads;

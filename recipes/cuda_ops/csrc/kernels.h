@@ -1,7 +1,8 @@
-// The operators' kernels, independent of torch. Arguments state what to compute, in which memory
-// and on which stream.
+// The kernels of the operators. This file does not depend on torch. The arguments specify what to
+// compute, in which memory and on which stream.
 //
-// Counts, sizes and strides are in elements and 64 bits wide. Nothing here allocates memory or waits for the GPU.
+// Counts, sizes and strides are in elements and have 64 bits. No function in this file allocates
+// memory or waits for the GPU.
 #pragma once
 
 #include <array>
@@ -9,8 +10,8 @@
 
 namespace cuda_ops {
 
-// The maximum number of dimensions after merging adjacent dimensions that are contiguous in
-// memory.
+// The maximum number of dimensions after adjacent dimensions that are contiguous in memory have
+// been merged.
 constexpr int kMaxDims = 12;
 
 enum class Type { kFloat, kHalf, kBFloat16 };
@@ -18,7 +19,8 @@ enum class Function { kAdd, kExp, kAxpy };
 
 constexpr int size_of(Type type) { return type == Type::kFloat ? 4 : 2; }
 
-// out[i] = f(in[0][i], in[1][i]) for 0 <= i < `count`. Operand 0 of `strides` is the output.
+// Computes out[i] = f(in[0][i], in[1][i]) for 0 <= i < `count`. Operand 0 of `strides` is the
+// output.
 struct Elementwise {
   static constexpr int kOperands = 3;
 
@@ -33,7 +35,7 @@ struct Elementwise {
   std::array<const void*, 2> in{};
   void* out = nullptr;
 
-  // Whether the elements of every operand form one contiguous range.
+  // Returns true if the elements of every operand form one contiguous range.
   [[nodiscard]] bool dense() const {
     if (dims == 0) return true;
     for (int operand = 0; operand <= inputs; ++operand)
@@ -42,7 +44,8 @@ struct Elementwise {
   }
 };
 
-// Each row of `columns` contiguous elements becomes exp(x - max) / sum. The rows of the output are contiguous.
+// Computes exp(x - max) / sum for each row of `columns` contiguous elements. The rows of the
+// output are contiguous.
 struct Softmax {
   Type type = Type::kFloat;
   int64_t rows = 0;
@@ -52,7 +55,8 @@ struct Softmax {
   void* out = nullptr;
 };
 
-// out = matrix · vector. The matrix may have any strides; the vector and the output are dense.
+// Computes out = matrix · vector. The matrix may have any strides. The vector and the output are
+// dense.
 struct Matvec {
   Type type = Type::kFloat;
   int64_t rows = 0;
@@ -62,25 +66,27 @@ struct Matvec {
   const void* matrix = nullptr;
   const void* vector = nullptr;
   void* out = nullptr;
-  // Memory for splits * rows partial sums, used if `splits_of` distributes the columns over
-  // several blocks.
+  // Memory for splits * rows partial sums. It is used if `splits_of` distributes the columns
+  // among several blocks.
   float* partial = nullptr;
   int splits = 1;
 };
 
-// Functions return a cudaError_t, 0 for success; `stream` is a cudaStream_t.
+// The functions that return int return a cudaError_t, which is 0 for success. `stream` is a
+// cudaStream_t.
 namespace cuda {
 int run(const Elementwise& work, void* stream);
 int run(const Softmax& work, void* stream);
 int run(const Matvec& work, void* stream);
-// The number of parts that the columns are divided into, so that the whole GPU has work.
+// Returns the number of parts into which the columns are divided, so that the whole GPU has work.
 int splits_of(const Matvec& work);
 const char* explain(int error);
-// The calling thread's current device, or -1.
+// Returns the calling thread's current device, or -1.
 int current_device();
 }  // namespace cuda
 
-// The same operations as plain loops: the reference, and the implementation for CPU tensors.
+// The same operations as plain loops. They are the reference, and the implementation for CPU
+// tensors.
 namespace cpu {
 void run(const Elementwise& work);
 void run(const Softmax& work);

@@ -1,9 +1,10 @@
-// Matrix-vector multiplication is limited by reading the matrix once, so the kernels keep as many loads in flight as
-// possible, in packs of 16 bytes even if rows or columns are not aligned.
+// The time for a matrix-vector multiplication is limited by reading the matrix once. The kernels
+// therefore keep as many loads in flight as possible. They load packs of 16 bytes, even if rows
+// or columns are not aligned.
 //
-// If too few blocks would have work, the columns are distributed over blocks as well. A second
-// kernel adds the blocks' sums in a fixed order, so the same input always produces the same
-// output.
+// If too few blocks would have work, the columns are distributed among blocks as well. A second
+// kernel then adds the sums of the blocks in a fixed order, so the same input always produces the
+// same output.
 #include <algorithm>
 
 #include "device.cuh"
@@ -14,9 +15,9 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kSmallBlock = 128;
 constexpr int kMiddleBlock = 512;
-constexpr int kLargeBlock = 1024;  // threads that keep a multiprocessor busy, in one or more blocks
+constexpr int kLargeBlock = 1024;  // number of threads that keep a multiprocessor busy, in one or more blocks
 
-// Stores the sum of a row, or of this block's part of it.
+// Stores the sum of a row, or the sum of this block's part of the row.
 template <typename T>
 __device__ inline void store(const Matvec& work, int64_t row, float sum) {
   if (work.splits > 1) {
@@ -26,14 +27,15 @@ __device__ inline void store(const Matvec& work, int64_t row, float sum) {
   }
 }
 
-// This block's part [first, last) of `count`.
+// Computes the range [first, last) of `count` that this block processes.
 __device__ inline void part_of(const Matvec& work, int64_t count, int64_t& first, int64_t& last) {
   const int64_t each = (count + work.splits - 1) / work.splits;
   first = min(each * blockIdx.y, count);
   last = min(first + each, count);
 }
 
-// Allows the second kernel to start now and wait for the end of this one, which hides its launch time.
+// Allows the second kernel to start now. It then waits for the end of this kernel, so its launch
+// takes no additional time.
 __device__ inline void start_next() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
@@ -53,23 +55,25 @@ __device__ inline float dot(const Pack<T, kCount>& a, const float (&x)[kCount], 
   return sum;
 }
 
-// How many packs of a row a thread loads before it uses the first one. With 1, the kernel is a
-// plain loop, which the compiler unrolls twice and which runs with many threads. On an H200,
-// larger values are faster only for unaligned float32.
+// Returns the number of packs of a row that a thread loads before it uses the first one. With 1,
+// the kernel is a simple loop, which the compiler unrolls twice and which runs with many threads.
+// On an H200, larger numbers are faster only for unaligned float32.
 constexpr int flight_of(int count, int rows, bool edges) {
   if (!edges || count != 4) return 1;
   return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
 
-// The minimum number of blocks per multiprocessor. 0 leaves the choice to the compiler, which then reduces the loads in
-// flight to save registers, so that more blocks fit.
+// Returns the minimum number of blocks per multiprocessor. With 0, the compiler chooses the
+// number. It then reduces the loads in flight to save registers, so that more blocks fit.
 constexpr int blocks_for(int flight, int group) { return group == kLargeBlock ? 1 : flight > 1 ? 4 : 0; }
 
 constexpr int block_of(int group) { return group > kThreads ? group : kThreads; }
 
-// For rows with contiguous columns. A group of kGroup threads processes kRows rows, so that each element of the vector
-// that it loads is used for kRows products. With kEdges, rows may be unaligned: single elements remain before the first
-// and after the last whole pack. Rows that are kCount apart have the same alignment, so a group processes such rows.
+// For matrices whose rows have contiguous columns. A group of kGroup threads processes kRows
+// rows, so that each element of the vector that it loads is used for kRows products. With kEdges,
+// rows may be unaligned: there are single elements before the first complete pack and after the
+// last one. Rows whose numbers differ by a multiple of kCount have the same alignment, so a group
+// processes such rows.
 template <typename T, int kCount, int kRows, int kGroup, bool kEdges>
 __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount, kRows, kEdges), kGroup))
     rows_kernel(const Matvec work) {
@@ -85,7 +89,8 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
   const T* rows[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    // Past the last row, the first row is computed again but not stored.
+    // A row number past the last row is replaced: the first row is computed again, but its sum is
+    // not stored.
     rows[r] = matrix + (row + r * kApart < work.rows ? row + r * kApart : row) * work.row_stride;
   }
   int head = 0;
@@ -96,7 +101,8 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
   const int64_t packs = row < work.rows ? (work.columns - head) / kCount : 0;
   const auto* vector = static_cast<const T*>(work.vector);
   float sums[kRows] = {};
-  // Calls `use(k, where)` for each single element of this thread, at most kSingles.
+  // Calls `use(k, where)` for each single element that this thread processes. There are at most
+  // kSingles.
   const auto each_single = [&](auto use) {
     if (blockIdx.y != 0 || row >= work.rows) return;
     const int64_t tail = head + packs * kCount;
@@ -107,7 +113,8 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
       if (j < 2 * kCount && at < (j < kCount ? head : work.columns)) use(k, at);
     }
   };
-  // With packs in flight, single elements are loaded first and used last; otherwise they are used immediately.
+  // With packs in flight, single elements are loaded first and used last. Otherwise they are used
+  // immediately.
   float singles[kSingles + 1][kRows] = {};
   float singles_x[kSingles + 1] = {};
   if constexpr (kFlight > 1) {
@@ -154,11 +161,11 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
       for (int r = 0; r < kRows; ++r) sums[r] = fmaf(singles[k][r], singles_x[k], sums[r]);
   }
   for (; i < last; i += kGroup) {
-    // Copied, because the compiler would load single elements through a reference.
+    // The pack is copied, because the compiler would load single elements through a reference.
     Packed a[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      // Single elements may be any distance apart.
+      // The distance between single elements can be any number.
       const T* at = rows[r] + (kCount == 1 ? i * work.column_stride : head + i * kCount);
       a[r] = *reinterpret_cast<const Packed*>(at);
     }
@@ -186,30 +193,32 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
   }
 }
 
-// The number of threads that add the parts of a row, if there are `threads` for each row: a power of two, at most a
-// warp.
+// Returns the number of threads that add the parts of a row if there are `threads` threads for
+// each row. It is a power of two and at most the size of a warp.
 constexpr int sharers_of(int threads) {
   int count = 1;
   while (count < kWarp && count * 2 <= threads) count *= 2;
   return count;
 }
 
-// The minimum number of blocks per multiprocessor. If it runs only kLargeBlock threads, each has enough registers for
-// kFlight columns at once. 0 leaves the choice to the compiler.
+// Returns the minimum number of blocks per multiprocessor. If a multiprocessor runs only
+// kLargeBlock threads, each thread has enough registers for kFlight columns at the same time.
+// With 0, the compiler chooses the number.
 constexpr int registers_for(int block, bool edges) { return block == kThreads || edges ? 0 : kLargeBlock / block; }
 
-// For columns with contiguous rows (a transposed matrix), and with kCount = 1 for any strides. kWidth adjacent lanes
-// cover kCount rows each; the groups of a block process columns in round-robin order. With kEdges, columns may be
-// unaligned: the first lane of a group then starts up to one pack before the block's rows. Columns that are kCount
-// apart have the same alignment, so a group always processes such columns. With kKeep, the matrix stays in the L2 cache
-// for the next product. Without it, its loads are marked as read once and only get the cache space that other data
-// leaves.
+// For matrices whose columns have contiguous rows (transposed matrices) and, with kCount = 1, for
+// any strides. Each of kWidth adjacent lanes covers kCount rows. The groups in a block process
+// the columns in round-robin order. With kEdges, columns may be unaligned: the first lane of a
+// group then starts up to one pack before the block's rows. Columns whose numbers differ by a
+// multiple of kCount have the same alignment, so a group always processes such columns. With
+// kKeep, the matrix stays in the L2 cache for the next product. Without kKeep, its loads are
+// marked as read once, and they get only the cache space that other data does not use.
 template <typename T, int kCount, int kWidth, int kBlock, int kFlight, bool kEdges, bool kKeep = false>
 __global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
   constexpr int kGroups = kBlock / kWidth;
   constexpr int kTile = (kWidth - (kEdges ? 1 : 0)) * kCount;
-  constexpr bool kShuffled = !kEdges && kWidth < kWarp;  // the groups of a warp are added first
+  constexpr bool kShuffled = !kEdges && kWidth < kWarp;  // the sums of the groups in a warp are added first
   constexpr int kParts = kShuffled ? kBlock / kWarp : kGroups;
   constexpr int kSharers = sharers_of(kBlock / kTile);
   static_assert(!kEdges || kGroups % kCount == 0);
@@ -240,7 +249,7 @@ __global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns
 #pragma unroll
       for (int e = 0; e < kCount; ++e) mine[e] = fmaf(to_float(a.values[e]), x, mine[e]);
     };
-    // The first and the last column, where a pack could extend past the matrix.
+    // Handle the first and the last columns, in which a pack could extend past the matrix.
     const auto add_singly = [&](int64_t column) {
       const float x = to_float(vector[column]);
 #pragma unroll
@@ -289,7 +298,7 @@ __global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns
   }
 }
 
-// Adds the parts; kSharers threads add those of a row.
+// Adds the parts. kSharers threads add the parts of each row.
 template <typename T, int kSharers>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const Matvec work) {
   constexpr int kRows = kThreads / kSharers;
@@ -312,13 +321,13 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const Matvec work) {
   static_cast<T*>(work.out)[row] = from_float<T>(sum);
 }
 
-// Properties of the current GPU, queried once per thread while the device stays the same.
+// Properties of the current GPU. Each thread queries them once, and again if the device changes.
 struct Gpu {
   int device = -1;
   int multiprocessors = 1;
   int cache = 0;  // size of its L2 cache in bytes
-  // Whether the GPU's code for the second kernel waits for the end of the first one, so that the
-  // second can start early.
+  // True if the GPU's code for the second kernel waits for the end of the first kernel. The
+  // second kernel can then start early.
   bool waits = false;
 };
 
@@ -337,24 +346,24 @@ const Gpu& gpu() {
   return known = found;
 }
 
-// Whether the matrix may still be in the L2 cache when it is needed again.
+// Returns true if the matrix may still be in the L2 cache when it is needed again.
 bool fits_cache(const Matvec& work) {
   return 4 * work.rows * work.columns <= int64_t{3} * gpu().cache / size_of(work.type);
 }
 
-// How the work is divided: what a block processes, and the number of blocks in each direction.
+// The division of the work: what a block processes, and the number of blocks in each direction.
 struct Plan {
   bool by_columns = false;
   bool edges = false;
   int pack = 1;   // elements per load
-  int rows = 1;   // by rows: rows per group of threads
-  int width = 1;  // by rows: threads per group; by columns: adjacent lanes
+  int rows = 1;   // for division by rows: rows per group of threads
+  int width = 1;  // for division by rows: threads per group; by columns: adjacent lanes
   int block = kThreads;  // threads per block
   int64_t blocks = 1;
   int64_t splits = 1;
 };
 
-// The constants in both functions were measured on an H200.
+// The constants in the two planning functions were measured on an H200.
 Plan plan_rows(const Matvec& work, int full) {
   const int64_t all = gpu().multiprocessors;
   Plan made;
@@ -362,15 +371,16 @@ Plan plan_rows(const Matvec& work, int full) {
   made.edges = made.pack > 1 && (work.columns % full != 0 || work.row_stride % full != 0 || !aligned(work.matrix) ||
                                  !aligned(work.vector));
   const int64_t packs = work.columns / made.pack;
-  const bool few = work.rows * kWarp < int64_t{kThreads} * all;  // so few rows that each needs many threads
+  // There are so few rows that each row needs many threads.
+  const bool few = work.rows * kWarp < int64_t{kThreads} * all;
   const bool cached = fits_cache(work);
   const int64_t apart = made.edges ? full : 1;
   const auto blocks = [&](int width) {
     return divide_up(divide_up(work.rows, apart * made.rows) * apart, block_of(width) / width);
   };
   if (made.edges && full == 4 && packs >= 64 && !(few && packs < kThreads)) {
-    // Use many packs per thread, several of them in flight, and no more blocks than the GPU runs
-    // at once.
+    // Use many packs per thread, with several in flight, and no more blocks than the GPU runs at
+    // the same time.
     if (few) {
       made.width = kThreads;
       made.rows = work.rows < 2 * apart ? 1 : 2;
@@ -380,14 +390,15 @@ Plan plan_rows(const Matvec& work, int full) {
       if (cached && blocks(made.width) > 4 * all) made.rows = 2;
     }
   } else {
-    // Use at least four packs per thread, or fewer if there are few rows, so that enough threads
-    // have work.
+    // Use at least four packs per thread. If there are few rows, use fewer, so that enough
+    // threads have work.
     made.width = 4;
     for (const int width : {8, 16, kWarp}) {
       if (packs >= 4 * width || (packs >= width && work.rows * made.width < 1024 * all)) made.width = width;
     }
     if (packs >= (made.edges ? 8 : 4) * kThreads || (packs >= kThreads && few)) made.width = kThreads;
-    // About one row per multiprocessor: large blocks leave no parts to add later.
+    // If there is about one row per multiprocessor, use large blocks. No parts must then be added
+    // later.
     if (made.pack > 1 && !made.edges && work.rows <= all && 2 * work.rows >= all && packs >= kLargeBlock)
       made.width = kLargeBlock;
     if (made.edges && (full > 4 || (made.width == kWarp && cached))) made.rows = 2;
@@ -396,7 +407,7 @@ Plan plan_rows(const Matvec& work, int full) {
   made.block = block_of(made.width);
   made.blocks = blocks(made.width);
   if (made.width == kThreads) {
-    // With packs in flight, a multiprocessor runs only four blocks at once.
+    // With packs in flight, a multiprocessor runs only four blocks at the same time.
     const bool flight = flight_of(made.pack, made.rows, made.edges) > 1;
     const int64_t wanted = flight ? 4 * all / made.blocks : divide_up(4 * all, made.blocks);
     made.splits = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(packs / (2 * kThreads), 1));
@@ -404,7 +415,8 @@ Plan plan_rows(const Matvec& work, int full) {
   return made;
 }
 
-// For blocks of kThreads: the width of the column tiles; the widest one if that gives at least `wide` tiles.
+// For blocks of kThreads threads, returns the width of the column tiles. The widest tiles are used
+// only if there are then at least `wide` of them.
 template <typename Tiles>
 int small_width(Tiles tiles, int64_t all, int64_t wide) {
   int width = 4;
@@ -413,7 +425,8 @@ int small_width(Tiles tiles, int64_t all, int64_t wide) {
   return !fills && tiles(kWarp) >= wide ? kWarp : width;
 }
 
-// For blocks of kMiddleBlock, about two for each multiprocessor: 1 if no width achieves that.
+// For blocks of kMiddleBlock threads, returns the width that results in about two blocks per
+// multiprocessor, or 1 if no width does.
 template <typename Tiles>
 int middle_width(Tiles tiles, int64_t all) {
   int best = 1;
@@ -437,7 +450,7 @@ Plan plan_columns(const Matvec& work, int full) {
   made.edges = made.pack > 1 && (work.rows % full != 0 || !aligned(work.matrix) ||
                                  (!one && work.column_stride % full != 0));
   const auto tiles = [&](int width) { return divide_up(work.rows, int64_t{width - (made.edges ? 1 : 0)} * made.pack); };
-  const int64_t busy = int64_t{kLargeBlock} * all;  // threads of the whole GPU
+  const int64_t busy = int64_t{kLargeBlock} * all;  // number of threads of the whole GPU
   // The minimum is three quarters of these threads, or half if the matrix may still be in the L2 cache.
   const int least = fits_cache(work) ? 2 : 3;
   if (made.pack == 1) {
@@ -453,8 +466,9 @@ Plan plan_columns(const Matvec& work, int full) {
   } else if (work.columns < 32) {
     made.width = kThreads;
   } else if (full == 8 && work.columns >= 512 && work.rows >= 512) {
-    // One cache line of each column. Prefer blocks that all run at once and leave no parts to add later; otherwise use
-    // the smallest blocks that need at most 16 parts.
+    // A tile covers one cache line of each column. Prefer blocks that all run at the same time
+    // and leave no parts to add later. If that is not possible, use the smallest blocks that need
+    // at most 16 parts.
     made.width = 8;
     made.block = kLargeBlock;
     while (made.block > kSmallBlock && made.block * tiles(8) > busy) made.block /= 2;
@@ -477,7 +491,7 @@ Plan plan_columns(const Matvec& work, int full) {
     }
   }
   made.blocks = tiles(made.width);
-  // Use no more blocks than the GPU runs at once, and at least four columns per thread.
+  // Use no more blocks than the GPU runs at the same time, and at least four columns per thread.
   made.splits = std::clamp<int64_t>(busy / (made.block * made.blocks), 1,
                                     std::max<int64_t>(work.columns * made.width / (4 * made.block), 1));
   return made;
@@ -507,7 +521,7 @@ void launch_rows(const Matvec& work, const Plan& made, dim3 grid, cudaStream_t s
   });
 }
 
-// Wide float32 tiles with unaligned columns.
+// Launches wide float32 tiles with unaligned columns.
 template <typename T, int kWidth, int kBlock>
 void launch_wide(const Matvec& work, dim3 grid, cudaStream_t stream) {
   constexpr int kCount = kFullPack<T>;
@@ -589,7 +603,7 @@ int add_up(const Matvec& work, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = gpu().waits ? 1 : 0;
-  // With many rows, each has few parts.
+  // If there are many rows, each row has few parts.
   constexpr int kFew = 4;
   const bool many = work.rows > 4096;
   config.gridDim = static_cast<unsigned>(divide_up(work.rows, kThreads / (many ? kFew : kWarp)));

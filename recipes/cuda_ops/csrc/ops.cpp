@@ -1,16 +1,19 @@
-// The operators for torch's dispatcher, using torch's stable C interface: one library for every
-// torch from 2.10 on.
+// The operators for torch's dispatcher. They use torch's stable C interface, so one library works
+// with every torch version from 2.10 on.
 //
 // Each operator NAME has three entries:
 //
-//   NAME                  the public entry. If gradients are enabled, it checks whether one is needed, and calls
-//   _NAME                 the operator without gradients, or if a gradient is needed
-//   _NAME_differentiable  the operator with a backward formula, which is written in Python.
+//   entry                 purpose
+//   NAME                  public entry; calls one of the other two
+//   _NAME                 operator without gradients
+//   _NAME_differentiable  operator with a backward formula, which is written in Python
 //
-// A call that needs no gradient therefore never enters Python, and takes about as long as a call to torch's operators.
+// If gradients are enabled and one of the tensors needs a gradient, NAME calls
+// _NAME_differentiable. Otherwise it calls _NAME. A call that needs no gradient therefore never
+// enters Python, and takes about as long as a call of one of torch's own operators.
 //
-// Before torch 2.13, the stable interface does not pass error messages from one dispatcher call to the next. The
-// message of an error is therefore stored in `last_refusal`.
+// Before torch 2.13, the stable interface does not pass error messages from one dispatcher call
+// to the next. The message of an error is therefore stored in `last_refusal`.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -28,12 +31,12 @@
 
 #include "kernels.h"
 
-// These two functions are absent (null) in a torch without CUDA, and in one whose internals have
-// changed. They are declared by hand because they must be weak.
+// These two functions are null in a torch without CUDA and in a torch whose internals have
+// changed. They are declared here, and not in a header, because they must be weak.
 extern "C" {
 __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
-// bool c10::TensorImpl::requires_grad() const, for which the stable interface has no equivalent.
-// cuda_ops/_gradients.py checks that its result is correct before it is used.
+// This is bool c10::TensorImpl::requires_grad() const, for which the stable interface has no
+// equivalent. Before it is used, cuda_ops/_gradients.py checks that its result is correct.
 __attribute__((weak)) bool requires_grad_of(const void* tensor_impl) __asm__("_ZNK3c1010TensorImpl13requires_gradEv");
 }
 
@@ -51,9 +54,9 @@ bool requires_grad_is_known = false;
   throw std::runtime_error(last_refusal);
 }
 
-// An owned tensor with its frequently used properties. torch::stable::Tensor would also work, but
-// its reference count is on the heap, which is noticeable in a call that takes a few
-// microseconds.
+// An owned tensor together with the properties that are used often. torch::stable::Tensor would
+// also work. However, its reference count is on the heap, which takes noticeable time in a call
+// of a few microseconds.
 class Operand {
  public:
   Operand(const char* name, AtenTensorHandle handle) : name_(name), handle_(handle) {
@@ -65,7 +68,7 @@ class Operand {
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle, &device_type_));
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(handle, &device_));
   }
-  // The callee owns what torch passes as a StableIValue.
+  // The callee owns the object that torch passes as a StableIValue.
   Operand(const char* name, StableIValue boxed) : Operand(name, torch::stable::detail::to<AtenTensorHandle>(boxed)) {}
   Operand(Operand&& other) noexcept { *this = std::move(other); }
   Operand& operator=(Operand&& other) noexcept {
@@ -107,7 +110,7 @@ class Operand {
     TORCH_ERROR_CODE_CHECK(aoti_torch_is_contiguous(handle_, &answer));
     return answer;
   }
-  // A contiguous copy.
+  // Returns a contiguous copy.
   [[nodiscard]] Operand contiguous() const {
     AtenTensorHandle own = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handle_, &own));
@@ -158,7 +161,8 @@ void require_device(const char* op, const Operand& operand) {
     refuse(std::string(op) + ": " + operand.name() + " must be on a CUDA device or on the CPU");
 }
 
-// Checks that both have the same type and are on the same device, CUDA or CPU.
+// Checks that both operands have the same type and are on the same device, which is CUDA or the
+// CPU.
 void require_alike(const char* op, const Operand& a, const Operand& b) {
   require_device(op, a);
   if (a.device_type() != b.device_type() || a.device() != b.device())
@@ -175,7 +179,7 @@ void require_same_shape(const char* op, const Operand& a, const Operand& b) {
            a.shape_text() + " and " + b.shape_text());
 }
 
-// A tensor created here, whose properties are not needed.
+// A tensor that an operator creates and whose properties are not needed.
 class Result {
  public:
   Result(int64_t dim, const int64_t* sizes, const int64_t* strides, const Operand& like, int32_t type) {
@@ -196,7 +200,7 @@ class Result {
   void* data_ = nullptr;
 };
 
-// The strides of contiguous rows.
+// Returns the strides of a tensor whose rows are contiguous.
 Sizes in_rows(const Operand& like) {
   Sizes strides(static_cast<size_t>(like.dim()));
   int64_t step = 1;
@@ -207,8 +211,8 @@ Sizes in_rows(const Operand& like) {
   return strides;
 }
 
-// Runs on the tensor's device in stream order: on the GPU's current stream, or synchronously on
-// the CPU.
+// Runs the work on the tensor's device in stream order. On a GPU, it runs on the current stream.
+// On the CPU, it runs synchronously.
 template <typename Work>
 void run_beside(const Operand& operand, const char* op, const Work& work) {
   if (!operand.is_cuda()) return cpu::run(work);
@@ -220,7 +224,7 @@ void run_beside(const Operand& operand, const char* op, const Work& work) {
   if (const int error = cuda::run(work, stream)) refuse(std::string(op) + ": CUDA error: " + cuda::explain(error));
 }
 
-// The dimensions of more than one element, sorted with `first`.
+// Returns the dimensions that have more than one element. `first` determines their order.
 template <typename Before>
 std::vector<size_t> order_of(const Operand& operand, Before first) {
   std::vector<size_t> order;
@@ -230,8 +234,8 @@ std::vector<size_t> order_of(const Operand& operand, Before first) {
   return order;
 }
 
-// Whether a tensor fills its memory without gaps or overlaps, regardless of the order of its
-// dimensions.
+// Returns true if a tensor fills its memory without gaps or overlaps, regardless of the order of
+// its dimensions.
 bool fills_its_memory(const Operand& operand) {
   const int64_t* strides = operand.strides();
   int64_t expected = 1;
@@ -242,8 +246,8 @@ bool fills_its_memory(const Operand& operand) {
   return true;
 }
 
-// Sorts the dimensions as in the output's memory, and merges adjacent ones if all operands allow
-// it. Returns false if too many remain.
+// Sorts the dimensions in the order of the output's memory, and merges adjacent dimensions if all
+// operands allow it. Returns false if too many dimensions remain.
 bool lay_out(Elementwise& work, const Operand& like, const std::vector<const int64_t*>& strides) {
   work.dims = 0;
   for (const size_t d : order_of(like, [&](size_t a, size_t b) { return strides[0][a] > strides[0][b]; })) {
@@ -265,7 +269,8 @@ void run_elementwise(const char* op, Elementwise& work, void* out, const Operand
   run_beside(a, op, work);
 }
 
-// The output has the inputs' layout if they share one without gaps; otherwise its rows are contiguous.
+// If the inputs have the same layout and it has no gaps, the output has this layout too.
+// Otherwise the output's rows are contiguous.
 StableIValue elementwise(const char* op, Elementwise& work, const Operand& a, const Operand* b) {
   work.type = type_of(op, a);
   work.inputs = b == nullptr ? 1 : 2;
@@ -293,7 +298,8 @@ StableIValue elementwise(const char* op, Elementwise& work, const Operand& a, co
   return out.release();
 }
 
-// Boxed kernels: torch passes a stack of arguments, and reads the result from its element 0.
+// Boxed kernels. torch passes a stack of arguments and reads the result from element 0 of the
+// stack.
 
 void add2(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   const Operand a("a", stack[0]);
@@ -332,7 +338,8 @@ void softmax(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) 
   const int64_t last = x.dim() - 1;
   work.columns = last < 0 ? 1 : x.sizes()[last];
   work.rows = work.columns == 0 ? 0 : x.count() / work.columns;
-  // Rows at equal distances are read in place; any other layout is copied first.
+  // If the distances between the rows are equal, the rows are read in place. Any other layout is
+  // copied first.
   const bool in_place = x.is_contiguous() || (x.dim() == 2 && (x.strides()[1] == 1 || work.columns == 1));
   std::optional<Operand> copy;
   if (!in_place) copy.emplace(x.contiguous());
@@ -367,8 +374,8 @@ void matvec(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   std::optional<Result> partial;
   if (matrix.is_cuda()) work.splits = cuda::splits_of(work);
   if (work.splits > 1) {
-    // The allocator reuses this memory only for later work on the same stream, so it may be freed before it has been
-    // used.
+    // The allocator reuses this memory only for later work on the same stream. The memory may
+    // therefore be freed before it has been used.
     const int64_t size = work.splits * work.rows;
     partial.emplace(1, &size, &kOne, matrix, static_cast<int32_t>(ScalarType::Float));
     work.partial = static_cast<float*>(partial->data());
@@ -377,7 +384,8 @@ void matvec(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   stack[0] = out.release();
 }
 
-// c[i] = a[i] + b[i] for 0 <= i < n, called like a kernel launcher: the caller allocates c.
+// Computes c[i] = a[i] + b[i] for 0 <= i < n. It is called like a kernel launcher, so the caller
+// allocates c.
 void torch_launch_add2(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   const char* op = "torch_launch_add2";
   const Operand c("c", stack[0]);
@@ -411,15 +419,16 @@ void torch_launch_add2(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*r
 AtenTensorHandle tensor_in(StableIValue boxed) { return torch::stable::detail::to<AtenTensorHandle>(boxed); }
 
 bool has_gradient(AtenTensorHandle tensor) {
-  // A handle points to an at::Tensor, which is a single pointer to its TensorImpl.
+  // A handle points to an at::Tensor. An at::Tensor consists of a single pointer, which refers to
+  // its TensorImpl.
   return requires_grad_of(*reinterpret_cast<const void* const*>(tensor));
 }
 
-// The full names of _NAME and _NAME_differentiable.
+// The full names of the entries _NAME and _NAME_differentiable.
 using Names = std::array<const char*, 2>;
 
-// NAME: calls _NAME, or _NAME_differentiable if one of the tensors (their indices are kTensors)
-// needs a gradient. Passes the stack on unchanged.
+// The entry NAME. It calls _NAME, or _NAME_differentiable if one of the tensors needs a gradient.
+// kTensors contains the indices of the tensors. The stack is passed on unchanged.
 template <const Names* kNames, size_t... kTensors>
 void hand_on(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   const bool gradient = aoti_torch_grad_mode_is_enabled() &&

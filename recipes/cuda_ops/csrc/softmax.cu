@@ -1,10 +1,11 @@
-// Softmax of rows. Rows that fit are held in registers, so memory is read once and written once: up to 1024 columns,
-// part of a warp processes each row; above that, a block does. Longer rows are read twice, the second time mostly from
-// the L2 cache.
+// Softmax of rows. If a row fits into registers, memory is read once and written once. A part of
+// a warp processes each row of up to 1024 columns, and a block processes each row that is longer.
+// Rows that do not fit are read twice, the second time mostly from the L2 cache.
 //
-// Unaligned rows are also moved in packs of 16 bytes: the single elements before the first and after the last whole
-// pack are distributed over the threads in addition to the packs. Contiguous rows of fewer than two packs go through
-// shared memory, with one thread per row.
+// Unaligned rows are also processed in packs of 16 bytes. The single elements before the first
+// complete pack and after the last one are distributed among the threads in addition to the
+// packs. Contiguous rows of fewer than two packs go through shared memory, with one thread per
+// row.
 #include <algorithm>
 
 #include "device.cuh"
@@ -17,12 +18,13 @@ constexpr int kMaxColumnsOfWarp = 1024;
 constexpr int kPacksOfLane = 2;
 constexpr int kMaxThreads = 1024;
 
-// Shorter unaligned rows consist mostly of single elements.
+// Unaligned rows that are shorter than this consist mostly of single elements.
 template <typename T>
 constexpr int kLeastWithEdges = 2 * kFullPack<T>;
 
-// One row of the input and of the output: `packs` packs of kCount elements at aligned addresses, and single elements:
-// `head` before them, and those from `tail` on after them. Without kEdges there are no single elements.
+// A row of the input and of the output. It consists of `packs` packs of kCount elements at
+// aligned addresses, and of single elements: the first `head` elements, and the elements from
+// position `tail` on. Without kEdges there are no single elements.
 template <typename T, int kCount, bool kEdges, typename Index>
 struct Row {
   using Packed = Pack<T, kCount>;
@@ -53,7 +55,8 @@ struct Row {
     reinterpret_cast<Packed*>(out + head)[i] = pack;
   }
 
-  // Single elements, at most kCount on either side, are numbered consecutively. Returns the position of one, or -1.
+  // There are at most kCount single elements on either side. They are numbered consecutively.
+  // single() returns the position of a single element, or -1.
   static constexpr int kSingles = kEdges ? 2 * kCount : 0;
   [[nodiscard]] __device__ Index single(int number) const {
     if (number < kCount) return number < head ? number : -1;
@@ -62,15 +65,15 @@ struct Row {
   }
 };
 
-// Processes a row with `width` threads, of which this is number `thread`; each holds kPacks packs
-// and kLoose single elements. `across` combines one value from each thread.
+// Processes a row with `width` threads. This thread is number `thread`. Each thread holds kPacks
+// packs and kLoose single elements. `across` combines one value from each thread.
 template <typename T, int kCount, int kPacks, int kLoose, bool kEdges, typename Across>
 __device__ inline void softmax_of_row(const Softmax& work, int64_t which, bool wanted, int thread, int width,
                                       Across across) {
   const Row<T, kCount, kEdges, int> row(work, which);
   const int packs = wanted ? row.packs : 0;
-  // All loads come first, so that they are in flight together. They have no branches: past the
-  // end, the last pack is read again.
+  // All loads come first, so that they are in flight at the same time. They have no branches.
+  // Past the end, the last pack is read again.
   Pack<T, kCount> held[kPacks];
   if (!kEdges || row.packs > 0) {
 #pragma unroll
@@ -140,8 +143,8 @@ __global__ void __launch_bounds__(kMaxThreads) block_kernel(const Softmax work) 
       [](float value, auto combine) { return across_block(value, combine, room); });
 }
 
-// The largest value so far and the sum of exp(x - largest). Two such parts of a row can be merged (online softmax,
-// Milakov and Gimelshein 2018).
+// The largest value of a part of a row, and the sum of exp(x - largest). Two parts of a row can
+// be merged (online softmax, Milakov and Gimelshein 2018).
 struct Part {
   float largest = -INFINITY;
   float total = 0.0F;
@@ -155,7 +158,8 @@ struct Part {
       total *= expf(largest - here);
       largest = here;
     }
-    // While all values are -inf there is nothing to add, and exp(-inf - -inf) would be NaN. NaN must be preserved.
+    // As long as all values are -inf, there is nothing to add, and exp(-inf - -inf) would be NaN.
+    // A NaN in the input must be preserved.
 #pragma unroll
     for (int e = 0; e < kCount; ++e)
       if (largest > -INFINITY || isnan(values[e])) total += expf(values[e] - largest);
@@ -192,14 +196,14 @@ __global__ void __launch_bounds__(kMaxThreads) long_kernel(const Softmax work) {
   if (single >= 0) row.out[single] = from_float<T>(expf(to_float(row.in[single]) - all) * scale);
 }
 
-// Dense rows of fewer than kLeastWithEdges elements: a block reads and writes the elements of its threads in whole
-// packs, except for the last elements of the last block.
+// For dense rows of fewer than kLeastWithEdges elements. A block reads and writes the elements of
+// its threads in complete packs, except for the last elements of the last block.
 template <typename T>
 __global__ void __launch_bounds__(kThreadsOfRows) narrow_kernel(const Softmax work) {
   constexpr int kCount = kFullPack<T>;
   constexpr int kMaxElements = kLeastWithEdges<T>;
   using Packed = Pack<T, kCount>;
-  static_assert(kThreadsOfRows % kCount == 0);  // every block's rows are aligned
+  static_assert(kThreadsOfRows % kCount == 0);  // the rows of every block are aligned
   __shared__ Packed room[kThreadsOfRows * kMaxElements / kCount];
   auto* const elements = reinterpret_cast<T*>(room);
   const int thread = static_cast<int>(threadIdx.x);
@@ -241,8 +245,9 @@ template <typename T, int kCount, bool kEdges>
 int launch(const Softmax& work, cudaStream_t stream) {
   const int64_t packs = work.columns / kCount;
   if (work.columns <= kMaxColumnsOfWarp) {
-    // Use the fewest lanes that need at most kPacksOfLane packs each; rows of many packs use whole warps and more packs
-    // per lane. A row with one pack for each lane of a warp is read and written in a single step.
+    // Use the smallest number of lanes with which each lane needs at most kPacksOfLane packs.
+    // Rows with many packs use complete warps and more packs per lane. A row with one pack for
+    // each lane of a warp is read and written in a single step.
     const int64_t lanes = packs == kWarp ? kWarp : std::min<int64_t>(divide_up(packs, kPacksOfLane), kWarp);
     const auto launch_with = [&](auto width) {
       constexpr int kWidth = width();
@@ -269,8 +274,8 @@ int launch(const Softmax& work, cudaStream_t stream) {
   }
   const auto rows = static_cast<unsigned>(work.rows);
   if constexpr (kCount > 1) {
-    // Use four packs per thread, and no more threads than that requires; longer rows use more
-    // packs.
+    // Use four packs per thread, and only as many threads as this requires. Longer rows use more
+    // packs per thread.
     const int64_t threads = std::clamp<int64_t>(divide_up(divide_up(packs, 4), kWarp) * kWarp, 128, kMaxThreads);
     const auto go = [&](auto count) {
       block_kernel<T, kCount, count(), kEdges><<<rows, static_cast<unsigned>(threads), 0, stream>>>(work);
@@ -292,10 +297,10 @@ int run(const Softmax& work, void* stream) {
     constexpr int kCount = kFullPack<T>;
     const bool whole = work.columns % kCount == 0 && work.row_stride % kCount == 0 && aligned(work.in) &&
                        aligned(work.out);
-    // Every row of the input has the same alignment as the row of the output.
+    // True if each input row has the same alignment as the corresponding output row.
     const bool alike = (reinterpret_cast<uintptr_t>(work.in) - reinterpret_cast<uintptr_t>(work.out)) % 16 == 0 &&
                        (work.row_stride - work.columns) % kCount == 0;
-    // A grid has at most 2^31 - 1 blocks, and each row may need a block.
+    // A grid has at most 2^31 - 1 blocks, and each row may need its own block.
     constexpr int64_t kMaxRows = 0x7fffffff;
     for (int64_t done = 0; done < work.rows; done += kMaxRows) {
       Softmax part = work;

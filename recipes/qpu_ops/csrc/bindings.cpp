@@ -1,5 +1,5 @@
-// Argument checks, staging of tensors to and from shared memory, the operators
-// torch.ops.qpu.*, and the Python module qpu_ops._native.
+// Implements the operators torch.ops.qpu.* and the Python module qpu_ops._native. Checks the
+// arguments and copies tensors to and from shared memory.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
@@ -29,7 +29,7 @@
 namespace qpu_ops {
 namespace {
 
-// Sizes may be symbolic while torch.compile traces.
+// While torch.compile traces, sizes may be symbolic.
 std::string shape_of(const at::Tensor& t) {
   std::ostringstream text;
   text << '(';
@@ -92,18 +92,20 @@ bool is_plain(const at::Tensor& t) {
          (t.stride(-1) == 1 || t.size(-1) == 1);
 }
 
-// Returns a float32 tensor with consecutive elements in its last dimension: the tensor
-// itself if it already is one.
+// Returns a float32 tensor whose elements are consecutive in its last dimension. If `t` is such a
+// tensor, returns `t` itself.
 at::Tensor as_plain(const at::Tensor& t) {
   return is_plain(t) ? t : t.resolve_neg().to(at::kFloat).contiguous();
 }
 
-// Copies n floats and pads them with zeros to the next multiple of 16. Returns false if any
-// of them is Inf or NaN: QPU instructions do not handle these as IEEE 754 requires.
+// Copies n floats, and pads them with zeros to the next multiple of 16. Returns false if one of
+// them is Inf or NaN, because QPU instructions do not treat these values as IEEE 754 requires.
 //
-// On a board, `to` is device memory, where unaligned accesses by memcpy and memset fault.
+// On a board, `to` is device memory, in which unaligned accesses by memcpy and memset cause
+// faults.
 bool stage(float* to, const float* from, std::size_t n) {
-  constexpr std::size_t at_once = 2048;  // 8 KiB: still in the L1 cache when it is checked
+  // 8 KiB: the data is still in the L1 cache when it is checked.
+  constexpr std::size_t at_once = 2048;
   constexpr std::uint32_t exponent = 0x7f800000;
   std::uint32_t special = 0;
   for (std::size_t first = 0; first < n; first += at_once) {
@@ -120,7 +122,8 @@ bool stage(float* to, const float* from, std::size_t n) {
   return special == 0;
 }
 
-// Releases the GIL if this thread holds it; an operator may be called with or without the GIL.
+// Releases the GIL during its lifetime if this thread holds the GIL. An operator may be called
+// with or without the GIL.
 class WithoutGil {
  public:
   WithoutGil() {
@@ -131,7 +134,7 @@ class WithoutGil {
   std::optional<py::gil_scoped_release> released_;
 };
 
-// Called between launches, while neither the GIL nor the QPUs are held.
+// This function is called between launches, when this thread holds neither the GIL nor the QPUs.
 void handle_signals() {
   const py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -160,7 +163,7 @@ Timed elementwise(Elementwise operation, const char* name, const at::Tensor& a_i
   const at::Tensor b = b_in.detach().reshape(-1);
   Timed out{at::empty(a.sizes(), a.options().dtype(at::kFloat)), 0};
   bool finite = true;
-  // Each of a, b and the result gets a third of the buffer.
+  // a, b and the result each get a third of the buffer.
   constexpr auto lanes = static_cast<std::int64_t>(block);
   const std::int64_t at_once = buffer / 3 / lanes * lanes;
   for (std::int64_t first = 0; first < a.size(0); first += at_once) {
@@ -196,13 +199,13 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
   const at::Tensor b = b_in.detach();
   const std::int64_t height = a.size(0);
   const std::int64_t width = a.size(1);
-  // Partial sums are added in double precision, so that their number and order do not increase
-  // the documented error.
+  // The partial sums are added in double precision, so that their number and order do not
+  // increase the documented error bound.
   at::Tensor totals = at::zeros({height}, a.options().dtype(at::kDouble));
   auto* const total = totals.mutable_data_ptr<double>();
   const auto wide = static_cast<std::int64_t>(padded(width));
   constexpr auto lanes = static_cast<std::int64_t>(block);
-  // b gets a quarter of the buffer, a gets half, and the sums get a quarter.
+  // b gets a quarter of the buffer, a gets half of it, and the sums get the remaining quarter.
   const std::int64_t columns_at_once = std::min(wide, buffer / 4 / lanes * lanes);
   bool finite = true;
   double compute_s = 0;
@@ -246,8 +249,8 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
   return out;
 }
 
-// The plain loop that the QPUs are compared with: one thread, one accumulator, from left to
-// right, without vector instructions.
+// The simple loop that the QPUs are compared with. It uses one thread and one accumulator, adds
+// from left to right, and does not use vector instructions.
 __attribute__((noinline)) void naive(const float* a, std::int64_t row_stride, const float* b,
                                      std::int64_t height, std::int64_t width, float* scores) {
   for (std::int64_t row = 0; row < height; ++row) {
@@ -286,14 +289,14 @@ void require_matrices(const at::Tensor& a, const at::Tensor& b, const char* oper
   throw std::invalid_argument(text.str());
 }
 
-// Halves the largest dimension until the parts fit the buffer. Sets `finite` to false if an
+// Halves the largest dimension until the parts fit into the buffer. Sets `finite` to false if an
 // operand contains Inf or NaN.
 at::Tensor product_of(const at::Tensor& a, const at::Tensor& b, int qpus, std::int64_t buffer,
                       bool& finite) {
   const std::int64_t m = a.size(0), k = a.size(1), n = b.size(1);
   if (m == 0 || n == 0 || k == 0) return at::zeros({m, n}, a.options());
-  // Computed in 64 bits, because an expanded operand may have more elements than the board has
-  // addresses.
+  // The sizes are computed in 64 bits, because an expanded operand may have more elements than
+  // there are addresses on the board.
   const auto room = [](std::int64_t rows, std::int64_t columns) {
     constexpr auto lanes = static_cast<std::int64_t>(block);
     return (rows * columns + lanes - 1) / lanes * lanes;
@@ -333,7 +336,7 @@ at::Tensor matrices(const at::Tensor& a_in, const at::Tensor& b_in, int qpus, st
   return finite ? result.to(a_in.scalar_type()) : at::mm(a_in.detach(), b_in.detach());
 }
 
-// Reads a variable at each call, like the Python modules.
+// Reads an environment variable at each call, like the Python modules.
 int setting(const char* name, int otherwise, int low, int high, const char* unit) {
   const char* const text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): only read
   if (text == nullptr || *text == '\0') return otherwise;
@@ -355,7 +358,7 @@ std::int64_t set_buffer() {
   return std::int64_t{setting("QPU_OPS_BUFFER_KIB", 8192, 4, 32768, "KiB")} * 256;
 }
 
-// The operators torch.ops.qpu.*.
+// These functions implement the operators torch.ops.qpu.*.
 at::Tensor plain_add(const at::Tensor& a, const at::Tensor& b) {
   return elementwise(Elementwise::add, "add", a, b, set_qpus(), set_buffer()).result;
 }
@@ -369,7 +372,7 @@ at::Tensor plain_mm(const at::Tensor& a, const at::Tensor& b) {
   return matrices(a, b, set_qpus(), set_buffer());
 }
 
-// Shapes of the results, for tracing; sizes may be symbolic.
+// Return the shapes of the results for tracing, where sizes may be symbolic.
 bool same(const c10::SymInt& x, const c10::SymInt& y) {
   return x.sym_eq(y).expect_true(__FILE__, __LINE__);
 }
@@ -425,7 +428,8 @@ PYBIND11_MODULE(_native, module) {
   module.doc() = "Native extension of qpu_ops. Use dot_cpp, matrix_cpp and cpu_cpp.";
   install_fork_handlers();
 
-  // Never destroyed, because at exit the interpreter is finalized before static objects are.
+  // The exception is never destroyed, because the interpreter is finalized before static objects
+  // are destroyed.
   static const auto* error = new py::exception<qpu::Error>(module, "QpuError", PyExc_RuntimeError);
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
@@ -443,7 +447,7 @@ PYBIND11_MODULE(_native, module) {
     }
   });
 
-  // The argument checks, under the operations' Python names.
+  // The argument checks. Their error messages contain the Python names of the operations.
   module.def("check_elementwise", [](const at::Tensor& a, const at::Tensor& b, const char* name) {
     require_pair(a, b, name);
     require_same_shape(a, b, name);

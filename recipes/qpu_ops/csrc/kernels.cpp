@@ -15,9 +15,9 @@
 namespace qpu_ops {
 namespace {
 
-// Receives the two surplus vectors. libqpu's interpreter accepts a request outside all buffers as
-// long as its vector is not used, but the request may hang the hardware. The comparison uses the
-// vectors, so that the interpreter reports such a request.
+// Receives the two surplus vectors. libqpu's interpreter accepts a request outside all buffers if
+// its vector is not used, but on hardware such a request may cause a hang. The comparison uses
+// the vectors, so that the interpreter reports such a request.
 void drain(Float& x, Float& y) {
   receive(x);
   receive(y);
@@ -25,12 +25,12 @@ void drain(Float& x, Float& y) {
   End
 }
 
-// Blocks of 16 elements are distributed round robin: QPU q takes q, q + n, q + 2n, ... The next
-// block is fetched while the current one is computed: two requests for this block and two for the
-// next, the four that a TMU queue holds. After its last block, a QPU requests the array's last
-// block again, so that all iterations are alike and all requests stay inside the buffers. The two
-// surplus vectors are received at the end. A QPU without any block only makes and receives these
-// surplus requests.
+// Blocks of 16 elements are distributed round-robin among n QPUs: QPU q computes blocks q, q + n,
+// q + 2n and so on. While a QPU computes a block, it fetches its next block. At most four
+// requests are outstanding, two for this block and two for the next one; a TMU queue can hold
+// four. After its last block, a QPU requests the last block of the array again. All iterations
+// are then the same, and all requests stay inside the buffers. The two surplus vectors are
+// received at the end. A QPU without blocks makes and receives only these surplus requests.
 template <typename Combine>
 void elementwise(const Int& blocks, const Ptr<Float>& a, const Ptr<Float>& b,
                  const Ptr<Float>& result, Combine combine) {
@@ -61,10 +61,11 @@ void add_kernel(Int blocks, Ptr<Float> a, Ptr<Float> b, Ptr<Float> result) {
   elementwise(blocks, a, b, result, [](const Float& x, const Float& y) { return x + y; });
 }
 
-// Rows are distributed round robin. Element e of a row's sums is
-// ((a[e] b[e] + a[e+16] b[e+16]) + a[e+32] b[e+32]) + ..., from left to right.
-// The request pipeline continues from the last block of a row to the first block of the
-// QPU's next row; after its last row, it requests the last row of the matrix.
+// Rows are distributed round-robin among the QPUs. Element e of a row's sums is
+//   ((a[e] b[e] + a[e+16] b[e+16]) + a[e+32] b[e+32]) + ...,
+// which is computed from left to right. The request pipeline continues from the last block of a
+// row to the first block of the QPU's next row. After its last row, the QPU requests the last row
+// of the matrix.
 void matrix_vector_kernel(Int rows, Int row_blocks, Ptr<Float> a, Ptr<Float> b, Ptr<Float> sums) {
   const Int last = rows - 1;
   const Int row_length = row_blocks << 4;
@@ -104,7 +105,8 @@ class Buffer {
     if (n > size_) {
       array_.reset();
       size_ = 0;
-      // Allocates exactly n, so that the interpreter detects an access one word past the end.
+      // Allocate exactly n floats, so that the interpreter detects an access one word past the
+      // end.
       array_ = std::make_unique<SharedArray<float>>(n);
       size_ = n;
     }
@@ -122,7 +124,7 @@ class Buffer {
   std::size_t size_ = 0;
 };
 
-// A kernel that is compiled on its first call.
+// A kernel that is compiled when it is first called.
 template <typename... Ts>
 class Lazy {
  public:
@@ -138,7 +140,7 @@ class Lazy {
   int compilations() const { return compilations_; }
 
  private:
-  const char* name_;  // for libqpu's error messages
+  const char* name_;  // appears in libqpu's error messages
   void (*source_)(Ts...);
   std::unique_ptr<Kernel<Ts...>> kernel_;
   int compilations_ = 0;
@@ -146,7 +148,7 @@ class Lazy {
 
 }  // namespace
 
-// This process's kernels and buffers.
+// The kernels and buffers of this process.
 struct Device {
   Lazy<Int, Ptr<Float>, Ptr<Float>, Ptr<Float>> product{"product", product_kernel};
   Lazy<Int, Ptr<Float>, Ptr<Float>, Ptr<Float>> add{"add", add_kernel};
@@ -166,7 +168,8 @@ Device* state = nullptr;
 void before_fork() { guard.lock(); }
 void after_fork_in_parent() { guard.unlock(); }
 void after_fork_in_child() {
-  // Not deleted, because the destructor would return the parent's buffers to the firmware.
+  // The object is not deleted, because its destructor would release the parent's buffers in the
+  // firmware.
   state = nullptr;
   guard.unlock();
 }
@@ -194,9 +197,9 @@ void install_fork_handlers() {
 Session::Session(std::int64_t limit)
     : lock_(guard), device_(device()), limit_(static_cast<std::size_t>(limit)) {}
 
-// If all buffers together would exceed the limit, releases those that earlier calls left larger
-// than this call needs. When two parts of a call use the same vector, the second part never needs
-// more than the first, so the vector is not released.
+// If all buffers together would exceed the limit, releases those that are larger than this call
+// needs because of earlier calls. If two parts of a call use the same vector, the second part
+// does not need more memory than the first, so the vector is not released.
 void Session::make_room(std::size_t a, std::size_t b, std::size_t result) {
   Device& d = device_;
   const auto then = [](const Buffer& buffer, std::size_t n) { return std::max(buffer.size(), n); };

@@ -1,6 +1,6 @@
-// The interface between the C++ classes of the language and the library. Each operator
-// and statement of a kernel that is being recorded calls one of these functions. Kernels
-// do not call them directly.
+// The interface between the C++ classes of the kernel language and the library. While a kernel is
+// recorded, each of its operators and statements calls one of these functions. Kernels do not
+// call them directly.
 #ifndef QPU_DETAIL_BUILDER_H
 #define QPU_DETAIL_BUILDER_H
 
@@ -14,38 +14,38 @@
 namespace qpu {
 namespace detail {
 
-// Type of a vector of 16 elements. Mask: a boolean per element; Scalar: one
+// The type of a vector of 16 elements. A Mask has one boolean per element. A Scalar is one
 // boolean for the whole vector.
 enum class Type : std::uint8_t { Int, Float, Address, Mask, Scalar };
 
 enum class Op : std::uint8_t {
   // leaves
   Constant, Variable, ElementNumber, QpuNumber, QpuCount, VpmRead,
-  // Int; named after the operations of the ADD and MUL pipes
+  // Int; the names are those of the operations of the ADD and MUL pipes
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
   // Float
   FAdd, FSub, FMul, FMin, FMax, FMaxAbs, ItoF, FtoI,
   // Float, computed by the special function unit; accurate to about 3e-5
   Recip, RecipSqrt, Exp2, Log2,
-  // any type; Broadcast: element b (a Constant, 0..15) of a in all elements
+  // any type; Broadcast copies element b (a Constant, 0..15) of a to all elements
   Rotate, Broadcast, Load,
   // comparisons, per element
   Eq, Ne, Lt, Le, Gt, Ge, FEq, FNe, FLt, FLe, FGt, FGe,
-  // masks and scalars
+  // operations on masks, and conversions from masks to scalars
   MaskAnd, MaskOr, MaskNot, Any, All
 };
 
 enum class Direction : std::uint8_t { Horizontal, Vertical };
 
-// A node of the kernel being recorded. The trace's serial number is used to detect vectors that
-// outlive their kernel.
+// A node of the kernel that is being recorded. `trace` is the recording's serial number, which is
+// used to detect vectors that outlive their kernel.
 struct Node {
   std::uint32_t trace;
   std::uint32_t id;
 };
 
 QPU_API Node constantInt(std::int32_t value);
-// Truncates toward zero. Throws CompileError for numbers outside -2^31..2^32 - 1.
+// Truncates toward zero. Throws CompileError if the number is outside -2^31..2^32 - 1.
 QPU_API Node constantIntOf(double value);
 QPU_API Node constantFloat(float value);
 QPU_API Node leaf(Op op, Type type);
@@ -55,16 +55,18 @@ QPU_API Node load(Node address, Type type);
 QPU_API Node broadcast(Type type, Node a, int element, Location where);
 
 QPU_API Node declare(Type type, Location where);
-// Variable that contains kernel parameter `position` when the kernel starts.
+// Returns the variable that contains the kernel's parameter number `position` when the kernel
+// starts.
 QPU_API Node parameter(std::size_t position);
 
 QPU_API void assign(Node variable, Node value, Location where);
-// If `wait` is set, the QPU continues only after the words are in memory.
+// If `wait` is true, the QPU continues only after the words have been written to memory.
 QPU_API void store(Node value, Node address, bool wait, Location where);
-// Sets the number of elements that the kernel's later loads and stores skip between two elements.
+// Set the number of elements in memory that the kernel's later loads or stores skip between two
+// elements of a vector.
 QPU_API void readStride(int elements, Location where);
 QPU_API void writeStride(int elements, Location where);
-// Stores only the first `words` words, without waiting.
+// Stores only the first `words` words of the vector, without waiting.
 QPU_API void storeFirst(Node value, Node address, Node words, Location where);
 QPU_API void gather(Node address, Type element, Location where);
 QPU_API void receive(Node variable, Location where);
@@ -98,16 +100,18 @@ QPU_API void vpmReadSetup(Direction direction, int vectors, Node address, int st
 QPU_API void vpmWriteSetup(Direction direction, Node address, int stride, Location where);
 QPU_API void vpmWrite(Node value, Location where);
 
-// A compiled kernel: immutable, and shared by all copies of its Kernel object.
+// A compiled kernel. It is immutable, and all copies of its Kernel object share it.
 class Program;
 QPU_API void releaseProgram(const Program* program) noexcept;
 
 class Recorder;
 
-// One call to compile(): records on this thread from construction to finish().
+// Represents one call to compile(). Everything that this thread does from construction to
+// finish() is recorded.
 class QPU_API Trace {
  public:
-  // `name` can be null; then `function`, which can also be null, determines the name.
+  // `name` can be null. In this case the kernel's name is derived from `function`, which can also
+  // be null.
   Trace(const char* name, const void* function, const Type* parameters, std::size_t count);
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
@@ -130,8 +134,8 @@ QPU_API void saveProgram(const Program& program, const char* path);
 // Throws ArgumentError unless 1 <= n <= 12.
 QPU_API void requireQpuCount(const Program& program, int n);
 
-// Runs `program` on `qpus` QPUs with one 32-bit word per parameter. `profile` enables
-// per-instruction counters on the emulator.
+// Runs `program` on `qpus` QPUs. `uniforms` contains one 32-bit word per parameter. If `profile`
+// is true, the emulator counts executions and stalls for each instruction.
 QPU_API void launch(const Program& program, int qpus, const std::uint32_t* uniforms,
                     std::size_t count, bool profile);
 

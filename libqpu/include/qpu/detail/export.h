@@ -1,4 +1,4 @@
-// Symbol visibility of libqpu.so. All other symbols are hidden.
+// Symbol visibility in libqpu.so. Only symbols with this attribute are exported.
 #ifndef QPU_DETAIL_EXPORT_H
 #define QPU_DETAIL_EXPORT_H
 

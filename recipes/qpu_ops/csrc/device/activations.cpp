@@ -1,5 +1,5 @@
-// Activations and interpolation on the QPUs, with their gradients. Each is a chain of
-// elementwise operations; tensors precede numbers.
+// Activations and interpolation on the QPUs, with their gradients. Each function is a chain of
+// elementwise operations. In the numbering of a chain's inputs, tensors precede numbers.
 #include "operators.h"
 
 #include <ATen/ops/empty.h>
@@ -12,7 +12,7 @@ namespace {
 
 using at::Tensor;
 
-// Returns the numbers among the arguments; std::nullopt if one of them is complex.
+// Returns the numbers among the arguments, or std::nullopt if one of them is complex.
 std::optional<std::vector<float>> numbers(const Call& call,
                                           std::initializer_list<std::size_t> places) {
   std::vector<float> found;
@@ -31,7 +31,8 @@ bool compute_with(const Elementwise& what, const std::vector<Tensor>& inputs,
   return compute(what, inputs, *given, out);
 }
 
-// Adapters that make a functional and an in-place operator from the body of an out= form.
+// Adapters that make a functional operator and an in-place operator from the body of an out=
+// form.
 template <bool (*body)(Call&, const Tensor& out)>
 bool with_last(Call& call) {
   return body(call, call.out());
@@ -58,21 +59,21 @@ constexpr float kRootOf2OverPi = 0.79788456F;
 constexpr float kCubic = 0.044715F;
 constexpr float kRootOf1Over2Pi = 0.39894228F;
 
-// x cdf(x).
+// Computes x cdf(x).
 constexpr Elementwise kGelu{"gelu", "cdf 0;mul 0 1;keep 0 2>3"};
-// x / 2 (1 + tanh(root (x + cubic x^3))). Numbers: root, cubic, half, one.
+// Computes x / 2 (1 + tanh(root (x + cubic x^3))). Numbers: root, cubic, half, one.
 constexpr Elementwise kGeluTanh{
     "gelu", "mul 0 0;mul 5 0;mul 6 2;add 0 7;mul 8 1;tanh 9;add 10 4;mul 0 3;mul 12 11;"
             "keep 0 13>14"};
-// g (cdf(x) + x density(x)). Numbers: -half, root of 1 / 2 pi.
+// Computes g (cdf(x) + x density(x)). Numbers: -half, root of 1 / (2 pi).
 constexpr Elementwise kGeluBackward{
     "gelu_backward", "cdf 1;mul 1 1;mul 5 2;exp 6;mul 7 3;mul 8 1;add 4 9;mul 0 10>11"};
-// With t the tanh: g (1 + t + x (1 - t^2) root (1 + 3 cubic x^2)) / 2. Numbers: root, cubic,
-// half, one, 3 cubic.
+// Computes g (1 + t + x (1 - t^2) root (1 + 3 cubic x^2)) / 2, where t is the tanh. Numbers:
+// root, cubic, half, one, 3 cubic.
 constexpr Elementwise kGeluTanhBackward{
     "gelu_backward",
-    "mul 1 1;mul 7 1;mul 8 3;add 1 9;mul 10 2;tanh 11;"      // 12: t
-    "mul 12 12;sub 5 13;mul 7 6;add 15 5;mul 16 2;mul 14 17;mul 18 1;"  // 19: x t'
+    "mul 1 1;mul 7 1;mul 8 3;add 1 9;mul 10 2;tanh 11;"      // value 12 is t
+    "mul 12 12;sub 5 13;mul 7 6;add 15 5;mul 16 2;mul 14 17;mul 18 1;"  // value 19 is x t'
     "add 12 5;add 20 19;mul 21 4;mul 0 22>23"};
 
 bool is_tanh(const c10::IValue& approximate) { return approximate.toStringRef() == "tanh"; }
@@ -93,17 +94,17 @@ bool gelu_backward(Call& call) {
 // --- piecewise linear functions ------------------------------------------------
 
 constexpr Elementwise kHardtanh{"hardtanh", "max 0 1;min 3 2>4"};
-// 0 at and beyond either bound. Numbers: low, high, 0.
+// The gradient is 0 at each bound and beyond it. Numbers: low, high, 0.
 constexpr Elementwise kHardtanhBackward{"hardtanh_backward", "gt 1 2 0 4;gt 3 1 5 4>6"};
 constexpr Elementwise kLeakyReluBackward{"leaky_relu_backward", "mul 0 2;gt 1 3 0 4>5"};
-// clamp(x / 6 + 1 / 2, 0, 1). Numbers: 3, 0, 6, 1 / 6.
+// Computes clamp(x / 6 + 1 / 2, 0, 1). Numbers: 3, 0, 6, 1 / 6.
 constexpr Elementwise kHardsigmoid{"hardsigmoid", "add 0 1;max 5 2;min 6 3;mul 7 4;keep 0 8>9"};
 // Numbers: 3, -3, 0, 1 / 6.
 constexpr Elementwise kHardsigmoidBackward{"hardsigmoid_backward",
                                            "mul 0 5;gt 1 3 6 4;gt 2 1 7 4>8"};
 constexpr Elementwise kHardswish{"hardswish",
                                 "add 0 1;max 5 2;min 6 3;mul 7 4;mul 0 8;keep 0 9>10"};
-// g (x / 3 + 1 / 2) between the bounds. Numbers: 3, -3, 0, 1 / 3, 1 / 2.
+// Computes g (x / 3 + 1 / 2) between the bounds. Numbers: 3, -3, 0, 1 / 3, 1 / 2.
 constexpr Elementwise kHardswishBackward{
     "hardswish_backward", "mul 1 5;add 7 6;mul 0 8;gt 1 3 9 4;gt 2 1 10 0>11"};
 
@@ -138,25 +139,26 @@ bool hardswish_backward(Call& call, const Tensor& out) {
 constexpr Elementwise kExpm1{"expm1", "expm1 0>1"};
 // Numbers: scale, input_scale, alpha scale, 0.
 constexpr Elementwise kElu{"elu", "mul 0 2;expm1 5;mul 6 3;mul 0 1;gt 0 4 8 7;keep 0 9>10"};
-// From the result y: g input_scale (y + alpha scale). Numbers as above.
+// Computes g input_scale (y + alpha scale) from the result y. The numbers are the same as above.
 constexpr Elementwise kEluBackwardOfResult{"elu_backward",
                                            "add 1 4;mul 6 3;mul 7 0;mul 0 2;gt 1 5 9 8>10"};
-// From the input x: g input_scale alpha scale exp(x input_scale).
+// Computes g input_scale alpha scale exp(x input_scale) from the input x.
 constexpr Elementwise kEluBackward{"elu_backward",
                                    "mul 1 3;exp 6;mul 7 3;mul 8 4;mul 9 0;mul 0 2;gt 1 5 11 10>12"};
-// (max(z, 0) + log(1 + exp(-|z|))) / beta. Numbers: beta, 1 / beta, threshold.
+// Computes (max(z, 0) + log(1 + exp(-|z|))) / beta. Numbers: beta, 1 / beta, threshold.
 constexpr Elementwise kSoftplus{
     "softplus", "mul 0 1;abs 4;neg 5;exp 6;log1p 7;relu 4;add 9 8;mul 10 2;gt 4 3 0 11;"
                 "keep 0 12>13"};
 constexpr Elementwise kSoftplusBackward{"softplus_backward",
                                         "mul 1 2;sigmoid 4;mul 0 5;gt 4 3 0 6>7"};
-// g s (1 + x (1 - s)), where s is the sigmoid.
+// Computes g s (1 + x (1 - s)), where s is the sigmoid of x.
 constexpr Elementwise kSiluBackward{"silu_backward",
                                     "sigmoid 1;sub 2 3;mul 1 4;add 2 5;mul 3 6;mul 0 7>8"};
 
 bool expm1(Call& call) { return compute(kExpm1, {call.tensor(0)}, {}, call.out()); }
 
-// alpha, scale and input_scale in the form that the chains expect.
+// Returns the numbers that the chains expect, which are derived from alpha, scale and
+// input_scale.
 std::optional<std::vector<float>> elu_numbers(const Call& call, std::size_t first) {
   const auto given = numbers(call, {first, first + 1, first + 2});
   if (!given.has_value()) return std::nullopt;
@@ -166,7 +168,7 @@ std::optional<std::vector<float>> elu_numbers(const Call& call, std::size_t firs
 bool elu(Call& call) {
   return compute_with(kElu, {call.tensor(0)}, elu_numbers(call, 1), {0}, call.out());
 }
-// gradient, alpha, scale, input_scale, is_result, self or result, out.
+// Arguments: gradient, alpha, scale, input_scale, is_result, self or result, out.
 bool elu_backward(Call& call) {
   return compute_with(call[4].toBool() ? kEluBackwardOfResult : kEluBackward,
                       {call.tensor(0), call.tensor(5)}, elu_numbers(call, 1), {0}, call.out());
@@ -186,8 +188,8 @@ bool silu_backward(Call& call, const Tensor& out) {
 
 // --- interpolation -------------------------------------------------------------
 
-// Starts from the first end for a weight below one half and otherwise from the second, as PyTorch
-// does.
+// As in PyTorch, the interpolation starts from the first end if the weight is below one half, and
+// from the second end otherwise.
 constexpr Elementwise kLerp{"lerp", "sub 1 0;mul 3 2;add 0 4>5"};
 constexpr Elementwise kLerpFromEnd{"lerp", "sub 1 0;sub 3 2;mul 4 5;sub 1 6>7"};
 constexpr Elementwise kLerpByTensor{

@@ -1,5 +1,5 @@
-// One translation unit for the sources that need most of ATen's headers, because parsing the
-// headers takes longer than compiling the sources.
+// A single translation unit for the sources that need most of ATen's headers, because parsing
+// these headers takes longer than compiling the sources.
 #include "cells.cpp"
 #include "device.cpp"
 #include "images.cpp"

@@ -1,4 +1,4 @@
-// A second translation unit of sources that need most of ATen's headers; see aten.cpp.
+// A second translation unit for sources that need most of ATen's headers (see aten.cpp).
 #include "activations.cpp"
 #include "layers.cpp"
 #include "layout.cpp"

@@ -1,5 +1,5 @@
-// The cells of nn.LSTM and nn.GRU. PyTorch calls a fused cell operator on devices like this one;
-// a fallback is impossible, because the CPU has no such kernels.
+// The cells of nn.LSTM and nn.GRU. On devices such as this one, PyTorch calls a fused cell
+// operator. The operator cannot fall back to the CPU, because the CPU has no such kernels.
 #include "operators.h"
 
 #include <ATen/TensorOperators.h>
@@ -24,7 +24,8 @@ Tensor made(const recurrent::Shape& s, int parts, const Tensor& like) {
   return at::empty({s.rows, std::int64_t{s.columns} * parts}, like.options());
 }
 
-// Whether an optional tensor is absent, or is float32 on the device and has this shape.
+// Returns true if an optional tensor is absent, or if it is a float32 tensor on the device with
+// this shape.
 bool is_of(const std::optional<Tensor>& t, at::IntArrayRef shape) {
   return !t.has_value() || (usable(*t) && t->sizes() == shape);
 }
@@ -33,7 +34,7 @@ std::optional<Tensor> packed(const std::optional<Tensor>& t) {
   return t.has_value() ? std::optional(dense(*t)) : t;
 }
 
-// Returns a state's shape if the kernels support it.
+// Returns the shape of a state if the kernels support it.
 std::optional<recurrent::Shape> shape_of(const Tensor& state, int parts) {
   constexpr std::int64_t most_words = std::int64_t{1} << 28;
   if (!usable(state) || state.dim() != 2 || state.size(0) > kMaxFactor ||
@@ -42,7 +43,8 @@ std::optional<recurrent::Shape> shape_of(const Tensor& state, int parts) {
   return recurrent::Shape{static_cast<int>(state.size(0)), static_cast<int>(state.size(1))};
 }
 
-// Arguments of a cell: input gates, hidden gates, state, input bias?, hidden bias?.
+// The arguments of a cell: input gates, hidden gates, state, input bias?, hidden bias?. A
+// question mark means that the argument is optional.
 struct Cell {
   Tensor input, hidden, state;
   std::optional<Tensor> input_bias, hidden_bias;
@@ -57,8 +59,8 @@ struct Cell {
                 "expected both biases of a recurrent cell or neither");
   }
 
-  // The state's shape if the QPUs support it. `gates` is the number of gates in the cell; `parts`
-  // is the number of values saved for the gradient.
+  // Returns the shape of the state if the QPUs support it. `gates` is the number of gates in the
+  // cell. `parts` is the number of values that are saved for the gradient.
   std::optional<recurrent::Shape> shape(int gates, int parts) const {
     const auto found = shape_of(state, parts);
     if (!found.has_value()) return std::nullopt;
@@ -76,7 +78,7 @@ struct Cell {
     run(recurrent::Gates{data(a), data(b), data(c), data(d)});
   }
 
-  // The sums of the gates' two parts on the CPU, as `count` tensors each.
+  // Return the two terms of the gates' sums on the CPU, each as `count` tensors.
   std::vector<Tensor> parts_of_input(std::int64_t count) const {
     return on_cpu(input, input_bias, count);
   }
@@ -123,7 +125,7 @@ bool lstm_cell(Call& call) {
   return true;
 }
 
-// gradient of hy?, of cy?, cx, cy, saved values, whether there are biases.
+// Arguments: gradient of hy?, gradient of cy?, cx, cy, saved values, whether there are biases.
 bool lstm_cell_backward(Call& call) {
   const std::optional<Tensor> of_hy = optional(call[0]), of_cy = optional(call[1]);
   const Tensor &cx = call.tensor(2), &cy = call.tensor(3), &kept = call.tensor(4);
@@ -186,7 +188,7 @@ bool gru_cell(Call& call) {
   return true;
 }
 
-// gradient of hy, saved values, whether there are biases.
+// Arguments: gradient of hy, saved values, whether there are biases.
 bool gru_cell_backward(Call& call) {
   const Tensor &of_hy = call.tensor(0), &kept = call.tensor(1);
   const bool has_bias = call[2].toBool();

@@ -22,7 +22,7 @@ enum class Step : std::uint8_t {
   add, sub, mul, div, max, min,
   neg, abs, exp, log, sqrt, rsqrt, recip, sigmoid, tanh, relu,
   gt, expm1, log1p, cdf,
-  keep  // the first operand if it is NaN, else the second
+  keep  // the first operand if it is NaN, otherwise the second
 };
 
 struct Known {
@@ -49,7 +49,7 @@ struct Operation {
 };
 
 struct Chain {
-  std::vector<bool> is_array;  // of each input
+  std::vector<bool> is_array;  // for each input, true if it is an array
   std::vector<Operation> operations;
   std::vector<std::size_t> stored;
 };
@@ -95,30 +95,31 @@ Chain parsed(const std::string& text, std::vector<bool> is_array) {
   return chain;
 }
 
-// exp(x) - 1 without cancellation where the result is near 0: x = n ln 2 + f, and
-// (exp(f) - 1) 2^n + (2^n - 1).
+// Computes exp(x) - 1 without cancellation where the result is near 0. With x = n ln 2 + f, the
+// result is (exp(f) - 1) 2^n + (2^n - 1).
 FloatExpr expm1(const FloatExpr& x) {
   Float v = qpu::min(qpu::max(x, -30.0F), 89.4F);
-  // Rounds to nearest. The conversion truncates, so its operand is made positive first.
+  // Round to the nearest integer. The conversion truncates toward zero, so its operand is made
+  // positive first.
   Int n = toInt(v * 1.44269504F + 64.5F) - 64;
   Float f = v - toFloat(n) * 0.693359375F + toFloat(n) * 2.12194440e-4F;
   static const std::array<float, 7> c = {{1.0F / 5040, 1.0F / 720, 1.0F / 120, 1.0F / 24,
                                           1.0F / 6, 0.5F, 1.0F}};
   Float p = qpu::detail::polynomial(f, c.data(), 7) * f;
-  // In two factors, because 2^128 is not representable.
+  // 2^n is the product of two factors, because 2^128 cannot be represented.
   Float half = asFloat((n + 126) << 23);
   Float whole = half + half;
   return p * whole + (whole - 1);
 }
 
-// log(1 + x) for x >= 0: the rounding error of 1 + x is added back.
+// Computes log(1 + x) for x >= 0. The rounding error of 1 + x is added to the result.
 FloatExpr log1p(const FloatExpr& x) {
   Float u = x + 1;
   return qpu::log(u) + (x - (u - 1)) * qpu::reciprocal(u);
 }
 
-// The cumulative normal distribution, by Abramowitz and Stegun, Handbook of Mathematical
-// Functions, 7.1.26: accurate to 1.5e-7.
+// Computes the cumulative normal distribution with formula 7.1.26 in Abramowitz and Stegun,
+// Handbook of Mathematical Functions. The error is at most 1.5e-7.
 FloatExpr cdf(const FloatExpr& x) {
   static const std::array<float, 5> c = {{0.5F * 1.061405429F, 0.5F * -1.453152027F,
                                           0.5F * 1.421413741F, 0.5F * -0.284496736F,
@@ -160,12 +161,12 @@ FloatExpr evaluated(Step step, const std::vector<const Float*>& x) {
 using Outputs = std::array<Ptr<Float>, kMaxOutputs>;
 using Numbers = std::array<Float, kMaxNumbers>;
 
-// The values of one vector of elements. `arrays` and `numbers` are in the order of
-// the inputs.
+// Returns the values of a chain for one vector of elements. `arrays` and `numbers` are in the
+// order of the inputs.
 template <std::size_t N>
 std::vector<FloatExpr> values(const Chain& chain, const qpu::kernels::Vectors<N>& arrays,
                               const Numbers& numbers) {
-  std::deque<Float> made;  // references to its elements stay valid
+  std::deque<Float> made;  // a deque, because references to its elements stay valid
   std::vector<const Float*> all;
   std::size_t array = 0, number = 0;
   for (const bool is_array : chain.is_array)
@@ -234,8 +235,8 @@ Compiled compiled(const Chain& chain, std::size_t arrays, const std::string& nam
   return kernel;
 }
 
-// The layout of a list element in memory: the number of elements, the addresses of the outputs
-// and the arrays, and the numbers.
+// The layout in memory of an entry for a list element: the number of elements, the addresses of
+// the outputs and the arrays, and the numbers.
 constexpr std::size_t kEntry = 16;
 constexpr int kOutputsAt = 1, kArraysAt = kOutputsAt + static_cast<int>(kMaxOutputs),
               kNumbersAt = kArraysAt + static_cast<int>(kMaxArrays);
@@ -246,7 +247,7 @@ using CompiledList = Kernel<Int, Ptr<Int>>;
 CompiledList compiled_list(const Chain& chain, std::size_t arrays, const std::string& name) {
   CompiledList kernel = compile(
       [&](Int parts, Ptr<Int> table) {
-        // Each list element starts on a different QPU to balance the load.
+        // To balance the load, each list element starts on a different QPU.
         Int worker = me();
         For (Int part = 0, part < parts, part = part + 1)
           Int entry;
@@ -293,7 +294,7 @@ struct Cache {
   }
 };
 
-// A chain's kernel; `make` builds it on first use.
+// Returns the kernel of a chain. `make` compiles it when it is first used.
 template <typename K>
 K kernel_of(const std::string& text, const std::vector<Operand>& inputs, std::size_t outputs,
             K (*make)(const Chain&, std::size_t, const std::string&)) {

@@ -5,7 +5,8 @@
 namespace torch_qpu::learning {
 namespace {
 
-// The index of a row and a column in its plane, or a negative number in the padding.
+// Returns the index in a plane of the element at this row and column, or a negative number if the
+// position is in the padding.
 Int place_of(const Int& row, const Int& column, const Int& height, const Int& width) {
   return qpu::select(row >= 0 && row < height && column >= 0 && column < width,
                      row * width + column, -1);
@@ -51,7 +52,7 @@ void convolve_planes(Int planes, Int size, Int height, Int width, Ptr<Int> first
   });
 }
 
-// `rows` and `columns` are the position of each weight in the first window.
+// `rows` and `columns` contain the position that each weight has in the first window.
 void weights_of_planes(Int channels, Int under, Int batch, Int height, Int width, Int out_height,
                        Int out_width, Ptr<Int> rows, Ptr<Int> columns, Int step_y, Int step_x,
                        Ptr<Float> out, Ptr<Float> in, Ptr<Float> gradient) {
@@ -90,7 +91,7 @@ void weights_of_planes(Int channels, Int under, Int batch, Int height, Int width
   });
 }
 
-// The first row and column of each step, which are `step` apart and start at -padding.
+// The rows and columns of the first window. They are `step` apart and start at -padding.
 struct Grid {
   std::vector<int> rows;
   std::vector<int> columns;

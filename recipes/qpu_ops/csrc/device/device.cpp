@@ -1,4 +1,4 @@
-// PyTorch's device "qpu": allocator, guard, hooks, generator, the operators that
+// PyTorch's device "qpu": the allocator, the guard, the hooks, the generator, the operators that
 // create, view and copy tensors, and the fallback to the CPU.
 #include "device.h"
 
@@ -109,7 +109,7 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& /*stream*/) const override {}
   void synchronizeDevice(c10::DeviceIndex /*index*/) const override {}
 
-  // An event is the time at which it was recorded.
+  // An event contains the time at which it was recorded.
   using Time = std::chrono::steady_clock::time_point;
   void record(void** event, const c10::Stream& /*stream*/, c10::DeviceIndex /*index*/,
               c10::EventFlag /*flag*/) const override {
@@ -136,7 +136,7 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
 // --- random numbers ------------------------------------------------------------
 
-// The CPU generates the numbers, so a seed gives the same numbers as on the CPU.
+// The CPU generates the random numbers. A seed therefore gives the same numbers as on the CPU.
 class Generator final : public c10::GeneratorImpl {
  public:
   explicit Generator(at::Generator cpu = at::detail::createCPUGenerator())
@@ -168,7 +168,7 @@ const at::Generator& default_generator() {
 
 at::Generator new_generator(c10::DeviceIndex /*index*/) { return at::make_generator<Generator>(); }
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 7
-REGISTER_GENERATOR_PRIVATEUSE1(new_generator)  // later versions use the hooks
+REGISTER_GENERATOR_PRIVATEUSE1(new_generator)  // later versions of torch use the hooks
 #endif
 
 struct Hooks final : public at::PrivateUse1HooksInterface {
@@ -193,13 +193,13 @@ struct Hooks final : public at::PrivateUse1HooksInterface {
     TORCH_CHECK(owns(memory), "the address is not in a qpu tensor");
     return kOnly;
   }
-  // Page-locked memory does not speed up copies, so "pinned" memory is ordinary CPU memory.
+  // Page-locked memory does not make copies faster, so "pinned" memory is ordinary CPU memory.
   bool isPinnedPtr(const void* /*data*/) const override { return false; }
   at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     resize_storage(*storage.unsafeGetStorageImpl(), bytes);
   }
-  // Not called by torch 2.6.
+  // torch 2.6 does not call these functions.
   // NOLINTBEGIN(modernize-use-override,clang-diagnostic-inconsistent-missing-override)
   virtual bool isBuilt() const { return true; }
   virtual bool isAvailable() const { return true; }
@@ -229,7 +229,7 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                                            c10::dtype_or_default(dtype));
 }
 
-// Zeros without memory, used by forward-mode differentiation.
+// Returns a tensor of zeros that has no memory. Forward-mode differentiation uses such tensors.
 Tensor zero_tensor(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
                    std::optional<at::Layout> layout, std::optional<at::Device> device,
                    std::optional<bool> /*pinned*/) {
@@ -247,7 +247,7 @@ void require_mutable(const Tensor& t) {
               "ZeroTensors are immutable; clone() one for a tensor that can be written");
 }
 
-// The number of bytes from the start of a storage to the end of the elements.
+// Returns the number of bytes from the start of a storage to the end of the tensor's elements.
 std::size_t bytes_needed(at::IntArrayRef size, at::IntArrayRef stride, std::size_t item,
                          std::int64_t offset) {
   return at::detail::computeStorageNbytes(size, stride, item, static_cast<std::size_t>(offset));
@@ -312,7 +312,7 @@ bool is_dense_alike(const Tensor& a, const Tensor& b) {
          !b.is_neg() && !a.is_conj() && !b.is_conj();
 }
 
-// Copies the CPU's result in for_cpu(t) back to t if for_cpu(t) is a copy.
+// If for_cpu(t) is a copy, copies the CPU's result in it back to t.
 void write_back(const Tensor& t, const Tensor& cpu) {
   if (on_device(t) && !is_plain_memory()) unstage(t, cpu);
 }
@@ -366,10 +366,10 @@ Tensor unfold(const Tensor& self, std::int64_t dimension, std::int64_t size, std
 Tensor view_as_real(const Tensor& self) { return at::native::view_as_real(self); }
 Tensor view_as_complex(const Tensor& self) { return at::native::view_as_complex(self); }
 
-// Launches are synchronous: no stream uses a tensor later.
+// Launches are synchronous, so no stream uses a tensor later.
 void record_stream(Tensor& /*self*/, at::Stream /*stream*/) {}
 
-// The CPU fills tensors, because it writes words as fast as the QPUs store them.
+// The CPU fills tensors, because it writes words as fast as the QPUs can store them.
 Tensor& fill(Tensor& self, const at::Scalar& value) {
   if (self.numel() == 0) return self;
   if (is_plain_memory()) {
@@ -386,11 +386,12 @@ Tensor& zero(Tensor& self) { return fill(self, 0); }
 
 // --- the fallback --------------------------------------------------------------
 
-// The device storages that a call uses, with a CPU view of each: the whole storage if the CPU
-// works in device memory, otherwise only the part that the call's tensors cover.
+// The device storages that a call uses, with a CPU view of each storage. If the CPU works in
+// device memory, the view covers the whole storage. Otherwise it covers only the part that the
+// tensors in the call use.
 class Views {
  public:
-  // Must be called for all tensors of a call before the first of().
+  // Must be called for all tensors of a call before of() is called for the first time.
   void cover(const Tensor& t) {
     if (is_plain_memory() || !on_device(t) || !t.has_storage()) return;
     Covered& covered = covered_[t.storage().unsafeGetStorageImpl()];
@@ -426,7 +427,8 @@ class Views {
     return over(t, seen_.back());
   }
 
-  // Returns the device tensor for a CPU result: a view if the result is a view of a CPU view.
+  // Returns the device tensor for a CPU result. If the result is a view of a CPU view, the device
+  // tensor is a view too.
   Tensor back(const Tensor& t) const {
     if (!t.defined() || t.device().type() != c10::DeviceType::CPU) return t;
     for (const Seen& seen : seen_) {
@@ -445,13 +447,14 @@ class Views {
   struct Covered {
     Extent extent;
     Tensor first;
-    bool is_one = true;  // all tensors are the same view
-    Tensor few;          // its elements, if they are sparse in the range they span
+    bool is_one = true;  // true if all tensors are the same view
+    // The elements of this view, if they are sparse in the range that they span.
+    Tensor few;
   };
   struct Seen {
     c10::Storage device;
     c10::Storage cpu;
-    std::size_t first;  // the byte of the device storage where the CPU storage begins
+    std::size_t first;  // position in the device storage of the CPU storage's first byte
   };
 
   static bool is_same_view(const Tensor& a, const Tensor& b) {
@@ -475,7 +478,7 @@ class Views {
     Tensor view = at::detail::make_tensor<c10::TensorImpl>(
         c10::Storage(seen.cpu), DispatchKeySet(DispatchKey::CPU), t.dtype());
     c10::TensorImpl* const impl = view.unsafeGetTensorImpl();
-    // A tensor without elements does not cover any memory, wherever it starts.
+    // A tensor without elements covers no memory, so it may start before the CPU storage.
     const auto before = static_cast<std::int64_t>(seen.first / t.itemsize());
     impl->set_storage_offset(std::max<std::int64_t>(t.storage_offset() - before, 0));
     impl->set_sizes_and_strides(t.sizes(), t.strides());
@@ -494,11 +497,11 @@ std::string name_of(const c10::OperatorHandle& op) {
   return schema.name() + (schema.overload_name().empty() ? "" : ".") + schema.overload_name();
 }
 
-// The properties of a tensor that a CPU kernel may change in addition to its elements.
+// The properties of a tensor, other than its elements, that a CPU kernel may change.
 struct Shape {
   std::vector<std::int64_t> sizes, strides;
   std::int64_t offset;
-  std::size_t bytes;  // of the storage
+  std::size_t bytes;  // size of the storage
 
   explicit Shape(const Tensor& t)
       : sizes(t.sizes().vec()),
@@ -518,7 +521,7 @@ struct Argument {
   Shape made = Shape(cpu);
 };
 
-// Copies the changes that a CPU kernel made to an argument back, if it worked on a copy.
+// If a CPU kernel worked on a copy of an argument, copies the changes back to the argument.
 void bring_back(const Argument& argument) {
   const Tensor& cpu = argument.cpu;
   if (argument.made.is_of(cpu) && cpu.scalar_type() == argument.device.scalar_type()) {
@@ -546,7 +549,7 @@ at::Tensor to_device(const at::Tensor& t) {
 }
 
 void require_one_device(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  // Sequence lengths stay on the CPU, as for every device.
+  // Lengths of sequences stay on the CPU, as they do for every device.
   if (op.schema().name() == "aten::_pack_padded_sequence") return;
   const auto first = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   bool any_device = false;

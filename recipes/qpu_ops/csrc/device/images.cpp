@@ -41,13 +41,13 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::int64_t kMaxSize = (1 << 15) - 1;
 constexpr std::int64_t kMaxWords = std::int64_t{1} << 28;
 
-// Whether the kernels support planes of this size, including padding.
+// Returns true if the kernels support planes of this size, which includes padding.
 bool is_plain_image(std::int64_t planes, std::int64_t height, std::int64_t width) {
   return height <= kMaxSize && width <= kMaxSize && height * width <= kMaxFactor &&
          planes * height <= kMaxFactor && planes * height * width < kMaxWords;
 }
 
-// Whether the kernels support images and windows of these sizes.
+// Returns true if the kernels support images and windows of these sizes.
 bool is_plain_geometry(const Tensor& input, const Tensor& weight, const Geometry& g) {
   if (g.transposed || input.dim() != 4 || weight.dim() != 4 || g.stride.size() != 2 ||
       g.padding.size() != 2 || g.dilation.size() != 2)
@@ -103,13 +103,14 @@ Tensor convolve(const Tensor& input, const Tensor& weight, const std::optional<T
   return out;
 }
 
-// Whether each channel has its own kernels, which one launch applies to all planes.
+// Returns true if each channel has its own kernels. A single launch then processes all planes.
 bool is_depthwise(const Tensor& input, const Tensor& weight, const Geometry& g) {
   return g.groups > 1 && g.groups == input.size(1) && weight.size(1) == 1 &&
          weight.size(0) % g.groups == 0 && input.size(0) * weight.size(0) <= kMaxFactor;
 }
 
-// For images of `height` x `width` with results of `out_height` x `out_width`.
+// Describes a depthwise convolution that converts images with the sizes of `images` to results
+// with the sizes of `results`.
 learning::Depthwise depthwise_of(const Tensor& images, const Tensor& results, const Tensor& weight,
                                  const Geometry& g) {
   learning::Depthwise shape;
@@ -150,13 +151,13 @@ Tensor convolve_depthwise(const Tensor& input, const Tensor& weight,
   return out;
 }
 
-// Channels [i, i + 1) of `groups` equal parts.
+// Returns part number i of a tensor that is divided along `dim` into `groups` equal parts.
 Tensor part(const Tensor& t, std::int64_t dim, std::int64_t i, std::int64_t groups) {
   const std::int64_t size = t.size(dim) / groups;
   return t.narrow(dim, i * size, size);
 }
 
-// The elements of `from`, which is dense, in another order; see learning::take.
+// Returns elements of `from`, which is dense, in another order (see learning::take).
 Tensor taken(const Tensor& from, IntArrayRef sizes, const std::vector<int>& firsts,
              const std::vector<int>& places) {
   Tensor out = at::empty(sizes, from.options());
@@ -167,7 +168,7 @@ Tensor taken(const Tensor& from, IntArrayRef sizes, const std::vector<int>& firs
   return out;
 }
 
-// Swaps the first two dimensions.
+// Returns a copy in which the first two dimensions are exchanged.
 Tensor exchanged(const Tensor& t) {
   const std::int64_t a = t.size(0), b = t.size(1), size = t.numel() / (a * b);
   std::vector<std::int64_t> sizes = t.sizes().vec();
@@ -180,29 +181,29 @@ Tensor exchanged(const Tensor& t) {
   return taken(t, sizes, firsts, places);
 }
 
-// The operands from which one group's gradients are computed; all are dense.
+// The operands from which the gradients of one group are computed. All of them are dense.
 struct Backward {
   Tensor gradient, input, weight;
   const Geometry& g;
-  std::optional<Tensor> bias = std::nullopt;  // added to the gradient of the input
-  bool depthwise = false;  // all groups at once, with one channel each
+  std::optional<Tensor> bias = std::nullopt;  // is added to the gradient of the input
+  bool depthwise = false;  // true: all groups at once, with one channel each
 
   std::int64_t height() const { return input.size(2) + g.dilation[0] * (weight.size(2) - 1); }
   std::int64_t width() const { return input.size(3) + g.dilation[1] * (weight.size(3) - 1); }
-  // Whether the kernels support the intermediate tensors.
+  // Returns true if the kernels support the intermediate tensors.
   bool is_plain() const {
     return is_plain_image(gradient.size(0) * gradient.size(1), height(), width()) &&
            input.size(0) * gradient.size(2) * gradient.size(3) <= kMaxFactor;
   }
 };
 
-// Convolves the output gradient, dilated by the windows' stride, with the kernels rotated by 180
-// degrees.
+// Convolves the output gradient with the kernels. The gradient is first dilated by the stride of
+// the windows, and the kernels are rotated by 180 degrees.
 Tensor gradient_of_input(const Backward& b) {
   const std::int64_t batch = b.input.size(0), channels = b.input.size(1);
   const std::int64_t outputs = b.weight.size(0), tall = b.height(), wide = b.width();
   const std::int64_t rows = b.gradient.size(2), columns = b.gradient.size(3);
-  // The index of an axis element in the gradient, or -1.
+  // Returns the index in the gradient of element i along the axis, or -1.
   const auto source = [&](std::int64_t i, std::size_t axis, std::int64_t size) {
     const std::int64_t under = b.weight.size(static_cast<std::int64_t>(axis) + 2);
     const std::int64_t at = i - (b.g.dilation[axis] * (under - 1) - b.g.padding[axis]);
@@ -222,7 +223,7 @@ Tensor gradient_of_input(const Backward& b) {
   const auto size = static_cast<int>(b.weight.size(2) * b.weight.size(3));
   const Geometry plain{{1, 1}, {0, 0}, b.g.dilation, false, {}, b.depthwise ? channels : 1};
   firsts.clear();
-  const std::int64_t seen = b.depthwise ? 1 : outputs;  // outputs that each channel uses
+  const std::int64_t seen = b.depthwise ? 1 : outputs;  // number of outputs that use each channel
   for (std::int64_t c = 0; c < channels; ++c)
     for (std::int64_t o = 0; o < seen; ++o)
       firsts.push_back(static_cast<int>(b.depthwise ? c : o * channels + c) * size);
@@ -234,8 +235,8 @@ Tensor gradient_of_input(const Backward& b) {
   return convolve(spread, turned, b.bias, plain);
 }
 
-// Convolves the input with the output gradient as its kernel, summed over the batch, with stride
-// and dilation swapped.
+// Convolves the input with the output gradient as the kernel, and sums over the batch. Stride and
+// dilation are exchanged.
 Tensor gradient_of_weight(const Backward& b) {
   if (b.depthwise) {
     Tensor out = at::empty(b.weight.sizes(), b.weight.options());
@@ -249,7 +250,8 @@ Tensor gradient_of_weight(const Backward& b) {
   const Tensor found =
       convolve(exchanged(b.input), exchanged(b.gradient), std::nullopt,
                {b.g.dilation, b.g.padding, b.g.stride, false, {}, 1});
-  // [channels][outputs], with extra rows and columns if the stride left a remainder.
+  // The result is [channels][outputs]. It has extra rows and columns if the stride left a
+  // remainder.
   const std::int64_t channels = found.size(0), outputs = found.size(1), wide = found.size(3);
   std::vector<int> firsts, places;
   for (std::int64_t o = 0; o < outputs; ++o)
@@ -266,7 +268,7 @@ learning::Planes planes_of(const Tensor& t) {
           static_cast<int>(t.numel() / (t.size(0) * t.size(1)))};
 }
 
-// One number per channel, as a tensor on the device.
+// Returns a tensor on the device that contains one number per channel.
 Tensor per_channel(const std::vector<double>& values, const Tensor& like) {
   Tensor out = at::empty({static_cast<std::int64_t>(values.size())}, like.options());
   auto* to = out.mutable_data_ptr<float>();
@@ -283,9 +285,9 @@ Tensor gradient_of_bias(const Tensor& gradient) {
   return per_channel(sums, gradient);
 }
 
-// The parts of a convolution, split by group; a single part if each channel is its own group. Empty
-// if the kernels do not support the intermediate tensors. `gradient` is the gradient with respect
-// to the output.
+// Returns the parts of a convolution, one for each group. If each channel is its own group,
+// returns a single part. Returns an empty list if the kernels do not support the intermediate
+// tensors. `gradient` is the gradient with respect to the output.
 std::vector<Backward> by_group(const Tensor& gradient, const Tensor& input, const Tensor& weight,
                                const Geometry& g, const std::optional<Tensor>& bias) {
   std::vector<Backward> groups;
@@ -305,7 +307,8 @@ std::vector<Backward> by_group(const Tensor& gradient, const Tensor& input, cons
   return groups;
 }
 
-// Combines the results of all groups along dimension `dim` of a tensor of these sizes.
+// Computes the results of all groups, and combines them along dimension `dim` of a tensor with
+// these sizes.
 Tensor joined(const std::vector<Backward>& groups, Tensor (*made)(const Backward&),
               IntArrayRef sizes, std::int64_t dim) {
   if (groups.size() == 1) return made(groups[0]);
@@ -316,8 +319,8 @@ Tensor joined(const std::vector<Backward>& groups, Tensor (*made)(const Backward
   return all;
 }
 
-// A transposed convolution is the gradient of an ordinary convolution with respect to its
-// input. std::nullopt if the kernels do not support it.
+// A transposed convolution is the gradient of an ordinary convolution with respect to its input.
+// Returns an undefined tensor if the kernels do not support it.
 Tensor transposed(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                   Geometry g) {
   g.transposed = false;
@@ -330,7 +333,7 @@ Tensor transposed(const Tensor& input, const Tensor& weight, const std::optional
     sizes[d + 2] = (input.size(axis) - 1) * g.stride[d] - 2 * g.padding[d] +
                    g.dilation[d] * (weight.size(axis) - 1) + g.output_padding[d] + 1;
   }
-  // Only its sizes are used.
+  // Only the sizes of this tensor are used.
   const Tensor out = at::empty(sizes, input.options().device(at::kMeta));
   if (!is_plain_geometry(out, weight, g) || !usable(input) || !usable(weight) ||
       input.numel() == 0)
@@ -366,7 +369,7 @@ bool convolution(Call& call) {
   return true;
 }
 
-// Whether a convolution of `image` would have the same shape as `result`.
+// Returns true if a convolution of `image` would have the same shape as `result`.
 bool gives(const Tensor& image, const Tensor& result, const Tensor& weight, const Geometry& g) {
   for (std::size_t d = 0; d < 2; ++d) {
     const auto axis = static_cast<std::int64_t>(d) + 2;
@@ -384,7 +387,7 @@ bool convolution_backward(Call& call) {
   const std::array<bool, 3> wanted = {flags[0], flags[1], flags[2]};
   Geometry g = given;
   g.transposed = false;
-  // The input and the result of the convolution that has not been transposed.
+  // The input and the result of the convolution in its form without transposition.
   const Tensor &image = given.transposed ? gradient : input,
                &result = given.transposed ? input : gradient;
   std::vector<Backward> groups;
@@ -414,7 +417,8 @@ bool convolution_backward(Call& call) {
 
 // --- pooling -------------------------------------------------------------------
 
-// The window of a pooling over [batch?][channels][height][width] if the QPUs support it.
+// Returns the window of a pooling operation on [batch?][channels][height][width], or nothing if
+// the QPUs do not support it.
 std::optional<kernels::Window> pooling(const Tensor& self, IntArrayRef kernel, IntArrayRef stride,
                                        IntArrayRef padding, IntArrayRef dilation) {
   if (kernel.empty() || padding.empty() || dilation.empty() || !usable(self) ||
@@ -437,7 +441,7 @@ std::optional<kernels::Window> pooling(const Tensor& self, IntArrayRef kernel, I
   return window(self.dim() == 4 ? self : self.unsqueeze(0), under, step, pad, apart);
 }
 
-// Includes the size of the result, which is larger with ceil_mode.
+// Returns the window together with the size of the result, which is larger with ceil_mode.
 learning::Pooling pooling_of(const kernels::Window& w, const Tensor& result) {
   learning::Pooling s;
   s.planes = w.batch * w.channels;
@@ -486,7 +490,7 @@ bool is_places(const Tensor& t) {
   return on_device(t) && t.scalar_type() == at::kLong && t.is_contiguous();
 }
 
-// self, kernel, stride, padding, dilation, ceil_mode, out, indices.
+// Arguments: self, kernel, stride, padding, dilation, ceil_mode, out, indices.
 bool max_pool2d_with_places(Call& call) {
   const Tensor self = call.tensor(0), out = call.tensor(6), places = call.tensor(7);
   const std::vector<std::int64_t> kernel = call[1].toIntVector(), stride = call[2].toIntVector(),
@@ -511,7 +515,7 @@ bool max_pool2d_with_places(Call& call) {
   return true;
 }
 
-// gradient, self, kernel, stride, padding, dilation, ceil_mode, indices, out.
+// Arguments: gradient, self, kernel, stride, padding, dilation, ceil_mode, indices, out.
 bool max_pool2d_backward(Call& call) {
   const Tensor& gradient = call.tensor(0);
   const Tensor& self = call.tensor(1);
@@ -537,14 +541,14 @@ bool max_pool2d_backward(Call& call) {
 
 // --- batch normalisation -------------------------------------------------------
 
-// Whether the kernels support a tensor [batch][channels]...
+// Returns true if the kernels support a tensor [batch][channels]... with this shape.
 bool is_plain_batch(const Tensor& t) {
   if (!usable(t) || t.dim() < 2 || t.numel() == 0) return false;
   const std::int64_t planes = t.size(0) * t.size(1);
   return planes <= kMaxFactor && t.numel() / planes <= kMaxFactor && t.numel() < kMaxWords;
 }
 
-// Whether an optional tensor is absent or has one number per channel.
+// Returns true if an optional tensor is absent or has one number per channel.
 bool is_of_channels(const std::optional<Tensor>& t, const Tensor& input) {
   return !t.has_value() || (usable(*t) && t->dim() == 1 && t->size(0) == input.size(1) &&
                             t->is_contiguous());
@@ -555,7 +559,8 @@ std::vector<float> numbers(const Tensor& t) {
   return {from, from + t.numel()};
 }
 
-// Sets a channel to NaN if one of its numbers is NaN, which the QPUs would treat as a number.
+// Sets all elements of a channel to NaN if one of its numbers is NaN. The QPUs would treat NaN as
+// a number.
 void spread_nan(const Tensor& out, at::ArrayRef<std::optional<Tensor>> numbers) {
   for (std::int64_t c = 0; c < out.size(1); ++c)
     if (std::any_of(numbers.begin(), numbers.end(), [&](const std::optional<Tensor>& t) {
@@ -564,7 +569,7 @@ void spread_nan(const Tensor& out, at::ArrayRef<std::optional<Tensor>> numbers) 
       out.select(1, c).fill_(kNan);
 }
 
-// (from - mean) / sqrt(variance + epsilon) * weight + bias.
+// Computes (from - mean) / sqrt(variance + epsilon) * weight + bias.
 Tensor normalised(const Tensor& from, const Tensor& mean, const Tensor& variance,
                   const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
                   double epsilon) {
@@ -580,7 +585,7 @@ Tensor normalised(const Tensor& from, const Tensor& mean, const Tensor& variance
   return out;
 }
 
-// Mean and (population) variance of each channel.
+// The mean and the population variance of each channel.
 struct Statistics {
   std::vector<double> mean, variance;
 };
@@ -593,13 +598,14 @@ Statistics statistics(const Tensor& from) {
     const auto* const x = from.const_data_ptr<float>();
     found.mean = learning::moments(x, x, {}, {}, s, qpus()).sum;
     for (double& mean : found.mean) mean /= count;
-    // A sum is Inf if an element was Inf or NaN; the variance is NaN in that case.
+    // If an element is Inf or NaN, the sum is Inf. In this case the mean is set to NaN, and the
+    // variance becomes NaN too.
     for (double& mean : found.mean)
       if (!std::isfinite(mean)) mean = kNan;
     const std::vector<float> middle(found.mean.begin(), found.mean.end());
     const learning::Moments m = learning::moments(x, x, middle, middle, s, qpus());
     for (std::size_t c = 0; c < middle.size(); ++c) {
-      // The rounding error of the mean.
+      // This is the rounding error of the mean.
       const double rest = m.sum[c] / count;
       found.mean[c] = middle[c] + rest;
       found.variance.push_back(std::isnan(middle[c])
@@ -610,7 +616,7 @@ Statistics statistics(const Tensor& from) {
   return found;
 }
 
-// running = (1 - momentum) running + momentum values.
+// Computes running = (1 - momentum) running + momentum factor values.
 void move(const std::optional<Tensor>& running, const std::vector<double>& values, double factor,
           double momentum) {
   if (!running.has_value()) return;
@@ -621,7 +627,7 @@ void move(const std::optional<Tensor>& running, const std::vector<double>& value
   }
 }
 
-// input, weight?, bias?, mean?, variance?, training, momentum, epsilon.
+// Arguments: input, weight?, bias?, mean?, variance?, training, momentum, epsilon.
 bool batch_norm(Call& call) {
   const Tensor input = call.tensor(0);
   const std::optional<Tensor> weight = optional(call[1]), bias = optional(call[2]);
@@ -653,7 +659,7 @@ bool batch_norm(Call& call) {
   return true;
 }
 
-// gradient, input, weight?, mean?, variance?, saved mean?, saved inverse?, training,
+// Arguments: gradient, input, weight?, mean?, variance?, saved mean?, saved inverse?, training,
 // epsilon, wanted.
 bool batch_norm_backward(Call& call) {
   const Tensor gradient = call.tensor(0), input = call.tensor(1);
@@ -732,7 +738,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_batch_norm_backward", kernel<batch_norm_backward>());
 }
 
-// Indices are needed if a gradient is requested.
+// If a gradient is required, the operator must also return the indices.
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("max_pool2d", &max_pool2d_with_gradient);
 }

@@ -1,5 +1,5 @@
-// Shared parts of the kernels: tables in shared memory, and loops over rows. Independent of
-// torch. Include it after the headers of other libraries, because of QPULib's macros.
+// Parts that the kernels share: tables in shared memory, and loops over rows. This file does not
+// depend on torch. Include it after the headers of other libraries, because of QPULib's macros.
 #ifndef TORCH_QPU_KERNEL_PARTS_H
 #define TORCH_QPU_KERNEL_PARTS_H
 
@@ -29,7 +29,7 @@ using qpu::kernels::Sum;
 using qpu::kernels::Vectors;
 using qpu::kernels::walk;
 
-// Data that the CPU prepares for a kernel, in shared memory for the duration of a call.
+// Data that the CPU prepares for a kernel. It is in shared memory during the call.
 template <typename T>
 class Table {
  public:
@@ -51,9 +51,9 @@ class Table {
   T* data_;
 };
 
-// Kernels take the same pointer type for reading and writing.
+// Converts to the pointer type that kernels take both for reading and for writing.
 inline qpu::BusPointer<float> at(const float* p) { return const_cast<float*>(p); }
-// The words of 64-bit numbers, with each number's low word first.
+// Returns the words of 64-bit numbers. The low word of each number comes first.
 inline qpu::BusPointer<int> words(const std::int64_t* p) {
   return static_cast<int*>(static_cast<void*>(const_cast<std::int64_t*>(p)));
 }
@@ -68,14 +68,14 @@ inline std::int32_t high_word(std::int64_t x) { return static_cast<std::int32_t>
 constexpr int kMaxQpus = 12;
 inline int all_if_0(int qpus) { return qpus == 0 ? kMaxQpus : qpus; }
 
-// The kernel is passed by value, so that setting its QPU count does not affect the cached copy.
+// The kernel is passed by value, so that setting its QPU count does not change the cached copy.
 template <typename K, typename... A>
 void run(K kernel, int qpus, A... arguments) {
   kernel.setNumQPUs(all_if_0(qpus));
   kernel(arguments...);
 }
 
-// Requests are made in pairs.
+// Reads a vector. Requests are made in pairs.
 template <typename T>
 void read(T& x, const PtrExpr<T>& from) {
   T unused;
@@ -85,7 +85,7 @@ void read(T& x, const PtrExpr<T>& from) {
   receive(unused);
 }
 
-// Stores value(x) for each vector of a row; the output may be one of the inputs.
+// Stores value(x) for each vector in a row. The output may be one of the inputs.
 template <std::size_t N, typename Value>
 void store_row(const Int& columns, const Pointers<N>& from, const PtrExpr<Float>& to,
                const Int& vpm_row, Value value) {
@@ -101,7 +101,7 @@ void store_row(const Int& columns, const Pointers<N>& from, const PtrExpr<Float>
   finishBursts();
 }
 
-// The sum of term(x) over a row, in all elements of the result.
+// Returns the sum of term(x) over a row, in all elements of the result.
 template <std::size_t N, typename Term>
 FloatExpr sum_of_row(const Int& columns, const Pointers<N>& from, Term term) {
   Sum sum;

@@ -1,4 +1,4 @@
-// Layer normalisation, region pooling, and extremes over a dimension on the QPUs.
+// Layer normalisation, pooling over regions, and extremes along a dimension on the QPUs.
 #include "operators.h"
 
 #include <ATen/WrapDimUtils.h>
@@ -18,12 +18,12 @@ using at::Tensor;
 
 // --- layer normalisation -------------------------------------------------------
 
-// Rows and columns of an input that is normalised over its last dimensions; zero rows if
-// the kernels do not support it.
+// The number of rows and columns of an input that is normalised over its last dimensions. The
+// number of rows is 0 if the kernels do not support the input.
 struct Normalised {
   std::int64_t rows = 0;
   std::int64_t columns = 1;
-  std::vector<std::int64_t> statistics;  // the shape of mean and reciprocal deviation
+  std::vector<std::int64_t> statistics;  // the shape of the mean and of the reciprocal deviation
 
   Normalised(const Tensor& input, at::IntArrayRef shape) {
     const auto kept = input.dim() - static_cast<std::int64_t>(shape.size());
@@ -36,7 +36,7 @@ struct Normalised {
     statistics = input.sizes().vec();
     std::fill(statistics.begin() + kept, statistics.end(), 1);
   }
-  // Whether an optional tensor is absent or has one number per column.
+  // Returns true if an optional tensor is absent or has one number per column.
   bool takes(const std::optional<Tensor>& t) const {
     return !t.has_value() || (usable(*t) && t->numel() == columns && t->is_contiguous());
   }
@@ -46,7 +46,7 @@ const float* data(const std::optional<Tensor>& t) {
   return t.has_value() ? t->const_data_ptr<float>() : nullptr;
 }
 
-// input, shape, weight?, bias?, epsilon.
+// Arguments: input, shape, weight?, bias?, epsilon.
 bool layer_norm(Call& call) {
   const Tensor input = call.tensor(0);
   const std::optional<Tensor> weight = optional(call[2]), bias = optional(call[3]);
@@ -71,7 +71,7 @@ bool layer_norm(Call& call) {
   return true;
 }
 
-// gradient, input, shape, mean, spread, weight?, bias?, wanted.
+// Arguments: gradient, input, shape, mean, reciprocal deviation, weight?, bias?, wanted.
 bool layer_norm_backward(Call& call) {
   const Tensor gradient = call.tensor(0), input = call.tensor(1);
   const Tensor mean = call.tensor(3), spread = call.tensor(4);
@@ -112,8 +112,8 @@ bool layer_norm_backward(Call& call) {
   return true;
 }
 
-// Softmax, but with 0 for rows that contain only -Inf. In other rows, the result for a -Inf
-// element is 0 anyway.
+// Computes the softmax, but with 0 in rows that contain only -Inf. In other rows, the result for
+// an element that is -Inf is also 0.
 Tensor safe_softmax(const Tensor& self, std::int64_t dim, std::optional<at::ScalarType> dtype) {
   static constexpr Elementwise kWhereFinite{"safe_softmax", "gt 0 2 1 3>4"};
   const Tensor from = dtype.has_value() ? self.to(*dtype) : self;
@@ -137,7 +137,7 @@ Spans adaptive_spans(std::int64_t in, std::int64_t out) {
   return found;
 }
 
-// The regions that contain each element; they are consecutive.
+// Returns the regions that contain each element. They are consecutive.
 Spans covering(const Spans& spans, std::int64_t in) {
   Spans found;
   for (int i = 0; i < in; ++i) {
@@ -165,7 +165,7 @@ learning::Regions regions(const Spans& rows, const Spans& columns, std::int64_t 
   return found;
 }
 
-// Pooling over planes of [batch?][channels][height][width], with a factor for each result.
+// Pooling on planes of [batch?][channels][height][width], with a factor for each result.
 struct Pool {
   std::int64_t height = 0, width = 0;
   Spans rows, columns;
@@ -213,7 +213,7 @@ int planes_of(const Tensor& t) {
   return static_cast<int>(t.numel() / (t.size(-1) * t.size(-2)));
 }
 
-// Writes the mean of each region, times the factor, to `out`, which is dense.
+// Writes the mean of each region, multiplied by the factor, to `out`. `out` is dense.
 void average(const char* name, const Tensor& input, const Pool& pool, const Tensor& out) {
   const Tensor from = dense(input);
   launch(name, from.nbytes() + out.nbytes(), [&] {
@@ -233,7 +233,7 @@ void average_backward(const char* name, const Tensor& gradient, const Pool& pool
   });
 }
 
-// self, output size.
+// Arguments: self, output size.
 bool adaptive_avg_pool2d(Call& call) {
   const Tensor self = call.tensor(0);
   const std::vector<std::int64_t> size = call[1].toIntVector();
@@ -246,7 +246,7 @@ bool adaptive_avg_pool2d(Call& call) {
   call.finish({out});
   return true;
 }
-// gradient, self.
+// Arguments: gradient, self.
 bool adaptive_avg_pool2d_backward(Call& call) {
   const Tensor gradient = call.tensor(0), self = call.tensor(1);
   if (!is_planes(self) || !is_planes(gradient) || gradient.dim() != self.dim() ||
@@ -259,7 +259,7 @@ bool adaptive_avg_pool2d_backward(Call& call) {
   return true;
 }
 
-// self, output size, out, indices.
+// Arguments: self, output size, out, indices.
 bool adaptive_max_pool2d(Call& call) {
   const Tensor self = call.tensor(0), out = call.tensor(2), places = call.tensor(3);
   if (!is_planes(self) || !is_float(out) || !out.is_contiguous() || !is_planes(out) ||
@@ -278,7 +278,7 @@ bool adaptive_max_pool2d(Call& call) {
   call.finish({out, places});
   return true;
 }
-// gradient, self, indices, out.
+// Arguments: gradient, self, indices, out.
 bool adaptive_max_pool2d_backward(Call& call) {
   const Tensor& gradient = call.tensor(0);
   const Tensor& self = call.tensor(1);
@@ -298,10 +298,10 @@ bool adaptive_max_pool2d_backward(Call& call) {
   return true;
 }
 
-// avg_pool2d's windows along an axis, clipped to the elements and to the padding.
+// The windows of avg_pool2d along an axis, limited to the elements and the padding.
 struct Windows {
   Spans inside;
-  std::vector<int> lengths;  // including the padding
+  std::vector<int> lengths;  // lengths of the windows including the padding
 };
 Windows windows(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t step,
                 std::int64_t padding) {
@@ -317,7 +317,8 @@ Windows windows(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int
   return found;
 }
 
-// kernel, stride, padding, ceil_mode, count_include_pad, divisor?; starting at argument `first`.
+// Reads kernel, stride, padding, ceil_mode, count_include_pad and divisor? from the arguments,
+// starting at argument number `first`.
 std::optional<Pool> averaging(const Call& call, std::size_t first, const Tensor& self,
                               const Tensor& result) {
   if (!is_planes(self) || result.dim() != self.dim() || result.numel() == 0 ||
@@ -377,8 +378,8 @@ struct Extremes {
   Tensor places;  // int64
 };
 
-// Computes extremes over one dimension, which is kept with size 1; std::nullopt if the QPUs do
-// not support it.
+// Computes extremes along a dimension. The result keeps this dimension with size 1. Returns
+// std::nullopt if the QPUs do not support the computation.
 std::optional<Extremes> extremes(const Tensor& t, std::int64_t wrapped, bool least) {
   if (!usable(t) || t.numel() == 0 || t.dim() == 0) return std::nullopt;
   const std::int64_t dim = at::maybe_wrap_dim(wrapped, t.dim());
@@ -403,12 +404,12 @@ std::optional<Extremes> extremes(const Tensor& t, std::int64_t wrapped, bool lea
   return found;
 }
 
-// Copies the values to a result with or without the dimension.
+// Copies the values to a result. The result may have the reduced dimension or not.
 void put(const Tensor& out, const Tensor& found) { out.copy_(found.reshape(out.sizes())); }
 
 bool has_size_of(const Tensor& out, const Tensor& found) { return out.numel() == found.numel(); }
 
-// self, dimension, keep, values, indices.
+// Arguments: self, dimension, keep, values, indices.
 template <bool least>
 bool extreme_of_dimension(Call& call) {
   const Tensor values = call.tensor(3), places = call.tensor(4);

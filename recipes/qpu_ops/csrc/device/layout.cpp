@@ -19,7 +19,7 @@ using at::Tensor;
 
 // --- concatenation -------------------------------------------------------------
 
-// tensors, dimension, out. The tensors may include empty tensors of one dimension.
+// Arguments: tensors, dimension, out. The tensors may include empty tensors with one dimension.
 bool cat(Call& call) {
   const Tensor out = call.out();
   std::vector<Tensor> parts;
@@ -62,7 +62,8 @@ bool cat(Call& call) {
 
 // --- lookup --------------------------------------------------------------------
 
-// Copies integers from the device to the CPU; std::nullopt for other dtypes.
+// Copies integers from the device to the CPU. Returns std::nullopt if the dtype is not an integer
+// type.
 std::optional<std::vector<std::int64_t>> whole_numbers(const Tensor& t) {
   if (!on_device(t) || (t.scalar_type() != at::kLong && t.scalar_type() != at::kInt))
     return std::nullopt;
@@ -79,7 +80,8 @@ std::optional<std::vector<std::int64_t>> whole_numbers(const Tensor& t) {
   return found;
 }
 
-// Selects rows of the first dimension, also for embedding(). self, dimension, index.
+// Selects rows of the first dimension. embedding() uses this operator too. Arguments: self,
+// dimension, index.
 bool index_select(Call& call) {
   const Tensor self = call.tensor(0), index = call.tensor(2);
   if (!usable(self) || self.dim() == 0 || index.dim() != 1 || self.numel() == 0 ||
@@ -107,7 +109,7 @@ bool index_select(Call& call) {
   return true;
 }
 
-// gradient, indices, rows, padding row, scale by frequency.
+// Arguments: gradient, indices, number of rows, padding row, scale by frequency.
 bool embedding_backward(Call& call) {
   const Tensor gradient = call.tensor(0), indices = call.tensor(1);
   const std::int64_t rows = call[2].toInt(), padding = call[3].toInt();
@@ -143,14 +145,15 @@ bool is_bool(const Tensor& t) { return on_device(t) && t.scalar_type() == at::kB
 
 bool is_aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 4 == 0; }
 
-// Whether kernels may write whole words of a tensor of bytes.
+// Returns true if kernels may write whole words of a tensor of bytes.
 bool has_whole_words(const Tensor& t) {
   if (!t.is_contiguous() || !is_aligned(t.const_data_ptr())) return false;
   const std::size_t end = static_cast<std::size_t>(t.storage_offset()) + t.nbytes();
-  return t.nbytes() % 4 == 0 || end == t.storage().nbytes();  // allocations are whole words
+  // The size of an allocation is a multiple of a word.
+  return t.nbytes() % 4 == 0 || end == t.storage().nbytes();
 }
 
-// The operands, both tensors and numbers, in shared memory.
+// The operands in shared memory, both tensors and numbers.
 class Operands {
  public:
   explicit Operands(at::IntArrayRef shape, const Tensor& like) : shape_(shape), like_(like) {}
@@ -193,13 +196,13 @@ bool store_comparison(const char* name, learning::Comparison what, const learnin
   return true;
 }
 
-// self, other, out. With `swapped`, compares other with self.
+// Arguments: self, other, out. If `swapped` is true, compares other with self.
 template <learning::Comparison what, bool swapped = false>
 bool compare_tensors(Call& call) {
   const Tensor &self = call.tensor(0), &other = call.tensor(1);
   const Tensor out = call.out();
-  // A tensor without dimensions does not take part in type promotion, but all tensors are float32
-  // here.
+  // A tensor without dimensions does not take part in type promotion. This does not matter here,
+  // because all tensors are float32.
   if (!is_float(self) || !is_float(other) || !is_bool(out) ||
       out.numel() >= std::numeric_limits<int>::max() ||
       out.sizes() != at::IntArrayRef(at::infer_size(self.sizes(), other.sizes())))
@@ -240,14 +243,14 @@ bool store_choice(const Tensor& condition, const learning::Compared& a,
   return true;
 }
 
-// Whether the result of where() of two tensors is float32.
+// Returns true if where() with these two tensors has a float32 result.
 bool are_floats(const Tensor& a, const Tensor& b) {
   const auto is_number = [](const Tensor& t) { return t.dim() == 0 && !t.is_complex(); };
   return (is_float(a) && (is_float(b) || (is_number(b) && a.dim() > 0))) ||
          (is_float(b) && is_number(a) && b.dim() > 0);
 }
 
-// condition, self, other.
+// Arguments: condition, self, other.
 bool where_to(const Call& call, const Tensor& out) {
   const Tensor &condition = call.tensor(0), &self = call.tensor(1), &other = call.tensor(2);
   Operands in(out.sizes(), condition);
@@ -275,7 +278,7 @@ bool where_out(Call& call) {
   return where_to(call, out);
 }
 
-// self, mask, value; in place.
+// Arguments: self, mask, value. The operator works in place.
 template <bool of_tensor>
 bool masked_fill_(Call& call) {
   const Tensor self = call.tensor(0), condition = call.tensor(1);
@@ -296,14 +299,14 @@ bool masked_fill_(Call& call) {
 
 // --- dropout -------------------------------------------------------------------
 
-// out = input times the factor where the mask is set, else 0.
+// Computes out: the input multiplied by the factor where the mask is set, and 0 elsewhere.
 bool drop(const Tensor& input, const Tensor& mask, double factor, const Tensor& out) {
   Operands in(input.sizes(), input);
   return in.add(input) && in.add(0.0F) &&
          store_choice(mask, in[0], in[1], out, "dropout", static_cast<float>(factor));
 }
 
-// input, p, train?. Like all random numbers, the CPU generates the mask.
+// Arguments: input, p, train?. The CPU generates the mask, as it generates all random numbers.
 bool native_dropout(Call& call) {
   const Tensor input = call.tensor(0);
   const double p = call[1].toDouble();
@@ -317,7 +320,7 @@ bool native_dropout(Call& call) {
   call.finish({out, mask});
   return true;
 }
-// gradient, mask, scale.
+// Arguments: gradient, mask, scale.
 bool native_dropout_backward(Call& call) {
   const Tensor gradient = call.tensor(0), mask = call.tensor(1);
   if (!usable(gradient) || gradient.numel() < 2 || !is_bool(mask) ||

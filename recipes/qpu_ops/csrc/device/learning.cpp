@@ -23,8 +23,8 @@ void take_planes(Int planes, Int size, Ptr<Int> firsts, Ptr<Int> places, Ptr<Flo
   });
 }
 
-// Each index has two words, the low one first. `rows` and `columns` give the first element
-// of the window for each output.
+// Each index consists of two words; the low word comes first. `rows` and `columns` contain the
+// first row and column of the window for each output.
 void places_in_planes(Int planes, Int words, Int height, Int width, Ptr<Int> rows,
                       Ptr<Int> columns, Int kernel_height, Int kernel_width, Int step_y,
                       Int step_x, Ptr<Float> out, Ptr<Float> in) {
@@ -59,8 +59,8 @@ void places_in_planes(Int planes, Int words, Int height, Int width, Ptr<Int> row
   });
 }
 
-// At most `covers` windows contain an element; entry [i][element] in the table is the output of
-// one of these windows, or negative.
+// At most `covers` windows contain any one element. Entry [i][element] of the table is the output
+// that belongs to one of these windows, or a negative number.
 void pooled_gradient(Int planes, Int size, Int pixels, Int covers, Ptr<Int> table,
                      Ptr<Int> places, Ptr<Float> gradient, Ptr<Float> out) {
   overPlanes<kShort>(planes, size, out, [&](const Int& plane, const IntExpr& first) {
@@ -87,7 +87,7 @@ void pooled_gradient(Int planes, Int size, Int pixels, Int covers, Ptr<Int> tabl
 
 // --- channels ------------------------------------------------------------------
 
-// Calls body(plane, channel) for the planes of this QPU.
+// Calls body(plane, channel) for the planes that this QPU computes.
 template <typename Body>
 void over_channels(const Int& planes, const Int& channels, Body body) {
   Int channel = me();
@@ -174,7 +174,7 @@ void log_softmax_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a) {
       most = max(most, x);
       size = max(size, qpu::ieee::magnitude(x));
     };
-    // Repeating the last element does not change the maximum.
+    // The last vectors repeat the last element, which does not change the maximum.
     walk<1, kShort>(
         columns, from, 0, 1, [&](int /*place*/, Vectors<1>& x) { raise(x[0]); },
         [](const IntExpr& /*first*/) {},
@@ -182,7 +182,7 @@ void log_softmax_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a) {
     Float greatest = qpu::maxOf(most);
     Float total = sum_of_row<1>(
         columns, from, [&](const Vectors<1>& x) { return qpu::exp(x[0] - greatest); });
-    // If the row contains NaN or +Inf, or only -Inf, the results are NaN.
+    // If a row contains NaN or +Inf, or only -Inf, its results are NaN.
     Float shift = qpu::select(qpu::maxOf(size) > qpu::ieee::kInf || total == 0,
                               qpu::ieee::nan(), qpu::log(total));
     store_row<1>(columns, from, out + row * columns, vpm_row, [&](const Vectors<1>& x) {
@@ -211,7 +211,8 @@ void softmax_gradient(Int rows, Int columns, Ptr<Float> out, Ptr<Float> gradient
   End
 }
 
-// Reads the two-word targets at the addresses: whether each is a class, and which one.
+// Reads targets of two words each. Determines whether each target is a class, and which class it
+// is.
 struct Target {
   Int low;
   Int high;
@@ -226,7 +227,7 @@ struct Target {
   BoolExpr is_class(const Int& classes) const {
     return high == 0 && low >= 0 && low < classes;
   }
-  // Uses an arbitrary valid class if the target is not a class.
+  // Returns the class, or an arbitrary valid class if the target is not a class.
   Int known(const Int& classes) const { return qpu::select(is_class(classes), low, 0); }
 };
 
@@ -282,7 +283,8 @@ void nll_gradient(Int rows, Int classes, Int ignored_low, Int ignored_high, Floa
   End
 }
 
-// The outputs whose windows contain each element of a plane: `covers` entries each.
+// For each element of a plane, the outputs whose windows contain the element. There are `covers`
+// entries per element.
 struct Covers {
   int covers = 0;
   std::vector<int> table;

@@ -1,4 +1,5 @@
-// Operators on lists of tensors, including the optimisers: one launch per list.
+// Operators on lists of tensors, including the optimisers. Each list is processed in a single
+// launch.
 #include "operators.h"
 
 #include <ATen/ops/empty_like.h>
@@ -9,14 +10,15 @@
 #include <initializer_list>
 #include <string>
 
-namespace torch_qpu::lists {  // operators.cpp has functions of the same names
+namespace torch_qpu::lists {  // operators.cpp has functions with the same names
 namespace {
 
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// A chain over lists: `arrays` lists of tensors, of which `written` receive the chain's results
-// in order, and the numbers for each list index.
+// A chain that runs on lists. `arrays` contains the lists of tensors. `written` contains the
+// numbers of the lists that receive the chain's results, in the order of the results. `numbers`
+// contains the numbers for each list index.
 struct Lists {
   std::vector<Tensors> arrays;
   std::vector<std::size_t> written;
@@ -25,8 +27,9 @@ struct Lists {
   std::size_t size() const { return arrays[0].size(); }
 };
 
-// Whether kernels can process the elements in memory order: all tensors have the same sizes and
-// are dense in the same order. Operands that are only read are copied if they are not.
+// Returns true if kernels can process the elements in memory order. For this, all tensors must
+// have the same sizes and must be dense in the same order. Operands that are only read are copied
+// if they do not meet this condition.
 bool make_alike(Lists& lists) {
   for (const Tensors& list : lists.arrays)
     if (list.size() != lists.size()) return false;
@@ -46,8 +49,8 @@ bool make_alike(Lists& lists) {
   return true;
 }
 
-// Whether each list element's output is separate from memory that other elements read or write,
-// because list elements are computed in parallel.
+// Returns true if the output of each list element is separate from the memory that other elements
+// read or write. This is necessary because list elements are computed in parallel.
 bool are_apart(const std::vector<Part>& parts) {
   struct Range {
     std::uintptr_t start, end;
@@ -74,7 +77,8 @@ bool are_apart(const std::vector<Part>& parts) {
   return true;
 }
 
-// Returns false if the QPUs cannot run it. Results go to `outputs`, or to the arrays if empty.
+// Runs a chain on lists. The results go to `outputs` or, if it is empty, to the arrays. Returns
+// false if the QPUs cannot run the chain.
 bool run_lists(const char* name, const std::string& steps, Lists lists,
                const std::vector<Tensors>& outputs = {}) {
   if (lists.size() == 0) return true;
@@ -104,7 +108,8 @@ bool run_lists(const char* name, const std::string& steps, Lists lists,
 
 // --- operators on lists --------------------------------------------------------
 
-// An operator's numbers: none, one for all tensors, or one per tensor.
+// The form in which an operator receives its numbers: none, one for all tensors, one for each
+// tensor, or a tensor.
 enum class Given : std::uint8_t { none, one, each, tensor };
 
 std::optional<std::vector<std::vector<float>>> numbers_of(const Call& call, std::size_t place,
@@ -134,7 +139,7 @@ struct Spec {
   const char* steps;
 };
 
-// `count` lists, then the numbers.
+// Arguments: `count` lists, followed by the numbers.
 template <const Spec& spec, std::size_t count, Given given, bool in_place>
 bool on_lists(Call& call) {
   Lists lists;
@@ -173,7 +178,7 @@ constexpr Spec kAbs{"foreach_abs", "abs 0>1"};
 constexpr Spec kReciprocal{"foreach_reciprocal", "recip 0>1"};
 constexpr Spec kLerp{"foreach_lerp", "sub 1 0;mul 3 2;add 0 4>5"};
 
-// The formula is used for weights below one half only.
+// The formula is used only for weights below one half.
 template <Given given, bool in_place>
 bool lerp(Call& call) {
   const auto weights = numbers_of(call, 2, given, call[0].toTensorVector().size());
@@ -185,7 +190,7 @@ bool lerp(Call& call) {
 
 // --- optimisers ----------------------------------------------------------------
 
-// Writes the text of a chain; values are identified by their numbers.
+// Writes the text of a chain. Values are identified by their numbers.
 class Writer {
  public:
   explicit Writer(std::size_t inputs) : next_(inputs) {}
@@ -215,8 +220,8 @@ float rate_of(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor().item<float>() : value.toScalar().to<float>();
 }
 
-// self, gradients, averages, averages of squares, their maxima, steps; rate, beta1, beta2,
-// decay, epsilon, amsgrad, maximize, scale?, overflow?.
+// Arguments: self, gradients, averages, averages of squares, maxima of these averages, steps,
+// rate, beta1, beta2, decay, epsilon, amsgrad, maximize, scale?, overflow?.
 template <bool decoupled>
 bool adam(Call& call) {
   if (call[11].toBool() || optional(call[13]).has_value() || optional(call[14]).has_value())
@@ -229,8 +234,8 @@ bool adam(Call& call) {
   const double rate = rate_of(call[6]), beta1 = call[7].toDouble(), beta2 = call[8].toDouble();
   const double decay = call[9].toDouble(), epsilon = call[10].toDouble();
   const bool maximize = call[12].toBool();
-  // With c1 = 1 - beta1^step and c2 = sqrt(1 - beta2^step), the step is
-  // rate / c1 m / (sqrt(v) / c2 + epsilon) = (rate c2 / c1) m / (sqrt(v) + epsilon c2).
+  // With c1 = 1 - beta1^step and c2 = sqrt(1 - beta2^step), the change of a parameter is
+  //   rate / c1 m / (sqrt(v) / c2 + epsilon) = (rate c2 / c1) m / (sqrt(v) + epsilon c2).
   for (const Tensor& step : steps) {
     if (step.numel() != 1 || step.scalar_type() != at::kFloat) return false;
     const double count = step.item<float>();
@@ -263,8 +268,8 @@ bool adam(Call& call) {
   return true;
 }
 
-// self, gradients, momenta; decay, momentum, rate, dampening, nesterov, maximize, first
-// step, scale?, overflow?.
+// Arguments: self, gradients, momenta, decay, momentum, rate, dampening, nesterov, maximize,
+// first step, scale?, overflow?.
 bool sgd(Call& call) {
   if (optional(call[10]).has_value() || optional(call[11]).has_value()) return false;
   const double decay = call[3].toDouble(), momentum = call[4].toDouble();
@@ -295,7 +300,7 @@ bool sgd(Call& call) {
   return true;
 }
 
-// Registers the functional and the in-place form of an operator on lists.
+// Registers both the functional form and the in-place form of an operator on lists.
 template <const Spec& spec, std::size_t count, Given given>
 void both(torch::Library& m, const std::string& name, const std::string& overload) {
   const std::string dot = overload.empty() ? "" : "." + overload;

@@ -12,7 +12,7 @@ namespace {
 
 using at::Tensor;
 
-// A tensor viewed as rows along one of its dimensions.
+// A tensor that is viewed as rows along one of its dimensions.
 class Rows {
  public:
   Rows(const Tensor& t, std::int64_t dim)
@@ -24,7 +24,8 @@ class Rows {
   bool are_plain() const { return count() <= kMaxFactor && columns() <= kMaxFactor; }
   const Tensor& data() const { return data_; }
 
-  // The tensor to which a result of the same shape must be written before finish() is called.
+  // Returns the tensor to which a result with the shape of `out` must be written before finish()
+  // is called.
   Tensor target(const Tensor& out) const {
     return is_direct(out) ? out : at::empty(data_.sizes(), data_.options());
   }
@@ -42,7 +43,7 @@ class Rows {
   Tensor data_;
 };
 
-// self, dimension, half to float, out.
+// Arguments: self, dimension, half to float, out.
 template <bool of_log>
 bool softmax(Call& call) {
   const Tensor& t = call.tensor(0);
@@ -64,7 +65,7 @@ bool softmax(Call& call) {
   return true;
 }
 
-// gradient, result, dimension, dtype of the input, out.
+// Arguments: gradient, result, dimension, dtype of the input, out.
 template <bool of_log>
 bool softmax_backward(Call& call) {
   const Tensor &gradient = call.tensor(0), &result = call.tensor(1);
@@ -86,7 +87,7 @@ bool softmax_backward(Call& call) {
   return true;
 }
 
-// The classes of [rows][classes] if the QPUs support them.
+// Returns the classes of a tensor [rows][classes], or nothing if the QPUs do not support them.
 std::optional<learning::Classes> classes(const Tensor& self, const Tensor& target,
                                          const std::optional<Tensor>& weight,
                                          std::int64_t ignored) {
@@ -115,7 +116,7 @@ std::optional<learning::Classes> classes(const Tensor& self, const Tensor& targe
   TORCH_CHECK_INDEX(false, "a target was out of bounds and has been changed since");
 }
 
-// self, target, weight?, reduction, ignored, out, total weight.
+// Arguments: self, target, weight?, reduction, ignored, out, total weight.
 bool nll_loss(Call& call) {
   const Tensor self = call.tensor(0), target = call.tensor(1);
   const std::optional<Tensor> weight = optional(call[2]);
@@ -142,7 +143,7 @@ bool nll_loss(Call& call) {
   return true;
 }
 
-// gradient, self, target, weight?, reduction, ignored, total weight, out.
+// Arguments: gradient, self, target, weight?, reduction, ignored, total weight, out.
 bool nll_loss_backward(Call& call) {
   const Tensor& gradient = call.tensor(0);
   const Tensor& self = call.tensor(1);

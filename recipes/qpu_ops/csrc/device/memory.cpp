@@ -22,7 +22,7 @@ namespace torch_qpu {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-// Tensors smaller than this share segments of this size.
+// Tensors that are smaller than this share segments of this size.
 constexpr std::size_t kSmall = std::size_t{1} << 20;
 
 std::size_t rounded(std::size_t bytes, std::size_t unit) {
@@ -41,7 +41,7 @@ std::string mib(std::size_t bytes) {
   return text.str();
 }
 
-// One allocation of libqpu, divided into blocks.
+// A single allocation from libqpu, which is divided into blocks.
 struct Segment {
   explicit Segment(std::size_t bytes, bool is_small)
       : words(bytes / sizeof(float)), size(bytes), small(is_small) {}
@@ -58,8 +58,8 @@ struct Block {
 
 class Pool {
  public:
-  // Never destroyed, because tensors with static storage duration may outlive any other static
-  // object.
+  // The pool is never destroyed, because tensors with static storage duration may outlive any
+  // other static object.
   static Pool& instance() {
     static Pool* const pool = new Pool;
     return *pool;
@@ -69,8 +69,8 @@ class Pool {
 
   void* take(std::size_t bytes) {
     const bool caching = caching_;
-    // Without caching, an array is exactly as long as its tensor, so that libqpu's
-    // interpreter detects an access one word past the end.
+    // Without caching, an array has exactly the size of its tensor. libqpu's interpreter can then
+    // detect an access one word past the end.
     const std::size_t wanted = rounded(bytes, caching ? kAlignment : sizeof(float));
     const bool small = caching && wanted < kSmall;
     auto found = free_.end();
@@ -125,7 +125,7 @@ class Pool {
     if (!caching_) trim();
   }
 
-  // Releases segments that hold no tensor.
+  // Releases the segments that contain no tensor.
   void trim() {
     for (auto at = blocks_.begin(); at != blocks_.end();) {
       Segment* const segment = at->second.segment;
@@ -242,7 +242,7 @@ void after_fork_in_parent() {
   device_mutex().unlock();
 }
 void after_fork_in_child() {
-  // A fork copies host memory for the child, but GPU memory still belongs to the parent.
+  // fork() copies host memory for the child, but GPU memory still belongs to the parent.
   if (used && !is_plain_memory()) Pool::instance().in_bad_fork = true;
   after_fork_in_parent();
 }

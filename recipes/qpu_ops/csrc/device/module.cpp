@@ -1,4 +1,5 @@
-// The Python module torch_qpu._C: everything except the operators. Independent of torch.
+// The Python module torch_qpu._C, which provides everything except the operators. This file does
+// not depend on torch.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <qpu.h>
@@ -77,8 +78,8 @@ PYBIND11_MODULE(_C, module) {
     const qpu::Backend found = qpu::backend();
     return py::make_tuple(found.name, found.reason);
   });
-  // The board, clock and memory bytes per clock in the emulator's model, after a run in this
-  // thread.
+  // Returns the board, the clock and the memory bytes per clock of the emulator's model, after a
+  // run in this thread.
   module.def("model", [] {
     qpu_cycles cycles{};
     if (qpu_thread_cycles(&cycles) != 0) throw std::runtime_error(qpu_last_error());

@@ -5,7 +5,7 @@
 namespace torch_qpu::learning {
 namespace {
 
-// Converts an address in memory to a kernel-language pointer.
+// Converts an address in memory to a pointer in the kernel language.
 template <typename T>
 PtrExpr<T> pointer(const IntExpr& address) {
   return PtrExpr<T>(qpu::detail::FromNode(address.node()));
@@ -13,7 +13,7 @@ PtrExpr<T> pointer(const IntExpr& address) {
 
 int address_of(const float* p) { return static_cast<int>(at(p).address()); }
 
-// Four words per run: destination, source, length, and one unused word.
+// The table contains four words per run: destination, source, length and an unused word.
 void copy_each(Int runs, Ptr<Int> table) {
   Int vpm_row = firstVpmRow<kShort>();
   For (Int run = me(), run < runs, run = run + numQPUs())
@@ -31,7 +31,8 @@ void copy_each(Int runs, Ptr<Int> table) {
   End
 }
 
-// The indices of row `row` are firsts[row] up to, but not including, firsts[row + 1].
+// The indices for row number `row` are at positions firsts[row] up to, but not including,
+// firsts[row + 1].
 void sum_each(Int rows, Int columns, Ptr<Int> firsts, Ptr<Int> places, Ptr<Float> out,
               Ptr<Float> in) {
   For (Int row = me(), row < rows, row = row + numQPUs())
@@ -55,7 +56,7 @@ void sum_each(Int rows, Int columns, Ptr<Int> firsts, Ptr<Int> places, Ptr<Float
   End
 }
 
-// Maps floats to integers that compare in the same order.
+// Converts floats to integers that have the same order.
 IntExpr order_of(const Float& x) {
   Int bits = asInt(x);
   return qpu::select((bits & 0x7fffffff) == 0, IntExpr(0), bits ^ ((bits >> 31) & 0x7fffffff));
@@ -98,7 +99,7 @@ void compare_each(Int count, Int n, Ptr<Float> out, Ptr<Float> a, Int mask_a, Pt
   });
 }
 
-// A product loses NaN, so without a factor the multiplication is skipped.
+// Multiplication does not preserve NaN, so it is omitted if there is no factor.
 template <bool scaled>
 void choose_each(Int n, Ptr<Float> out, Ptr<Int> condition, Ptr<Float> a, Int mask_a, Float factor,
                  Ptr<Float> b, Int mask_b) {
@@ -121,7 +122,7 @@ void choose_each(Int n, Ptr<Float> out, Ptr<Int> condition, Ptr<Float> a, Int ma
 
 int mask(const Compared& x) { return x.one ? 0 : -1; }
 
-// Longer runs are split, so that all QPUs have work.
+// Longer runs are divided, so that all QPUs have work.
 constexpr int kLongestRun = 4096;
 
 }  // namespace

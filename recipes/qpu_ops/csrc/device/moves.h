@@ -1,5 +1,5 @@
-// Kernels that move elements, add rows and select elements. Independent of torch. The
-// requirements of learning.h apply.
+// Kernels that move elements, add rows and select elements. This file does not depend on torch.
+// The requirements in learning.h apply.
 #ifndef TORCH_QPU_MOVES_H
 #define TORCH_QPU_MOVES_H
 
@@ -9,33 +9,34 @@
 
 namespace torch_qpu::learning {
 
-// `length` elements that are consecutive in both the source and the destination.
+// A run of `length` elements that are consecutive both in the source and in the destination.
 struct Run {
   float* to = nullptr;
   const float* from = nullptr;
   int length = 0;
 };
-// Copies all runs in one launch. A range that is written must not overlap any other range.
+// Copies all runs in a single launch. The destination of a run must not overlap any other source
+// or destination.
 void copy_runs(const std::vector<Run>& runs, int qpus);
 
-// out[row] = the sum of in[i] over the indices in places[row]; rows without indices are 0.
-// All rows have `columns` elements.
+// Sets out[row] to the sum of in[i] over all indices i in places[row]. Rows without indices
+// become 0. All rows have `columns` elements.
 void sum_rows(float* out, const float* in, const std::vector<std::vector<int>>& places,
               int columns, int qpus);
 
 enum class Comparison : std::uint8_t { greater, greater_or_equal, equal, not_equal };
 
-// An operand: n elements, or the same number for all with `one`.
+// An operand of a comparison: n elements or, if `one` is true, a single number for all elements.
 struct Compared {
   const float* data = nullptr;
   bool one = false;
 };
-// One byte per element, 1 if the comparison holds as defined by IEEE 754. The size of `out`
-// is a multiple of 4, and whole words of it are written.
+// Writes one byte per element. It is 1 if the comparison holds according to IEEE 754, and 0
+// otherwise. The size of `out` is a multiple of 4, because whole words are written.
 void compare(Comparison what, void* out, const Compared& a, const Compared& b, int n, int qpus);
 
-// out[i] = condition[i] ? a[i] factor : b[i]; conditions are bytes. The size of `condition` is
-// a multiple of 4, and whole words of it are read.
+// Computes out[i] = condition[i] ? a[i] factor : b[i]. Conditions are bytes. The size of
+// `condition` is a multiple of 4, because whole words are read.
 void choose(float* out, const void* condition, const Compared& a, float factor, const Compared& b,
             int n, int qpus);
 

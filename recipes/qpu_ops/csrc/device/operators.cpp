@@ -1,5 +1,6 @@
-// The operators of PyTorch that the QPUs compute: float32 on dense tensors of the device. Each
-// kernel checks whether it supports its operands; if not, the CPU computes the operator.
+// The PyTorch operators that the QPUs compute. They support float32 on dense tensors on the
+// device. Each kernel checks whether it supports its operands. If it does not, the CPU computes the
+// operator.
 #include "operators.h"
 
 #include <ATen/ExpandUtils.h>
@@ -78,7 +79,7 @@ void run(const Elementwise& what, const std::vector<Operand>& in, float* out, st
   });
 }
 
-// A CPU scalar used together with tensors of the device.
+// Returns true for a CPU scalar that is used together with tensors on the device.
 bool is_number(const Tensor& t) {
   return t.defined() && t.device().is_cpu() && t.dim() == 0 && !t.is_complex();
 }
@@ -165,7 +166,7 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
 
 namespace {
 
-// `inputs` tensors, then `numbers` numbers, then out.
+// Arguments: `inputs` tensors, followed by `numbers` numbers, followed by out.
 template <const Elementwise& what, std::size_t inputs, std::size_t numbers = 0>
 bool elementwise(Call& call) {
   std::vector<Tensor> in;
@@ -262,7 +263,7 @@ bool clamp_max(Call& call) {
   return call.is_real(1) &&
          compute(kClamp, {call.tensor(0)}, {-kInfinity, call.number(1)}, call.out());
 }
-// Bounds per element: self, lower?, upper?.
+// The bounds are tensors. Arguments: self, lower?, upper?.
 bool clamp_by_tensors(Call& call) {
   static constexpr Elementwise kBoth{"clamp", "max 0 1;min 3 2>4"};
   if (call[1].isNone()) return compute(kMinimum, {call.tensor(0), call.tensor(2)}, {}, call.out());
@@ -309,8 +310,9 @@ bool relu_(Call& call) {
   call.finish({self});
   return true;
 }
-// Increments a one-element integer tensor, such as batch norm's batch counter, on the CPU and in
-// place, as fill does. A launch for one number would cost more than everything else.
+// Increments an integer tensor with one element, such as the batch counter in batch
+// normalisation. The CPU does this in place, as it does for fill(), because a launch for a single
+// number would cost more than all other work.
 bool count_up(Call& call) {
   const Tensor &self = call.tensor(0), &other = call.tensor(1);
   const Tensor out = call.out();
@@ -330,7 +332,7 @@ bool count_up(Call& call) {
 }
 bool add(Call& call) { return count_up(call) || with_out<elementwise<kAdd, 2, 1>>(call); }
 
-// other - alpha * self.
+// Computes other - alpha * self.
 bool rsub(Call& call) {
   const Tensor self = call.tensor(0), other = call.tensor(1);
   if (!usable(self) || !usable(other) || !call.is_real(2) || !std::isfinite(call.number(2)))
@@ -354,7 +356,7 @@ bool is_matrix(const Tensor& t) {
 namespace {
 
 kernels::Matrix matrix(const Tensor& t) {
-  // The stride of a dimension with one element is meaningless and may have any size.
+  // If a dimension has only one element, its stride has no meaning and may have any value.
   return {at(t), t.size(0) == 1 ? static_cast<int>(std::max<std::int64_t>(t.size(1), 1))
                                 : static_cast<int>(t.stride(0)),
           t.size(1) == 1 ? 1 : static_cast<int>(t.stride(1))};
@@ -388,8 +390,9 @@ void product(const Tensor& c, const Tensor& a, const Tensor& b, float alpha, flo
 
 namespace {
 
-// Whether out can be a b, for matrices or batches of them. An out= form can be called with any
-// shapes; for mismatches, the CPU resizes or reports the error.
+// Returns true if out can be the product of a and b, which are matrices or batches of matrices.
+// An out= form can be called with any shapes. If they do not match, the CPU resizes `out` or
+// reports the error.
 bool may_multiply(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_t rank) {
   if (!usable(a) || !usable(b) || a.dim() != rank || b.dim() != rank || out.dim() != rank)
     return false;
@@ -417,8 +420,8 @@ bool addmm(Call& call) {
   return true;
 }
 
-// Up to this many multiplications per product, a batch is a single launch; larger products
-// are launched separately.
+// If each product has at most this many multiplications, a batch is computed in a single launch.
+// Larger products are launched separately.
 constexpr std::int64_t kMaxInBatch = std::int64_t{64} * 64 * 64;
 
 bool is_small_batch(const Tensor& out, const Tensor& a, const Tensor& b) {
@@ -428,7 +431,7 @@ bool is_small_batch(const Tensor& out, const Tensor& a, const Tensor& b) {
 }
 
 learning::Batch batch_of(const Tensor& t) {
-  // The stride of a dimension with one element is meaningless.
+  // If a dimension has only one element, its stride has no meaning.
   const auto step = [&](std::int64_t d) {
     return t.size(d) == 1 ? 0 : static_cast<int>(t.stride(d));
   };
@@ -436,7 +439,7 @@ learning::Batch batch_of(const Tensor& t) {
 }
 
 void multiply_batch(const Tensor& out, const Tensor& a, const Tensor& b, float alpha, float beta) {
-  if (a.size(2) == 0) {  // nothing to sum
+  if (a.size(2) == 0) {  // the sum has no terms
     beta == 0 ? out.zero_() : out.mul_(beta);
     return;
   }
@@ -497,13 +500,13 @@ bool addmv(Call& call) {
     out.copy_(y);
     return true;
   }
-  // alpha y + beta self.
+  // Computes alpha y + beta self.
   static constexpr Elementwise kJoin{"addmv", "mul 0 2;mul 1 3;add 4 5>6"};
   return compute(kJoin, {y, beta == 0 ? y : self}, {alpha, beta}, out);
 }
 
-// Whether the result of a reduction is final: the QPUs return Inf where IEEE 754 may require
-// NaN, so the CPU recomputes results that are not finite.
+// Returns true if the result of a reduction is final. The QPUs return Inf where IEEE 754 may
+// require NaN, so the CPU recomputes results that are not finite.
 bool is_settled(const Tensor& out) { return std::isfinite(*out.const_data_ptr<float>()); }
 
 bool dot(Call& call) {
@@ -522,7 +525,8 @@ bool dot(Call& call) {
 
 // --- reductions ----------------------------------------------------------------
 
-// Reads the elements in memory order, whatever the order of dimensions.
+// Returns a tensor whose elements can be read in memory order, whatever the order of the
+// dimensions is.
 Tensor packed(const Tensor& t) { return t.is_non_overlapping_and_dense() ? t : dense(t); }
 
 template <typename Result, typename Run>
@@ -533,7 +537,7 @@ void reduce_all(const char* name, const Tensor& t, const Tensor& out, Run run) {
   });
 }
 
-// The dimensions of a reduction: true for those that are removed.
+// Returns one entry per dimension, which is true if the reduction removes the dimension.
 std::vector<bool> reduced(const c10::IValue& dims, std::int64_t rank) {
   std::vector<bool> found(static_cast<std::size_t>(rank), false);
   if (rank == 0) return found;
@@ -546,7 +550,8 @@ std::vector<bool> reduced(const c10::IValue& dims, std::int64_t rank) {
   return found;
 }
 
-// Whether the result of a reduction has the right shape; otherwise the CPU resizes it.
+// Returns true if the result of a reduction has the right shape. If it does not, the CPU resizes
+// it.
 bool has_shape(const Tensor& out, const Tensor& t, const std::vector<bool>& vanish, bool keep) {
   std::vector<std::int64_t> shape;
   for (std::size_t d = 0; d < vanish.size(); ++d)
@@ -558,7 +563,7 @@ bool all_of(const std::vector<bool>& v) {
   return std::all_of(v.begin(), v.end(), [](bool b) { return b; });
 }
 
-// Sums over some dimensions: the product of a matrix and a vector of ones.
+// Computes sums over some dimensions as the product of a matrix and a vector of ones.
 void sum_over(const Tensor& t, const std::vector<bool>& vanish, const Tensor& out) {
   std::vector<std::int64_t> order, kept_sizes;
   std::int64_t rows = 1, columns = 1;
@@ -569,7 +574,7 @@ void sum_over(const Tensor& t, const std::vector<bool>& vanish, const Tensor& ou
       (pass ? columns : rows) *= t.size(static_cast<std::int64_t>(d));
       if (!pass) kept_sizes.push_back(t.size(static_cast<std::int64_t>(d)));
     }
-  // A view if the strides allow it, otherwise a copy.
+  // This is a view if the strides allow one, and a copy otherwise.
   const Tensor table = t.permute(order).reshape({rows, columns});
   const Tensor from = is_matrix(table) ? table : dense(table);
   const Tensor sums = at::empty({rows}, t.options());
@@ -678,7 +683,7 @@ bool mse_loss(Call& call) {
   return true;
 }
 
-// gradient, self, target, reduction.
+// Arguments: gradient, self, target, reduction.
 bool mse_loss_backward(Call& call) {
   static constexpr Elementwise kTimes{"mse_loss_backward", "sub 0 1;mul 4 3;mul 5 2>6"};
   const Tensor gradient = call.tensor(0), self = call.tensor(1), target = call.tensor(2);
@@ -751,8 +756,8 @@ std::vector<Tensor> chain_shapes(at::TensorList arrays, at::ArrayRef<double> /*n
   return results;
 }
 
-// torch.compile traces gradients before it fuses; a chain that is called directly must not
-// lose them silently.
+// torch.compile traces gradients before it fuses operators. A chain that is called directly must
+// not silently lose the gradients.
 void chain_of_leaves(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Call call(op, *stack);
   for (const Tensor& t : call[0].toTensorVector())
@@ -763,7 +768,7 @@ void chain_of_leaves(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.callBoxed(stack);
 }
 
-// On the device, torch.ops.qpu.* are PyTorch's own operators.
+// On the device, the operators torch.ops.qpu.* are PyTorch's own operators.
 Tensor plain_add(const Tensor& a, const Tensor& b) { return at::add(a, b); }
 Tensor plain_mul(const Tensor& a, const Tensor& b) { return at::mul(a, b); }
 Tensor plain_mv(const Tensor& a, const Tensor& b) { return at::mv(a, b); }
@@ -782,7 +787,8 @@ TORCH_LIBRARY_IMPL(torch_qpu, AutogradPrivateUse1, m) {
   m.impl("chain", torch::CppFunction::makeFromBoxedFunction<&chain_of_leaves>());
 }
 
-// PyTorch derives the in-place and functional forms of structured operators from the out= form.
+// PyTorch derives the in-place form and the functional form of a structured operator from its
+// out= form.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("add.out", kernel<add>());
   m.impl("sub.out", out_kernel<elementwise<kSub, 2, 1>>());

@@ -1,4 +1,4 @@
-// Code that the operators share: it wraps functions that check their operands and launch QPU
+// Code that the operators share. It wraps functions that check their operands and launch QPU
 // kernels, so that PyTorch's dispatcher can call them.
 #ifndef TORCH_QPU_OPERATORS_H
 #define TORCH_QPU_OPERATORS_H
@@ -32,10 +32,12 @@ constexpr std::int64_t kMaxFactor = (1 << 24) - 1;
 inline kernels::Floats at(const float* p) { return const_cast<float*>(p); }
 inline kernels::Floats at(const at::Tensor& t) { return at(t.const_data_ptr<float>()); }
 
-// Only one kernel runs at a time; `bytes` is the number of bytes that it reads and writes.
+// Runs a kernel. Only one kernel runs at a time. `bytes` is the number of bytes that the kernel
+// reads and writes.
 template <typename Run>
 void launch(const char* name, std::size_t bytes, Run run) {
-  at::RecordFunction shown(at::RecordScope::FUNCTION);  // visible in torch.profiler
+  // Makes the kernel visible in torch.profiler.
+  at::RecordFunction shown(at::RecordScope::FUNCTION);
   const std::string title = shown.isActive() ? std::string("qpu::") + name : std::string();
   if (shown.isActive()) shown.before(title.c_str());
   const Span span(Kind::launch, name, bytes);
@@ -43,15 +45,15 @@ void launch(const char* name, std::size_t bytes, Run run) {
   run();
 }
 
-// Whether no element is Inf or NaN. Checks the whole range in the storage, including the memory
-// between the elements.
+// Returns true if no element is Inf or NaN. The function checks the whole range of the tensor in
+// its storage, including the memory between the elements.
 bool is_finite(const at::Tensor& t);
 
 inline bool is_float(const at::Tensor& t) {
   return on_device(t) && t.scalar_type() == at::kFloat &&
          t.numel() < std::numeric_limits<int>::max();
 }
-// Whether the QPUs can read a tensor.
+// Returns true if the QPUs can read the tensor.
 inline bool usable(const at::Tensor& t) {
   return is_float(t) && (!is_finite_only() || is_finite(t));
 }
@@ -63,7 +65,7 @@ inline std::optional<at::Tensor> optional(const c10::IValue& value) {
   return value.toTensor();
 }
 
-// An operator's arguments on the stack, which its result replaces.
+// The arguments of an operator on the stack. The operator's result replaces them.
 class Call {
  public:
   Call(const c10::OperatorHandle& op, torch::jit::Stack& stack)
@@ -75,7 +77,7 @@ class Call {
   bool is_real(std::size_t i) const {
     return (*this)[i].isScalar() && !(*this)[i].toScalar().isComplex();
   }
-  // The last argument of an out= form.
+  // Returns the last argument of an out= form.
   at::Tensor out() const { return tensor(count_ - 1); }
 
   void finish(std::vector<c10::IValue> results) {
@@ -88,14 +90,15 @@ class Call {
   std::size_t count_;
 };
 
-// A kernel for the dispatcher: `body` returns false if the QPUs cannot compute the result.
+// A kernel for the dispatcher. `body` returns false if the QPUs cannot compute the result; the
+// CPU then computes it.
 template <bool (*body)(Call&)>
 void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   require_one_device(op, *stack);
   Call call(op, *stack);
   if (!body(call)) fall_back(op, stack);
 }
-// The same for an out= form.
+// A kernel for an out= form.
 template <bool (*body)(Call&)>
 bool with_out(Call& call) {
   const at::Tensor out = call.out();
@@ -113,7 +116,7 @@ torch::CppFunction out_kernel() {
   return torch::CppFunction::makeFromBoxedFunction<&boxed<&with_out<body>>>();
 }
 
-// A libqpu kernel that replaces a chain if the inputs meet the kernel's requirements.
+// A libqpu kernel that replaces a chain if the inputs meet the requirements of this kernel.
 using Direct = bool (*)(const std::vector<Operand>& in, float* out, int n);
 
 // A chain of operations on the same elements.
@@ -123,21 +126,22 @@ struct Elementwise {
   Direct direct = nullptr;
 };
 
-// Computes a chain of tensors, which are broadcast, followed by numbers. Returns false if the
-// QPUs cannot compute it. `out` is resized to the common shape of the inputs if it has no shape.
+// Computes a chain. Its inputs are tensors, which are broadcast, followed by numbers. If `out`
+// has no shape, it is resized to the common shape of the inputs. Returns false if the QPUs cannot
+// compute the chain.
 bool compute(const Elementwise& what, const std::vector<at::Tensor>& inputs,
              const std::vector<float>& numbers, const at::Tensor& out);
 
-// Argument forms of argmax and amax over one dimension; defined in layers.cpp.
+// The forms of argmax and amax that have a dimension argument. They are defined in layers.cpp.
 bool place_of_extreme(Call& call, bool least);
 bool extreme_of(Call& call, bool least);
 
-// Whether sizes and strides fit in 24 bits.
+// Returns true if the tensor is a matrix whose sizes and strides fit in 24 bits.
 bool is_matrix(const at::Tensor& t);
-// c = alpha a b + beta c, for matrices.
+// Computes c = alpha a b + beta c for matrices.
 void product(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, float alpha,
              float beta);
-// y = a x; both vectors are dense.
+// Computes y = a x. Both vectors are dense.
 void product_with_vector(const at::Tensor& y, const at::Tensor& a, const at::Tensor& x);
 
 }  // namespace torch_qpu

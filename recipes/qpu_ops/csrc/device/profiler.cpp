@@ -1,4 +1,4 @@
-// Timing for torch.profiler: the duration of the launches between two events.
+// Timing for torch.profiler: the total duration of the launches between two events.
 #include <c10/util/ApproximateClock.h>
 #include <torch/csrc/profiler/stubs/base.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 using torch::profiler::impl::ProfilerVoidEventStub;
 
-// An event records the total time of the thread's launches so far.
+// An event records the total time that this thread's launches have taken so far.
 struct Stubs final : public torch::profiler::impl::ProfilerStubs {
   void record(c10::DeviceIndex* device, ProfilerVoidEventStub* event,
               std::int64_t* cpu_ns) const override {
@@ -19,7 +19,7 @@ struct Stubs final : public torch::profiler::impl::ProfilerStubs {
     *event = std::make_shared<std::int64_t>(launched_ns());
     if (cpu_ns != nullptr) *cpu_ns = c10::getTime();
   }
-  // In microseconds.
+  // Returns the time between two events in microseconds.
   float elapsed(const ProfilerVoidEventStub* from,
                 const ProfilerVoidEventStub* to) const override {
     const auto at = [](const ProfilerVoidEventStub* event) {
@@ -37,7 +37,7 @@ struct Stubs final : public torch::profiler::impl::ProfilerStubs {
 
 struct Registered {
   Registered() {
-    static Stubs stubs;  // PyTorch stores the pointer
+    static Stubs stubs;  // a static object, because PyTorch stores the pointer
     torch::profiler::impl::registerPrivateUse1Methods(&stubs);
   }
 };

@@ -18,17 +18,17 @@ namespace ieee = qpu::ieee;
 using qpu::kernels::Pointers;
 using qpu::kernels::Vectors;
 
-// Kernels take the same pointer type for reading and writing.
+// Converts to the pointer type that kernels take both for reading and for writing.
 qpu::BusPointer<float> at(const float* p) { return const_cast<float*>(p); }
 
 template <typename K, typename... A>
 void run(K kernel, int qpus, A... arguments) {
   constexpr int most = 12;
-  kernel.setNumQPUs(qpus == 0 ? most : qpus);  // only this copy's count changes
+  kernel.setNumQPUs(qpus == 0 ? most : qpus);  // changes only the count of this copy
   kernel(arguments...);
 }
 
-// A zero word, passed in place of absent arrays; null if all are present.
+// A zero word, which replaces absent arrays. It is null if all arrays are present.
 class Absent {
  public:
   explicit Absent(bool any) : zero_(any ? static_cast<float*>(allocate(sizeof(float))) : nullptr) {
@@ -44,10 +44,11 @@ class Absent {
   float* zero_;
 };
 
-// A mask for offsets into an array: all bits set, or zero if the array is absent.
+// Returns a mask for offsets into an array: all bits are set if the array is present, and none if
+// it is absent.
 int mask(const float* p) { return p == nullptr ? 0 : -1; }
 
-// Reads one vector from each pointer. Requests are made in pairs.
+// Reads a vector from each pointer. Requests are made in pairs.
 template <std::size_t N>
 Vectors<N> read(const Pointers<N>& from) {
   Vectors<N> x;
@@ -58,8 +59,8 @@ Vectors<N> read(const Pointers<N>& from) {
   return x;
 }
 
-// Calls body(row, first, count) for up to 16 elements of a row at a time, with the calls
-// distributed round robin over the QPUs.
+// Calls body(row, first, count) for up to 16 elements of a row at a time. The calls are
+// distributed round-robin among the QPUs.
 template <typename Body>
 void over_vectors(const Int& rows, const Int& columns, Body body) {
   Int first = me() << 4, row = 0;
@@ -79,8 +80,8 @@ void over_vectors(const Int& rows, const Int& columns, Body body) {
   End
 }
 
-// The sum of numbers that may be NaN. A plain QPU addition would return Inf, for which the gate's
-// activation would return 1.
+// Returns the sum of numbers that may be NaN. An ordinary addition on a QPU would return Inf for
+// NaN, and the activation of a gate would then return 1.
 Float summed(std::initializer_list<std::reference_wrapper<const Float>> parts) {
   Float sum = 0;
   Int most = 0;
@@ -91,12 +92,12 @@ Float summed(std::initializer_list<std::reference_wrapper<const Float>> parts) {
   return qpu::select(most > ieee::kInf, ieee::nan(), sum);
 }
 
-// The result of a and b, or whichever of them is NaN.
+// Returns a if it is NaN, b if it is NaN, and `result` otherwise.
 Float keep_nan(const Float& a, const Float& b, const FloatExpr& result) {
   return ieee::keepNan(a, ieee::keepNan(b, result));
 }
 
-// The four terms of a gate's sum.
+// Returns the four terms of a gate's sum.
 Vectors<4> parts(const Ptr<Float>& input, const Ptr<Float>& hidden, const Ptr<Float>& input_bias,
                  const Ptr<Float>& hidden_bias, const Int& of_row, const Int& of_bias) {
   Pointers<4> from;

@@ -1,10 +1,11 @@
-// Recurrent network cells on the QPUs, with their gradients. Independent of torch and of QPULib,
-// whose macros are used in recurrent.cpp only.
+// The cells of recurrent networks on the QPUs, with their gradients. This file does not depend on
+// torch or on QPULib. Only recurrent.cpp uses QPULib's macros.
 //
-// Arrays must be dense and in shared memory. Their shape is [rows][columns], or for gates
-// [rows][gates of `columns` each]; biases have one row, or are null for 0. `qpus` is 1 to 12, or
-// 0 for all. Callers must ensure that rows, and columns times the gates, fit in 24 bits and that
-// arrays have fewer than 2^28 elements. All functions throw qpu::Error and OutOfMemory.
+// Arrays must be dense and in shared memory. An array has the shape [rows][columns]. An array for
+// gates has the shape [rows][gates * columns]. Biases have one row; a null pointer means that
+// they are 0. `qpus` is 1 to 12, or 0 for all QPUs. Callers must ensure that `rows`, and
+// `columns` times the number of gates, fit in 24 bits, and that arrays have fewer than 2^28
+// elements. All functions throw qpu::Error and OutOfMemory.
 #ifndef TORCH_QPU_RECURRENT_H
 #define TORCH_QPU_RECURRENT_H
 
@@ -19,7 +20,7 @@ constexpr int kLstmGates = 4;  // input, forget, cell, output
 constexpr int kGruGates = 3;   // reset, update, new
 constexpr int kGruKept = 5;    // the gates, the old state, and the hidden part of new
 
-// Terms of the gates' sums, before the activation.
+// The terms of the gates' sums, before the activation.
 struct Gates {
   const float* input = nullptr;
   const float* hidden = nullptr;
@@ -27,18 +28,21 @@ struct Gates {
   const float* hidden_bias = nullptr;
 };
 
-// cy = forget cx + input cell, hy = output tanh(cy); `kept` receives the activated gates.
+// Computes cy = forget cx + input cell and hy = output tanh(cy). The activated gates are written
+// to `kept`.
 void lstm(float* hy, float* cy, float* kept, const Gates& gates, const float* cx,
           const Shape& shape, int qpus);
-// Computes the gradients of the gates' sums and of cx from those of hy and cy (null for 0).
+// Computes the gradients of the gates' sums and of cx from the gradients of hy and cy. A null
+// gradient means 0.
 void lstm_backward(float* of_gates, float* of_cx, const float* of_hy, const float* of_cy,
                    const float* cx, const float* cy, const float* kept, const Shape& shape,
                    int qpus);
 
-// hy = (1 - update) new + update hx, new = tanh(its input part + reset its hidden part).
+// Computes hy = (1 - update) new + update hx, where new = tanh(its input part + reset its hidden
+// part).
 void gru(float* hy, float* kept, const Gates& gates, const float* hx, const Shape& shape,
          int qpus);
-// Computes the gradients of the input and hidden sums and of hx from the gradient of hy.
+// Computes the gradients of the input sums, of the hidden sums and of hx from the gradient of hy.
 void gru_backward(float* of_input, float* of_hidden, float* of_hx, const float* of_hy,
                   const float* kept, const Shape& shape, int qpus);
 

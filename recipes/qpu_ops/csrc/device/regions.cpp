@@ -5,13 +5,14 @@
 namespace torch_qpu::learning {
 namespace {
 
-// The region of each lane.
+// The regions of the 16 lanes, one for each lane.
 struct Region {
   Int start;
   Int rows;
   Int columns;
 
-  // Makes four requests and receives them together with those of `entry`.
+  // The constructor makes four requests. It receives the three values of the region and the value
+  // at `entry`.
   template <typename T, typename U>
   Region(const Int& own, const Ptr<Int>& starts, const Ptr<Int>& row_counts,
          const Ptr<Int>& column_counts, const Ptr<T>& entry, U& value) {
@@ -26,8 +27,8 @@ struct Region {
   }
 };
 
-// Calls body(place, inside) for each index in the lanes' regions. `inside` is 1 if the lane's
-// region contains the index; otherwise the index is that of the region's first element.
+// Calls body(place, inside) for each index in the regions of the lanes. `inside` is 1 if the
+// lane's region contains the index. Otherwise the index is that of the region's first element.
 template <typename Body>
 void over_region(const Region& region, const Int& most_rows, const Int& most_columns,
                  const Int& width, Body body) {
@@ -63,7 +64,7 @@ void sums(Int planes, Int size, Int in_size, Int width, Int most_rows, Int most_
   });
 }
 
-// Each index has two words, the low one first.
+// Each index consists of two words; the low word comes first.
 void places_of_greatest(Int planes, Int words, Int in_size, Int width, Int most_rows,
                         Int most_columns, Ptr<Int> starts, Ptr<Int> row_counts,
                         Ptr<Int> column_counts, Ptr<Float> out, Ptr<Float> in) {

@@ -7,7 +7,7 @@
 namespace torch_qpu::learning {
 namespace {
 
-// Absent weights and biases are read from the row's own elements and multiplied by 0.
+// If there are no weights or biases, the row's own elements are read instead and multiplied by 0.
 void layer_norm_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> mean, Ptr<Float> spread,
                      Ptr<Float> a, Ptr<Float> weight, Float has_weight, Ptr<Float> bias,
                      Float has_bias, Float one_part, Float epsilon) {
@@ -19,14 +19,14 @@ void layer_norm_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> mean, Ptr
     Int start = row * columns;
     Pointers<1> own;
     own[0] = a + start;
-    // A row with Inf or NaN must become NaN, which sums do not preserve.
+    // If a row contains Inf or NaN, its results must be NaN. Sums do not preserve NaN.
     Int worst = 0;
     Float middle = sum_of_row<1>(columns, own, [&](const Vectors<1>& x) -> FloatExpr {
       worst = max(worst, qpu::ieee::magnitude(x[0]));
       return x[0];
     }) * one_part;
     worst = qpu::maxOf(worst);
-    // The second pass also finds the rounding error of the mean.
+    // The second pass also computes the rounding error of the mean.
     Sum rest, squares;
     walk<1, kShort>(
         columns, own, 0, 1,
@@ -104,9 +104,8 @@ void layer_norm_gradient(Int rows, Int columns, Ptr<Float> out, Ptr<Float> gradi
     });
   End
 }
-// Each part sums over its rows: out[part][0] is the sum of the gradient times the normalised
-// elements, out[part][1] that of the gradient.
-// elements, out[part][1] of the gradient.
+// Computes sums over the rows in each part. out[part][0] is the sum of the gradient times the
+// normalised elements. out[part][1] is the sum of the gradient.
 void column_sums(Int parts, Int part_rows, Int rows, Int columns, Ptr<Float> out,
                  Ptr<Float> gradient, Ptr<Float> a, Ptr<Float> mean, Ptr<Float> spread) {
   Int first = me() << 4, part = 0;
@@ -147,7 +146,7 @@ void column_sums(Int parts, Int part_rows, Int rows, Int columns, Ptr<Float> out
   End
 }
 
-// Maps floats to integers that compare in the same order, with NaN last.
+// Converts floats to integers that have the same order. NaN comes last.
 IntExpr order_of(const Float& x, bool least) {
   Int bits = asInt(x);
   Int magnitude = bits & 0x7fffffff;
@@ -179,7 +178,7 @@ void extreme_rows(Int rows, Int columns, Ptr<Float> values, Ptr<Int> places, Ptr
             compare(order[static_cast<std::size_t>(j)], number + 16 * j);
         },
         [&](Vectors<1>& x, const Int& first, const Int& count) {
-          // Lanes past the end repeat the last element and its column.
+          // Lanes past the end repeat the last element together with its column number.
           Int o = order_of(x[0], least);
           compare(o, first + min(index(), count - 1));
         });
@@ -192,7 +191,8 @@ void extreme_rows(Int rows, Int columns, Ptr<Float> values, Ptr<Int> places, Ptr
   End
 }
 
-// The number of parts of the rows for column_sums(), chosen so that all QPUs have work.
+// Returns the number of parts into which column_sums() divides the rows, so that all QPUs have
+// work.
 int parts_of(int rows, int columns) {
   const int across = (columns + 15) / 16;
   return std::min(rows, (kMaxQpus + across - 1) / across);

@@ -1,13 +1,15 @@
-// Kernels over the rows of a matrix: layer normalisation with its gradients, and the greatest
-// element of each row. Independent of torch. The requirements of learning.h apply.
+// Kernels that process the rows of a matrix: layer normalisation with its gradients, and the
+// greatest element of each row. This file does not depend on torch. The requirements in
+// learning.h apply.
 #ifndef TORCH_QPU_ROWS_H
 #define TORCH_QPU_ROWS_H
 
 namespace torch_qpu::learning {
 
-// out = (a - mean) spread weight + bias for each row, with the row's mean and
-// spread = 1 / sqrt(variance + epsilon), which are stored too. weight and bias have
-// one number per column, or are null for 1 and 0.
+// For each row, computes out = (a - mean) spread weight + bias, where `mean` is the mean of the
+// row and spread = 1 / sqrt(variance + epsilon). Both are stored too. `weight` and `bias` contain
+// one number per column. If `weight` is null, the weights are 1. If `bias` is null, the biases
+// are 0.
 struct LayerNorm {
   float* out = nullptr;
   float* mean = nullptr;
@@ -21,7 +23,7 @@ struct LayerNorm {
 };
 void layer_norm(const LayerNorm& norm, int qpus);
 
-// Computes the gradients whose pointers are not null.
+// Computes those gradients whose pointers are not null.
 struct LayerNormGradient {
   float* of_a = nullptr;
   float* of_weight = nullptr;
@@ -30,16 +32,17 @@ struct LayerNormGradient {
   const float* a = nullptr;
   const float* mean = nullptr;
   const float* spread = nullptr;
-  const float* weight = nullptr;  // null for 1
+  const float* weight = nullptr;  // null means that all weights are 1
   int rows = 0;
   int columns = 0;
 };
-// The number of kernels that column_sums() launches.
+// Returns the number of kernels that layer_norm_backward() launches for column sums.
 int kernels_of(const LayerNormGradient& of);
 void layer_norm_backward(const LayerNormGradient& of, int qpus);
 
-// The greatest element of each row, or the least with `least`, and its column: the first if
-// several are equal. NaN counts as greater (less) than all other numbers, -0 equals +0.
+// Finds the greatest element of each row, or the least if `least` is true, and its column. If
+// several elements are equal, the first one is returned. NaN counts as greater (or less, if
+// `least` is true) than all other numbers. -0 and +0 are equal.
 void extremes(float* values, int* columns_of, const float* a, int rows, int columns, bool least,
               int qpus);
 

@@ -16,7 +16,7 @@ namespace {
 
 using at::Tensor;
 
-// The elements of every dtype are aligned to their size, which is at most this.
+// The elements of every dtype are aligned to their size. This is the maximum size.
 constexpr std::size_t kMaxItem = 16;
 
 std::size_t rounded_up(std::size_t bytes) { return (bytes + 3) / 4 * 4; }
@@ -25,7 +25,7 @@ char* start_of(const c10::Storage& storage) {
   return static_cast<char*>(const_cast<void*>(storage.data()));
 }
 
-// The dimensions with more than one element, in order of decreasing stride.
+// Returns the dimensions that have more than one element, in order of decreasing stride.
 std::vector<std::int64_t> by_stride(const Tensor& t) {
   std::vector<std::int64_t> dims;
   for (std::int64_t d = 0; d < t.dim(); ++d)
@@ -35,8 +35,8 @@ std::vector<std::int64_t> by_stride(const Tensor& t) {
   return dims;
 }
 
-// Calls body(place, length) for each run of consecutive elements, in the order of a dense
-// tensor with the same order of dimensions; both arguments count elements.
+// Calls body(place, length) for each run of consecutive elements. The runs are in the order of a
+// dense tensor with the same order of dimensions. Both arguments count elements.
 template <typename Body>
 void over_runs(const Tensor& t, Body body) {
   std::vector<std::int64_t> dims = by_stride(t);
@@ -138,7 +138,7 @@ void unstage(const Tensor& t, const Tensor& cpu) {
     return;
   }
   const Extent extent = extent_of(t);
-  const std::size_t first = extent.first / 4 * 4;  // whole words
+  const std::size_t first = extent.first / 4 * 4;  // rounded down to whole words
   const Span span(Kind::copy, "staged to qpu", extent.end - first);
   copy_words(start_of(t.storage()) + first, elements - (extent.first - first), extent.end - first);
 }

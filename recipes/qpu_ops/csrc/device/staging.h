@@ -1,6 +1,6 @@
-// Copies for the CPU when it must not work in QPU memory: only the part that a tensor covers
-// is copied, not the whole storage that it views. Each copy is counted as "staged to cpu" or
-// "staged to qpu".
+// Copies for the CPU, which are used when the CPU must not work in QPU memory. Only the part that
+// a tensor covers is copied, not the whole storage that the tensor views. Each copy is counted as
+// "staged to cpu" or "staged to qpu".
 #ifndef TORCH_QPU_STAGING_H
 #define TORCH_QPU_STAGING_H
 
@@ -10,28 +10,29 @@
 
 namespace torch_qpu {
 
-// A range of bytes of a storage.
+// A range of bytes in a storage.
 struct Extent {
   std::size_t first = 0;
   std::size_t end = 0;
 
   void include(const Extent& other);
 };
-// The range from a tensor's first element to its last.
+// Returns the range from a tensor's first element to its last element.
 Extent extent_of(const at::Tensor& t);
 
-// A CPU storage with these bytes of a device storage. Its byte 0 is byte
+// Returns a CPU storage that contains these bytes of a device storage. Its byte 0 is byte
 // staged_from(extent) of the device storage.
 c10::Storage staged(const c10::Storage& storage, const Extent& extent);
 std::size_t staged_from(const Extent& extent);
 
-// Whether a tensor's elements are sparse in the range that they span, so that copying the runs
-// one by one is faster.
+// Returns true if a tensor's elements are sparse in the range that they span. It is then faster
+// to copy their runs one by one.
 bool is_spread(const at::Tensor& t);
-// A dense CPU tensor with the elements of such a tensor, its dimensions in the same order.
+// Returns a dense CPU tensor that contains the elements of such a tensor. Its dimensions are in
+// the same order.
 at::Tensor gathered(const at::Tensor& t);
 
-// Copies the elements from staged() or gathered() memory back to the tensor.
+// Copies the elements in the memory that staged() or gathered() returned back to the tensor.
 void unstage(const at::Tensor& t, const at::Tensor& cpu);
 
 }  // namespace torch_qpu

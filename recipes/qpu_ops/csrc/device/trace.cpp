@@ -19,7 +19,8 @@ struct Record {
   std::vector<Event> events;
 
   static Record& instance() {
-    static auto* const record = new Record;  // threads may outlive static objects
+    // Never destroyed, because threads may outlive static objects.
+    static auto* const record = new Record;
     return *record;
   }
 };
@@ -34,7 +35,7 @@ std::int64_t now_ns() {
       .count();
 }
 
-// The totals of this thread so far; zeros if nothing is emulated.
+// Returns the totals of this thread's runs on the emulator so far, or zeros if there were none.
 qpu_cycles emulated() {
   qpu_cycles work{};
   return qpu_thread_cycles(&work) == 0 ? work : qpu_cycles{};

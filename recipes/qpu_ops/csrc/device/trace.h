@@ -1,5 +1,5 @@
-// Device statistics: counters that are always active and, on request, a record of each launch,
-// copy and fallback with its times. Independent of torch.
+// Device statistics. Counters are always active. On request, each launch, copy and fallback is
+// also recorded with its times. This file does not depend on torch.
 #ifndef TORCH_QPU_TRACE_H
 #define TORCH_QPU_TRACE_H
 
@@ -16,14 +16,14 @@ enum class Kind : std::uint8_t { launch, copy, fallback };
 struct Event {
   Kind kind;
   std::string name;
-  std::int64_t thread;  // operating system ID
-  std::int64_t start_ns;  // monotonic clock
+  std::int64_t thread;  // thread ID of the operating system
+  std::int64_t start_ns;  // on the monotonic clock
   std::int64_t duration_ns;
-  std::int64_t bytes;  // read and written
+  std::int64_t bytes;  // number of bytes that were read and written
   std::int64_t clocks;  // V3D clocks in the emulator's model; -1 without the emulator
 };
 
-// Counts from construction to destruction, even if an exception is thrown in between.
+// Measures the time from construction to destruction, even if an exception is thrown in between.
 class Span {
  public:
   Span(Kind kind, std::string name, std::size_t bytes = 0);
@@ -46,15 +46,17 @@ struct Count {
 std::map<std::string, Count> counts(Kind kind);
 void reset_counts();
 
-// Taken around a fork, so that a child does not start with a lock that is never released.
+// These functions are called before and after a fork, so that the child does not start with a
+// lock that is never released.
 void lock_counts();
 void unlock_counts();
 
-// The total time of this thread's launches so far, in nanoseconds: with the emulator, according
-// to its board model; otherwise, the time spent waiting for the launches.
+// Returns the total time in nanoseconds that this thread's launches have taken so far. With the
+// emulator, this is the time in its board model. Otherwise it is the time for which the thread
+// waited for the launches.
 std::int64_t launched_ns();
 
-// The record remains available until the next start.
+// The record is available until the next call of start_record().
 void start_record();
 std::vector<Event> stop_record();
 
