@@ -417,7 +417,7 @@ def run_on_pi(
 def lab(context: Context, action: str, name: str = "") -> None:
     """Share boards through labgrid: start the coordinator and an exporter, show or check the boards, or stop both."""
     if name and action != "log":
-        raise ConfigError([f"--name: expected lab log, found lab {action}"])
+        raise ConfigError([f"--name: expected the action log, found {action}"])
     if action == "log":
         print("\n".join(lab_log.lines(_config(context), name)))
         return

@@ -10,10 +10,10 @@ stops responding, the current test fails and the earlier results are kept. If th
 pytest, ``pytest.exit``), every test without a result is an error.
 
 The environment's ``options`` configure a run: ``private_network`` (server and virtual machine run in a separate
-network namespace), ``chroot`` (a source, ``ADDRESS:/path``, or the word ``served`` with ``chroot_address`` as the
-server's address seen from the board; ``chroot_port``), ``architecture`` of the tree, ``suite_limit_s``, ``timing`` and
-``timing_limit_s``, ``record`` (a file that receives the board's lines), ``log``, ``suite`` (another folder of tests),
-and ``test_files`` (the test files of the suite to run, by name).
+network namespace), ``chroot`` (either a source ``ADDRESS:/path``, or ``served``, with the server's address and port as
+seen from the board in ``chroot_address`` and ``chroot_port``), ``architecture`` of the tree, ``suite_limit_s``,
+``timing`` and ``timing_limit_s``, ``record`` (a file that receives the board's lines), ``log``, ``suite`` (another
+folder of tests), and ``test_files`` (the test files of the suite to run, by name).
 """
 
 from __future__ import annotations

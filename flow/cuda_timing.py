@@ -59,7 +59,7 @@ def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 
     if "No module named" in output and done.returncode:
         raise ArtefactMissing(
             f"{python} cannot import the modules that cuda-timing requires",
-            expected="the wheel of ./inv build-cuda-wheel, and torch",
+            expected="torch, and the wheel built by ./inv build-cuda-wheel",
             found=output.splitlines()[-1],
             fix="run ./inv build-cuda-wheel --check, or install the wheel for the interpreter in cuda.python",
         )

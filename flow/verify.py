@@ -101,7 +101,7 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
                 differing.append(name)
     if differing:
         raise ChecksFailed(
-            f"{len(differing)} of {len(chosen)} objects of torch differ when compiled again",
+            f"{len(differing)} of {len(chosen)} object files of torch differ when they are compiled again",
             expected="the same bytes",
             found=", ".join(differing),
             fix=f"pass --seed={seed} to choose the same objects again; the log is {builder.log}",

@@ -168,5 +168,5 @@ def wrong_key(what: str, key: PublicKey) -> SignatureRefused:
         f"{what} was not signed with this key, or was changed afterwards",
         expected=f"a signature that is valid for the key in {key.path}",
         found="a signature that the key does not verify",
-        fix="pass the public key of the signer with --key; if it is the right one, do not use the image",
+        fix="pass the signer's public key with --key; if this key is correct, do not use the image",
     )

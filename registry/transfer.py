@@ -281,7 +281,7 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
 def _without_names(message: str, reference: Reference) -> str:
     """Return a message on one line, without addresses, digests and the image's name.
 
-    These may look like an error: a port or digest with 401, or a repository called "denied".
+    Some of these could be mistaken for an error, such as a digest that contains 401, or a repository named "denied".
     """
     text = _URLS.sub(" ", " ".join(message.split()))
     for name in (str(reference), reference.name, reference.api_host, reference.host, reference.repository):

@@ -57,7 +57,7 @@ class Output:
 
     @classmethod
     def parse(cls, text: str) -> Output:
-        """Return the causes of a failure in pip's output."""
+        """Parse pip's output for the causes of a failure."""
         missing = _NOT_FOUND.search(text)
         found = next((match[1] for match in _VERSIONS.finditer(text) if match[1] != "none"), "")
         versions = [item.strip() for item in found.split(",") if item]

@@ -56,7 +56,7 @@ class Block(nn.Module):  # type: ignore[misc]
         self.fused = [["conv1", "bn1", "relu1"], ["conv2", "bn2"]]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return two convolutions and the shortcut."""
+        """Apply two convolutions, add the shortcut, and return the ReLU of the sum."""
         y = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
         return self.sum.add_relu(y, self.shortcut(x))
 

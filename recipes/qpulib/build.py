@@ -4,7 +4,8 @@ The source is the folder ``qpu.upstream_source``, or ``sources/qpulib`` in the b
 does not exist. A git tree must be at the pinned commit and without changes. A folder without ``.git`` (an unpacked
 archive) is used as it is, with a warning that is recorded in the manifest.
 
-There is one build tree per mode, DEBUG and compiler, so only what depends on a changed file is recompiled.
+Each combination of mode, DEBUG setting and compiler has its own build tree, so only files that depend on a changed file
+are recompiled.
 """
 
 from __future__ import annotations

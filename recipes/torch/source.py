@@ -99,7 +99,7 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
             f"{package} {version} is not the source that the recipe pins",
             expected=f"{description.name} with SHA-256 {digest}",
             found=found,
-            fix="check the mirror (image.mirror); a new revision of the package is a change of recipe.toml",
+            fix="check the mirror (image.mirror); to use a new revision of the package, change recipe.toml",
         )
     sums = _sums(description)
     if damage := _damage(description):

@@ -150,7 +150,7 @@ def _counted(x: torch.Tensor, times: int) -> torch.Tensor:
 
 
 def test_scripted_loop_runs_without_warnings(capfd: pytest.CaptureFixture[str]) -> None:
-    """On 32 bits, the jump back to a loop's start was mistaken for an overflow, and each loop warned (patch 0006)."""
+    """On 32-bit systems, each jump to a loop's start caused a warning about an overflow (patch 0006)."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated in later releases

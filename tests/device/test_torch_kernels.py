@@ -1,4 +1,4 @@
-"""Tests that float32 products, linear and conv2d in NEON (patch 0014) are correct and never use outdated weights."""
+"""Tests that matrix products, linear and conv2d in NEON (0014) are correct and never use outdated weights."""
 
 from __future__ import annotations
 

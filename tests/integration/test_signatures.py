@@ -216,7 +216,7 @@ def test_changed_byte_in_a_signature_is_refused(plain: Registry, keys: Keys, tmp
 
 
 def test_changed_statement_is_refused(plain: Registry, keys: Keys, tmp_path: Path) -> None:
-    """An envelope has another payload but the old signature, with correct digests in the registry."""
+    """The envelope's payload is changed, its signature is not, and the digests in the registry are correct."""
     config = config_for(tmp_path, plain.address, repository="changed-statement")
     digest = signed(config, keys)
     manifest = about(plain, config, digest, "att")

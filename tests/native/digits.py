@@ -2,8 +2,8 @@
 
     QPU_BACKEND=emulator python digits.py lenet
 
-trains the network twice from the same start, on the CPU and on the QPUs, with any backend of libqpu. It prints both
-accuracies on unseen images, and the operators that ran on the CPU, as JSON.
+trains the network from the same initial weights, once on the CPU and once on the QPUs. QPU_BACKEND can be any libqpu
+backend. The program prints both accuracies on unseen images, and the operators that ran on the CPU, as JSON.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 As user id 0 (AUTH_SYS trusts the client): write a file into the tree, and make ``PROGRAM`` there setuid root; then
 execute the program by its path on this machine. The written file is not executed: the server keeps it open for a
-minute, and a file that is open for writing cannot be executed. Prints one line of JSON: ``user`` (who tried), what
-worked (``mounted``, ``written``, ``setuid``, ``executed``), and ``said``, the error messages.
+minute, and a file that is open for writing cannot be executed. Prints one line of JSON: ``user`` (who tried),
+``mounted``, ``written``, ``setuid`` and ``executed`` (which steps worked), and ``said`` (the error messages).
 """
 
 from __future__ import annotations

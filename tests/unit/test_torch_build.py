@@ -627,7 +627,7 @@ OTHERS = ("apt", "base-files", "cmake", "libc6", "libcpuinfo0", "ninja-build")
 
 
 def test_ccache_identifies_compilers_by_their_packages() -> None:
-    """The program alone does not identify it: ``clang`` has a few KiB, and loads the compiler from libraries."""
+    """The executable does not identify the compiler: ``clang`` is a few KiB, and loads the compiler from libraries."""
     check = building.compiler_check(BUILDER)
     kind, _, printed_line = check.partition(":")
     assert kind == "string", "ccache uses the text as it is"

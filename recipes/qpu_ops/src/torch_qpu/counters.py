@@ -13,7 +13,7 @@ from torch_qpu import _C
 
 
 class Count(NamedTuple):
-    """Statistics of one kernel, kind of copy or operator."""
+    """Statistics for one kernel, one operator or one kind of copy."""
 
     calls: int
     bytes: int
