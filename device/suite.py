@@ -42,8 +42,9 @@ from toolchain.errors import CommandFailed, InUse, RootNeeded, UserError
 _MARGIN_S = 600.0
 _REPORT = "the report of the device suite"
 _INTERNAL_ERROR = 3  # pytest.ExitCode
-_ENDED_BY_SYSTEM = re.compile(r"^INTERNALERROR> OSError: .*|^OSError: .*\Z", re.MULTILINE)
-"""An OSError that ended pytest. The board's pytest can print the first form, too, but does not set the exit code."""
+_RAISED_IN_PYTEST = re.compile(r"^INTERNALERROR> (OSError: .*)", re.MULTILINE)
+_RAISED_AT_EXIT = re.compile(r"^(OSError: .*)\Z", re.MULTILINE)
+"""An OSError that ended pytest on this PC. The output of the board's pytest can also contain lines like the first."""
 
 
 def test_on_pi(
@@ -101,13 +102,9 @@ def test_on_pi(
         with progress.step(f"device suite {where}{' through enter-nfsroot' if chroot else ''}"):
             variables = client_environment(place.coordinator) if place else {}
             done = _run_pytest(config, paths, keyword or "", variables)
-        ended = _ENDED_BY_SYSTEM.search(done.output.rstrip())
-        here = ended and (done.returncode == _INTERNAL_ERROR or not ended[0].startswith("INTERNALERROR"))
-        if (
-            ended
-            and here
-            and (full := files.full_disk(ended[0].removeprefix("INTERNALERROR> "), _REPORT, paths.folder))
-        ):
+        raised = _RAISED_IN_PYTEST if done.returncode == _INTERNAL_ERROR else _RAISED_AT_EXIT
+        found = raised.search(done.output.rstrip())
+        if found and (full := files.full_disk(found[1], _REPORT, paths.folder)):
             raise full
         record = Record.read(paths.record)
         if record.error is not None:
