@@ -816,7 +816,7 @@ def test_equal_objects_are_verified(tree: Compiles) -> None:
 def test_a_different_object_is_named(tree: Compiles) -> None:
     with (tree.home / "pytorch" / "build" / "two.c.o").open("ab") as stream:
         stream.write(b"\0")
-    with pytest.raises(ChecksFailed, match="1 of 3 objects") as caught:
+    with pytest.raises(ChecksFailed, match="1 of 3 object files") as caught:
         sampled(tree, 3)
     assert caught.value.found == "two.c"
     assert "--seed=7" in caught.value.fix
