@@ -453,20 +453,17 @@ class Session {
       staged = path + ".XXXXXX";
       file = mkstemp(staged.data());
     }
-    int fault = file < 0 ? ENOENT : 0;
+    bool good = file >= 0;
     std::array<char, 65536> block{};
     while (bytes > 0) {
       const std::size_t part = std::min(bytes, block.size());
       readAll(block.data(), part);
       bytes -= part;
-      if (fault != 0) continue;
-      const ssize_t done = ::write(file, block.data(), part);
-      if (done != static_cast<ssize_t>(part)) fault = done < 0 ? errno : ENOSPC;
+      good = good && ::write(file, block.data(), part) == static_cast<ssize_t>(part);
     }
-    if (fault == 0 && fsync(file) != 0) fault = errno;
-    if (file >= 0 && close(file) != 0 && fault == 0) fault = errno;
-    if (fault == 0 && std::rename(staged.c_str(), path.c_str()) != 0) fault = errno;
-    if (fault != 0 && file >= 0) removeStaged();
+    good = good && fsync(file) == 0;
+    if (file >= 0) (void)close(file);
+    if (!good || std::rename(staged.c_str(), path.c_str()) != 0) removeStaged();
     staged.clear();
   }
 
