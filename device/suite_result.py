@@ -31,7 +31,7 @@ class SuiteResult:
     broken: tuple[str, ...]
     """Links of the chain that do not hold: the tested files are not the built ones."""
     warnings: tuple[str, ...]
-    """Links that do not hold, possibly by intention."""
+    """Links that do not hold, but may be intended."""
     junit: Path
     evidence: Path
     report: Path
