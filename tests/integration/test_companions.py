@@ -67,7 +67,7 @@ def test_a_source_archive_is_fetched_and_verified_once(tmp_path: Path, scheme: s
 
 @pytest.mark.parametrize(
     ("version", "reason"),
-    [("2.6.0", ""), ("2.6.1+local", ""), ("2.60.0", "made for torch 2.6"), ("", "no torch wheel")],
+    [("2.6.0", ""), ("2.6.1+local", ""), ("2.60.0", "they require torch 2.6"), ("", "no torch wheel")],
 )
 def test_companions_are_built_for_one_release_of_torch(version: str, reason: str) -> None:
     found = build.unfit(version)
@@ -183,7 +183,7 @@ def run_step(tmp_path: Path, needs: Mapping[str, Manifest]) -> tuple[Made, str]:
 
 @pytest.mark.parametrize(
     ("version", "message", "is_tried_again"),
-    [("", "there is no torch wheel", False), ("2.5.1", "made for torch 2.6", False), ("2.6.0", "orig.tar.gz", True)],
+    [("", "there is no torch wheel", False), ("2.5.1", "they require torch 2.6", False), ("2.6.0", "orig.tar.gz", True)],
 )
 def test_companions_require_torch_and_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], version: str, message: str, is_tried_again: bool

@@ -262,7 +262,7 @@ def test_objects_are_verified_in_a_separate_container(tree: Path, builder: build
     before = (tree / "one.o").read_bytes()
     assert sorted(verify.sampled(builder, 2, 1).names) == ["one", "two"]
     (tree / "one.cpp").write_text("int one() { return 3; }\n")
-    with pytest.raises(ChecksFailed, match="1 of 2 objects") as caught:
+    with pytest.raises(ChecksFailed, match="1 of 2 object files") as caught:
         verify.sampled(builder, 2, 1)
     assert caught.value.found == "one"
     assert (tree / "one.o").read_bytes() == before, "the tree does not change"
