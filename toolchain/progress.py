@@ -199,7 +199,7 @@ def summary(title: str, rows: Iterable[Row], *, warnings: Sequence[str] = ()) ->
     table.add_column("")
     for row in rows:
         digest = row.digest.removeprefix("sha256:")
-        shown = digest if out.width >= 140 else digest[:16]
+        shown = digest if out.width >= 140 else digest[:12]
         table.add_row(row.name, human_size(row.size), shown, f"{row.seconds:.1f}", row.note)
     out.print(table)
     for warning in warnings:
