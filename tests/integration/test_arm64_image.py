@@ -9,10 +9,13 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import docker
 import pytest
+from container_builds import both_compilers_agree, container_and_cross_builds_agree, made_workbench
+from device_parts import bootable, booted_here
 
 from device import suite
 from device.remote import environment, profiling, servers
@@ -23,11 +26,13 @@ from engine.containers import run_in
 from engine.start import ensure_running
 from flow import main_job
 from nfsroot.export import export
+from nfsroot.private_network import private_network
 from recipes.torch import published
 from toolchain import ports
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import Config
 from toolchain.errors import PlatformMismatch
+from toolchain.manifest import Manifest
 
 pytestmark = [pytest.mark.expensive, pytest.mark.engine, pytest.mark.emulation, pytest.mark.timeout(3600)]
 TIMING = Timing(number=5, repeat=3, min_repeat_ms=20, warm_up=1)
@@ -113,6 +118,24 @@ def test_torch_and_the_extension_compute(for_64_bit: Config) -> None:
 
 
 @pytest.fixture(scope="module")
+def workbench_64(for_64_bit: Config) -> Mapping[str, Manifest]:
+    """Build the image for shells; return all manifests by step."""
+    return made_workbench(for_64_bit)
+
+
+def test_both_compilers_generate_the_same_bytes(
+    for_64_bit: Config, workbench_64: Mapping[str, Manifest], tmp_path: Path
+) -> None:
+    both_compilers_agree(for_64_bit, workbench_64, tmp_path)
+
+
+def test_native_and_cross_builds_give_the_same_wheel(
+    for_64_bit: Config, workbench_64: Mapping[str, Manifest], tmp_path: Path
+) -> None:
+    container_and_cross_builds_agree(for_64_bit, workbench_64, tmp_path)
+
+
+@pytest.fixture(scope="module")
 def exported(for_64_bit: Config) -> Config:
     """Export the root filesystem, and return the configuration."""
     export(for_64_bit)
@@ -129,6 +152,23 @@ def test_the_device_suite_passes_on_the_cpus_of_boards(exported: Config, cpu: st
     assert result.ok, result.summary()
     assert json.loads(result.evidence.read_text())["device"]["cpu"] == cpu
     assert cpu in result.report.read_text()
+
+
+@pytest.mark.machine
+def test_trees_of_both_architectures_boot_side_by_side(
+    exported: Config, exported_config: Config, tmp_path: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(private_network())
+        seen = {}
+        for config in (bootable(exported_config), exported):
+            (tmp_path / config.image.architecture).mkdir()
+            board = stack.enter_context(booted_here(config, tmp_path / config.image.architecture))
+            seen[config.image.architecture] = board
+        for name, board in seen.items():
+            assert board.run("dpkg", "--print-architecture").strip() == name
+            assert board.run("python3", "-c", "'import torch; print(torch.arange(4).sum())'").strip() == "tensor(6)"
+        assert [board.run("uname", "-m").strip() for board in seen.values()] == ["armv7l", "aarch64"]
 
 
 def test_the_server_runs_only_64_bit_kernels(for_64_bit: Config, tvm: TvmEnvironment) -> None:
