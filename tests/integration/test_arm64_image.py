@@ -25,10 +25,12 @@ from engine.connect import connect
 from engine.containers import run_in
 from engine.start import ensure_running
 from flow import main_job
+from nfsroot.audit import HELPER
 from nfsroot.export import export
+from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
 from recipes.torch import published
-from toolchain import ports
+from toolchain import ports, process
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import Config
 from toolchain.errors import PlatformMismatch
@@ -140,6 +142,16 @@ def exported(for_64_bit: Config) -> Config:
     """Export the root filesystem, and return the configuration."""
     export(for_64_bit)
     return for_64_bit
+
+
+def test_the_exported_root_is_entered_as_arm64_only(exported: Config) -> None:
+    """This PC's kernel runs the root's programs, as a board's kernel of another architecture does."""
+    helper = [HELPER, "--local", Layout.of(exported).tree]
+    assert process.output_of([*helper, "-a", "arm64", "uname", "-m"], limit_s=300).strip() == "aarch64"
+    refused = process.run([*helper, "uname", "-m"], limit_s=300, check=False)
+    assert refused.returncode == 125
+    assert "is a root filesystem for arm64, not for armhf" in refused.output
+    assert "add the option -a arm64" in refused.output
 
 
 @pytest.mark.machine
