@@ -146,8 +146,8 @@ def exported(for_64_bit: Config) -> Config:
 
 def test_the_exported_root_is_entered_as_arm64_only(exported: Config) -> None:
     """This PC's kernel runs the root's programs, as a board's kernel of another architecture does."""
-    helper = [HELPER, "--local", Layout.of(exported).tree]
-    assert process.output_of([*helper, "-a", "arm64", "uname", "-m"], limit_s=300).strip() == "aarch64"
+    helper = (HELPER, "--local", Layout.of(exported).tree)
+    assert process.output_of([*helper, "-a", "arm64", "uname", "-m"], limit_s=300) == "aarch64"
     refused = process.run([*helper, "uname", "-m"], limit_s=300, check=False)
     assert refused.returncode == 125
     assert "is a root filesystem for arm64, not for armhf" in refused.output
