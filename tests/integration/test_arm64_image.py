@@ -97,6 +97,28 @@ def test_the_image_is_for_arm64(for_64_bit: Config) -> None:
     assert said.decode().split() == ["aarch64", "arm64"]
 
 
+BOOT_FILES = """
+dd if=$(echo /boot/vmlinuz-*) bs=1 skip=56 count=4 2>/dev/null; echo
+mkdir /tmp/i; unmkinitramfs /boot/initrd.img-* /tmp/i; find /tmp/i -type f
+"""
+
+
+def test_boards_can_boot_the_kernel_over_ethernet(for_64_bit: Config) -> None:
+    """The firmware boots an uncompressed Image, not an EFI program that extracts one; genet is for the Pi 4."""
+    with contextlib.closing(connect()) as client:
+        done = run_in(
+            client,
+            for_64_bit.image_reference("system"),
+            ["sh", "-euc", BOOT_FILES],
+            architecture=for_64_bit.image.target,
+            limit_s=600,
+        )
+    magic, *files = done.output.split()
+    assert magic == "ARMd", "magic number of an arm64 Image (Linux, arch/arm64/booting.rst)"
+    names = {Path(file).name.partition(".")[0] for file in files}
+    assert names >= {"smsc95xx", "lan78xx", "genet", "mdio-bcm-unimac", "broadcom", "virtio_net", "nfsv4"}
+
+
 COMPUTE = """
 import dot_cpp, torch, torchaudio, torchvision
 a = torch.arange(12.0).view(3, 4)
