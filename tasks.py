@@ -189,8 +189,7 @@ def build_torch(
     progress.summary(f"torch built in {done.seconds:.1f} s", done.rows, warnings=done.warnings)
 
 
-@task(name="build-tvm-ffi", help={"plan": "print which steps would run and why, without running them"})
-@_reported
+@_target_task(name="build-tvm-ffi", help={"plan": "print which steps would run and why, without running them"})
 def build_tvm_ffi(context: Context, plan: bool = False) -> None:
     """Build the apache-tvm-ffi wheel, which loads TVM kernels on 32-bit ARM boards."""
     config = _config(context)

@@ -31,7 +31,7 @@ from typing import Any
 from flow import main_job
 from images import sbom
 from nfsroot.layout import Layout, require_export
-from nfsroot.tree import TreeHash, follow, inside
+from nfsroot.tree import TreeHash, architectures_of, follow, inside
 from recipes import recipe
 from toolchain import files, process, progress
 from toolchain.config import Config
@@ -94,14 +94,15 @@ class Deployed:
 def deploy(config: Config) -> Deployed:
     """Bring libqpu and the extension up to date and install them in the exported tree.
 
-    Raises RootNeeded, ArtefactMissing (no export), PlatformMismatch (the tree contains the other QPU library, or a
-    torch other than the one that the extension was compiled against), InUse (an export is running), ArtefactDamaged,
-    and the errors of the build steps.
+    Raises RootNeeded, ArtefactMissing (no export), PlatformMismatch (the tree is for another architecture, or contains
+    the other QPU library, or a torch other than the one that the extension was compiled against), InUse (an export is
+    running), ArtefactDamaged, and the errors of the build steps.
     """
     process.require_root("to write into the exported tree", "./inv deploy")
     began = time.monotonic()
     layout = Layout.of(config)
     require_export(layout)
+    require_same_architecture(layout.tree, config.image.architecture)
     require_same_library(layout.tree, config.qpu.library)
     built = main_job.build_image(config, only=STEPS, reuse=True)
     compiled = time.monotonic() - began
@@ -118,6 +119,18 @@ def deploy(config: Config) -> Deployed:
         seconds=time.monotonic() - began,
         warnings=(*dict.fromkeys(warning for item in manifests for warning in item.warnings), *done.warnings),
     )
+
+
+def require_same_architecture(tree: Path, chosen: str) -> None:
+    """Raise PlatformMismatch if the tree is for another architecture, such as one in a shared ``nfs.folder``."""
+    found = architectures_of(tree)
+    if found and chosen not in found:
+        raise PlatformMismatch(
+            "the exported tree is for another architecture",
+            expected=f"a root filesystem for {chosen}",
+            found=f"{tree}, which is for {', '.join(found)}",
+            fix=f"run ./inv deploy --architecture={found[0]}, or ./inv export-nfsroot --architecture={chosen}",
+        )
 
 
 def library_of(tree: Path) -> str:

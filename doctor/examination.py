@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from doctor import emulation, emulator_versions, foreign_programs, host, network, resources, servers
 from doctor.containers import engine_findings
 from doctor.finding import Finding, Verdict, guarded
+from nfsroot import qemu
 from toolchain import files
 from toolchain.config import Config
 from toolchain.errors import ChecksFailed
@@ -39,10 +40,12 @@ def examine(config: Config) -> list[Finding]:
         after: dict[str, Callable[[], Finding]] = {
             "apt mirror": lambda: network.check_mirror(config, scratch),
             "package index": lambda: network.check_package_index(scratch),
-            "virtual machine": servers.check_virtual_machine,
+            "virtual machine": lambda: servers.check_virtual_machine(qemu.program_of(target.debian)),
             "NFS server": servers.check_nfs_server,
             "local registry": servers.check_local_registry,
         }
+        if not qemu.program_of(target.debian):
+            del after["virtual machine"]
         return [
             *(guarded(name, check) for name, check in before.items()),
             *engine_findings(config),

@@ -10,16 +10,14 @@ from doctor.finding import RUN_LIMIT_S, Finding, fail, first_version, ok
 from toolchain import process
 
 
-def check_virtual_machine() -> Finding:
-    """Check QEMU's system emulator. KVM is not used: it runs only guests of the host's architecture."""
-    name, done = "virtual machine", "listed the machines of qemu-system-arm"
-    program = process.require_program("qemu-system-arm", "to boot the exported tree")
+def check_virtual_machine(emulator: str) -> Finding:
+    """Check QEMU's system emulator, a program. KVM is not used: it runs only guests of the host's architecture."""
+    name, done = "virtual machine", f"listed the machines of {emulator}"
+    program = process.require_program(emulator, "to boot the exported tree")
     machines = process.output_of([program, "-machine", "help"], limit_s=RUN_LIMIT_S)
     version = first_version(process.output_of([program, "--version"], limit_s=RUN_LIMIT_S))
     if not re.search(r"^virt\s", machines, re.MULTILINE):
-        return fail(
-            name, done, f"version {version} does not support the machine virt", "install a newer qemu-system-arm"
-        )
+        return fail(name, done, f"version {version} does not support the machine virt", f"install a newer {emulator}")
     kvm = "/dev/kvm is not needed: the guest's architecture is not this machine's"
     return ok(name, done, f"version {version} supports the machine virt; {kvm}")
 

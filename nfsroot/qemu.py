@@ -85,6 +85,11 @@ _EMULATIONS = {
 }
 
 
+def program_of(architecture: str) -> str:
+    """Return the name of the program that emulates a board of an architecture; empty if there is none."""
+    return _EMULATIONS[architecture].program if architecture in _EMULATIONS else ""
+
+
 def cpu_of(architecture: str, wanted: str) -> str:
     """Return QEMU's name for a CPU, by default the architecture's first CPU. Raises UserError for an unsuitable CPU."""
     cpus = _EMULATIONS[architecture].cpus
@@ -393,6 +398,7 @@ __all__ = [
     "MachineSpec",
     "boot_files",
     "cpu_of",
+    "program_of",
     "qemu_version",
     "running_machine",
 ]

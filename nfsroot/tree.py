@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
+from toolchain.architecture import ARCHITECTURES
 from toolchain.errors import InUse
 
 _BLOCK = 1 << 18
@@ -221,6 +222,11 @@ def follow(root: Path, path: str) -> Path:
         parent = "/" + str(found.parent.relative_to(root))
         path = target if target.startswith("/") else f"{parent}/{target}"
     raise OSError(f"{path}: too many links in {root}")
+
+
+def architectures_of(root: Path) -> list[str]:
+    """Return Debian's names of the architectures for which a root filesystem has a folder of libraries."""
+    return [row.debian for row in ARCHITECTURES.values() if follow(root, f"usr/lib/{row.gnu}").is_dir()]
 
 
 def mounts_below(folder: Path) -> list[str]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,18 @@ class Recipe:
     settings: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """TOML tables of strings (or of tables of strings) that are specific to this recipe, by name."""
+    architectures: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """For some architectures (Debian's names): tables that replace those of the same name in ``tables``."""
+
+    def for_architecture(self, name: str) -> Recipe:
+        """Return the recipe with the tables of an architecture."""
+        return replace(self, tables={**self.tables, **self.architectures.get(name, {})}, architectures={})
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the inputs and the data, without comments and other versions' tables."""
+        """Return the SHA-256 of the inputs and the data, without comments and other versions' tables.
+
+        The tables of ``architectures`` are not included: a change for one does not affect the products for another.
+        """
         data = [self.name, self.title, self.source, self.inputs, self.outputs, dict(self.settings), dict(self.tables)]
         parts = json.dumps(data, sort_keys=True) + tree_fingerprint(self.sources, *self.inputs)
         return hashlib.sha256(parts.encode()).hexdigest()
@@ -61,7 +70,8 @@ def load(name: str) -> Recipe:
     """Load the recipe in the folder of that name. Raises RecipeInvalid with all errors in its data file.
 
     A recipe for several versions has a table ``versions.X`` for each. The table of the recipe's ``version`` is merged
-    into the rest, and the version replaces ``{version}`` in the inputs.
+    into the rest, and the version replaces ``{version}`` in the inputs. Tables ``architectures.X`` are for one
+    architecture (``Recipe.for_architecture``).
     """
     path = HERE / name / "recipe.toml"
     try:
@@ -77,6 +87,7 @@ def load(name: str) -> Recipe:
         raise RecipeInvalid(f"{path} is not a valid recipe", found="; ".join(faults), fix="edit it")
     version = data.get("version", "")
     data.update(data.pop("versions", {}).get(version, {}))
+    architectures = data.pop("architectures", {})
     return Recipe(
         name=data["name"],
         title=data["title"],
@@ -91,6 +102,7 @@ def load(name: str) -> Recipe:
             if key not in (*_TEXTS, *_LISTS, "tree") and isinstance(value, str)
         },
         tables={key: value for key, value in data.items() if isinstance(value, dict)},
+        architectures=architectures,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import docker
 import pytest
+from container_builds import made_workbench
 from machine import needs_the_machine
 from ordinary_user import open_checkout
 from xdist.scheduler import LoadScopeScheduling
@@ -47,7 +48,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _OF_THE_BUILD = (
     *("test_any_wheel.py", "test_build_tools.py", "test_device_on_board.py", "test_lab_boards.py"),
     *("test_main_job.py", "test_netboot.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_sd_image.py"),
-    *("test_serve.py", "test_whole_images.py"),
+    *("test_serve.py", "test_whole_images.py", "test_arm64_image.py"),
 )
 # These run next: long tests, so that no process waits for one at the end, then tests that use the finished build.
 _FIRST = (
@@ -140,11 +141,7 @@ def client(built: main_job.Built) -> Iterator[docker.DockerClient]:
 @pytest.fixture(scope="session")
 def workbench(built: main_job.Built, product_config: Config) -> Mapping[str, Manifest]:
     """Build the development root and the workbench image in the shared build; return all manifests by step."""
-    with files.locked(product_config.build_root / "for-the-tests"):
-        main_job.ready_workbench(product_config)
-    with Context(product_config) as context:
-        decisions = pipelines.main_job(context, with_workbench=True).plan()
-    found = {item.step.name: item.previous for item in decisions if item.previous is not None and not item.runs}
+    found = made_workbench(product_config)
     assert {"dev", "workbench", *(item.step for item in built.manifests)} <= set(found)
     return found
 

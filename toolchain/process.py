@@ -38,6 +38,7 @@ _ENGLISH = {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
 _PACKAGES = {
     "mmdebstrap": "mmdebstrap",
     "qemu-system-arm": "qemu-system-arm",
+    "qemu-system-aarch64": "qemu-system-arm",
     "ganesha.nfsd": "nfs-ganesha nfs-ganesha-vfs",
     "docker-registry": "docker-registry",
     "docker": "docker.io",

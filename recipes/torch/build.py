@@ -86,22 +86,23 @@ class Plan:
     @classmethod
     def of(cls, recipe: Recipe, config: Config, suite: Suite) -> Plan:
         """The configured wheel. Raises RecipeInvalid for a target or variant that is unknown or not supported."""
+        architecture = config.image.architecture
+        if architecture not in ("armhf", *recipe.architectures):
+            raise RecipeInvalid(
+                f"the torch recipe has no variant for {architecture}",
+                expected=f"image.architecture: armhf or {', '.join(recipe.architectures)}",
+                found=architecture,
+                fix="put a wheel into a wheelhouse",
+            )
+        recipe = recipe.for_architecture(architecture)
         variants = recipe.tables["variant"]
         name = config.torch.variant
         if name not in variants:
             raise RecipeInvalid(
-                f"the torch recipe has no variant {name!r}",
+                f"the torch recipe has no variant {name!r} for {architecture}",
                 expected=f"one of {', '.join(variants)}",
                 found=name,
                 fix="set torch.variant, or --variant, to one of these",
-            )
-        if config.image.target.debian != "armhf":
-            raise RecipeInvalid(
-                f"the torch recipe has no variant for {config.image.target.debian}",
-                expected="image.architecture: armhf",
-                found=config.image.target.debian,
-                fix="./inv build-image uses the pinned wheel of the package index (recipes/torch/published.toml), "
-                "or put a wheel into a wheelhouse",
             )
         if reason := variants[name].get("refused"):
             raise RecipeInvalid(

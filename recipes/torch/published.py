@@ -1,4 +1,4 @@
-"""Pinned wheels of the package index: torch, torchvision and torchaudio for targets that the recipe does not build.
+"""Pinned wheels of the package index: torch, torchvision and torchaudio for targets without a wheel of ours.
 
 pip fetches them with the settings of this PC (indices, proxies, certificates). File names and SHA-256 are in
 ``published.toml``. pip compares the SHA-256 when it fetches a file, and ``obtain`` compares it on every use.

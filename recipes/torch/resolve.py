@@ -3,7 +3,7 @@
 A wheel in a wheelhouse is chosen by its name, tag and contents; the user is responsible for it. The next three are
 ours and are used only if their provenance states the current key of the recipe, so that an old wheel is never used
 after flags, options or patches have changed. The package index's wheel is pinned by its SHA-256 (published.toml), for
-targets that the recipe does not build. ``torch.source`` can restrict the search to one place. Each wheel is audited
+targets without a wheel of ours. ``torch.source`` can restrict the search to one place. Each wheel is audited
 before it is used: archive, RECORD, machine and float ABI of every ELF file. A wheel that fails is skipped with a
 warning if another place has a usable one. Without any wheel the image is built without torch, with a warning.
 """

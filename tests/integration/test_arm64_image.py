@@ -9,10 +9,13 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import docker
 import pytest
+from container_builds import both_compilers_agree, container_and_cross_builds_agree, made_workbench
+from device_parts import bootable, booted_here
 
 from device import suite
 from device.remote import environment, profiling, servers
@@ -22,12 +25,16 @@ from engine.connect import connect
 from engine.containers import run_in
 from engine.start import ensure_running
 from flow import main_job
+from nfsroot.audit import HELPER
 from nfsroot.export import export
+from nfsroot.layout import Layout
+from nfsroot.private_network import private_network
 from recipes.torch import published
-from toolchain import ports
+from toolchain import ports, process
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import Config
 from toolchain.errors import PlatformMismatch
+from toolchain.manifest import Manifest
 
 pytestmark = [pytest.mark.expensive, pytest.mark.engine, pytest.mark.emulation, pytest.mark.timeout(3600)]
 TIMING = Timing(number=5, repeat=3, min_repeat_ms=20, warm_up=1)
@@ -90,6 +97,28 @@ def test_the_image_is_for_arm64(for_64_bit: Config) -> None:
     assert said.decode().split() == ["aarch64", "arm64"]
 
 
+BOOT_FILES = """
+dd if=$(echo /boot/vmlinuz-*) bs=1 skip=56 count=4 2>/dev/null; echo
+mkdir /tmp/i; unmkinitramfs /boot/initrd.img-* /tmp/i; find /tmp/i -type f
+"""
+
+
+def test_boards_can_boot_the_kernel_over_ethernet(for_64_bit: Config) -> None:
+    """The firmware boots an uncompressed Image, not an EFI program that extracts one; genet is for the Pi 4."""
+    with contextlib.closing(connect()) as client:
+        done = run_in(
+            client,
+            for_64_bit.image_reference("system"),
+            ["sh", "-euc", BOOT_FILES],
+            architecture=for_64_bit.image.target,
+            limit_s=600,
+        )
+    magic, *files = done.output.split()
+    assert magic == "ARMd", "magic number of an arm64 Image (Linux, arch/arm64/booting.rst)"
+    names = {Path(file).name.partition(".")[0] for file in files}
+    assert names >= {"smsc95xx", "lan78xx", "genet", "mdio-bcm-unimac", "broadcom", "virtio_net", "nfsv4"}
+
+
 COMPUTE = """
 import dot_cpp, torch, torchaudio, torchvision
 a = torch.arange(12.0).view(3, 4)
@@ -113,10 +142,38 @@ def test_torch_and_the_extension_compute(for_64_bit: Config) -> None:
 
 
 @pytest.fixture(scope="module")
+def workbench_64(for_64_bit: Config) -> Mapping[str, Manifest]:
+    """Build the image for shells; return all manifests by step."""
+    return made_workbench(for_64_bit)
+
+
+def test_both_compilers_generate_the_same_bytes(
+    for_64_bit: Config, workbench_64: Mapping[str, Manifest], tmp_path: Path
+) -> None:
+    both_compilers_agree(for_64_bit, workbench_64, tmp_path)
+
+
+def test_native_and_cross_builds_give_the_same_wheel(
+    for_64_bit: Config, workbench_64: Mapping[str, Manifest], tmp_path: Path
+) -> None:
+    container_and_cross_builds_agree(for_64_bit, workbench_64, tmp_path)
+
+
+@pytest.fixture(scope="module")
 def exported(for_64_bit: Config) -> Config:
     """Export the root filesystem, and return the configuration."""
     export(for_64_bit)
     return for_64_bit
+
+
+def test_the_exported_root_is_entered_as_arm64_only(exported: Config) -> None:
+    """This PC's kernel runs the root's programs, as a board's kernel of another architecture does."""
+    helper = (HELPER, "--local", Layout.of(exported).tree)
+    assert process.output_of([*helper, "-a", "arm64", "uname", "-m"], limit_s=300) == "aarch64"
+    refused = process.run([*helper, "uname", "-m"], limit_s=300, check=False)
+    assert refused.returncode == 125
+    assert "is a root filesystem for arm64, not for armhf" in refused.output
+    assert "add the option -a arm64" in refused.output
 
 
 @pytest.mark.machine
@@ -129,6 +186,23 @@ def test_the_device_suite_passes_on_the_cpus_of_boards(exported: Config, cpu: st
     assert result.ok, result.summary()
     assert json.loads(result.evidence.read_text())["device"]["cpu"] == cpu
     assert cpu in result.report.read_text()
+
+
+@pytest.mark.machine
+def test_trees_of_both_architectures_boot_side_by_side(
+    exported: Config, exported_config: Config, tmp_path: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(private_network())
+        seen = {}
+        for config in (bootable(exported_config), exported):
+            (tmp_path / config.image.architecture).mkdir()
+            board = stack.enter_context(booted_here(config, tmp_path / config.image.architecture))
+            seen[config.image.architecture] = board
+        for name, board in seen.items():
+            assert board.run("dpkg", "--print-architecture").strip() == name
+            assert board.run("python3", "-c", "'import torch; print(torch.arange(4).sum())'").strip() == "tensor(6)"
+        assert [board.run("uname", "-m").strip() for board in seen.values()] == ["armv7l", "aarch64"]
 
 
 def test_the_server_runs_only_64_bit_kernels(for_64_bit: Config, tvm: TvmEnvironment) -> None:

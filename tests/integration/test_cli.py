@@ -72,7 +72,7 @@ def test_every_task_has_help_with_its_options() -> None:
 def test_the_option_architecture_overrides_the_variable(tmp_path: Path) -> None:
     """The option also works on tasks that have no other option."""
     variables = {"INVOKE_IMAGE_ARCHITECTURE": "armhf", "INVOKE_BUILD_FOLDER": str(tmp_path)}
-    for words in (["export-nfsroot"], ["build-image", "--plan"]):
+    for words in (["export-nfsroot"], ["build-image", "--plan"], ["build-tvm-ffi", "--plan"]):
         done = run_with((*words, "--architecture=armv7"), variables)
         assert done.returncode == 11
         assert "image.architecture: expected one of armhf, arm64, amd64" in done.stderr

@@ -307,6 +307,12 @@ UPSTREAM = {
 OWN = {**UPSTREAM, "opt/pitorch/include/qpu.h": "header", "opt/pitorch/bin/qpu-info": "program"}
 
 
+def test_a_tree_of_the_same_architecture_is_accepted(tmp_path: Path) -> None:
+    for name, content in (("arm64", ARM64), ("armhf", ARMHF)):
+        deploy.require_same_architecture(exported_tree(tmp_path / name, content).tree, name)
+    deploy.require_same_architecture(exported_tree(tmp_path / "small", {"etc/x": "y"}).tree, "arm64")
+
+
 @pytest.mark.parametrize(("content", "has"), [(OWN, "local"), (UPSTREAM, "upstream"), ({"etc/x": "y"}, "")])
 def test_tree_with_the_other_qpu_library_is_refused(tmp_path: Path, content: Mapping[str, str], has: str) -> None:
     tree = exported_tree(tmp_path, content).tree
@@ -324,10 +330,23 @@ def test_tree_with_the_other_qpu_library_is_refused(tmp_path: Path, content: Map
         assert f"./inv build-image --qpulib={chosen}" in caught.value.fix
 
 
+ARM64 = {"usr/lib/aarch64-linux-gnu/libc.so.6": "library"}
+ARMHF = {"usr/lib/arm-linux-gnueabihf/libc.so.6": "library"}
+
+
 @root_only
-@pytest.mark.parametrize(("choice", "content"), [([], UPSTREAM), (["--qpulib=upstream"], OWN)])
-def test_other_qpu_library_is_refused_before_the_build(
-    tmp_path: Path, choice: list[str], content: Mapping[str, str]
+@pytest.mark.parametrize(
+    ("choice", "content", "message"),
+    [
+        ([], UPSTREAM, "the exported tree contains the other QPU library"),
+        (["--qpulib=upstream"], OWN, "the exported tree contains the other QPU library"),
+        (["--architecture=armhf"], ARM64, "run ./inv deploy --architecture=arm64"),
+        (["--architecture=arm64"], ARMHF, "or ./inv export-nfsroot --architecture=arm64"),
+    ],
+    ids=["upstream", "local", "arm64", "armhf"],
+)
+def test_an_unsuitable_tree_is_refused_before_the_build(
+    tmp_path: Path, choice: list[str], content: Mapping[str, str], message: str
 ) -> None:
     layout = exported_tree(tmp_path, content)
     variables = {
@@ -344,7 +363,7 @@ def test_other_qpu_library_is_refused_before_the_build(
         check=False,
     )
     assert done.returncode == 26, done.stderr
-    assert "the exported tree contains the other QPU library" in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "build").exists()
 

@@ -39,6 +39,7 @@ from engine.connect import connect
 from engine.proxies import build_environment
 from engine.start import EngineInfo
 from images import probe
+from nfsroot import qemu
 from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import ROOT, BuildConfig, Config, ImageConfig
 from toolchain.errors import ChecksFailed, UserError
@@ -671,13 +672,16 @@ def test_another_disk_of_the_engine_is_recognised(tmp_path: Path) -> None:
                 os.seteuid(0)
 
 
-def test_the_package_of_a_missing_program_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("architecture", "program"), [("armhf", "qemu-system-arm"), ("arm64", "qemu-system-aarch64")])
+def test_the_package_of_a_missing_program_is_named(architecture: str, program: str) -> None:
     """All program folders are empty or hidden."""
-    expression = "finding.guarded('virtual machine', servers.check_virtual_machine)"
+    assert qemu.program_of(architecture) == program
+    expression = f"finding.guarded('virtual machine', lambda: servers.check_virtual_machine({program!r}))"
     hide = "mount -t tmpfs tmpfs /usr/sbin; export PATH=/nowhere"
     finding = in_user_namespace(expression, before=hide)
     assert finding.verdict is Verdict.FAIL
-    assert "qemu-system-arm" in finding.fix
+    assert f"the program {program} is needed" in finding.found
+    assert "apt-get install qemu-system-arm " in finding.fix
 
 
 @pytest.mark.emulation
@@ -760,14 +764,18 @@ def test_standard_output_is_only_json(tmp_path: Path, direct: None) -> None:
 
 @pytest.mark.engine
 @pytest.mark.emulation
-def test_every_check_returns_a_finding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["armhf", "arm64"])
+def test_every_check_returns_a_finding(architecture: str, tmp_path: Path) -> None:
     try:
         connect(timeout_s=10).close()
     except UserError as fault:
         pytest.skip(fault.summary)
-    findings = examine(Config(build=BuildConfig(folder=tmp_path)))
+    findings = examine(Config(build=BuildConfig(folder=tmp_path), image=ImageConfig(architecture=architecture)))
     names = [item.check for item in findings]
     assert len(names) == len(set(names)) >= 15
+    assert ("64-bit ARM program" in names) == (architecture == "arm64")
+    machine = next(item for item in findings if item.check == "virtual machine")
+    assert qemu.program_of(architecture) in machine.done
     assert all(item.found and item.done for item in findings)
     assert all(item.fix for item in findings if item.verdict is Verdict.FAIL)
     assert list(tmp_path.glob(".doctor*")) == []

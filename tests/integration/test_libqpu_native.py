@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 from native_parts import CLANG_TIDY_LEFT_OUT, LIBQPU_OPTIONS
 
 from recipes.libqpu import native
+from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, Config
 from toolchain.jobs import compile_jobs
 from toolchain.process import run
@@ -33,6 +36,38 @@ def test_the_cpp_tests_pass(tree: Path) -> None:
     done = run(["ctest", "--test-dir", tree, "--output-on-failure", "--no-tests=error"], limit_s=1000)
     assert "100% tests passed" in done.output
     assert "0 tests failed" in done.output
+
+
+def configured(architecture: str, folder: Path) -> dict[str, str]:
+    """Configure libqpu for a target; return the compiler's command line for each source."""
+    target = ARCHITECTURES[architecture]
+    compiler = f"{target.gnu}-g++"
+    if shutil.which(compiler) is None:
+        pytest.skip(f"the program {compiler} is missing; ./inv installs it")
+    settings = {"SYSTEM_NAME": "Linux", "SYSTEM_PROCESSOR": target.qemu, "CXX_COMPILER": compiler}
+    options = [f"-DCMAKE_{name}={value}" for name, value in settings.items()]
+    run(["cmake", "-S", SOURCE, "-B", folder, "-G", "Ninja", *options], limit_s=300)
+    return {item["file"]: item["command"] for item in json.loads((folder / "compile_commands.json").read_text())}
+
+
+@pytest.mark.parametrize(("architecture", "is_strict"), [("armhf", False), ("arm64", True)])
+def test_gpu_memory_accesses_are_aligned_on_64_bits(architecture: str, is_strict: bool, tmp_path: Path) -> None:
+    """On a 64-bit CPU, GPU memory is device memory, which faults on unaligned accesses (docs/libqpu.md)."""
+    commands = configured(architecture, tmp_path)
+    for part in ("unity_runtime", "unity_kernels"):
+        (command,) = [command for file, command in commands.items() if part in file]
+        assert ("-mstrict-align" in command) == is_strict
+    assert ("-mstrict-align" in (tmp_path / "qpu.pc").read_text()) == is_strict
+
+
+@pytest.mark.timeout(900)
+def test_the_hardware_backends_compile_for_64_bit_boards(tmp_path: Path) -> None:
+    (command,) = [command for file, command in configured("arm64", tmp_path).items() if "unity_runtime" in file]
+    words = shlex.split(command)
+    product = words[words.index("-o") + 1]
+    run(["ninja", "-C", tmp_path, product], limit_s=800)
+    with (tmp_path / product).open("rb") as stream:
+        assert ELFFile(stream)["e_machine"] == "EM_AARCH64"
 
 
 @pytest.mark.expensive

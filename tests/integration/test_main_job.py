@@ -15,6 +15,7 @@ from pathlib import Path
 import docker
 import pytest
 import requests
+from container_builds import both_compilers_agree
 
 from device import suite
 from device.remote import profiling
@@ -32,7 +33,6 @@ from registry import local as local_registry
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config
 from toolchain.errors import CommandFailed, ConfigError, PlatformMismatch
-from toolchain.files import sha256_of
 from toolchain.manifest import Manifest
 from toolchain.process import run
 
@@ -137,53 +137,11 @@ def test_the_initramfs_has_drivers_and_only_target_programs(
     assert host_architecture().gnu not in done.output
 
 
-SOURCES = {
-    "plain.c": '#include <stdio.h>\n#include <math.h>\nint main(void) { printf("%f\\n", sin(1.0)); return 0; }\n',
-    "templates.cpp": "#include <map>\n#include <memory>\n#include <string>\n"
-    "int main() { std::map<std::string, std::shared_ptr<std::string>> m;"
-    ' m.emplace("a", std::make_shared<std::string>("b")); return *m.at("a") == "b" ? 0 : 1; }\n',
-}
-
-COMPILE = """
-export SOURCE_DATE_EPOCH=1735689600
-gcc -O2 -g -c plain.c -o plain.o
-gcc -O3 -ffast-math -mcpu=cortex-a53 -c plain.c -o fast.o
-gcc -O2 -flto -frandom-seed=1 plain.c -o lto -lm
-/usr/bin/gcc -E plain.c -o plain.i
-gcc -O2 plain.c -o plain -lm
-g++ -O2 -g -ffile-prefix-map=/root/work=. -c templates.cpp -o templates.o
-c++ -O1 templates.cpp -o templates
-./plain
-./templates
-./lto
-strip plain templates lto
-file -L /usr/bin/gcc
-"""
-
-
 @pytest.mark.timeout(1800)
 def test_both_compilers_generate_the_same_bytes(
-    workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
+    workbench: Mapping[str, Manifest], product_config: Config, tmp_path: Path
 ) -> None:
-    made = {}
-    for kind, mounts in (("native", native_compiler(Context(product_config)).binds()), ("emulated", [])):
-        folder = tmp_path / kind
-        folder.mkdir()
-        for name, text in SOURCES.items():
-            (folder / name).write_text(text)
-        done = containers.run_in(
-            client,
-            workbench["dev"].facts["reference"],
-            ["sh", "-euc", COMPILE],
-            architecture=product_config.image.target,
-            binds=[f"{folder}:/root/work:rw", *mounts],
-            workdir="/root/work",
-        )
-        assert "0.841471" in done.output
-        assert ("x86-64" in done.output) == (kind == "native")
-        made[kind] = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
-    assert made["native"] == made["emulated"]
-    assert len(made["native"]) == len(SOURCES) + 7
+    both_compilers_agree(product_config, workbench, tmp_path)
 
 
 def test_files_made_in_the_shell_belong_to_the_caller(

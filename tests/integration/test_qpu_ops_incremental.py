@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from container_builds import container_and_cross_builds_agree
 
 from flow import main_job
-from flow.compilers import is_extension_cross_compiled
 from flow.context import Context
-from flow.native_compiler import native_compiler
 from flow.steps import qpu_ops
 from recipes import recipe
 from recipes.qpu_ops import incremental, target
@@ -283,24 +282,4 @@ def test_native_and_cross_builds_give_the_same_wheel(
 ) -> None:
     if not workbench["torch-site"].facts["version"]:
         pytest.skip("no torch wheel at hand, so no extension")
-    with Context(product_config) as context:
-        assert is_extension_cross_compiled(context)
-        dev = workbench["dev"].facts
-        made = target.build(
-            context.client,
-            target.container(dev["reference"], dev["image"], context.target, native_compiler(context)),
-            recipe.load("qpu_ops"),
-            replace(product_config, build=replace(product_config.build, folder=tmp_path / "build")),
-            suite=context.suite,
-            torch_site=context.torch_site,
-            libqpu=context.libqpu_stage,
-            libqpu_prefix=workbench["libqpu"].facts["prefix"],
-            folder=tmp_path / "container",
-            log=tmp_path / "container.log",
-        )
-    assert "pip wheel" in (tmp_path / "container.log").read_text()
-    crossed = workbench["qpu-ops"].artefact(".whl").path
-    assert made.name == crossed.name
-    with zipfile.ZipFile(made) as one, zipfile.ZipFile(crossed) as other:
-        assert one.namelist() == other.namelist()
-        assert [name for name in one.namelist() if one.read(name) != other.read(name)] == []
+    container_and_cross_builds_agree(product_config, workbench, tmp_path)

@@ -97,14 +97,22 @@ class Board:
 
 @contextlib.contextmanager
 def booted(config: Config, folder: Path, *, init: str = "lean") -> Iterator[Board]:
-    """Serve and boot the exported tree."""
+    """Serve and boot the exported tree in a private network."""
+    with private_network(), booted_here(config, folder, init=init) as board:
+        yield board
+
+
+@contextlib.contextmanager
+def booted_here(config: Config, folder: Path, *, init: str = "lean") -> Iterator[Board]:
+    """Serve and boot the exported tree in the current network; logs are in ``folder``."""
     layout = Layout.of(config)
-    with private_network(), serve.running_server(layout.tree, log=folder / "nfs.log") as server:
+    with serve.running_server(layout.tree, log=folder / "nfs.log") as server:
         spec = qemu.MachineSpec(
             boot=qemu.boot_files(layout.tree, config.image.architecture),
             nfs_path=str(layout.tree),
             nfs_port=server.port,
             init=init,
+            architecture=config.image.architecture,
         )
         with qemu.running_machine(spec, folder / "console.log", boot_timeout_s=BOOT_LIMIT_S) as machine:
             known = access.pin(layout.known_hosts, folder / "known_hosts")

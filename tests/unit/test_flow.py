@@ -69,7 +69,9 @@ def test_without_native_compiler_the_extension_is_built_in_dev(tmp_path: Path) -
 def test_torch_of_the_distribution_is_a_package_of_the_root(tmp_path: Path) -> None:
     base = {"build": {"folder": str(tmp_path)}, "image": {"architecture": "arm64"}}
     usual, debians = (Context(load_config({**base, "torch": {"source": it}})) for it in ("pypi", "distribution"))
-    assert {*roots.common_packages(debians)} - {*roots.common_packages(usual)} == {"python3-torch"}
+    assert {*roots.common_packages(debians)} - {*roots.common_packages(usual)} == {
+        *("python3-torch", *debians.suite.torch_python)
+    }
 
 
 @pytest.mark.parametrize(("suite", "absent"), [("trixie", set()), ("bookworm", {"python3-onnxruntime"})])

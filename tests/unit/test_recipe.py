@@ -142,6 +142,25 @@ def test_only_the_chosen_version_is_part_of_the_recipe(thing: Path) -> None:
     assert load("thing").fingerprint() != first.fingerprint()
 
 
+ARCHITECTURES = """
+[variant.one]
+flags = "-a"
+[architectures.arm64.variant.one]
+flags = "-b"
+"""
+
+
+def test_an_architectures_tables_affect_only_its_own_products(thing: Path) -> None:
+    (thing / "recipe.toml").write_text(DATA + ARCHITECTURES)
+    first = load("thing")
+    assert first.for_architecture("armhf").tables == first.tables == {"variant": {"one": {"flags": "-a"}}}
+    assert first.for_architecture("arm64").tables == {"variant": {"one": {"flags": "-b"}}}
+    (thing / "recipe.toml").write_text(DATA + ARCHITECTURES.replace("-b", "-c"))
+    again = load("thing")
+    assert again.for_architecture("armhf").fingerprint() == first.fingerprint()
+    assert again.for_architecture("arm64").fingerprint() != first.for_architecture("arm64").fingerprint()
+
+
 def test_a_version_without_a_table_is_reported(thing: Path) -> None:
     (thing / "recipe.toml").write_text(DATA + VERSIONS.replace('version = "1.0"', 'version = "3.0"'))
     with pytest.raises(UserError, match=r"expected one of 1\.0, 2\.0, found '3\.0'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from flow.verify import verify_torch
 from images.flavour import load_suite
 from recipes.companions import build as companions
 from recipes.recipe import load
-from recipes.torch import build, published, resolve
+from recipes.torch import build, provenance, published, resolve
 from recipes.torch.published import Pin
 from recipes.torch.source import identity
 from toolchain import files, progress
@@ -214,15 +215,40 @@ def test_wheel_from_another_place_requires_no_build(source: str) -> None:
     assert caught.value.fix == "./inv build-torch --source=archive"
 
 
-def test_the_recipe_builds_for_armhf_only(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    with pytest.raises(RecipeInvalid, match="no variant for arm64") as caught:
+def test_the_recipe_builds_for_arm_only(tmp_path: Path) -> None:
+    config = load_config({"image": {"architecture": "amd64"}, "build": {"folder": str(tmp_path)}})
+    with pytest.raises(RecipeInvalid, match="no variant for amd64") as caught:
         build.Plan.of(load("torch"), config, load_suite("trixie"))
-    assert "published.toml" in caught.value.fix
+    assert caught.value.expected == "image.architecture: armhf or arm64"
     assert resolve.key(config) == ""
     for full in (False, True):
-        with pytest.raises(RecipeInvalid, match="no variant for arm64"):
+        with pytest.raises(RecipeInvalid, match="no variant for amd64"):
             verify_torch(config, full=full)
+
+
+def test_the_recipes_arm64_variant_is_for_the_oldest_cpu(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    plan = build.Plan.of(load("torch"), config, load_suite("trixie"))
+    assert plan.flags.split() == ["-mcpu=cortex-a53+nocrypto"]
+    cmake = {item.partition("=")[0]: item.partition("=")[2] for item in plan.configure if item.startswith("-D")}
+    assert cmake["-DPITORCH_FLAGS"] == plan.flags
+    assert (cmake["-DPITORCH_GNU"], cmake["-DPITORCH_PROCESSOR"]) == ("aarch64-linux-gnu", "aarch64")
+    assert "linux_aarch64" in plan.setup
+    assert resolve.key(config) not in ("", resolve.key(load_config({})))
+    with pytest.raises(RecipeInvalid, match="no variant 'baseline' for arm64") as caught:
+        build.Plan.of(load("torch"), configured(tmp_path, variant="baseline"), load_suite("trixie"))
+    assert caught.value.expected == "one of neon"
+
+
+def test_a_built_wheel_precedes_the_package_indexs(index: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    wheel = a_wheel(resolve.products(config), "torch", tag=OWN)
+    statement = {
+        "subject": [{"name": wheel.name, "digest": {"sha256": files.sha256_of(wheel)}}],
+        "predicate": {"buildDefinition": {"externalParameters": {"recipeKey": resolve.key(config)}}},
+    }
+    provenance.path_for(wheel).write_text(json.dumps(statement))
+    assert resolve.resolve(config, fetch=True).wheel == wheel
 
 
 def test_a_pin_names_its_distribution_and_version() -> None:
