@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from flow import pipelines
@@ -14,14 +15,24 @@ from toolchain.config import Config
 SUITE = "trixie"
 
 
-def ready(config: Config) -> tuple[Path, Path]:
-    """Return the folder with the firmware and the file with its licence; fetch both with apt if necessary.
+@dataclass(frozen=True)
+class Firmware:
+    """The folder with the firmware, the file with its licence, and the package's file name and SHA-256."""
+
+    folder: Path
+    licence: Path
+    package: str
+    sha256: str
+
+
+def ready(config: Config) -> Firmware:
+    """Return the firmware; fetch it with apt if necessary.
 
     Prints the licence when it is called for the first time. Raises the failed step's UserError.
     """
     with Context(for_all_targets(config, SUITE)) as context, build_lock(context.root):
         pipeline = pipelines.firmware_job(context)
-        pipeline.execute(pipeline.plan())
+        made = pipeline.execute(pipeline.plan())[-1]
         folder = card_firmware.folder(context)
     firmware, licence = (folder / part for part in card_firmware.PARTS)
     shown = folder / "licence-shown"
@@ -30,4 +41,4 @@ def ready(config: Config) -> tuple[Path, Path]:
         boot = [part for part in text.split("\n\n") if part.startswith("Files: boot/")]
         progress.say("\n\n".join([f"the licence of raspi-firmware, also in {licence}:", *(boot or [text])]))
         shown.touch()
-    return firmware, licence
+    return Firmware(firmware, licence, str(made.facts["package"]), str(made.facts["sha256"]))

@@ -6,7 +6,7 @@ programs are extracted packages (flow.pipelines.card_job), so the image does not
 programs. Root is required only to unpack the system image, because its files have several owners.
 
 Products, in ``sd/`` in the target's folder: the compressed image, its block map, its SHA-256, the entry for
-Raspberry Pi Imager, the bill of materials of its root, and the manifest.
+Raspberry Pi Imager, its bill of materials, and the manifest.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from flow import firmware, pipelines, publish
 from flow.build_lock import build_lock
 from flow.context import Context, for_all_targets
 from flow.steps import extracted_tools
+from images import sbom
 from nfsroot import unpack
 from nfsroot.audit import ON_EVERY_MEDIUM, Settings, audit
 from nfsroot.boot_files import BootParts, boot_parts, write_board_files
@@ -93,7 +94,7 @@ class Folder:
 
     @property
     def sbom(self) -> tuple[Path, Path]:
-        """The bill of materials of its root, in SPDX and CycloneDX."""
+        """The bill of materials of the root and the firmware, in SPDX and CycloneDX."""
         return self.place / f"{self.name}.spdx.json", self.place / f"{self.name}.cdx.json"
 
     @property
@@ -141,10 +142,10 @@ def build(config: Config) -> Manifest:
     needed = 3 * (source.size >> 20) + BOOT_MIB + _ROOT_FREE_MIB
     files.require_space(folder.place, needed, "the card image")
     tools = ready_tools(config)
-    boot_files = firmware.ready(config)
+    fetched = firmware.ready(config)
     with files.held(folder.place / "lock", another), _room(folder.place):
         with files.scratch_folder(folder.place, "card") as scratch:
-            made = _make(config, source, tools, boot_files, scratch, folder)
+            made = _make(config, source, tools, fetched, scratch, folder)
         manifest = dataclasses.replace(made, seconds=time.monotonic() - began, source=checkout.origin())
         manifest.write(folder.manifest)
     return manifest
@@ -174,14 +175,11 @@ def _make(
     config: Config,
     source: unpack.SourceImage,
     tools: Tools,
-    boot_files: tuple[Path, Path],
+    fetched: firmware.Firmware,
     scratch: Path,
     folder: Folder,
 ) -> Manifest:
-    """Make the image in ``scratch``, then move the products to ``folder``; return their manifest.
-
-    ``boot_files`` is the result of ``flow.firmware.ready``.
-    """
+    """Make the image in ``scratch``, then move the products to ``folder``; return their manifest."""
     tree = scratch / "tree"
     with progress.step(f"copy {source.reference}"):
         unpack.unpack(connect(), source, tree)
@@ -191,7 +189,9 @@ def _make(
     documents = write_sbom(config, source, tree, scratch)
     ids = Identifiers(before)
     boot = scratch / "boot"
-    parts = _write_boot(config, tree, boot_files, boot, ids)
+    parts = _write_boot(config, tree, fetched, boot, ids)
+    if documents and any(item.is_relative_to(fetched.folder) for item in parts.firmware):
+        sbom.add(scratch, [sbom.Part(fetched.package, fetched.sha256)])
     names = _IMAGER_DEVICES[config.image.architecture]
     devices = [name for name, socs in names.items() if any(parts.boots(soc) for soc in socs)]
     hostname = config.sd.hostname or re.sub(r"[^a-z0-9-]", "-", config.image.name)
@@ -248,10 +248,9 @@ def _make(
     )
 
 
-def _write_boot(config: Config, tree: Path, boot_files: tuple[Path, Path], boot: Path, ids: Identifiers) -> BootParts:
+def _write_boot(config: Config, tree: Path, fetched: firmware.Firmware, boot: Path, ids: Identifiers) -> BootParts:
     """Write the files of the boot partition. Raises ArtefactMissing if a board could not boot from them."""
-    firmware_folder, licence = boot_files
-    parts = boot_parts(tree, firmware_folder)
+    parts = boot_parts(tree, fetched.folder)
     missing = parts.missing()
     if not follow(tree, "usr/bin/cloud-init").is_file():
         missing.append("cloud-init (image.card: true)")
@@ -271,7 +270,7 @@ def _write_boot(config: Config, tree: Path, boot_files: tuple[Path, Path], boot:
         boot,
         f"console=serial0,115200 console=tty1 {script}{root} net.ifnames=0\n",
     )
-    (boot / "LICENCE.raspi-firmware").write_bytes(licence.read_bytes())
+    (boot / "LICENCE.raspi-firmware").write_bytes(fetched.licence.read_bytes())
     return parts
 
 

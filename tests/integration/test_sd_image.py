@@ -19,7 +19,7 @@ from nasty_image import entry, folder, tree_listing
 from registry_parts import small_disk
 
 from engine.connect import connect
-from flow import main_job, publish
+from flow import firmware, main_job, publish
 from nfsroot import qemu, unpack
 from sdcard import bmap, image, write
 from sdcard.image import Folder
@@ -236,7 +236,12 @@ def test_bill_of_materials_is_next_to_the_image(card: Card) -> None:
     spdx, cyclonedx = Folder.of(card.config).sbom
     packages = {item["name"]: item["versionInfo"] for item in json.loads(spdx.read_text())["packages"]}
     assert packages["dpkg"] == "1.22.22"
-    assert "dpkg" in {item["name"] for item in json.loads(cyclonedx.read_text())["components"]}
+    components = {item["name"]: item for item in json.loads(cyclonedx.read_text())["components"]}
+    assert "dpkg" in components
+    fetched = firmware.ready(card.config)
+    assert fetched.package.startswith(f"raspi-firmware_{packages['raspi-firmware']}_".replace(":", "%3a"))
+    assert components["raspi-firmware"]["type"] == "firmware"
+    assert components["raspi-firmware"]["hashes"] == [{"alg": "SHA-256", "content": fetched.sha256}]
     assert {spdx, cyclonedx} <= {item.path for item in card.manifest.artefacts}
     for path in (spdx, cyclonedx):
         assert "accepts it" in publish.verify_file(card.config, path, key=None).text()
