@@ -190,8 +190,10 @@ def _make(
     ids = Identifiers(before)
     boot = scratch / "boot"
     parts = _write_boot(config, tree, fetched, boot, ids)
-    if documents and any(item.is_relative_to(fetched.folder) for item in parts.firmware):
-        sbom.add(scratch, [sbom.Part(fetched.package, fetched.sha256)])
+    is_fetched = any(item.is_relative_to(fetched.folder) for item in parts.firmware)
+    added_firmware = {fetched.package: fetched.sha256} if is_fetched else {}
+    if documents:
+        sbom.add(scratch, [sbom.Part(*item) for item in added_firmware.items()])
     names = _IMAGER_DEVICES[config.image.architecture]
     devices = [name for name, socs in names.items() if any(parts.boots(soc) for soc in socs)]
     hostname = config.sd.hostname or re.sub(r"[^a-z0-9-]", "-", config.image.name)
@@ -239,6 +241,7 @@ def _make(
             **origin,
             "image_tree_sha256": before,
             "rootfs_sha256": hashed.sha256,
+            "firmware": added_firmware,
             "disk": ids.number("disk"),
             "extract_size": extracted.size,
             "extract_sha256": extracted.sha256,
