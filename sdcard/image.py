@@ -194,8 +194,7 @@ def _make(
     added_firmware = {fetched.package: fetched.sha256} if is_fetched else {}
     if documents:
         sbom.add(scratch, [sbom.Part(*item) for item in added_firmware.items()])
-    names = _IMAGER_DEVICES[config.image.architecture]
-    devices = [name for name, socs in names.items() if any(parts.boots(soc) for soc in socs)]
+    devices = imager_devices(config.image.architecture, parts)
     hostname = config.sd.hostname or re.sub(r"[^a-z0-9-]", "-", config.image.name)
     settings = Settings(hostname=hostname, nameservers=(), client_public_key="", now=tools.epoch)
     audited = audit(tree, settings, ON_EVERY_MEDIUM)
@@ -353,7 +352,17 @@ _IMAGER_DEVICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "armhf": {"pi2-32bit": ("bcm2836", "bcm2709"), "pi3-32bit": ("bcm2837", "bcm2710")},
     "arm64": {"pi3-64bit": ("bcm2837", "bcm2710"), "pi4-64bit": ("bcm2711",), "pi5-64bit": ("bcm2712",)},
 }
-"""Raspberry Pi Imager's names for boards, and for each the systems on chip named in its device trees' file names."""
+"""Raspberry Pi Imager's names for boards, and for each the systems on chip named in its device trees' file names.
+
+Imager lists a Zero 2 W under Pi 3, a Pi 400 under Pi 4, and a Pi 500 under Pi 5. A 32-bit kernel for a Pi 4 or 5 is not
+among the kernels that an image can have.
+"""
+
+
+def imager_devices(architecture: str, parts: BootParts) -> list[str]:
+    """Return Raspberry Pi Imager's names for the boards that can boot an image with these boot files."""
+    names = _IMAGER_DEVICES[architecture]
+    return [name for name, socs in names.items() if any(parts.boots(soc) for soc in socs)]
 
 
 def _imager_entry(

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from nfsroot.boot_files import BootParts
 from sdcard import bmap, first_boot
-from sdcard.image import Identifiers, _used_blocks
+from sdcard.image import Identifiers, _used_blocks, imager_devices
 from toolchain.config import load_config
 from toolchain.errors import ArtefactDamaged, ConfigError
 
@@ -64,6 +65,22 @@ def test_identifiers_depend_on_tree_and_purpose() -> None:
     ids = Identifiers("a")
     assert len({ids.number("disk"), ids.number("boot"), Identifiers("b").number("disk")}) == 3
     assert ids.uuid("root") == Identifiers("a").uuid("root")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "trees", "devices"),
+    [
+        ("armhf", ["bcm2836-rpi-2-b.dtb", "bcm2837-rpi-zero-2-w.dtb"], ["pi2-32bit", "pi3-32bit"]),
+        ("armhf", ["bcm2710-rpi-3-b.dtb", "bcm2711-rpi-4-b.dtb"], ["pi3-32bit"]),
+        ("arm64", ["bcm2837-rpi-3-b.dtb", "bcm2711-rpi-400.dtb"], ["pi3-64bit", "pi4-64bit"]),
+        ("arm64", ["bcm2710-rpi-zero-2-w.dtb", "bcm2712-rpi-500.dtb"], ["pi3-64bit", "pi5-64bit"]),
+    ],
+)
+def test_imager_offers_the_image_for_boards_that_boot_it(
+    architecture: str, trees: list[str], devices: list[str]
+) -> None:
+    parts = BootParts(kernel=None, initramfs=None, device_trees=tuple(map(Path, trees)), firmware=())
+    assert imager_devices(architecture, parts) == devices
 
 
 def settings(**given: object) -> dict[str, Any]:
