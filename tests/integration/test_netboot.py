@@ -9,11 +9,13 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 import zlib
@@ -184,6 +186,37 @@ def test_addresses_that_boards_of_the_lab_get_are_recorded(exported: Config) -> 
     events = board_events.read(board_events.of_netboot(config, name))
     assert {event.source for event in events} == {"dhcp"}
     assert f"DHCPOFFER(toboard) {board.address} {board.mac}" in events[0].text
+
+
+FOREGROUND = """
+import sys
+from nfsroot import netboot
+from toolchain.config import load_config
+netboot.netboot(load_config({"build": {"folder": sys.argv[1]}, "nfs": {"address": sys.argv[2]}}), alone=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_both_servers_and_leave_no_files(exported: Config, number: signal.Signals) -> None:
+    with tempfile.TemporaryDirectory() as scratch, cable():
+        Path(scratch).chmod(0o755)  # dnsmasq is not root
+        child = subprocess.Popen(
+            [sys.executable, "-c", FOREGROUND, str(exported.build.folder), PC],
+            cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": scratch},
+        )  # fmt: skip
+        try:
+            assert child.stderr is not None
+            assert any("stop with Ctrl-C" in line for line in child.stderr)
+            started = [item for item in psutil.process_iter(["name", "ppid"]) if item.info["ppid"] == child.pid]
+            servers = [item for item in started if item.info["name"] in {"dnsmasq", "ganesha.nfsd"}]
+            assert len(servers) == 2
+            child.send_signal(number)
+            assert child.wait(90) == 0
+        finally:
+            child.kill()
+            child.communicate()
+        assert not any(item.is_running() for item in servers)
+        assert not list(Path(scratch).iterdir())
 
 
 def test_this_pc_needs_an_address_in_the_boards_subnet(exported: Config) -> None:
