@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from nfsroot import unpack
 from nfsroot.audit import ON_EVERY_MEDIUM, Settings, audit
 from nfsroot.boot_files import BootParts, boot_parts, write_board_files
 from nfsroot.export import left_out_warnings, origin_of, write_sbom
-from nfsroot.tree import TreeHash, follow
+from nfsroot.tree import TreeHash, follow, inside
 from sdcard import bmap, first_boot
 from sdcard.tools import Tools
 from toolchain import checkout, files, process, progress
@@ -142,10 +143,10 @@ def build(config: Config) -> Manifest:
     needed = 3 * (source.size >> 20) + BOOT_MIB + _ROOT_FREE_MIB
     files.require_space(folder.place, needed, "the card image")
     tools = ready_tools(config)
-    fetched = firmware.ready(config)
+    fetched, wifi = firmware.ready(config), firmware.ready(config, "wifi-firmware")
     with files.held(folder.place / "lock", another), _room(folder.place):
         with files.scratch_folder(folder.place, "card") as scratch:
-            made = _make(config, source, tools, fetched, scratch, folder)
+            made = _make(config, source, tools, fetched, wifi, scratch, folder)
         manifest = dataclasses.replace(made, seconds=time.monotonic() - began, source=checkout.origin())
         manifest.write(folder.manifest)
     return manifest
@@ -176,6 +177,7 @@ def _make(
     source: unpack.SourceImage,
     tools: Tools,
     fetched: firmware.Firmware,
+    wifi: firmware.Firmware,
     scratch: Path,
     folder: Folder,
 ) -> Manifest:
@@ -190,8 +192,10 @@ def _make(
     ids = Identifiers(before)
     boot = scratch / "boot"
     parts = _write_boot(config, tree, fetched, boot, ids)
+    for_wifi = _install_wifi_firmware(tree, wifi)
     is_fetched = any(item.is_relative_to(fetched.folder) for item in parts.firmware)
-    added_firmware = {fetched.package: fetched.sha256} if is_fetched else {}
+    added = [*([fetched] if is_fetched else []), *([wifi] if for_wifi else [])]
+    added_firmware = {item.package: item.sha256 for item in added}
     if documents:
         sbom.add(scratch, [sbom.Part(*item) for item in added_firmware.items()])
     devices = imager_devices(config.image.architecture, parts)
@@ -199,9 +203,11 @@ def _make(
     settings = Settings(hostname=hostname, nameservers=(), client_public_key="", now=tools.epoch)
     audited = audit(tree, settings, ON_EVERY_MEDIUM)
     first_boot.fit_for_card(audited, ids.number("disk"))
-    hashed.refresh(audited.touched)
+    hashed.refresh([*audited.touched, *for_wifi])
     user_data = first_boot.user_data(config.sd, hostname)
     (boot / "user-data").write_text(user_data)
+    if network := first_boot.network_config(config.sd):
+        (boot / "network-config").write_text(network)
     (boot / "meta-data").write_text(first_boot.meta_data(ids.number(f"instance {user_data}")))
     image = scratch / f"{folder.name}.img"
     with progress.step("make the file systems"):
@@ -274,6 +280,20 @@ def _write_boot(config: Config, tree: Path, fetched: firmware.Firmware, boot: Pa
     )
     (boot / "LICENCE.raspi-firmware").write_bytes(fetched.licence.read_bytes())
     return parts
+
+
+def _install_wifi_firmware(tree: Path, wifi: firmware.Firmware) -> list[str]:
+    """Copy the firmware for the boards' Wi-Fi and its licence; return the new paths, relative to the tree."""
+    copied = []
+    for path in sorted(wifi.folder.glob("*/*fmac434*")):
+        copied.append(f"usr/lib/firmware/{path.relative_to(wifi.folder)}")
+        inside(tree, copied[-1]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, inside(tree, copied[-1]), follow_symlinks=False)
+    if copied:
+        copied.append(f"usr/share/doc/{wifi.licence.parent.name}/{wifi.licence.name}")
+        inside(tree, copied[-1]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(wifi.licence, inside(tree, copied[-1]))
+    return copied
 
 
 def _root_of(tree: Path, root: Path, tools: Tools, ids: Identifiers, counts: dict[str, int]) -> Path:

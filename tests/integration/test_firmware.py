@@ -53,6 +53,20 @@ def test_firmware_licence_is_shown_once(world: World, config: Config, capfd: pyt
         assert "For a Raspberry Pi only." not in "".join(capfd.readouterr())
 
 
+def test_wifi_firmware_is_fetched_with_its_licence(
+    world: World, config: Config, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = {
+        "usr/lib/firmware/cypress/cyfmac43430-sdio.bin": b"bin",
+        "usr/share/doc/firmware-brcm80211/copyright": LICENCE,
+    }
+    world.debian.add(Package(name="firmware-brcm80211", architecture="all", files=files))
+    with world.serving():
+        made = firmware.ready(config, "wifi-firmware")
+    assert (made.folder / "cypress/cyfmac43430-sdio.bin").read_bytes() == b"bin"
+    assert f"the licence of firmware-brcm80211 is in {made.licence}" in "".join(capfd.readouterr())
+
+
 def test_archive_without_firmware_is_reported(world: World, config: Config) -> None:
     with world.serving(), pytest.raises(CommandFailed, match="raspi-firmware"):
         firmware.ready(config)
