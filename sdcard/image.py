@@ -206,7 +206,8 @@ def _make(
     hashed.refresh([*audited.touched, *for_wifi])
     user_data = first_boot.user_data(config.sd, hostname)
     (boot / "user-data").write_text(user_data)
-    if network := first_boot.network_config(config.sd):
+    network = first_boot.network_config(config.sd)
+    if network:
         (boot / "network-config").write_text(network)
     (boot / "meta-data").write_text(first_boot.meta_data(ids.number(f"instance {user_data}")))
     image = scratch / f"{folder.name}.img"
@@ -234,7 +235,7 @@ def _make(
         os.replace(scratch / name, path)
     origin = origin_of(config, source)
     products = [folder.image, folder.bmap, folder.checksum, folder.imager, *(folder.sbom if documents else ())]
-    inputs = {"image": source.id, "user-data": hashlib.sha256(user_data.encode()).hexdigest()}
+    inputs = {"image": source.id, "first boot": hashlib.sha256(f"{user_data}{network}".encode()).hexdigest()}
     return Manifest(
         step="sd",
         key=key_of("sd", inputs),
