@@ -204,7 +204,9 @@ class ImageConfig:
     ml_packages: bool = _setting(
         False, "install the distribution's onnxruntime, OpenCV, SciPy, pandas, scikit-learn, Pillow and Matplotlib"
     )
-    card: bool = _setting(False, "install packages for card images: cloud-init, growpart, a DHCP client, wpa_supplicant and sudo")
+    card: bool = _setting(
+        False, "install packages for card images: cloud-init, growpart, a DHCP client, wpa_supplicant and sudo"
+    )
     documentation: bool = _setting(False, "install packages with their documentation, translations and tests")
     name: str = _setting("pitorch", "first part of all image names", _name)
     mirror: str = _setting("", "apt mirror; empty: the mirror that this host's apt uses", _url)
