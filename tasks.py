@@ -332,7 +332,7 @@ def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: i
 def netboot(context: Context, alone: bool = False, address: str = "") -> None:
     """Boot boards without a card: DHCP, TFTP and NFS until Ctrl-C, with a table of the boards."""
     config = _config(context, {"nfs.address": address})
-    network_boot.netboot(config, alone=alone, fetch_firmware=lambda: firmware.ready(config)[0])
+    network_boot.netboot(config, alone=alone, fetch_firmware=lambda: firmware.ready(config).folder)
 
 
 @task(help={"state": "on, off or status"})

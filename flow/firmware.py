@@ -1,7 +1,8 @@
-"""Fetch the boards' boot firmware and show its licence once."""
+"""Fetch firmware of boards and show its licence once."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from flow import pipelines
@@ -14,20 +15,32 @@ from toolchain.config import Config
 SUITE = "trixie"
 
 
-def ready(config: Config) -> tuple[Path, Path]:
-    """Return the folder with the firmware and the file with its licence; fetch both with apt if necessary.
+@dataclass(frozen=True)
+class Firmware:
+    """The folder with the firmware, the file with its licence, and the package's file name and SHA-256."""
 
-    Prints the licence when it is called for the first time. Raises the failed step's UserError.
+    folder: Path
+    licence: Path
+    package: str
+    sha256: str
+
+
+def ready(config: Config, name: str = "card-firmware") -> Firmware:
+    """Return the boot firmware, or that of another step (``card_firmware.PARTS``); fetch it with apt if necessary.
+
+    Prints the boot firmware's licence, or the path of another one, when it is called for the first time. Raises the
+    failed step's UserError.
     """
     with Context(for_all_targets(config, SUITE)) as context, build_lock(context.root):
-        pipeline = pipelines.firmware_job(context)
-        pipeline.execute(pipeline.plan())
-        folder = card_firmware.folder(context)
-    firmware, licence = (folder / part for part in card_firmware.PARTS)
+        pipeline = pipelines.firmware_job(context, name)
+        made = pipeline.execute(pipeline.plan())[-1]
+        folder = card_firmware.folder(context, name)
+    firmware, licence = (folder / part for part in card_firmware.PARTS[name])
     shown = folder / "licence-shown"
     if not shown.exists():
         text = licence.read_text(errors="replace")
         boot = [part for part in text.split("\n\n") if part.startswith("Files: boot/")]
-        progress.say("\n\n".join([f"the licence of raspi-firmware, also in {licence}:", *(boot or [text])]))
+        quoted = (boot or [text]) if name == "card-firmware" else []
+        progress.say("\n\n".join([f"the licence of {licence.parent.name} is in {licence}", *quoted]))
         shown.touch()
-    return firmware, licence
+    return Firmware(firmware, licence, str(made.facts["package"]), str(made.facts["sha256"]))

@@ -123,9 +123,9 @@ def card_job(context: Context) -> Pipeline:
     return Pipeline(context.root, [mirror.step(context), programs])
 
 
-def firmware_job(context: Context) -> Pipeline:
-    """Return the step that fetches the boards' boot firmware."""
-    return Pipeline(context.root, [mirror.step(context), card_firmware.step(context)])
+def firmware_job(context: Context, name: str) -> Pipeline:
+    """Return the step that fetches firmware of boards; ``name`` is a key of ``card_firmware.PARTS``."""
+    return Pipeline(context.root, [mirror.step(context), card_firmware.step(context, name)])
 
 
 def rust_job(context: Context) -> Pipeline:

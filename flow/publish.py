@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,15 +125,18 @@ def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
 def sign_file(config: Config, path: Path) -> Path:
     """Sign a file: write an envelope with a signed statement next to it, and return its path.
 
-    The statement for a wheel with provenance is that provenance. For any other file, the statement contains the name
-    and SHA-256. Raises ConfigError without a key, ArtefactDamaged if the provenance belongs to another wheel, or
-    UserError.
+    The statement for a wheel with provenance is that provenance. For a product of this build, such as a card image, the
+    statement is a provenance made from the manifest next to it. For any other file, the statement contains the name and
+    SHA-256. Raises ConfigError without a key, ArtefactDamaged if the provenance or the manifest belongs to another
+    file, or UserError.
     """
     signer = _private_key(config)
     described = provenance.path_for(path)
     if path.suffix == ".whl" and described.is_file():
         provenance.read(described, path)
         statement = json.loads(described.read_text())
+    elif predicate := _provenance_of_product(path):
+        statement = attestations.statement(path.name, files.sha256_of(path), PROVENANCE, predicate)
     else:
         statement = attestations.statement(path.name, files.sha256_of(path), FILE_TYPE, {})
     envelope = envelope_of(path)
@@ -147,10 +150,11 @@ def envelope_of(path: Path) -> Path:
 
 
 def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
-    """Verify a file: its signed statement, a wheel's provenance, and the format of a bill of materials.
+    """Verify a file: its signed statement, its provenance, and the format of a bill of materials.
 
-    With ``key`` or ``registry.public_key``, the file must be signed. Raises SignatureRefused, ConfigError without a
-    key, ArtefactDamaged, or ArtefactMissing if there is nothing to verify the file with.
+    Of the other products that a signed provenance lists, those that are next to the file must match. With ``key`` or
+    ``registry.public_key``, the file must be signed. Raises SignatureRefused, ConfigError without a key,
+    ArtefactDamaged, or ArtefactMissing if there is nothing to verify the file with.
     """
     lines = []
     statement = provenance.path_for(path)
@@ -158,7 +162,9 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
         chosen = public_key(config, key)
         signed = _signed_statement(path, chosen)
         lines.append(f"signature: valid, verified with the key in {chosen.path}")
-        if signed.get("predicateType") == PROVENANCE and statement.is_file():
+        if path.suffix != ".whl" and signed.get("predicateType") == PROVENANCE:
+            lines += _checked_products(path, signed)
+        elif statement.is_file():
             _require_same_statement(signed, statement)
     if path.name.endswith((".spdx.json", ".cdx.json")):
         sbom.require_valid(path)
@@ -198,6 +204,30 @@ def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
             fix="do not use this file; get it again from its source",
         )
     return stated
+
+
+def _checked_products(path: Path, signed: Mapping[str, Any]) -> list[str]:
+    """Compare the products that a signed provenance lists with the files next to ``path``; return lines on them.
+
+    Raises SignatureRefused.
+    """
+    details = signed["predicate"].get("runDetails", {})
+    lines = [f"provenance: built {details.get('metadata', {}).get('finishedOn', 'at an unknown time')}"]
+    for product in details.get("byproducts", ()):
+        other = path.with_name(product["name"])
+        if not other.is_file():
+            lines.append(f"{other.name}: not checked, because it is not next to the file")
+            continue
+        sha256 = files.sha256_of(other)
+        if sha256 != product["digest"]["sha256"]:
+            raise SignatureRefused(
+                f"{other.name} is not the one in the provenance of {path.name}",
+                expected=f"SHA-256 {product['digest']['sha256']}",
+                found=f"SHA-256 {sha256}",
+                fix="do not use these files; get them again from their source",
+            )
+        lines.append(f"{other.name}: matches the provenance")
+    return lines
 
 
 def _require_same_statement(signed: Mapping[str, Any], path: Path) -> None:
@@ -313,9 +343,52 @@ def _image_id(config: Config) -> str:
             return ""
 
 
+def _provenance_of_product(path: Path) -> dict[str, Any] | None:
+    """Return a file's provenance, from the manifest next to it that lists the file; None if there is no such manifest.
+
+    Raises ArtefactDamaged if the file has changed since then.
+    """
+    for described in sorted(path.parent.glob(f"*{MANIFEST_SUFFIX}")):
+        made = Manifest.read(described)
+        found = [item for item in made.artefacts if item.path == path] if made else []
+        if made is None or not found:
+            continue
+        found[0].verify()
+        facts, commit = made.facts, made.source.get("commit", "")
+        image = [(facts["image"], facts["image_id"].removeprefix("sha256:"))] if "image_id" in facts else []
+        return {
+            "buildDefinition": {
+                "buildType": f"tag:pitorch,2026:{made.step}/v1",
+                "externalParameters": {},
+                "internalParameters": {"key": made.key, "dirty": bool(made.source.get("dirty", False))},
+                "resolvedDependencies": [
+                    *_with_digests([*image, *facts.get("firmware", {}).items()]),
+                    *([{"name": "pitorch", "digest": {"gitCommit": commit}}] if commit else []),
+                ],
+            },
+            "runDetails": {
+                "builder": {"id": BUILDER},
+                "metadata": {"invocationId": made.key, "finishedOn": _finished(described)},
+                "byproducts": _with_digests(
+                    (item.path.name, item.sha256) for item in made.artefacts if item.path != path
+                ),
+            },
+        }
+    return None
+
+
+def _with_digests(pairs: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Return resource descriptors (in-toto) from names and SHA-256 values."""
+    return [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in pairs]
+
+
+def _finished(manifest: Path) -> str:
+    """Return the time at which a manifest was written."""
+    return datetime.datetime.fromtimestamp(manifest.stat().st_mtime, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _provenance(config: Config, made: Mapping[str, Manifest]) -> dict[str, Any]:
     system = made["system"]
-    finished = (config.target_root / f"system{MANIFEST_SUFFIX}").stat().st_mtime
     indices = made["mirror"].facts.get("indices", {}) if "mirror" in made else {}
     commit = system.source.get("commit", "")
     return {
@@ -333,12 +406,9 @@ def _provenance(config: Config, made: Mapping[str, Manifest]) -> dict[str, Any]:
                 "dirty": bool(system.source.get("dirty", False)),
             },
             "resolvedDependencies": [
-                *({"name": name, "digest": {"sha256": sha256}} for name, sha256 in made["sbom"].facts["parts"].items()),
-                *(
-                    # The name omits the mirror's address, which may be private.
-                    {"name": f"index of {name.rpartition(' ')[2]}", "digest": {"sha256": sha256}}
-                    for name, sha256 in sorted(indices.items())
-                ),
+                *_with_digests(made["sbom"].facts["parts"].items()),
+                # The name omits the mirror's address, which may be private.
+                *_with_digests((f"index of {name.rpartition(' ')[2]}", sums) for name, sums in sorted(indices.items())),
                 *([{"name": "pitorch", "digest": {"gitCommit": commit}}] if commit else []),
             ],
         },
@@ -346,10 +416,8 @@ def _provenance(config: Config, made: Mapping[str, Manifest]) -> dict[str, Any]:
             "builder": {"id": BUILDER},
             "metadata": {
                 "invocationId": system.key,
-                "finishedOn": datetime.datetime.fromtimestamp(finished, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "finishedOn": _finished(config.target_root / f"system{MANIFEST_SUFFIX}"),
             },
-            "byproducts": [
-                {"name": item.path.name, "digest": {"sha256": item.sha256}} for item in made["sbom"].artefacts
-            ],
+            "byproducts": _with_digests((item.path.name, item.sha256) for item in made["sbom"].artefacts),
         },
     }

@@ -37,7 +37,7 @@ _FILES = frozenset({_STATUS, "var/lib/dpkg/arch-native", "var/lib/apt/extended_s
 
 @dataclass(frozen=True)
 class Part:
-    """A file of this project that an image contains or was built from: a wheel or a library."""
+    """A file that an image contains or was built from: a wheel, a library, or a Debian package with firmware."""
 
     file: str
     sha256: str
@@ -45,18 +45,30 @@ class Part:
     @property
     def name(self) -> str:
         """The project's name."""
+        if self.is_firmware:
+            return self.file.partition("_")[0]
         return str(parse_wheel_filename(self.file)[0]) if self._is_wheel else self.file.partition(".so")[0]
 
     @property
     def version(self) -> str:
         """The project's version; empty if the file's name does not contain it."""
+        if self.is_firmware:
+            return unquote(self.file.split("_")[1])
         return str(parse_wheel_filename(self.file)[1]) if self._is_wheel else self.file.partition(".so.")[2]
 
     @property
     def purl(self) -> str:
         """The package URL (ECMA-427)."""
+        if self.is_firmware:
+            architecture = self.file.removesuffix(".deb").split("_")[2]
+            return PackageURL("deb", "debian", self.name, self.version, {"arch": architecture}).to_string()
         kind = "pypi" if self._is_wheel else "generic"
         return PackageURL(kind, None, self.name, self.version, {"file_name": self.file}).to_string()
+
+    @property
+    def is_firmware(self) -> bool:
+        """Whether the file is a Debian package. Packages of the root itself are not parts."""
+        return self.file.endswith(".deb")
 
     @property
     def _is_wheel(self) -> bool:
@@ -113,17 +125,24 @@ def write(
             env={"PYTHONHASHSEED": "0"},  # makes the order of sets reproducible
             log=log,
         )  # fmt: skip
-        made = [scratch / name for name in NAMES]
-        documents = [json.loads(path.read_text()) for path in made]
-        sums = _sums(packages)
-        _complete_spdx(documents[0], parts, sums)
-        _complete_cyclonedx(documents[1], parts, sums)
-        for path, document in zip(made, documents, strict=True):
-            path.write_text(json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
-            require_valid(path)
-        for path in made:
-            path.replace(folder / path.name)
+        add(scratch, parts, packages)
+        for name in NAMES:
+            (scratch / name).replace(folder / name)
     return tuple(folder / name for name in NAMES)
+
+
+def add(folder: Path, parts: Sequence[Part], packages: Iterable[str] = ()) -> None:
+    """Add parts and the SHA-256 of ``packages`` to the documents in ``folder``. The parameters are those of ``write``.
+
+    Raises ArtefactDamaged for an invalid document.
+    """
+    sums = _sums(packages)
+    for name, complete in zip(NAMES, (_complete_spdx, _complete_cyclonedx), strict=True):
+        path = folder / name
+        document = json.loads(path.read_text())
+        complete(document, parts, sums)
+        path.write_text(json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+        require_valid(path)
 
 
 def _status_of(tar: Path, folder: Path) -> Path:
@@ -170,7 +189,7 @@ def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mappin
                     {"referenceCategory": "PACKAGE_MANAGER", "referenceType": "purl", "referenceLocator": part.purl}
                 ],
                 "filesAnalyzed": False,
-                "primaryPackagePurpose": "LIBRARY",
+                "primaryPackagePurpose": "FIRMWARE" if part.is_firmware else "LIBRARY",
                 **dict.fromkeys(
                     ("copyrightText", "downloadLocation", "licenseConcluded", "licenseDeclared"), "NOASSERTION"
                 ),
@@ -195,7 +214,7 @@ def _complete_cyclonedx(document: dict[str, Any], parts: Sequence[Part], sums: M
             item["hashes"] = [{"alg": "SHA-256", "content": found}]
     document["components"] += [
         {
-            "type": "library",
+            "type": "firmware" if part.is_firmware else "library",
             "bom-ref": part.purl,
             "name": part.name,
             **({"version": part.version} if part.version else {}),

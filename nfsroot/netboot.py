@@ -105,7 +105,7 @@ def _recorder(config: Config) -> Callable[[Board, str, str], None]:
 
 def _require_overlay(layout: Layout) -> None:
     script = follow(layout.tree, "etc/initramfs-tools/scripts/nfs4")
-    if not (script.is_file() and "pitorch.overlay" in script.read_text(errors="replace")):
+    if not (script.is_file() and "share_deployed" in script.read_text(errors="replace")):
         raise ArtefactMissing(
             "the exported tree does not support nfs.overlay",
             expected="an initramfs with the script nfs4 that makes the overlay",

@@ -1,8 +1,8 @@
 """Prepare an exported root for a card: the files that it needs there, and cloud-init's settings for the first boot.
 
 cloud-init reads ``user-data`` and ``meta-data`` from the boot partition, which it finds by the label ``LABEL``.
-Raspberry Pi Imager replaces both files. At the first boot, cloud-init also generates the host keys and enlarges
-the root's file system.
+Raspberry Pi Imager replaces these files and ``network-config``. At the first boot, cloud-init also generates the host
+keys and enlarges the root's file system.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ BOOT = "/boot/firmware"
 """Mount point of the boot partition."""
 
 _CLOUD = """\
-# The data source NoCloud: files on the boot partition. ifupdown configures the network.
+# The data source NoCloud: files on the boot partition. ifupdown configures the network. cloud-init cannot configure
+# Wi-Fi for it, so wifi-from-card reads the file network-config instead.
 datasource_list: [NoCloud]
 network: {config: disabled}
 apt: {preserve_sources_list: true}
+bootcmd: [[/usr/local/sbin/wifi-from-card]]
 ssh_genkeytypes: [ed25519, ecdsa]
 """
 
@@ -53,6 +55,8 @@ def require_complete(sd: SdConfig) -> None:
     """Raise ConfigError if settings are incomplete."""
     if (sd.ssh_keys or sd.password_hash) and not sd.user:
         raise ConfigError(["sd.user: expected the name of the user that sd.ssh_keys and sd.password_hash are for"])
+    if bool(sd.wifi_name) != bool(sd.wifi_country) or (sd.wifi_psk and not sd.wifi_name):
+        raise ConfigError(["sd.wifi_name, sd.wifi_country: expected both for a wireless network, or neither"])
 
 
 def user_data(sd: SdConfig, hostname: str) -> str:
@@ -80,6 +84,15 @@ def _user(sd: SdConfig) -> Mapping[str, Any]:
         "ssh_authorized_keys": list(sd.ssh_keys),
         **password,
     }
+
+
+def network_config(sd: SdConfig) -> str:
+    """Return the content of ``network-config`` in the form that Raspberry Pi Imager writes; empty without Wi-Fi."""
+    if not sd.wifi_name:
+        return ""
+    point = {"password": sd.wifi_psk} if sd.wifi_psk else {}
+    wlan = {"dhcp4": True, "regulatory-domain": sd.wifi_country, "access-points": {sd.wifi_name: point}}
+    return json.dumps({"network": {"version": 2, "wifis": {"wlan0": wlan}}}, indent=2) + "\n"
 
 
 def meta_data(identifier: str) -> str:

@@ -6,7 +6,7 @@ programs are extracted packages (flow.pipelines.card_job), so the image does not
 programs. Root is required only to unpack the system image, because its files have several owners.
 
 Products, in ``sd/`` in the target's folder: the compressed image, its block map, its SHA-256, the entry for
-Raspberry Pi Imager, the bill of materials of its root, and the manifest.
+Raspberry Pi Imager, its bill of materials, and the manifest.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,11 +30,12 @@ from flow import firmware, pipelines, publish
 from flow.build_lock import build_lock
 from flow.context import Context, for_all_targets
 from flow.steps import extracted_tools
+from images import sbom
 from nfsroot import unpack
 from nfsroot.audit import ON_EVERY_MEDIUM, Settings, audit
 from nfsroot.boot_files import BootParts, boot_parts, write_board_files
 from nfsroot.export import left_out_warnings, origin_of, write_sbom
-from nfsroot.tree import TreeHash, follow
+from nfsroot.tree import TreeHash, follow, inside
 from sdcard import bmap, first_boot
 from sdcard.tools import Tools
 from toolchain import checkout, files, process, progress
@@ -93,7 +95,7 @@ class Folder:
 
     @property
     def sbom(self) -> tuple[Path, Path]:
-        """The bill of materials of its root, in SPDX and CycloneDX."""
+        """The bill of materials of the root and the firmware, in SPDX and CycloneDX."""
         return self.place / f"{self.name}.spdx.json", self.place / f"{self.name}.cdx.json"
 
     @property
@@ -141,10 +143,10 @@ def build(config: Config) -> Manifest:
     needed = 3 * (source.size >> 20) + BOOT_MIB + _ROOT_FREE_MIB
     files.require_space(folder.place, needed, "the card image")
     tools = ready_tools(config)
-    boot_files = firmware.ready(config)
+    fetched, wifi = firmware.ready(config), firmware.ready(config, "wifi-firmware")
     with files.held(folder.place / "lock", another), _room(folder.place):
         with files.scratch_folder(folder.place, "card") as scratch:
-            made = _make(config, source, tools, boot_files, scratch, folder)
+            made = _make(config, source, tools, fetched, wifi, scratch, folder)
         manifest = dataclasses.replace(made, seconds=time.monotonic() - began, source=checkout.origin())
         manifest.write(folder.manifest)
     return manifest
@@ -174,14 +176,12 @@ def _make(
     config: Config,
     source: unpack.SourceImage,
     tools: Tools,
-    boot_files: tuple[Path, Path],
+    fetched: firmware.Firmware,
+    wifi: firmware.Firmware,
     scratch: Path,
     folder: Folder,
 ) -> Manifest:
-    """Make the image in ``scratch``, then move the products to ``folder``; return their manifest.
-
-    ``boot_files`` is the result of ``flow.firmware.ready``.
-    """
+    """Make the image in ``scratch``, then move the products to ``folder``; return their manifest."""
     tree = scratch / "tree"
     with progress.step(f"copy {source.reference}"):
         unpack.unpack(connect(), source, tree)
@@ -191,16 +191,24 @@ def _make(
     documents = write_sbom(config, source, tree, scratch)
     ids = Identifiers(before)
     boot = scratch / "boot"
-    parts = _write_boot(config, tree, boot_files, boot, ids)
-    names = _IMAGER_DEVICES[config.image.architecture]
-    devices = [name for name, socs in names.items() if any(parts.boots(soc) for soc in socs)]
+    parts = _write_boot(config, tree, fetched, boot, ids)
+    for_wifi = _install_wifi_firmware(tree, wifi)
+    is_fetched = any(item.is_relative_to(fetched.folder) for item in parts.firmware)
+    added = [*([fetched] if is_fetched else []), *([wifi] if for_wifi else [])]
+    added_firmware = {item.package: item.sha256 for item in added}
+    if documents:
+        sbom.add(scratch, [sbom.Part(*item) for item in added_firmware.items()])
+    devices = imager_devices(config.image.architecture, parts)
     hostname = config.sd.hostname or re.sub(r"[^a-z0-9-]", "-", config.image.name)
     settings = Settings(hostname=hostname, nameservers=(), client_public_key="", now=tools.epoch)
     audited = audit(tree, settings, ON_EVERY_MEDIUM)
     first_boot.fit_for_card(audited, ids.number("disk"))
-    hashed.refresh(audited.touched)
+    hashed.refresh([*audited.touched, *for_wifi])
     user_data = first_boot.user_data(config.sd, hostname)
     (boot / "user-data").write_text(user_data)
+    network = first_boot.network_config(config.sd)
+    if network:
+        (boot / "network-config").write_text(network)
     (boot / "meta-data").write_text(first_boot.meta_data(ids.number(f"instance {user_data}")))
     image = scratch / f"{folder.name}.img"
     with progress.step("make the file systems"):
@@ -227,7 +235,7 @@ def _make(
         os.replace(scratch / name, path)
     origin = origin_of(config, source)
     products = [folder.image, folder.bmap, folder.checksum, folder.imager, *(folder.sbom if documents else ())]
-    inputs = {"image": source.id, "user-data": hashlib.sha256(user_data.encode()).hexdigest()}
+    inputs = {"image": source.id, "first boot": hashlib.sha256(f"{user_data}{network}".encode()).hexdigest()}
     return Manifest(
         step="sd",
         key=key_of("sd", inputs),
@@ -239,6 +247,7 @@ def _make(
             **origin,
             "image_tree_sha256": before,
             "rootfs_sha256": hashed.sha256,
+            "firmware": added_firmware,
             "disk": ids.number("disk"),
             "extract_size": extracted.size,
             "extract_sha256": extracted.sha256,
@@ -248,10 +257,9 @@ def _make(
     )
 
 
-def _write_boot(config: Config, tree: Path, boot_files: tuple[Path, Path], boot: Path, ids: Identifiers) -> BootParts:
+def _write_boot(config: Config, tree: Path, fetched: firmware.Firmware, boot: Path, ids: Identifiers) -> BootParts:
     """Write the files of the boot partition. Raises ArtefactMissing if a board could not boot from them."""
-    firmware_folder, licence = boot_files
-    parts = boot_parts(tree, firmware_folder)
+    parts = boot_parts(tree, fetched.folder)
     missing = parts.missing()
     if not follow(tree, "usr/bin/cloud-init").is_file():
         missing.append("cloud-init (image.card: true)")
@@ -271,8 +279,22 @@ def _write_boot(config: Config, tree: Path, boot_files: tuple[Path, Path], boot:
         boot,
         f"console=serial0,115200 console=tty1 {script}{root} net.ifnames=0\n",
     )
-    (boot / "LICENCE.raspi-firmware").write_bytes(licence.read_bytes())
+    (boot / "LICENCE.raspi-firmware").write_bytes(fetched.licence.read_bytes())
     return parts
+
+
+def _install_wifi_firmware(tree: Path, wifi: firmware.Firmware) -> list[str]:
+    """Copy the firmware for the boards' Wi-Fi and its licence; return the new paths, relative to the tree."""
+    copied = []
+    for path in sorted(wifi.folder.glob("*/*fmac434*")):
+        copied.append(f"usr/lib/firmware/{path.relative_to(wifi.folder)}")
+        inside(tree, copied[-1]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, inside(tree, copied[-1]), follow_symlinks=False)
+    if copied:
+        copied.append(f"usr/share/doc/{wifi.licence.parent.name}/{wifi.licence.name}")
+        inside(tree, copied[-1]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(wifi.licence, inside(tree, copied[-1]))
+    return copied
 
 
 def _root_of(tree: Path, root: Path, tools: Tools, ids: Identifiers, counts: dict[str, int]) -> Path:
@@ -351,7 +373,17 @@ _IMAGER_DEVICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "armhf": {"pi2-32bit": ("bcm2836", "bcm2709"), "pi3-32bit": ("bcm2837", "bcm2710")},
     "arm64": {"pi3-64bit": ("bcm2837", "bcm2710"), "pi4-64bit": ("bcm2711",), "pi5-64bit": ("bcm2712",)},
 }
-"""Raspberry Pi Imager's names for boards, and for each the systems on chip named in its device trees' file names."""
+"""Raspberry Pi Imager's names for boards, and for each the systems on chip named in its device trees' file names.
+
+Imager lists a Zero 2 W under Pi 3, a Pi 400 under Pi 4, and a Pi 500 under Pi 5. A 32-bit kernel for a Pi 4 or 5 is not
+among the kernels that an image can have.
+"""
+
+
+def imager_devices(architecture: str, parts: BootParts) -> list[str]:
+    """Return Raspberry Pi Imager's names for the boards that can boot an image with these boot files."""
+    names = _IMAGER_DEVICES[architecture]
+    return [name for name, socs in names.items() if any(parts.boots(soc) for soc in socs)]
 
 
 def _imager_entry(

@@ -157,6 +157,8 @@ _password_hash = _matches(
     r"\$(?:5|6|y|2b)\$[A-Za-z0-9./$=,]+|", "a hash that begins with $6$, $5$, $y$ or $2b$, or nothing"
 )
 _public_key = _matches(r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-\S+ [A-Za-z0-9+/=]+(?: [^\n]*)?", "a line of authorized_keys")
+_wifi_psk = _matches(r"[0-9a-f]{64}|", "64 hexadecimal digits from wpa_passphrase, or nothing")
+_country = _matches(r"[A-Z]{2}|", "a country code of two letters, such as GB, or nothing")
 _locale = _matches(r"[a-z]{2,3}_[A-Z]{2}\.UTF-8|C\.UTF-8|", "LANGUAGE_COUNTRY.UTF-8, or nothing")
 _kept_folder = _matches(
     r"(?!/(?:dev|proc|run|sys|tmp)(?:/|$))(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.-]+)+",
@@ -202,7 +204,9 @@ class ImageConfig:
     ml_packages: bool = _setting(
         False, "install the distribution's onnxruntime, OpenCV, SciPy, pandas, scikit-learn, Pillow and Matplotlib"
     )
-    card: bool = _setting(False, "install packages for card images: cloud-init, growpart, a DHCP client and sudo")
+    card: bool = _setting(
+        False, "install packages for card images: cloud-init, growpart, a DHCP client, wpa_supplicant and sudo"
+    )
     documentation: bool = _setting(False, "install packages with their documentation, translations and tests")
     name: str = _setting("pitorch", "first part of all image names", _name)
     mirror: str = _setting("", "apt mirror; empty: the mirror that this host's apt uses", _url)
@@ -329,6 +333,11 @@ class SdConfig:
     )
     ssh_keys: tuple[str, ...] = _setting([], "the user's public SSH keys", _each(_public_key))
     locale: str = _setting("", "locale that the first boot generates, such as en_GB.UTF-8", _locale)
+    wifi_name: str = _setting("", "name (SSID) of the wireless network that the board uses; empty: none")
+    wifi_psk: str = _setting(
+        "", "key of that network, which wpa_passphrase prints as psk; empty: an open one", _wifi_psk
+    )
+    wifi_country: str = _setting("", "country whose rules for radio apply, such as GB", _country)
     url: str = _setting("", "URL of the folder in which the image is published, for Raspberry Pi Imager", _url)
 
 

@@ -1,4 +1,4 @@
-"""Fetch the boards' boot firmware from Debian's component non-free-firmware with apt, which verifies it."""
+"""Fetch firmware of boards from Debian's component non-free-firmware with apt, which verifies it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ from toolchain.manifest import Manifest
 from toolchain.steps import Made, Step
 
 COMPONENT = "non-free-firmware"
-PARTS = ("usr/lib/raspi-firmware", "usr/share/doc/raspi-firmware/copyright")
-"""The extracted parts: the files for the boot partition, and their licence."""
+PARTS = {
+    "card-firmware": ("usr/lib/raspi-firmware", "usr/share/doc/raspi-firmware/copyright"),
+    "wifi-firmware": ("usr/lib/firmware", "usr/share/doc/firmware-brcm80211/copyright"),
+}
+"""For each step, the extracted parts: the firmware, and its licence."""
 
 
-def folder(context: Context) -> Path:
-    """Return the folder that contains ``PARTS``."""
-    return context.root / "card-firmware"
+def folder(context: Context, name: str) -> Path:
+    """Return the folder that contains the parts of the step ``name``."""
+    return context.root / name
 
 
-def step(context: Context) -> Step:
-    """Return the step that fetches the package and extracts the firmware and its licence."""
-    (package,) = packages_for("card_firmware", context.image)
+def step(context: Context, name: str) -> Step:
+    """Return the step that fetches a package and extracts the firmware and its licence.
+
+    The table in packages.toml has ``_`` where ``name``, a key of ``PARTS``, has ``-``.
+    """
+    (package,) = packages_for(name.replace("-", "_"), context.image)
     wanted = tuple(
         dataclasses.replace(item, components=(COMPONENT,), only=(), architectures=(context.native.debian,))
         for item in sources(context)
@@ -36,25 +42,25 @@ def step(context: Context) -> Step:
     def action(_: Mapping[str, Manifest]) -> Made:
         place = context.root / "mirror" / COMPONENT
         verified = apt.verify(wanted, place, strict=context.image.strict)
-        with files.scratch_folder(context.root / "work", "card-firmware") as scratch:
+        with files.scratch_folder(context.root / "work", name) as scratch:
             (scratch / "fetched").mkdir()
-            log = context.log("card-firmware")
-            name = apt.download_alone(verified.sources, place / "lists", package, scratch / "fetched", log)
-            digest = files.sha256_of(name)
-            process.run(["dpkg-deb", "--extract", name, scratch / "all"])
-            for part in PARTS:
+            log = context.log(name)
+            fetched = apt.download_alone(verified.sources, place / "lists", package, scratch / "fetched", log)
+            digest = files.sha256_of(fetched)
+            process.run(["dpkg-deb", "--extract", fetched, scratch / "all"])
+            for part in PARTS[name]:
                 (scratch / "kept" / part).parent.mkdir(parents=True, exist_ok=True)
                 (scratch / "all" / part).rename(scratch / "kept" / part)
-            files.remove(folder(context))
-            (scratch / "kept").rename(folder(context))
-        return Made(facts={"package": name.name, "sha256": digest}, warnings=verified.warnings)
+            files.remove(folder(context, name))
+            (scratch / "kept").rename(folder(context, name))
+        return Made(facts={"package": fetched.name, "sha256": digest}, warnings=verified.warnings)
 
     return Step(
-        name="card-firmware",
-        title="boot firmware of boards",
+        name=name,
+        title=f"firmware of boards ({package})",
         code=__name__,
         inputs={"package": package, "sources": "; ".join(item.line for item in wanted)},
         needs=("mirror",),
         action=action,
-        missing=lambda _: "" if folder(context).is_dir() else "its folder is missing",
+        missing=lambda _: "" if folder(context, name).is_dir() else "its folder is missing",
     )

@@ -42,14 +42,29 @@ def test_firmware_licence_is_shown_once(world: World, config: Config, capfd: pyt
     files = {"usr/lib/raspi-firmware/start.elf": b"elf", "usr/share/doc/raspi-firmware/copyright": LICENCE}
     world.debian.add(Package(name="raspi-firmware", architecture="all", files=files))
     with world.serving():
-        folder, licence = firmware.ready(config)
-        assert (folder / "start.elf").read_bytes() == b"elf"
+        made = firmware.ready(config)
+        assert (made.folder / "start.elf").read_bytes() == b"elf"
+        assert made.package.startswith("raspi-firmware_")
         shown = "".join(capfd.readouterr())
         assert "For a Raspberry Pi only." in shown
         assert "GPL" not in shown
-        assert licence.read_bytes() == LICENCE
-        assert firmware.ready(config) == (folder, licence)
+        assert made.licence.read_bytes() == LICENCE
+        assert firmware.ready(config) == made
         assert "For a Raspberry Pi only." not in "".join(capfd.readouterr())
+
+
+def test_wifi_firmware_is_fetched_with_its_licence(
+    world: World, config: Config, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = {
+        "usr/lib/firmware/cypress/cyfmac43430-sdio.bin": b"bin",
+        "usr/share/doc/firmware-brcm80211/copyright": LICENCE,
+    }
+    world.debian.add(Package(name="firmware-brcm80211", architecture="all", files=files))
+    with world.serving():
+        made = firmware.ready(config, "wifi-firmware")
+    assert (made.folder / "cypress/cyfmac43430-sdio.bin").read_bytes() == b"bin"
+    assert f"the licence of firmware-brcm80211 is in {made.licence}" in "".join(capfd.readouterr())
 
 
 def test_archive_without_firmware_is_reported(world: World, config: Config) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import tarfile
+import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +26,7 @@ from typing import Any
 import psutil
 import pytest
 
+from device import deploy
 from nfsroot import access, netboot
 from nfsroot.boards import Board
 from nfsroot.boot_files import overlay_arguments
@@ -31,7 +37,7 @@ from nfsroot.tree import TreeHash
 from toolchain import board_events, process
 from toolchain.config import ROOT, Config, LabConfig, load_config
 from toolchain.errors import ArtefactMissing, InUse, NetworkUnreachable
-from toolchain.manifest import Manifest
+from toolchain.manifest import Artefact, Manifest
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces, DHCP and NFS"),
@@ -180,6 +186,37 @@ def test_addresses_that_boards_of_the_lab_get_are_recorded(exported: Config) -> 
     events = board_events.read(board_events.of_netboot(config, name))
     assert {event.source for event in events} == {"dhcp"}
     assert f"DHCPOFFER(toboard) {board.address} {board.mac}" in events[0].text
+
+
+FOREGROUND = """
+import sys
+from nfsroot import netboot
+from toolchain.config import load_config
+netboot.netboot(load_config({"build": {"folder": sys.argv[1]}, "nfs": {"address": sys.argv[2]}}), alone=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_both_servers_and_leave_no_files(exported: Config, number: signal.Signals) -> None:
+    with tempfile.TemporaryDirectory() as scratch, cable():
+        Path(scratch).chmod(0o755)  # dnsmasq is not root
+        child = subprocess.Popen(
+            [sys.executable, "-c", FOREGROUND, str(exported.build.folder), PC],
+            cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": scratch},
+        )  # fmt: skip
+        try:
+            assert child.stderr is not None
+            assert any("stop with Ctrl-C" in line for line in child.stderr)
+            started = [item for item in psutil.process_iter(["name", "ppid"]) if item.info["ppid"] == child.pid]
+            servers = [item for item in started if item.info["name"] in {"dnsmasq", "ganesha.nfsd"}]
+            assert len(servers) == 2
+            child.send_signal(number)
+            assert child.wait(90) == 0
+        finally:
+            child.kill()
+            child.communicate()
+        assert not any(item.is_running() for item in servers)
+        assert not list(Path(scratch).iterdir())
 
 
 def test_this_pc_needs_an_address_in_the_boards_subnet(exported: Config) -> None:
@@ -508,15 +545,44 @@ def test_four_boards_share_a_read_only_tree(of_many: Config, u_boot: Path, tmp_p
             run_on(of_many, board, "sh", "-c", "hostname >/home/kept && hostname >/usr/in-memory && sync")
             assert run_on(of_many, board, "cat", "/home/kept", "/usr/in-memory").split() == [name, name]
         assert TreeHash.of(layout.tree).sha256 == before
-        # Replace a file in the tree while boards run from it, as deploy does.
-        deployed = layout.tree / "usr/lib/deployed"
-        deployed.write_text("to all boards")
-        try:
-            assert {run_on(of_many, board, "cat", "/usr/lib/deployed") for board in boards} == {"to all boards"}
-        finally:
-            deployed.unlink()
     for board, name in zip(boards, names, strict=True):
         assert (layout.boards / board.mac.replace(":", "") / "tree/home/kept").read_text() == f"{name}\n"
+
+
+HEADER = "opt/pitorch/include/qpu.h"
+
+
+def layer_with(name: str, content: bytes, tar: Path) -> Artefact:
+    """Make a layer with one file, as deploy installs it."""
+    with tarfile.open(tar, "w") as archive:
+        item = tarfile.TarInfo(name)
+        item.size, item.mode = len(content), 0o644
+        archive.addfile(item, io.BytesIO(content))
+    return Artefact.of(tar)
+
+
+@pytest.mark.expensive
+@pytest.mark.machine
+@pytest.mark.timeout(2400)
+def test_deploy_reaches_all_boards(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
+    """A board sees a replaced file that it has read before and that one of its programs keeps open."""
+    layout = Layout.of(of_many)
+    before = (layout.tree / HEADER).read_bytes()
+    kept = {path: path.read_bytes() for path in (layout.manifest, *layout.folder.glob("sbom.*"))}
+    with bridge_for_boards(of_many), booting(of_many) as wait_for, boards_of_qemu(2, u_boot, tmp_path):
+        boards = all_up(wait_for, 2)
+        for board in boards:
+            assert run_on(of_many, board, "sh", "-c", f"tail -f /{HEADER} >/dev/null 2>&1 & cat /{HEADER}")
+        try:
+            deploy.put(layout, [layer_with(HEADER, b"// deployed\n", tmp_path / "new.tar")], owned_prefixes=())
+            time.sleep(2)  # boards keep the attributes of folders for 1 s
+            assert [run_on(of_many, board, "cat", f"/{HEADER}") for board in boards] == ["// deployed"] * 2
+            refused = process.run(ssh(of_many, boards[0], "touch", "/opt/pitorch/new"), limit_s=300, check=False)
+            assert "Read-only file system" in refused.output
+        finally:
+            deploy.put(layout, [layer_with(HEADER, before, tmp_path / "old.tar")], owned_prefixes=())
+            for path, content in kept.items():
+                path.write_bytes(content)
 
 
 @pytest.mark.expensive

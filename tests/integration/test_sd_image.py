@@ -8,9 +8,11 @@ import lzma
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import nasty_image
 import pytest
@@ -42,9 +44,12 @@ CHANGED = {
     *("etc/network", "etc/network/interfaces.d", "etc/network/interfaces.d/eth0", "etc/resolv.conf", "etc/ssh"),
     *("etc/ssh/ssh_host_ed25519_key", "etc/ssh/ssh_host_ed25519_key.pub", "etc/environment"),
     *("etc/apt/apt.conf.d", "etc/apt/apt.conf.d/01proxy", ".", ".dockerenv", "usr/sbin", "usr/sbin/policy-rc.d"),
-    *("usr/lib", "usr/lib/clock-epoch", "lost+found"),
+    *("usr/lib", "usr/lib/clock-epoch", "lost+found", "usr/share", "usr/share/doc"),
 }
 """Paths at which a card and its image may differ."""
+
+ADDED = ("usr/lib/firmware", "usr/share/doc/firmware-brcm80211")
+"""Folders that a card has in addition: the firmware for Wi-Fi, and its licence."""
 
 
 STATUS = b"""Package: dpkg
@@ -198,7 +203,8 @@ def test_the_root_has_the_files_of_the_image(card: Card, tmp_path: Path) -> None
         f"PARTUUID={disk}-01 /boot/firmware vfat umask=0077,nofail 0 2",
     ]
     differing = {os.fsdecode(name) for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)}
-    assert differing - CHANGED == set()
+    assert {name for name in differing - CHANGED if not name.startswith(ADDED)} == set()
+    assert b"usr/lib/firmware/cypress/cyfmac43430-sdio.bin" in found.keys() - wanted.keys()
 
 
 def test_two_builds_are_equal(card: Card) -> None:
@@ -236,7 +242,15 @@ def test_bill_of_materials_is_next_to_the_image(card: Card) -> None:
     spdx, cyclonedx = Folder.of(card.config).sbom
     packages = {item["name"]: item["versionInfo"] for item in json.loads(spdx.read_text())["packages"]}
     assert packages["dpkg"] == "1.22.22"
-    assert "dpkg" in {item["name"] for item in json.loads(cyclonedx.read_text())["components"]}
+    components = {item["name"]: item for item in json.loads(cyclonedx.read_text())["components"]}
+    assert "dpkg" in components
+    fetched = card.manifest.facts["firmware"]
+    assert [file.partition("_")[0] for file in fetched] == ["raspi-firmware", "firmware-brcm80211"]
+    for file, sha256 in fetched.items():
+        name = file.partition("_")[0]
+        assert unquote(file).startswith(f"{name}_{packages[name]}_")
+        assert components[name]["type"] == "firmware"
+        assert components[name]["hashes"] == [{"alg": "SHA-256", "content": sha256}]
     assert {spdx, cyclonedx} <= {item.path for item in card.manifest.artefacts}
     for path in (spdx, cyclonedx):
         assert "accepts it" in publish.verify_file(card.config, path, key=None).text()
@@ -369,7 +383,15 @@ def real_card(product_config: Config, tmp_path_factory: pytest.TempPathFactory) 
         product_config,
         build=replace(product_config.build, folder=product_config.build.folder.with_name("test-card")),
         image=replace(product_config.image, name=f"{product_config.image.name}-card", card=True),
-        sd=replace(product_config.sd, user="ada", ssh_keys=(public,), hostname="card-test", locale="en_GB.UTF-8"),
+        sd=replace(
+            product_config.sd,
+            user="ada",
+            ssh_keys=(public,),
+            hostname="card-test",
+            locale="en_GB.UTF-8",
+            wifi_name="net",
+            wifi_country="GB",
+        ),
     )
     main_job.build_image(config)
     made = image.build(config)
@@ -386,6 +408,35 @@ def test_a_real_card_is_intact_and_reproducible(real_card: RealCard) -> None:
     tools.run("fsck.fat", "-n", real_card.boot)
     again = image.build(real_card.config)
     assert [item.sha256 for item in again.artefacts] == [item.sha256 for item in real_card.manifest.artefacts]
+
+
+@pytest.mark.expensive
+@pytest.mark.emulation
+@pytest.mark.machine
+@pytest.mark.timeout(3600)
+def test_an_emulated_pi_2_boots_from_the_card(real_card: RealCard, tmp_path: Path) -> None:
+    """QEMU has no firmware for the machine, so it loads the kernel from the boot partition. The root is on the card."""
+    tools = image.ready_tools(real_card.config)
+    for name in ("vmlinuz", "initrd.img", "cmdline.txt", "bcm2836-rpi-2-b.dtb"):
+        tools.run("mcopy", "-i", real_card.boot, f"::{name}", tmp_path)
+    card, console = tmp_path / "card", tmp_path / "console.log"
+    process.run(["cp", "--sparse=always", real_card.raw, card])
+    os.truncate(card, 1 << real_card.raw.stat().st_size.bit_length())  # QEMU accepts powers of 2 only
+    words = (tmp_path / "cmdline.txt").read_text().split()
+    line = " ".join(["console=ttyAMA0", *(word for word in words if not word.startswith("console="))])
+    argv = ["setpriv", "--pdeathsig", "TERM", "qemu-system-arm", "-M", "raspi2b", "-append", line]
+    argv += ["-kernel", "vmlinuz", "-initrd", "initrd.img", "-dtb", "bcm2836-rpi-2-b.dtb"]
+    argv += ["-drive", "if=sd,format=raw,file=card", "-serial", f"file:{console}", "-display", "none"]
+    machine = subprocess.Popen([*argv, "-monitor", "none", "-no-reboot"], cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + BOOT_LIMIT_S
+        while not console.exists() or "card-test login:" not in console.read_text(errors="replace"):
+            assert machine.poll() is None
+            assert time.monotonic() < deadline, console.read_text(errors="replace")[-3000:]
+            time.sleep(1)
+    finally:
+        machine.kill()
+        machine.wait()
 
 
 @pytest.mark.expensive
@@ -417,6 +468,8 @@ def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path
         assert on_board("hostname").strip() == "card-test"
         assert on_board("locale -a").split().count("en_GB.utf8") == 1
         assert on_board("sudo grep -c '^ada:!' /etc/shadow").strip() == "1"
+        assert f"ssid={b'net'.hex()}" in on_board("sudo cat /etc/wpa_supplicant/card.conf")
+        assert "wpa-conf" in on_board("/usr/sbin/ifquery wlan0")
         assert "passwordauthentication no" in on_board("sudo sshd -T")
         # systemd stops waiting for a device after 90 s, which may elapse on a busy machine.
         assert on_board("sudo mount -a; findmnt -no SOURCE /boot/firmware").strip() == "/dev/vda1"

@@ -39,7 +39,7 @@ from registry.distribution import digest_of
 from registry.local import Registry, Settings
 from registry.reference import Reference, resolve
 from toolchain.config import Config, load_config
-from toolchain.errors import ArtefactMissing, ConfigError, SignatureRefused, UserError
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, SignatureRefused, UserError
 from toolchain.manifest import Artefact, Manifest
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -162,6 +162,24 @@ def test_index_is_signed_as_well_as_its_images(plain: Registry, keys: Keys, tmp_
         distribution.put_manifest(store.connection, changed, distribution.INDEX_TYPE)
         with pytest.raises(SignatureRefused, match="is not signed"):
             publish.verify_image(config, str(index), key=keys.public)
+
+
+def test_older_index_is_refused(plain: Registry, keys: Keys, tmp_path: Path) -> None:
+    """Another user can set the index's tag back to an older index, whose signatures are valid."""
+    config = config_for(tmp_path, plain.address, repository="older-index")
+    index = dataclasses.replace(resolve(config), tag="index")
+    documents = []
+    with oras.connect(index, actions="pull,push", user="") as store:
+        for finished in ("2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"):
+            signed(config, keys, predicates(finished), layer=finished.encode())
+            held = distribution.read_image(store.connection.at(resolve(config).tag), config.image.target.oci_platform)
+            documents.append(distribution.index([held]))
+            distribution.put_manifest(store.connection, documents[-1], distribution.INDEX_TYPE)
+            attestations.sign(store, digest_of(documents[-1]), signing.load_private(keys.private))
+            publish.verify_image(config, str(index), key=keys.public)
+        distribution.put_manifest(store.connection, documents[0], distribution.INDEX_TYPE)
+    with pytest.raises(SignatureRefused, match="is older than the image that was verified here before"):
+        publish.verify_image(config, str(index), key=keys.public)
 
 
 def test_signed_image_is_accepted(plain: Registry, keys: Keys, tmp_path: Path) -> None:
@@ -462,6 +480,42 @@ def test_signed_wheel_has_its_provenance_as_statement(keys: Keys, tmp_path: Path
         publish.verify_file(config, wheel, key=None)
     with pytest.raises(ConfigError, match=r"registry\.signing_key"):
         publish.sign_file(load_config({}), wheel)
+
+
+def test_signed_product_has_the_provenance_of_its_build(keys: Keys, tmp_path: Path) -> None:
+    config = load_config({"registry": {"signing_key": str(keys.private), "public_key": str(keys.public)}})
+    card, document, moved = (tmp_path / name for name in ("card.img.xz", "card.spdx.json", "card.bmap"))
+    for path in (card, document, moved):
+        path.write_text(f"contents of {path.name}")
+    package = {"raspi-firmware_1_all.deb": "cd" * 32}
+    Manifest(
+        step="sd",
+        key="k",
+        inputs={},
+        artefacts=tuple(map(Artefact.of, (card, document, moved))),
+        facts={"image": "pitorch/system:trixie-armhf", "image_id": f"sha256:{'ab' * 32}", "firmware": package},
+        source={"commit": "12" * 20, "dirty": False},
+    ).write(tmp_path / "sd.manifest.json")
+    envelope = json.loads(publish.sign_file(config, card).read_text())
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    assert statement["predicateType"] == PROVENANCE
+    dependencies = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert {item["name"]: [*item["digest"].values()] for item in dependencies} == {
+        "pitorch/system:trixie-armhf": ["ab" * 32],
+        "raspi-firmware_1_all.deb": ["cd" * 32],
+        "pitorch": ["12" * 20],
+    }
+    moved.unlink()
+    assert [line.partition(":")[0] for line in publish.verify_file(config, card, key=None).lines] == [
+        *("signature", "provenance", "card.spdx.json", "card.bmap")
+    ]
+    assert "card.bmap: not checked" in publish.verify_file(config, card, key=None).text()
+    document.write_text("another bill of materials")
+    with pytest.raises(SignatureRefused, match=r"card\.spdx\.json is not the one in the provenance of card\.img\.xz"):
+        publish.verify_file(config, card, key=None)
+    card.write_text("another card")
+    with pytest.raises(ArtefactDamaged, match="does not match its manifest"):
+        publish.sign_file(config, card)
 
 
 def test_removed_signature_is_refused_if_a_key_is_set(keys: Keys, tmp_path: Path) -> None:

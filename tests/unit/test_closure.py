@@ -30,7 +30,7 @@ def all_pipelines() -> Iterator[Pipeline]:
     with Context(load_config({})) as context:
         yield pipelines.torch_job(context)
         yield pipelines.tvm_ffi_job(context)
-        yield pipelines.firmware_job(context)
+        yield pipelines.firmware_job(context, "wifi-firmware")
         yield pipelines.native_checks(context)
     with cuda_job.context_of(load_config({})) as context:
         yield pipelines.cuda_job(context, ARCHITECTURES["amd64"])

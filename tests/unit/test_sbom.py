@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
+from packageurl import PackageURL
 
 from images import sbom
 from images.system import WHEELS
@@ -94,6 +96,24 @@ def test_same_root_gives_the_same_bytes_from_a_tar(made: Path, tmp_path: Path) -
     again = write(tar, tmp_path / "out")
     assert [path.read_bytes() for path in again] == [(made / path.name).read_bytes() for path in again]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(["log", *sbom.NAMES])
+
+
+def test_firmware_is_added_to_both_documents(made: Path, tmp_path: Path) -> None:
+    documents = [shutil.copyfile(made / name, tmp_path / name) for name in sbom.NAMES]
+    sbom.add(tmp_path, [sbom.Part("raspi-firmware_1%3a1.20250430+ds-1_all.deb", "ef" * 32)])
+    spdx, cyclonedx = (json.loads(path.read_text()) for path in documents)
+    package = next(item for item in spdx["packages"] if item["name"] == "raspi-firmware")
+    assert (package["versionInfo"], package["primaryPackagePurpose"]) == ("1:1.20250430+ds-1", "FIRMWARE")
+    assert package["checksums"] == [{"algorithm": "SHA256", "checksumValue": "ef" * 32}]
+    component = next(item for item in cyclonedx["components"] if item["name"] == "raspi-firmware")
+    assert (component["type"], component["version"]) == ("firmware", "1:1.20250430+ds-1")
+    assert component["hashes"] == [{"alg": "SHA-256", "content": "ef" * 32}]
+    locator = package["externalRefs"][0]["referenceLocator"]
+    assert PackageURL.from_string(locator).to_dict()["version"] == "1:1.20250430+ds-1"
+    assert component["purl"] == locator
+    before = json.loads((made / SPDX).read_text())
+    assert len(spdx["packages"]) == len(before["packages"]) + 1
+    assert spdx["documentNamespace"] != before["documentNamespace"]
 
 
 def test_another_wheel_changes_the_identifiers(made: Path, tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nfsroot.boot_files import BootParts
 from sdcard import bmap, first_boot
-from sdcard.image import Identifiers, _used_blocks
-from toolchain.config import load_config
+from sdcard.image import Identifiers, _used_blocks, imager_devices
+from toolchain import process
+from toolchain.config import ROOT, load_config
 from toolchain.errors import ArtefactDamaged, ConfigError
 
 HASH = "$6$salt$" + "a" * 86
@@ -64,6 +68,81 @@ def test_identifiers_depend_on_tree_and_purpose() -> None:
     ids = Identifiers("a")
     assert len({ids.number("disk"), ids.number("boot"), Identifiers("b").number("disk")}) == 3
     assert ids.uuid("root") == Identifiers("a").uuid("root")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "trees", "devices"),
+    [
+        ("armhf", ["bcm2836-rpi-2-b.dtb", "bcm2837-rpi-zero-2-w.dtb"], ["pi2-32bit", "pi3-32bit"]),
+        ("armhf", ["bcm2710-rpi-3-b.dtb", "bcm2711-rpi-4-b.dtb"], ["pi3-32bit"]),
+        ("arm64", ["bcm2837-rpi-3-b.dtb", "bcm2711-rpi-400.dtb"], ["pi3-64bit", "pi4-64bit"]),
+        ("arm64", ["bcm2710-rpi-zero-2-w.dtb", "bcm2712-rpi-500.dtb"], ["pi3-64bit", "pi5-64bit"]),
+    ],
+)
+def test_imager_offers_the_image_for_boards_that_boot_it(
+    architecture: str, trees: list[str], devices: list[str]
+) -> None:
+    parts = BootParts(kernel=None, initramfs=None, device_trees=tuple(map(Path, trees)), firmware=())
+    assert imager_devices(architecture, parts) == devices
+
+
+PSK = "0123456789abcdef" * 4
+WIFI = """network:
+  version: 2
+  ethernets: {eth0: {dhcp4: true, optional: true}}
+  wifis:
+    wlan0:
+      dhcp4: true
+      regulatory-domain: "GB"
+      access-points:
+        "Home \\"5\\"":
+          hidden: true
+          password: "IEEE passphrase"
+        "café": {}
+      optional: true
+"""
+"""A file in the form that Raspberry Pi Imager writes, with two networks."""
+
+
+def configured(root: Path, network: str) -> dict[str, str]:
+    """Run the card's program that configures Wi-Fi, and return the files that it writes."""
+    for folder in ("boot/firmware", "etc/network/interfaces.d"):
+        (root / folder).mkdir(parents=True)
+    if network:
+        (root / "boot/firmware/network-config").write_text(network)
+    program = ROOT / "images/overlay/card/usr/local/sbin/wifi-from-card"
+    process.run([sys.executable, str(program), str(root)])
+    return {str(path.relative_to(root)): path.read_text() for path in root.glob("etc/**/*") if path.is_file()}
+
+
+def test_wifi_is_configured_from_the_imagers_file(tmp_path: Path) -> None:
+    made = configured(tmp_path, WIFI)
+    assert made["etc/network/interfaces.d/wlan0"].endswith("    wpa-conf /etc/wpa_supplicant/card.conf\n")
+    name = b'Home "5"'
+    key = hashlib.pbkdf2_hmac("sha1", b"IEEE passphrase", name, 4096, 32).hex()
+    assert made["etc/wpa_supplicant/card.conf"].splitlines() == [
+        *("ctrl_interface=DIR=/run/wpa_supplicant", "country=GB"),
+        *("network={", f"    ssid={name.hex()}", "    scan_ssid=1", f"    psk={key}", "}"),
+        *("network={", f"    ssid={'café'.encode().hex()}", "    key_mgmt=NONE", "}"),
+    ]
+    assert (tmp_path / "etc/wpa_supplicant/card.conf").stat().st_mode & 0o777 == 0o600
+
+
+def test_wifi_is_configured_from_the_settings(tmp_path: Path) -> None:
+    sd = load_config({"sd": {"wifi_name": "Home", "wifi_psk": PSK, "wifi_country": "GB"}}).sd
+    made = configured(tmp_path, first_boot.network_config(sd))
+    assert f"    psk={PSK}\n" in made["etc/wpa_supplicant/card.conf"]
+
+
+@pytest.mark.parametrize("network", [first_boot.network_config(load_config({}).sd), "network: {version: 2}\n"])
+def test_without_wifi_nothing_is_written(tmp_path: Path, network: str) -> None:
+    assert configured(tmp_path, network) == {}
+
+
+@pytest.mark.parametrize("given", [{"wifi_name": "Home"}, {"wifi_country": "GB"}, {"wifi_psk": PSK}])
+def test_incomplete_wifi_settings_are_refused(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"sd\.wifi_name, sd\.wifi_country"):
+        first_boot.require_complete(load_config({"sd": given}).sd)
 
 
 def settings(**given: object) -> dict[str, Any]:
