@@ -395,7 +395,7 @@ def _release_fields(scratch: Path) -> dict[str, str]:
 
 
 def _with_origin(source: Source, scratch: Path) -> Source:
-    """Return the source with the origin from the index in ``scratch``, if origins distinguish its packages.
+    """Return the source; if it is restricted to some packages, with the origin from the index in ``scratch``.
 
     Raises MirrorPocketUnusable if the index does not contain the origin.
     """

@@ -127,7 +127,7 @@ def write(
 
 
 def _status_of(tar: Path, folder: Path) -> Path:
-    """Extract the files that debsbom reads; return their folder. With Python 3.11.2, debsbom extracts the whole tar."""
+    """Extract the files that debsbom reads; return their folder. On Python 3.11.2, debsbom would extract everything."""
     with tarfile.open(tar) as archive:
         for item in archive:
             name = item.name.removeprefix("./")

@@ -189,7 +189,7 @@ def check_blob(remote: Connection, blob: Blob) -> None:
     size = answer.headers.get("Content-Length", "")
     if answer.status_code != 200 or size not in ("", str(blob.size)):
         raise RegistryBroke(
-            f"a part of {remote.reference} is missing in the registry",
+            f"a part of {remote.reference} is missing from the registry",
             expected=f"{blob.size} bytes of {blob.digest}",
             found=f"HTTP {answer.status_code}" if answer.status_code != 200 else f"{one_line(size)} bytes",
             fix="push the image again",

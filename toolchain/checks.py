@@ -104,7 +104,7 @@ BUILDERS = ("mmdebstrap", "dockerd")
 
 
 def missing_for_builds() -> tuple[str, ...]:
-    """Return what this machine lacks for building images; without it, the tests of the main job are skipped."""
+    """Return what this machine lacks for building images. If anything is missing, the main job's tests are skipped."""
     found = [] if os.geteuid() == 0 else ["root privileges"]
     for name in BUILDERS:
         try:

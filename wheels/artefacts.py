@@ -139,7 +139,7 @@ def keys(config: Config, name: str) -> tuple[str, ...]:
 
 
 def keys_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
-    """Return the keys of entries with a recipe's key, newest first. Verifying them would make plans slow."""
+    """Return the keys of entries with a recipe's key, newest first, without verifying them, which is slow."""
     found: list[tuple[int, str]] = []
     for path in (_folder(config) / name).glob(f"*/{MANIFEST}"):
         manifest = Manifest.read(path) if _KEY.fullmatch(path.parent.name) else None
@@ -174,7 +174,7 @@ def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
 
 
 def entry(config: Config, name: str, key: str) -> Entry | None:
-    """Return an entry as ``get`` does, but with sizes and digests."""
+    """Return the entry with the files that ``get`` returns, their sizes and digests. Raises as ``get`` does."""
     place = _place(config, name, key)
     while True:
         try:
