@@ -358,7 +358,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     parser.add_argument("--plot", type=Path, help="write a plot to this file (requires matplotlib)")
-    parser.add_argument("--draw", type=Path, metavar="JSON", help="do not measure; plot a file of --json")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="plot the measurements in this file from --json")
     parser.add_argument("--timeline", type=Path, help="write a trace for https://ui.perfetto.dev to this file")
     options = parser.parse_args(argv)
     if options.draw:
