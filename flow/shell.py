@@ -117,7 +117,7 @@ def _new_name() -> str:
 
 
 def _end(docker: str, name: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Remove the container, whatever the state of the docker program that started it.
+    """Remove the container, regardless of the state of the docker program that started it.
 
     The docker program then exits and restores the terminal. It may still be creating the container, so the removal is
     repeated until it has exited.

@@ -365,7 +365,7 @@ def tally(
     """Return a file's result from the lines of pytest-reportlog (one JSON report each).
 
     ``hung`` means that no signal stopped pytest. ``tests`` is None if pytest exited before it had collected the tests;
-    the file then counts as failed, whatever pytest's exit status.
+    the file then counts as failed, regardless of pytest's exit status.
     """
     outcomes: dict[str, str] = {}
     messages: dict[str, str] = {}

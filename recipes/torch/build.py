@@ -234,7 +234,7 @@ class Builder:
         self._client, self._image, self._plan, self._source, self.log = client, image, plan, source, log
         self._cached, self._compilers = True, ""
         config = plan.config
-        # The image contains the compiler and its libraries, so each image has a tree of its own.
+        # The image contains the compiler and its libraries, so each image has a separate tree.
         self.key = hashlib.sha256(f"{plan.key(source.identity)} {image_id}".encode()).hexdigest()
         self.home = config.target_root / "work" / f"torch-{self.key[:12]}"
         self.cache = config.build_root / "ccache"
