@@ -255,7 +255,7 @@ def diff(context: Context, old: str, new: str, json: bool = False) -> None:
     iterable=["file"],
 )
 def upstream_tests(context: Context, file: list[str], limit: float = 20.0) -> None:
-    """Run PyTorch's own test files on the image's torch, emulated, and count the results."""
+    """Run PyTorch's own test files with the image's torch under emulation, and count the results."""
     _at_least(1, limit=limit)
     done = upstream.run_tests(_config(context), file, limit_s=limit * 60)
     print(done.table())
@@ -658,7 +658,7 @@ def down(context: Context) -> None:
 @task(help={"shell": "bash, zsh or fish"}, positional=["shell"])
 @_reported
 def completion(_: Context, shell: str) -> None:
-    """Print a shell's completion script for ./inv: eval "$(./inv completion bash)"."""
+    """Print a completion script for ./inv; to use it in bash, run eval "$(./inv completion bash)"."""
     sys.stdout.write(shells.script(shell))
 
 

@@ -61,7 +61,7 @@ def selected() -> Selection:
             f"{source} cannot be used",
             expected="a context that docker context ls lists, with the address of an engine",
             found=found,
-            fix=f"{undo}, or create it: docker context create {name}",
+            fix=f"{undo}, or create the context: docker context create {name}",
         )
     return _supported(Selection(host.removeprefix("http+"), source, undo))  # docker-py writes http+unix://
 

@@ -112,7 +112,7 @@ def cpu_job(context: Context) -> Pipeline:
 
 
 def cpu_tools_job(context: Context) -> Pipeline:
-    """Return the step that extracts the tools for the benchmark ``cpu`` and ``audit-wheel``."""
+    """Return the step that extracts the tools for ``audit-wheel`` and for the benchmark ``cpu``."""
     programs = extracted_tools.step(context, "cpu-tools", "emulator with plugins and LLVM")
     return Pipeline(context.root, [mirror.step(context), programs])
 

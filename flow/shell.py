@@ -51,7 +51,7 @@ def command_line(
     user: tuple[int, int],
     name: str = "",
 ) -> list[str]:
-    """Return docker's command line for opening the shell in a container called ``name``, by default a new name.
+    """Return docker's command line for opening the shell in a container called ``name`` (default: a new name).
 
     The command line contains only the variables' names, because every user can read it. ``environment`` returns the
     values.

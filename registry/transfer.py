@@ -124,7 +124,7 @@ class Transfer:
     def __init__(
         self, title: str, on_retry: Callable[[], None] = lambda: None, activity: Activity | None = None
     ) -> None:
-        """Set the callback ``on_retry``, which is called before the engine waits to retry a layer and may raise."""
+        """Set the callback ``on_retry``, which the engine's retries trigger; it may raise an error to stop them."""
         self._title = title
         self._activity = activity or Activity()
         self._on_retry = on_retry

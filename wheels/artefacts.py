@@ -214,7 +214,7 @@ def _intact(place: Path, name: str, key: str) -> Entry:
             item.verify()
         _check_statement(manifest.artefacts)
     except FileNotFoundError as fault:  # removed in the meantime
-        raise ArtefactMissing(f"{fault.filename} is gone") from fault
+        raise ArtefactMissing(f"{fault.filename} no longer exists") from fault
     return Entry(name=name, key=key, recipe=manifest.inputs.get(_RECIPE, ""), files=manifest.artefacts)
 
 
@@ -394,7 +394,7 @@ def _require_all(paths: Sequence[Path]) -> None:
         raise ValueError(f"files of an artefact must have different names: {[path.name for path in paths]}")
     for path in paths:
         if not path.is_file():
-            raise ArtefactMissing(f"{path} is gone", expected="a finished file", found="none", fix="build it again")
+            raise ArtefactMissing(f"{path} no longer exists", expected="a finished file", found="none", fix="build it again")
 
 
 def _check_statement(made: Sequence[Artefact]) -> None:

@@ -38,7 +38,7 @@ _HOME = "/usr/src/torch"
 _TREE = f"{_HOME}/pytorch"
 _LIMIT_S = 24 * 3600.0
 _PATIENCE_S = 20.0
-"""Seconds for ninja to remove partly written files after Ctrl-C; the next run would use them as complete files."""
+"""The time in seconds in which ninja can remove partly written files after Ctrl-C; a later run would use them."""
 _NEEDED_MIB = 9000
 _NEEDED_TO_GO_ON_MIB = 1500
 """The estimated free space in MiB that packaging needs, and a build in a tree that already contains objects."""
@@ -100,7 +100,7 @@ class Plan:
                 f"the torch recipe has no variant for {config.image.target.debian}",
                 expected="image.architecture: armhf",
                 found=config.image.target.debian,
-                fix="./inv build-image uses the pinned wheel of the package index (recipes/torch/published.toml), "
+                fix="run ./inv build-image, which uses the package index's wheel (recipes/torch/published.toml), "
                 "or put a wheel into a wheelhouse",
             )
         if reason := variants[name].get("refused"):

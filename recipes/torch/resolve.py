@@ -95,8 +95,8 @@ def resolve(config: Config, *, fetch: bool = False) -> Resolution:
     With ``fetch``, the package index's wheel is fetched if it is needed and not there; this raises the same exceptions
     as ``published.obtain``.
 
-    In each wheelhouse, only the newest suitable wheel is considered. A wheel that is damaged or for another machine
-    causes a warning if another source has a usable wheel, and an error otherwise.
+    In each wheelhouse, only the newest suitable wheel is considered. A wheel that is damaged, or was built for another
+    machine, causes a warning if another source has a usable wheel, and an error otherwise.
     """
     if config.torch.source == "distribution":
         return Resolution(None, "", "torch.source is distribution, so the image has python3-torch")

@@ -47,7 +47,7 @@ def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
             "torch is not built from source here",
             expected="torch.source: archive or git",
             found=f"torch.source: {kind}",
-            fix="./inv build-torch --source=archive",
+            fix="run ./inv build-torch --source=archive",
         )
     if kind == "git":
         return f"git {recipe.tables['git']['commit']}"

@@ -34,7 +34,7 @@ NO_GPU = 3
 """Exit status without a GPU."""
 
 _CYCLES_PER_CALL = 60_000
-"""Clock cycles that the GPU waits for each call that is to be queued: about 30 µs."""
+"""The number of clock cycles that the GPU waits for each call to be queued: about 30 µs."""
 _NSYS_LIMIT_S = 300.0
 
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64"}
