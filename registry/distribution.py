@@ -122,7 +122,7 @@ def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict
             f"the manifest of {reference} is damaged",
             expected=f"{stated}, as the registry states",
             found=f"{digest}, computed over the received bytes",
-            fix="push the image again; if the error persists, check the registry's storage and any proxy in front of it",
+            fix="push the image again; if the error persists, check the registry's storage and any proxies",
         )
     try:
         body = json.loads(answer.content)

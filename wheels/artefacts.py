@@ -394,7 +394,9 @@ def _require_all(paths: Sequence[Path]) -> None:
         raise ValueError(f"files of an artefact must have different names: {[path.name for path in paths]}")
     for path in paths:
         if not path.is_file():
-            raise ArtefactMissing(f"{path} no longer exists", expected="a finished file", found="none", fix="build it again")
+            raise ArtefactMissing(
+                f"{path} no longer exists", expected="a finished file", found="none", fix="build it again"
+            )
 
 
 def _check_statement(made: Sequence[Artefact]) -> None:
