@@ -28,7 +28,7 @@ ENGINE_ERRORS = (
     *(docker.errors.DockerException, requests.RequestException),
     *(urllib3.exceptions.HTTPError, http.client.HTTPException, ConnectionError),
 )
-"""What docker-py raises if the engine rejects a request, does not respond, or exits during a response."""
+"""The exceptions of docker-py if the engine rejects a request, does not respond, or exits during a response."""
 
 
 class Selection(NamedTuple):

@@ -53,7 +53,7 @@ class Built:
 
     @property
     def warnings(self) -> list[str]:
-        """Return the warnings of all steps, including earlier runs: they apply as long as the product is used."""
+        """Return the warnings of all steps, also of earlier runs: they apply as long as the product is used."""
         return all_warnings(self.manifests)
 
 

@@ -153,7 +153,7 @@ def _first_mirror(uri: str) -> str:
 def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
     """Return all configured pockets, verified or not.
 
-    Nothing is fetched. ``fetch_keys`` stores the keys that no package contains in ``keyrings``. Raises ConfigError if
+    Nothing is fetched. ``fetch_keys`` stores in ``keyrings`` the keys that no package contains. Raises ConfigError if
     no Debian mirror is known.
     """
     image = config.image

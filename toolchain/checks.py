@@ -56,7 +56,7 @@ def is_shell_script(path: Path) -> bool:
 
 
 def folders_of_tests() -> tuple[str, ...]:
-    """Return the folders for separate mypy runs: they are not packages, and contain modules with the same name."""
+    """Return the folders for separate mypy runs: they are not packages, and contain modules with the same names."""
     folders = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/*.py")}
     return ("tests/conftest.py", *sorted(folders))
 

@@ -320,7 +320,7 @@ class NfsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SdConfig:
-    """The card image and its first boot: section ``sd``. Raspberry Pi Imager's settings replace the latter."""
+    """The card image and its first boot: section ``sd``. Raspberry Pi Imager overrides the first-boot settings."""
 
     hostname: str = _setting("", "host name; empty: the first part of image names", _host_name)
     user: str = _setting("", "user that the first boot creates, with permission to use sudo; empty: none", _user)

@@ -69,7 +69,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision whether a step runs, and why."""
+    """The decision on whether a step runs, and the reason."""
 
     step: Step
     key: str

@@ -146,7 +146,7 @@ def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
 
 
 def _by_attributes(file: str, elf: ELFFile, cpu: Cpu) -> list[Function]:
-    """Return a function for each build attribute of a 32-bit file that exceeds the CPU's."""
+    """Return an entry for each build attribute of a 32-bit file that exceeds the CPU's highest value."""
     beyond = {
         tag.removeprefix("TAG_"): value
         for tag, value in wheels.arm_attributes(elf).items()

@@ -38,7 +38,7 @@ _HOME = "/usr/src/torch"
 _TREE = f"{_HOME}/pytorch"
 _LIMIT_S = 24 * 3600.0
 _PATIENCE_S = 20.0
-"""The time in seconds in which ninja can remove partly written files after Ctrl-C; a later run would use them."""
+"""The time in seconds for ninja to remove partly written files after Ctrl-C, which a later run would reuse."""
 _NEEDED_MIB = 9000
 _NEEDED_TO_GO_ON_MIB = 1500
 """The estimated free space in MiB that packaging needs, and a build in a tree that already contains objects."""
