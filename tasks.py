@@ -81,7 +81,7 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
 
 
 _for_all: dict[str, str] = {}
-"""The setting that ``--architecture``, an option of all tasks for a target, overrides."""
+"""The setting that the option ``--architecture`` overrides. All tasks for a target have this option."""
 
 
 def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:

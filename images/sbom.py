@@ -1,7 +1,8 @@
 """Write a root filesystem's bill of materials (SBOM) as SPDX 2.3 and CycloneDX 1.6, both in JSON.
 
 debsbom reads the packages from dpkg's status. This project's wheels and libraries are added, each with its file's
-SHA-256. The same input produces the same bytes: identifiers are derived from the contents, and the time is that of the image.
+SHA-256. The same input produces the same bytes: identifiers are derived from the contents, and the time is that of the
+image.
 
 Both documents are validated before they are written: SPDX by spdx-tools, CycloneDX by the JSON schema in
 cyclonedx-python-lib.

@@ -114,7 +114,7 @@ def refused(reference: Reference, credentials: Credentials | None, found: str) -
 
 
 def denied(reference: Reference, credentials: Credentials | None, found: str) -> AccessDenied:
-    """Return the error for a user who may not access the repository; a login would not help."""
+    """Return the error for a user who is not permitted to access the repository; a login would not help."""
     return AccessDenied(
         f"access to {reference.repository} at {reference.host} denied",
         expected="permission to read or write the repository",

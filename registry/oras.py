@@ -222,7 +222,7 @@ class Store:
     def download(self, item: File, to: Path) -> None:
         """Download a file; ``to`` is created only if size and digest are correct.
 
-        Raises RegistryBroke, after which a retry may succeed, RegistryFailed or DiskFull.
+        Raises RegistryBroke (a retry may succeed), RegistryFailed or DiskFull.
         """
         path = f"{self._path}/blobs/{item.digest}"
         digest, size = hashlib.sha256(), 0
