@@ -59,10 +59,10 @@ signing.take_password()
 
 
 def _reported(body: Callable[..., None]) -> Callable[..., None]:
-    """Return the body as a function that exits with a user error's message and exit code; other exceptions propagate.
+    """Return a function that runs the body and converts a user error into its message and exit code.
 
-    SIGTERM and the loss of the terminal stop a task in the same way as Ctrl-C, with all cleanup. Killed tasks'
-    containers are removed before the task begins.
+    Other exceptions propagate. SIGTERM and the loss of the terminal stop a task in the same way as Ctrl-C, including
+    all cleanup. Containers of killed tasks are removed before the task begins.
     """
 
     @functools.wraps(body)
@@ -81,11 +81,11 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
 
 
 _for_all: dict[str, str] = {}
-"""The setting that ``--architecture`` sets, an option of all tasks for a target."""
+"""The setting that the option ``--architecture`` overrides. All tasks for a target have this option."""
 
 
 def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
-    """Declare a task as ``task`` does, with reported errors and the additional option ``--architecture``."""
+    """Declare a task like ``task``, with error reporting and the additional option ``--architecture``."""
     texts = {"architecture": "armhf, arm64 or amd64 (default: image.architecture)", **settings.pop("help", {})}
 
     def decorate(body: Callable[..., None]) -> Any:
@@ -179,7 +179,7 @@ def build_image(
 def build_torch(
     context: Context, option: list[str], source: str = "", variant: str = "", again: bool = False, plan: bool = False
 ) -> None:
-    """Build the torch wheel for the target from source, which takes long; an interrupted build can be continued."""
+    """Build the torch wheel for the target from source. This takes long; an interrupted build can be continued."""
     settings = {"torch.source": source, "torch.variant": variant, "torch.options": option}
     config = _config(context, settings)
     if plan:
@@ -210,7 +210,7 @@ def build_tvm_ffi(context: Context, plan: bool = False) -> None:
     }
 )
 def verify(context: Context, what: str, key: str = "", sample: int = 20, full: bool = False, seed: int = -1) -> None:
-    """Verify an image's or a file's signature, a wheel's provenance, or that torch can be reproduced."""
+    """Verify the signature of an image or file, the provenance of a wheel, or the reproducibility of torch."""
     if what != "torch":
         path, chosen = _path("what", what), _path("key", key) if key else None
         if path.is_file():
@@ -249,12 +249,12 @@ def diff(context: Context, old: str, new: str, json: bool = False) -> None:
 @_target_task(
     help={
         "file": "a test file, such as test_complex.py, or a part of one: 'test_nn.py 2/4' (may be repeated)",
-        "limit": "minutes after which a file or part is stopped (default: 20)",
+        "limit": "time limit for each file or part, in minutes (default: 20)",
     },
     iterable=["file"],
 )
 def upstream_tests(context: Context, file: list[str], limit: float = 20.0) -> None:
-    """Run PyTorch's own test files on the image's torch, emulated, and count the results."""
+    """Run PyTorch's own test files with the image's torch under emulation, and count the results."""
     _at_least(1, limit=limit)
     done = upstream.run_tests(_config(context), file, limit_s=limit * 60)
     print(done.table())
@@ -383,7 +383,7 @@ def run_on_pi(
         others = {"host": host, "qemu": qemu, "chroot": chroot, "init": init, "cpu": cpu}
         if excluded := [*chosen[1:], *(f"--{name}" for name, given in others.items() if given)]:
             raise ConfigError([f"{chosen[0]} excludes {', '.join(excluded)}"])
-        from device.lab import run as lab_run  # imported only here, because importing labgrid takes long
+        from device.lab import run as lab_run  # imported only here, because importing labgrid is slow
 
         how = lab_run.How(keyword=select or None, timing=not no_timing)
         config = _config(context)
@@ -502,7 +502,7 @@ def profile_remote(
             raise UserError(
                 "the options select neither a kernel nor a model",
                 expected="--kernel (with --size, --keep), or --model (with --export, --html)",
-                found="both" if kernel and model else "neither, or an option of the other one",
+                found="both" if kernel and model else "neither, or an option that belongs to the other one",
                 fix="see ./inv profile-remote --help",
             )
     if json:
@@ -657,7 +657,7 @@ def down(context: Context) -> None:
 @task(help={"shell": "bash, zsh or fish"}, positional=["shell"])
 @_reported
 def completion(_: Context, shell: str) -> None:
-    """Print a shell's completion script for ./inv: eval "$(./inv completion bash)"."""
+    """Print a completion script for ./inv; to use it in bash, run eval "$(./inv completion bash)"."""
     sys.stdout.write(shells.script(shell))
 
 
@@ -680,7 +680,7 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, 
     help={
         "select": "only tests whose names match this expression (pytest -k)",
         "checks-only": "only the linters and the type checker",
-        "quick": "only the linters and unit tests; needs no root, engine or network, takes under 90 s",
+        "quick": "only the linters and unit tests; needs no root, engine or network, and takes under 90 s",
         "lanes": "2: run the tests that share a build in parallel with the others; 1: run all tests one after another",
         "partial": "if this machine cannot build images: skip the tests that need one instead of failing",
     },
@@ -809,8 +809,8 @@ def build_cuda_wheel(
     name="cuda-timing",
     help={
         "op": "an operation of cuda_ops, or a dotted name such as torch.add",
-        "input": "TYPE[SIZE,…] or a number per input, such as f32[1024,16] (default: the operation's)",
-        "runs": "number of timed calls per way",
+        "input": "an input, such as f32[1024,16], or a number (may be repeated; default: the operation's inputs)",
+        "runs": "number of timed calls in each of the four ways",
         "timeline": "also write a trace for https://ui.perfetto.dev, and an nsys report if nsys is installed",
     },
     iterable=["input"],

@@ -28,7 +28,7 @@ ENGINE_ERRORS = (
     *(docker.errors.DockerException, requests.RequestException),
     *(urllib3.exceptions.HTTPError, http.client.HTTPException, ConnectionError),
 )
-"""What docker-py raises if the engine rejects a request, does not respond, or exits during a response."""
+"""The exceptions of docker-py if the engine rejects a request, does not respond, or exits during a response."""
 
 
 class Selection(NamedTuple):
@@ -61,7 +61,7 @@ def selected() -> Selection:
             f"{source} cannot be used",
             expected="a context that docker context ls lists, with the address of an engine",
             found=found,
-            fix=f"{undo}, or create it: docker context create {name}",
+            fix=f"{undo}, or create the context: docker context create {name}",
         )
     return _supported(Selection(host.removeprefix("http+"), source, undo))  # docker-py writes http+unix://
 
@@ -89,7 +89,7 @@ def connect_to(selection: Selection, *, timeout_s: float) -> docker.DockerClient
     """Return a client connected to the given engine."""
     address = selection.host or DEFAULT_HOST
     try:
-        # If nothing listens at the address, docker-py does not close its socket. Therefore test the connection first.
+        # If nothing listens at the address, docker-py does not close its socket, so the connection is tested first.
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(timeout_s)
             probe.connect(str(_socket_path(address)))
@@ -135,7 +135,7 @@ def unavailable(selection: Selection, fault: BaseException | None = None) -> Eng
 
 
 def engine_lost(action: str, fault: BaseException) -> EngineUnavailable:
-    """Return the error for an engine that stopped responding; ``action`` is what it did, in the past tense."""
+    """Return the error for an engine that stopped responding; ``action`` completes "while it …" in the message."""
     return EngineUnavailable(
         f"the Docker engine stopped responding while it {action}",
         expected="an engine that responds until the step is done",

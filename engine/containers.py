@@ -1,7 +1,7 @@
 """Run commands in containers, which are always removed afterwards.
 
-A label on each container identifies the process that created it. If that process was killed, the next task removes the
-container when the task starts.
+A label on each container identifies the process that created it. If that process was killed, the next task first
+removes the container.
 
 Build containers share the host's network, so a mirror or proxy on this machine has the same address in the container.
 Every run specifies the platform, which was verified when the image was built.

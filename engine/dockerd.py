@@ -70,7 +70,7 @@ class Daemon:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock that lets one task at a time start or stop the daemon. Raises UserError without access."""
+        """Hold the lock under which a task starts or stops the daemon. Raises UserError if it cannot be created."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "lock").open("a").close()

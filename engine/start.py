@@ -1,8 +1,8 @@
 """Use a running engine, or start one.
 
-1. An engine that responds at the selected address (engine.connect) is used unchanged. 2. If systemd is the init system,
-it starts ``docker.service``. 3. Otherwise (in containers and CI), this module starts ``dockerd`` in a separate session,
-in which it outlives the task.
+1. An engine that responds at the selected address (engine.connect) is used unchanged.
+2. If systemd is the init system, it starts ``docker.service``.
+3. Otherwise (in containers and CI), this module starts ``dockerd`` in a separate session, so that it outlives the task.
 
 A ``dockerd`` started in step 3 is recorded; ``stop_engine`` stops it (engine.dockerd, engine.stop).
 """
@@ -251,10 +251,10 @@ def _fix_for(tail: str) -> str:
         ("operation not permitted", "this container lacks privileges: run it with --privileged"),
         ("permission denied", "this container lacks privileges: run it with --privileged"),
         ("devices cgroup", "cgroups are not mounted: run this container with --privileged"),
-        ("iptables", "iptables must work here: --privileged or --cap-add=NET_ADMIN, and the iptables package"),
+        ("iptables", "iptables must work: run with --privileged or --cap-add=NET_ADMIN, and install iptables"),
         ("no space left", "free some space below /var/lib/docker"),
         ("no sockets found", "start it without socket activation"),
-        ("pid file found", "another dockerd runs: use it (DOCKER_HOST) or stop it"),
+        ("pid file found", "another dockerd is running: use it (DOCKER_HOST) or stop it"),
     )
     return next((fix for words, fix in known if words in lowered), "fix the error in the log")
 

@@ -65,7 +65,7 @@ class Probed:
 
     @property
     def verdict(self) -> str:
-        """The verdict. An illegal instruction is a failure; a step that fails for another reason proves nothing."""
+        """The verdict: FAIL for an illegal instruction, INCOMPLETE if a step fails for another reason."""
         if any(item.signal == _ILLEGAL for item in self.steps):
             return FAIL
         return PASS if self.steps and all(item.result == "ok" for item in self.steps) else INCOMPLETE

@@ -8,7 +8,7 @@ from toolchain import progress
 
 
 def emulated_compiler_reason(context: Context) -> str:
-    """Return why the code cannot be cross-compiled and needs the target's own compiler; empty if it can."""
+    """Return the reason why the target's own compiler is needed; empty if the code can be cross-compiled."""
     flavour = target_flavour(context.image)
     if not flavour.compiles_for:
         return ""

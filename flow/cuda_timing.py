@@ -31,7 +31,7 @@ class Timed:
 
 
 def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 10, timeline: bool = False) -> Timed:
-    """Time an operation. Raises UserError for invalid arguments or without a GPU, ArtefactMissing without a wheel."""
+    """Time an operation. Raises UserError for invalid arguments or a missing GPU, or ArtefactMissing."""
     python = native.interpreter(config)
     site = config.build_root / "cuda" / "site"
     environment = {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}

@@ -53,7 +53,7 @@ class Built:
 
     @property
     def warnings(self) -> list[str]:
-        """Return the warnings of all steps, including earlier runs: they apply as long as the product is used."""
+        """Return the warnings of all steps, also of earlier runs: they apply as long as the product is used."""
         return all_warnings(self.manifests)
 
 
@@ -119,7 +119,10 @@ def build_image(
 
 
 def _require_root(decisions: Sequence[Decision], task: str) -> None:
-    """Raise RootNeeded if a root filesystem has to be made, unless no engine runs: its image may already exist."""
+    """Raise RootNeeded if a root filesystem has to be made.
+
+    Steps that would run only because no engine is running do not count, because their images may already exist.
+    """
     made = [item for item in decisions if item.runs and item.step.name in _NEED_ROOT and item.reason != NO_ENGINE]
     if made:
         titles = ", ".join(item.step.title for item in made)

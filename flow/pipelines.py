@@ -100,19 +100,19 @@ def main_job(context: Context, *, with_workbench: bool = False) -> Pipeline:
 
 
 def torch_job(context: Context, *, again: bool = False) -> Pipeline:
-    """Return the steps to a torch wheel; ``again`` compiles it even if the artefact cache has it."""
+    """Return the steps that build a torch wheel; with ``again``, even if the artefact cache has the wheel."""
     before = (mirror.step(context), torch_builder.step(context), torch_source.step(context))
     return Pipeline(context.root, (*before, torch_wheel.step(context, again=again)))
 
 
 def cpu_job(context: Context) -> Pipeline:
-    """Return the steps to the root filesystem and torch, for the benchmark ``cpu``."""
+    """Return the steps that produce the root filesystem and unpack torch, for the benchmark ``cpu``."""
     modules = (mirror, tools, torch, archives, torch_site, rootfs)
     return Pipeline(context.root, [module.step(context) for module in modules])
 
 
 def cpu_tools_job(context: Context) -> Pipeline:
-    """Return the step that extracts the tools for the benchmark ``cpu`` and ``audit-wheel``."""
+    """Return the step that extracts the tools for ``audit-wheel`` and for the benchmark ``cpu``."""
     programs = extracted_tools.step(context, "cpu-tools", "emulator with plugins and LLVM")
     return Pipeline(context.root, [mirror.step(context), programs])
 
@@ -134,7 +134,7 @@ def rust_job(context: Context) -> Pipeline:
 
 
 def tvm_ffi_job(context: Context) -> Pipeline:
-    """Return the steps to TVM FFI's wheel. Raises PlatformMismatch or RecipeInvalid."""
+    """Return the steps that build TVM FFI's wheel. Raises PlatformMismatch or RecipeInvalid."""
     return Pipeline(context.root, [module.step(context) for module in (mirror, tvm_ffi_builder, tvm_ffi_wheel)])
 
 

@@ -174,7 +174,7 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
         lines.append(f"provenance: the file has the SHA-256 in {statement.name}")
     if not lines:
         raise ArtefactMissing(
-            f"there is nothing to verify {path.name} with",
+            f"{path.name} has no signature or provenance to verify",
             expected=f"a signature ({envelope_of(path).name}), a wheel with its .provenance.json, or a bill of "
             "materials (.spdx.json, .cdx.json)",
             found="no statement next to it",

@@ -30,8 +30,8 @@ class Offer:
     """The wheels to serve for a configuration. A call returns the current ones by file name.
 
     An audit takes seconds, so torch, its companions and TVM's FFI are chosen and audited again only if the available
-    wheels have changed. For a wheel that is damaged or for another machine, the constructor raises the same exceptions
-    as ``resolve.resolve`` and ``tvm_ffi.find``; later calls skip such a wheel with a warning.
+    wheels have changed. If a wheel is damaged or was built for another machine, the constructor raises the same
+    exceptions as ``resolve.resolve`` and ``tvm_ffi.find``; later calls skip such a wheel with a warning.
     """
 
     def __init__(self, config: Config) -> None:

@@ -108,6 +108,6 @@ def _pull(config: Config, name: str, key: str, *, registry: str | None, user: st
             return artefacts.pull(config, name, exact, registry=registry, user=user, stated=stated)
     pulled = artefacts.pull(config, name, key, registry=registry, user=user, stated=stated)
     if exact:
-        note = "the registry does not have the artefact of this builder; this is the last one of the recipe"
+        note = "the registry has no artefact for this builder; the recipe's latest artefact was pulled instead"
         progress.say(f"    {name}: {note}")
     return pulled

@@ -51,7 +51,7 @@ def command_line(
     user: tuple[int, int],
     name: str = "",
 ) -> list[str]:
-    """Return docker's command line for opening the shell in a container called ``name``, by default a new name.
+    """Return docker's command line for opening the shell in a container called ``name`` (default: a new name).
 
     The command line contains only the variables' names, because every user can read it. ``environment`` returns the
     values.
@@ -117,7 +117,7 @@ def _new_name() -> str:
 
 
 def _end(docker: str, name: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Remove the container, whatever the state of the docker program that started it.
+    """Remove the container, regardless of the state of the docker program that started it.
 
     The docker program then exits and restores the terminal. It may still be creating the container, so the removal is
     repeated until it has exited.

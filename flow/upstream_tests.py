@@ -1,4 +1,4 @@
-"""Run upstream's test files on the image's torch in a container of the target, and count the results.
+"""Run upstream's test files with the image's torch in a container of the target, and count the results.
 
 The files come from the source package that the recipe pins. A failure is *explained* if ``upstream.toml`` states a
 reason; otherwise it is an error. Tests that ``upstream.toml`` lists as *left out* are not run and are counted
@@ -365,7 +365,7 @@ def tally(
     """Return a file's result from the lines of pytest-reportlog (one JSON report each).
 
     ``hung`` means that no signal stopped pytest. ``tests`` is None if pytest exited before it had collected the tests;
-    the file then counts as failed, whatever pytest's exit status.
+    the file then counts as failed, regardless of pytest's exit status.
     """
     outcomes: dict[str, str] = {}
     messages: dict[str, str] = {}

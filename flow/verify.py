@@ -151,7 +151,7 @@ def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Ver
 def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
     """Return earlier wheels with the recipe's current key, and their origins.
 
-    If there are none, raises the error of an unusable wheel, or ArtefactMissing.
+    If there are none, raises ArtefactMissing, or the error for a wheel that cannot be used.
     """
     refused: list[str] = []
     unusable: list[resolve.Unusable] = []

@@ -153,7 +153,7 @@ def _first_mirror(uri: str) -> str:
 def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
     """Return all configured pockets, verified or not.
 
-    Nothing is fetched. ``fetch_keys`` stores the keys that no package contains in ``keyrings``. Raises ConfigError if
+    Nothing is fetched. ``fetch_keys`` stores in ``keyrings`` the keys that no package contains. Raises ConfigError if
     no Debian mirror is known.
     """
     image = config.image
@@ -395,7 +395,7 @@ def _release_fields(scratch: Path) -> dict[str, str]:
 
 
 def _with_origin(source: Source, scratch: Path) -> Source:
-    """Return the source with the origin from the index in ``scratch``, if origins distinguish its packages.
+    """Return the source; if it is restricted to some packages, with the origin from the index in ``scratch``.
 
     Raises MirrorPocketUnusable if the index does not contain the origin.
     """

@@ -129,7 +129,7 @@ def verify(
         found = client.images.get(reference)
     except docker.errors.ImageNotFound as fault:
         raise CommandFailed(
-            f"{reference} is missing in the engine, although it was just created",
+            f"{reference} is missing from the engine, although it was just created",
             expected="the image",
             found=str(fault.explanation),
             fix="another program may be removing images; stop it and run ./inv build-image again",

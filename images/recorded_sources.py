@@ -18,7 +18,7 @@ def sources_of(mirror: Manifest) -> tuple[Source, ...]:
 
 
 def record_of(source: Source) -> dict[str, Any]:
-    """Return a source as JSON, without default values, so that manifests of earlier versions still apply."""
+    """Return a source as JSON, without default values, so that manifests of earlier versions remain valid."""
     record = {**dataclasses.asdict(source), "keyring": str(source.keyring)}
     defaults = {item.name: item.default for item in dataclasses.fields(source)}
     return {name: value for name, value in record.items() if value != defaults[name]}

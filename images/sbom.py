@@ -1,7 +1,8 @@
 """Write a root filesystem's bill of materials (SBOM) as SPDX 2.3 and CycloneDX 1.6, both in JSON.
 
 debsbom reads the packages from dpkg's status. This project's wheels and libraries are added, each with its file's
-SHA-256. The same input produces the same bytes: identifiers are derived from the contents, and the time is the image's.
+SHA-256. The same input produces the same bytes: identifiers are derived from the contents, and the time is that of the
+image.
 
 Both documents are validated before they are written: SPDX by spdx-tools, CycloneDX by the JSON schema in
 cyclonedx-python-lib.
@@ -146,7 +147,7 @@ def add(folder: Path, parts: Sequence[Part], packages: Iterable[str] = ()) -> No
 
 
 def _status_of(tar: Path, folder: Path) -> Path:
-    """Extract the files that debsbom reads; return their folder. With Python 3.11.2, debsbom extracts the whole tar."""
+    """Extract the files that debsbom reads; return their folder. On Python 3.11.2, debsbom would extract everything."""
     with tarfile.open(tar) as archive:
         for item in archive:
             name = item.name.removeprefix("./")

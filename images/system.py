@@ -181,7 +181,7 @@ def inspect(
     """Start the image, import the modules, load libqpu, and return the versions.
 
     ``own_libqpu`` means that the library is this project's, so that qpu-info is available. Raises CommandFailed if a
-    module does not load. An image is a product only after this test.
+    module does not load. The image becomes a product only if this test succeeds.
     """
     argv = ["python3", "-c", _INSPECT, json.dumps(list(modules)), json.dumps(own_libqpu)]
     try:

@@ -1,4 +1,4 @@
-"""Register a library, which is installed in its own folder, with the target root."""
+"""Register a library that is installed in a separate folder with the target root's loader, shell and Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 LOADER_CONFIG = "etc/ld.so.conf.d/pitorch.conf"
 STATE_CONFIG = "etc/tmpfiles.d/pitorch.conf"
-"""Creates the folder in which processes record which of them uses the QPUs."""
+"""The configuration that creates the folder in which processes record which of them uses the QPUs."""
 PYTHON_PATH = "usr/lib/python3/dist-packages/pitorch.pth"
 
 
@@ -31,7 +31,7 @@ def register(stage: Path, installed: Path, prefix: str) -> None:
         state = stage / STATE_CONFIG
         state.parent.mkdir(parents=True, exist_ok=True)
         state.write_text("d /run/qpu 2770 root video -\n")
-    # Copied instead of linked: the file computes its prefix from its path, and pkg-config would use the link's path.
+    # Not a link: the file computes its prefix from its own path, and pkg-config would use the link's path.
     pkgconfig.mkdir(parents=True, exist_ok=True)
     relocatable = (installed / "lib/pkgconfig/qpu.pc").read_text()
     (pkgconfig / "qpu.pc").write_text(re.sub(r"(?m)^prefix=.*$", f"prefix={prefix}", relocatable))

@@ -138,7 +138,7 @@ def verify(connection: Connection, image: RemoteImage, key: PublicKey) -> Verifi
     signature = f"the signature of {reference}"
     for signed in dict.fromkeys((image.digest, digest)):
         for payload, notes in _layers(connection, signed, "sig", signature):
-            signing.require_signed(payload, str(notes.get(_SIGNATURE, "")), key, signature)
+            signing.require_signed(payload, str(notes.get(_SIGNATURE, "")), key, str(reference))
             _require_subject(_path(payload, "critical", "image", "docker-manifest-digest"), signed, signature)
     found: dict[str, Mapping[str, Any]] = {}
     for content, _ in _layers(connection, digest, "att", f"the statement about {reference}"):

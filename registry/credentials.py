@@ -3,8 +3,10 @@
 The password comes from the first of these sources that contains one:
 
 1. ``PITORCH_REGISTRY_PASSWORD`` in the environment, with the user in ``--user``, ``registry.user`` or the credential
-store; 2. Docker's credential store: the helper in ``config.json`` (``credHelpers``, ``credsStore``), or the entries in
-``auths`` that ``docker login`` has written; 3. a prompt on a terminal.
+   store;
+2. Docker's credential store: the helper in ``config.json`` (``credHelpers``, ``credsStore``), or the entries in
+   ``auths`` that ``docker login`` has written;
+3. a prompt on a terminal.
 
 The password is never passed as an argument, never logged, and never part of an object's ``repr``. It is removed from
 the environment before any program is started.

@@ -122,7 +122,7 @@ def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict
             f"the manifest of {reference} is damaged",
             expected=f"{stated}, as the registry states",
             found=f"{digest}, computed over the received bytes",
-            fix="push the image again; if the error persists, check the registry's storage and any proxy before it",
+            fix="push the image again; if the error persists, check the registry's storage and any proxies",
         )
     try:
         body = json.loads(answer.content)
@@ -151,7 +151,7 @@ def put_manifest(remote: Connection, document: bytes, media_type: str) -> None:
     _, found = read_manifest(remote, reference.tag)
     if found.digest != (sent := digest_of(document)):
         raise RegistryFailed(
-            f"{reference} is not what was sent",
+            f"{reference} in the registry differs from what was sent",
             expected=sent,
             found=f"{found.digest}, computed over the received bytes",
             fix="another user may have pushed the same tag: run the task again",
@@ -189,7 +189,7 @@ def check_blob(remote: Connection, blob: Blob) -> None:
     size = answer.headers.get("Content-Length", "")
     if answer.status_code != 200 or size not in ("", str(blob.size)):
         raise RegistryBroke(
-            f"a part of {remote.reference} is missing in the registry",
+            f"a part of {remote.reference} is missing from the registry",
             expected=f"{blob.size} bytes of {blob.digest}",
             found=f"HTTP {answer.status_code}" if answer.status_code != 200 else f"{one_line(size)} bytes",
             fix="push the image again",

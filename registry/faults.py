@@ -90,7 +90,7 @@ def response_text(answer: requests.Response) -> str:
 
 
 def is_full(text: str, repository: str) -> bool:
-    """Return whether a registry's response reports full storage, whatever the names of repository and folder."""
+    """Return whether a registry's response reports full storage; names of repositories and folders are ignored."""
     text = re.sub(r'"Path": ?"[^"]*"', "", text).replace(repository, "")
     # The filesystem driver reports the error number (28, ENOSPC); other drivers report text.
     return re.search(r'"Err": ?28\b|no space left|quota|insufficient', text, re.IGNORECASE) is not None
@@ -114,7 +114,7 @@ def refused(reference: Reference, credentials: Credentials | None, found: str) -
 
 
 def denied(reference: Reference, credentials: Credentials | None, found: str) -> AccessDenied:
-    """Return the error for a user who may not access the repository; a login would not help."""
+    """Return the error for a user who is not permitted to access the repository; a login would not help."""
     return AccessDenied(
         f"access to {reference.repository} at {reference.host} denied",
         expected="permission to read or write the repository",

@@ -306,9 +306,9 @@ def _end(settings: Settings) -> bool:
         if registry is not None and process_identity.running(registry):
             raise UserError(
                 "the local registry does not stop",
-                expected="an exit after SIGTERM or SIGKILL",
+                expected="the process to exit after SIGTERM or SIGKILL",
                 found=f"pid {registry.pid} is still running",
-                fix="the process is waiting for a disk: check dmesg",
+                fix="check dmesg: the process may be waiting for a disk",
             )
         with contextlib.suppress(ChildProcessError):
             os.waitpid(running.pid, os.WNOHANG)

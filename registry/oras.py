@@ -147,7 +147,7 @@ class Store:
         return self.artefact()
 
     def artefact(self) -> Artefact:
-        """Return the artefact at the tag. Raises ReferenceNotFound, or RegistryFailed for other contents."""
+        """Return the artefact at the tag. Raises ReferenceNotFound, or RegistryFailed if the tag is not an artefact."""
         fix = "run ./inv push-artefacts on the machine that built it, or build it here"
         body, document = distribution.read_manifest(self.connection, self._reference.tag, fix=fix)
         try:
@@ -222,7 +222,7 @@ class Store:
     def download(self, item: File, to: Path) -> None:
         """Download a file; ``to`` is created only if size and digest are correct.
 
-        Raises RegistryBroke, after which a retry may succeed, RegistryFailed or DiskFull.
+        Raises RegistryBroke (a retry may succeed), RegistryFailed or DiskFull.
         """
         path = f"{self._path}/blobs/{item.digest}"
         digest, size = hashlib.sha256(), 0

@@ -32,7 +32,7 @@ STATEMENT_TYPE = "application/vnd.in-toto+json"
 _KIND = "an ECDSA key on the curve P-256 in a PEM file"
 _MAKE = "run openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes-256-cbc -out signing.pem"
 _KEY_ID = ""
-"""The key id is empty, because cosign ignores an empty one and would look up any other among its own key ids."""
+"""The key id is empty: cosign ignores an empty key id, but would look up any other one among its own key ids."""
 
 _taken = ""
 
@@ -129,7 +129,7 @@ def envelope(statement: Mapping[str, Any], signer: CryptoSigner) -> bytes:
 
 
 def open_envelope(content: bytes, key: PublicKey, what: str, *, fix: str) -> dict[str, Any]:
-    """Return a verified envelope's statement. Raises SignatureRefused, with ``fix`` for other contents."""
+    """Verify an envelope and return its statement. Raises SignatureRefused; ``fix`` applies to invalid content."""
     try:
         found = Envelope.from_dict(json.loads(content))
         found.verify([key.key], 1)

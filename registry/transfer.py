@@ -94,9 +94,9 @@ def events(
 ) -> Iterator[Iterator[Mapping[str, Any]]]:
     """Make the engine push or pull; yield its event stream, which is closed at the end of the block.
 
-    Closing the connection stops the engine, which docker-py's generators cannot do. ``auth`` is sent even if it is
-    empty, because docker-py would otherwise look for credentials itself. Raises EngineReported if the engine
-    immediately rejects the request.
+    docker-py's own methods are not used, because their generators cannot close the connection, which stops the engine's
+    transfer. ``auth`` is sent even if it is empty, because docker-py would otherwise look for credentials itself.
+    Raises EngineReported if the engine immediately rejects the request.
     """
     api = client.api
     answer = api.post(
@@ -124,7 +124,7 @@ class Transfer:
     def __init__(
         self, title: str, on_retry: Callable[[], None] = lambda: None, activity: Activity | None = None
     ) -> None:
-        """Set the callback ``on_retry``, which is called before the engine waits to retry a layer and may raise."""
+        """Set the callback ``on_retry``, which the engine's retries trigger; it may raise an error to stop them."""
         self._title = title
         self._activity = activity or Activity()
         self._on_retry = on_retry

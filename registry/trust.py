@@ -20,7 +20,7 @@ import requests.adapters
 from toolchain.errors import RegistryUntrusted
 
 CERTIFICATES = Path("/etc/docker/certs.d")
-"""The engine's folder with certificates by registry (Docker: "Verify repository client with certificates")."""
+"""The engine's folder of certificates for each registry (Docker: "Verify repository client with certificates")."""
 
 
 def is_insecure(host: str, engine_info: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Record a board's events in a file of JSON lines with time stamps. ``./inv lab log`` shows them in order of time.
+"""Record a board's events as JSON lines with time stamps. ``./inv lab log`` shows them in chronological order.
 
 A file that would exceed ``LIMIT_BYTES`` is renamed to ``FILE.1``, and a new file is started.
 """

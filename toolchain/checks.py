@@ -56,7 +56,7 @@ def is_shell_script(path: Path) -> bool:
 
 
 def folders_of_tests() -> tuple[str, ...]:
-    """Return the folders for separate mypy runs: they are not packages, and contain modules with the same name."""
+    """Return the folders for separate mypy runs: they are not packages, and contain modules with the same names."""
     folders = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/*.py")}
     return ("tests/conftest.py", *sorted(folders))
 
@@ -104,7 +104,7 @@ BUILDERS = ("mmdebstrap", "dockerd")
 
 
 def missing_for_builds() -> tuple[str, ...]:
-    """Return what this machine lacks for building images; without it, the tests of the main job are skipped."""
+    """Return what this machine lacks for building images. If anything is missing, the main job's tests are skipped."""
     found = [] if os.geteuid() == 0 else ["root privileges"]
     for name in BUILDERS:
         try:

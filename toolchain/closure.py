@@ -31,7 +31,7 @@ LEAVES = frozenset(
 )
 """Modules, and packages with all their modules, that cannot change the bytes of a product.
 
-Closures do not contain them, nor modules that only they import.
+Closures contain neither these modules nor modules that only these import.
 """
 
 

@@ -188,7 +188,7 @@ def _gpu_architectures(values: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """The image: section ``image``."""
+    """The system image: section ``image``."""
 
     flavour: str = _setting("debian", "distribution: a file in images/flavours/", _one_of("debian", "raspbian"))
     suite: str = _setting("trixie", "the distribution's release", _one_of("trixie", "bookworm"))
@@ -324,7 +324,7 @@ class NfsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SdConfig:
-    """The card image and its first boot: section ``sd``. Raspberry Pi Imager's settings replace those of first boot."""
+    """The card image and its first boot: section ``sd``. Raspberry Pi Imager overrides the first-boot settings."""
 
     hostname: str = _setting("", "host name; empty: the first part of image names", _host_name)
     user: str = _setting("", "user that the first boot creates, with permission to use sudo; empty: none", _user)
@@ -569,7 +569,7 @@ def _with_its_variable(fault: str) -> str:
 
 
 def _of_flavour(image: ImageConfig) -> list[str]:
-    """Return an error if the flavour's archive does not have the architecture; otherwise none."""
+    """Return a list with the error if the flavour's archive does not provide the architecture; otherwise []."""
     flavour = tomllib.loads((ROOT / "images" / "flavours" / f"{image.flavour}.toml").read_text())
     offered = flavour.get("architectures", [image.architecture])
     if image.architecture in offered:

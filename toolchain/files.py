@@ -23,7 +23,7 @@ MARKER = ".pitorch-owned"
 """The name of the file that marks a folder as created by this project. Only marked folders are deleted."""
 
 NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|enough free space|Wrote only \d+ of \d+ bytes")
-"""Matches programs' messages about a full disk or an exceeded quota. The last is GNU tar's, the one before apt's."""
+"""Matches programs' messages about a full disk or an exceeded quota. The last one is GNU tar's, the third one apt's."""
 
 _BLOCK = 1 << 20
 _POLL_S = 0.05
@@ -43,7 +43,7 @@ _VIRTUAL = ("/proc", "/sys")
 
 
 def path_fault(path: Path) -> str:
-    """Return why a path cannot name a file or folder to read or create; empty if it can.
+    """Return the reason why a path cannot name a file or folder to read or create, or an empty string.
 
     The limits are those in limits.h (NAME_MAX, PATH_MAX). Nothing is created. Paths that cannot be examined are valid.
     """

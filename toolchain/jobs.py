@@ -18,7 +18,7 @@ _CONTROLLERS = (
 
 
 def available_memory_mib() -> int:
-    """Return the MiB that new processes can use without swapping: MemAvailable (proc(5)), or a lower cgroup limit."""
+    """Return the memory in MiB that is available without swapping: MemAvailable (proc(5)), or a lower cgroup limit."""
     free = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, value = line.split(":")

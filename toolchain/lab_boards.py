@@ -139,5 +139,5 @@ def check(rows: Sequence[str]) -> str:
         except ValueError as fault:
             faults.append(f"{text!r}: {fault}")
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        faults.append(f"expected each name once, found {', '.join(twice)} more often")
+        faults.append(f"expected each name once, found {', '.join(twice)} more than once")
     return "; ".join(faults)

@@ -77,7 +77,7 @@ class _LineBar:
 
 
 class _Where(ProgressColumn):
-    """A column that is shown only for bars that count bytes, or only for bars that do not."""
+    """A column that is shown only for bars that count bytes or, without ``in_bytes``, only for the other bars."""
 
     def __init__(self, column: ProgressColumn, *, in_bytes: bool) -> None:
         super().__init__()

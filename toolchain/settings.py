@@ -18,7 +18,7 @@ from toolchain.errors import ConfigError
 
 
 class SettingsFiles(config.Config):
-    """Invoke's configuration. Malformed files stop the program, which lists all errors as ConfigError does."""
+    """Invoke's configuration. If a file is malformed, the program exits and lists all errors as ConfigError does."""
 
     def load_runtime(self, merge: bool = True) -> None:
         """Read the --config file, relative to the caller's folder. Unlike the other files, it must exist."""

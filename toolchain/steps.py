@@ -4,11 +4,14 @@ A step's *key* is the SHA-256 of its inputs as canonical JSON. Inputs are named 
 fingerprints, the SHA-256 of each module of this project that contributes to the product (toolchain.closure), and the
 SHA-256 of the products of the steps on which it depends. A finished step's manifest records the key and the inputs. The
 next run compares them and shows the difference as the reason. A step also runs when its products are missing, which its
-``missing`` function detects. If a step produces the same bytes again, the steps that depend on it do not run. Planning
-does not change anything. A plan assumes that all steps that depend on a running step also run. During execution, this
-is decided again from the actual products. Steps whose dependencies are complete run concurrently, by default two at a
-time, because an emulated step and a compilation rarely compete for a core. After the first failure, no further steps
-start. Running steps are completed, and then the failure is raised.
+``missing`` function detects. If a step produces the same bytes again, the steps that depend on it do not run.
+
+Planning does not change anything. A plan assumes that all steps that depend on a running step also run. During
+execution, the decision is made again from the actual products.
+
+Steps whose dependencies are complete run concurrently, by default two at a time, because an emulated step and a
+compilation rarely compete for a core. After the first failure, no further steps start. Running steps are completed, and
+then the failure is raised.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision whether a step runs, and why."""
+    """The decision on whether a step runs, and the reason."""
 
     step: Step
     key: str
@@ -219,7 +222,7 @@ def _chain_lengths(steps: Sequence[Step]) -> dict[str, int]:
 
 
 def _interrupt(running: Iterable[concurrent.futures.Future[Manifest]]) -> None:
-    """Stop the programs of running steps, including those that are started until the steps stop."""
+    """Stop the programs of running steps, including programs that start before the steps have stopped."""
     left = set(running)
     while left:
         process.interrupt_all()

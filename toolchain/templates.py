@@ -9,7 +9,7 @@ import jinja2
 
 
 def render(template: Path, values: Mapping[str, object], *, trim_blocks: bool = False, html: bool = False) -> str:
-    """Return a template's text with these values.
+    """Render a template with these values, and return the text.
 
     With ``trim_blocks``, a block tag on its own line leaves no blank line. With ``html``, values are escaped.
     """

@@ -139,7 +139,7 @@ def keys(config: Config, name: str) -> tuple[str, ...]:
 
 
 def keys_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
-    """Return the keys of entries with a recipe's key, newest first. Verifying them would make plans slow."""
+    """Return the keys of entries with a recipe's key, newest first, without verifying them, which is slow."""
     found: list[tuple[int, str]] = []
     for path in (_folder(config) / name).glob(f"*/{MANIFEST}"):
         manifest = Manifest.read(path) if _KEY.fullmatch(path.parent.name) else None
@@ -174,7 +174,7 @@ def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
 
 
 def entry(config: Config, name: str, key: str) -> Entry | None:
-    """Return an entry as ``get`` does, but with sizes and digests."""
+    """Return the entry with the files that ``get`` returns, their sizes and digests. Raises as ``get`` does."""
     place = _place(config, name, key)
     while True:
         try:
@@ -214,7 +214,7 @@ def _intact(place: Path, name: str, key: str) -> Entry:
             item.verify()
         _check_statement(manifest.artefacts)
     except FileNotFoundError as fault:  # removed in the meantime
-        raise ArtefactMissing(f"{fault.filename} is gone") from fault
+        raise ArtefactMissing(f"{fault.filename} no longer exists") from fault
     return Entry(name=name, key=key, recipe=manifest.inputs.get(_RECIPE, ""), files=manifest.artefacts)
 
 
@@ -394,7 +394,9 @@ def _require_all(paths: Sequence[Path]) -> None:
         raise ValueError(f"files of an artefact must have different names: {[path.name for path in paths]}")
     for path in paths:
         if not path.is_file():
-            raise ArtefactMissing(f"{path} is gone", expected="a finished file", found="none", fix="build it again")
+            raise ArtefactMissing(
+                f"{path} no longer exists", expected="a finished file", found="none", fix="build it again"
+            )
 
 
 def _check_statement(made: Sequence[Artefact]) -> None:

@@ -1,4 +1,4 @@
-"""Find the distribution package that contains a file that a build did not find, in the archive's Contents indices.
+"""Look up the packages that contain files that a build did not find, in the archive's Contents indices.
 
 An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``) is downloaded when a build first lacks a file, and again
 after the package lists were updated. It is used only for messages; packages are installed from the verified lists.

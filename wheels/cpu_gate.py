@@ -44,7 +44,7 @@ _SYMBOL = np.dtype(
 _RELOCATION = np.dtype([("offset", "<u8"), ("kind", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 _JUMP_SLOT, _RELATIVE, _IRELATIVE = 1026, 1027, 1032
 _NEAR = 4
-"""The maximum distance in words between the instruction that loads an address's page and the one that completes it."""
+"""The maximum distance in words between the instructions that load an address's page and add its offset."""
 Addresses = npt.NDArray[np.int64]
 
 
@@ -146,7 +146,7 @@ def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
 
 
 def _by_attributes(file: str, elf: ELFFile, cpu: Cpu) -> list[Function]:
-    """Return a function for each build attribute of a 32-bit file that exceeds the CPU's."""
+    """Return an entry for each build attribute of a 32-bit file that exceeds the CPU's highest value."""
     beyond = {
         tag.removeprefix("TAG_"): value
         for tag, value in wheels.arm_attributes(elf).items()
@@ -365,7 +365,10 @@ def _behind_flag(words: Words, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool
 
 
 def _reasons(program: _Program, functions: Mapping[int, object], direct: set[int]) -> dict[int, str]:
-    """Return the signs of checks by function start. ``direct`` functions do not test a flag beforehand."""
+    """Return the sign of a CPU check for each function that has one, by the function's start address.
+
+    The functions in ``direct`` contain unsupported instructions that no flag test precedes.
+    """
     patterns = [(row["reason"], re.compile(row["pattern"])) for row in _data()["names"]]
     found: dict[int, str] = {}
 

@@ -28,7 +28,7 @@ def download(requirement: str, folder: Path, target: Architecture, suite: Suite,
         return SourceUnavailable(
             f"the package index has no wheel of {missing} for {suite.name} {target.debian}",
             expected=f"a wheel for Python {suite.python} and {target.wheel_platform} or manylinux",
-            found="none that fits",
+            found="no such wheel",
             fix="check the name and version, or pass the path of a wheel",
         )
 
@@ -40,7 +40,7 @@ def download(requirement: str, folder: Path, target: Architecture, suite: Suite,
 
 
 def dependencies(wheel: Path, folder: Path, target: Architecture, suite: Suite, log: Path) -> list[Path]:
-    """Download the direct and indirect dependencies of a wheel. Raises as ``download`` does, or WheelUnusable.
+    """Download the direct and indirect dependencies of a wheel. Raises WheelUnusable, and as ``download`` does.
 
     pip would evaluate markers such as ``platform_machine`` for this PC instead of the target, so each package is
     requested separately; the first requirement for a package determines its version.

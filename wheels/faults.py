@@ -116,7 +116,7 @@ def _explained(
         return _without_source(wanted, name, pin, others)
     if not _is_same(name, wanted.name):
         return SourceUnavailable(
-            f"{wanted} requires {name}{pin} to be built, and the index has no version that fits",
+            f"the build of {wanted} requires {name}{pin}, and the index has no suitable version",
             expected=f"{name}{pin}, as source or as a wheel for the target",
             found=f"versions {shown}" if shown else "no version",
             fix=f"build it first: ./inv build-wheel {name}==VERSION; the wheelhouse then provides it",

@@ -37,7 +37,7 @@ UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
     *(NotImplementedError, RuntimeError, UnicodeDecodeError),
 )
-"""What zipfile raises, in addition to OSError, for damaged, encrypted or unsupported archives."""
+"""The exceptions, in addition to OSError, that zipfile raises for damaged, encrypted or unsupported archives."""
 _MACHINES = {"armhf": ("EM_ARM", 32), "arm64": ("EM_AARCH64", 64), "amd64": ("EM_X86_64", 64)}
 
 

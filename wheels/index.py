@@ -1,6 +1,6 @@
 """Serve a given set of wheels over HTTP as a package index for pip (PEP 503).
 
-The index is read-only. A request for anything but one of the wheels gets status 404: no path leads to another file.
+The index is read-only. A request for anything but one of the wheels returns status 404: no path leads to another file.
 Wheels are listed with their SHA-256, which pip verifies. Byte ranges are supported, so pip can resume an interrupted
 download.
 

@@ -1,4 +1,4 @@
-"""Wheelhouses: configured folders with wheels. A finished wheel is put into the first one."""
+"""Wheelhouses: configured folders with wheels. Finished wheels are put into the first one."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from wheels import artefacts
 def step(context: Context) -> Step:
     """Return the step that finds or builds the wheels.
 
-    They are omitted if torch is omitted, or if the mirror does not have their source. With torch from the package
-    index, their wheels come from there, too.
+    The wheels are omitted if torch is omitted, or if the mirror does not have their source. If torch comes from the
+    package index, so do these wheels.
     """
     data = recipe.load(build.NAME)
     tar = context.root / "companions-site.tar"

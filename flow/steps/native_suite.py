@@ -13,7 +13,7 @@ NAMES = ("test_ops.py", "test_torch.py", "test_torch_qpu.py")
 
 
 def step(context: Context) -> Step:
-    """Return the step that runs the tests in tests/device about the extension and torch, as on a board."""
+    """Return the step that runs tests/device's tests of the extension and of torch, as on a board."""
     return Step(
         name="native-suite",
         title="device suite on this machine",

@@ -102,12 +102,12 @@ def builder_of(context: Context, needs: Mapping[str, Manifest]) -> building.Buil
 
 
 def _from_cache(context: Context, cached: Sequence[Path], key: str) -> Made:
-    """Return a cached wheel of the same recipe, compiler and packages, built here earlier or pulled."""
+    """Return the cached wheel that was built, here or elsewhere, with the same recipe, compiler and packages."""
     (wheel,) = [path for path in cached if path.suffix == ".whl"]
     stated = provenance.read(provenance.path_for(wheel), wheel).get("recipeKey")
     if stated != key:
         raise ArtefactDamaged(
-            f"the recipe key in the provenance of the cached {wheel.name} is not its folder's",
+            f"the recipe key in the provenance of the cached {wheel.name} differs from its folder's",
             expected=f"recipeKey {key}",
             found=str(stated or "none"),
             fix=f"delete {wheel.parent} and run the task again",

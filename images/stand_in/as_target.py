@@ -1,8 +1,8 @@
 """Run a Python program natively, as the target's Python would run it: ``as_target.py PYTHON (SCRIPT | -m MODULE) …``.
 
-For programs that read and write text and start others. PYTHON is the path by which the target's Python was called. The
-description of the machine (``os.uname``, ``sys.maxsize``, ``sysconfig``) is that of the target; programs that are
-started by ``sys.executable`` get the target's Python. Modules are those of the target's Python, except for compiled
+Suitable for programs that only process text and start other programs. PYTHON is the path by which the target's Python
+was called. The description of the machine (``os.uname``, ``sys.maxsize``, ``sysconfig``) is that of the target, and
+``sys.executable`` starts the target's Python. Modules are those of the target's Python, except for compiled
 modules of the standard library, which are native. Compiled modules of other packages are for the target; their source
 is imported instead (Cython has both). Byte code, which is the same for all machines, is written to a separate folder.
 """

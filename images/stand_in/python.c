@@ -1,7 +1,8 @@
 /* Replaces the target's Python in a build container (images/build_tools.py): runs pip, Meson and Cython with a native
  * Python, through as_target.py, and everything else with the target's.
  *
- * It is compiled for the target and is not a script: pip reads the header of sys.executable to find out which wheels fit.
+ * It is compiled for the target and is not a script, because pip reads the header of sys.executable to determine which
+ * wheels are compatible.
  */
 #include <stdio.h>
 #include <stdlib.h>

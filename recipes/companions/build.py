@@ -34,7 +34,7 @@ _FIX = "the recipe is in recipes/companions; image.companions: false leaves them
 
 
 def unfit(version: str) -> str:
-    """Return why there are no companions for this version of torch; empty if there are."""
+    """Return the reason why there are no companions for this version of torch, or an empty string."""
     if not version:
         return "there is no torch wheel"
     wanted = load(NAME).settings["torch"]
@@ -54,7 +54,7 @@ def finished(config: Config, key: str) -> tuple[tuple[Path, ...], str]:
 
 
 def listing(config: Config) -> str:
-    """Return the entries of the artefact cache: if they change, so can the result of ``finished``."""
+    """Return the artefact cache's entries as a step input: if they change, the result of ``finished`` can change."""
     return " ".join(artefacts.keys(config, NAME))
 
 
@@ -149,7 +149,7 @@ def examine(wheel: Path, torch_site: Path, target: Architecture, suite: Suite) -
 
     The wheel must be stripped, and must not contain paths from its build. Raises WheelUnusable or PlatformMismatch.
     """
-    # The image format libraries use NEON where the CPU has it.
+    # The image format libraries use NEON if the CPU supports it.
     torch = sorted((torch_site / _packages(suite)).glob("torch*/**/*.so*"))
     return audit.examine_stripped(wheel, target, suite, flags="neon", home=_HOME, extends=torch, fix=_FIX)
 

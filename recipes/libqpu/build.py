@@ -1,7 +1,7 @@
 """Build libqpu for the target: cross-compile it in the native builder image, or compile it in the development root.
 
-There is one build tree per builder image, so only what depends on a changed source is recompiled. The sources and the
-build tree are mounted at fixed paths, so the product does not depend on the checkout's path.
+There is one build tree per builder image, so only files that depend on a changed source are recompiled. The sources and
+the build tree are mounted at fixed paths, so the product does not depend on the checkout's path.
 """
 
 from __future__ import annotations

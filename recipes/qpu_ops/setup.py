@@ -4,7 +4,7 @@ libqpu is searched for in include/ and lib/ below the folder LIBQPU_PREFIX, or t
 is linked by its soname, and the extension does not contain a search path: at run time, the loader finds libqpu.so.1
 through /etc/ld.so.conf.d or LD_LIBRARY_PATH.
 
-TORCH_FILES is set for cross-compilation, to the folder of a torch package for the target machine. The extension is
+For cross-compilation, TORCH_FILES is set to the folder of a torch package for the target machine. The extension is
 compiled against this package, and torch is not imported. The properties of torch are then read from its files.
 The compiler and the modules' file names come from the target Python's settings (_PYTHON_SYSCONFIGDATA_NAME,
 _PYTHON_HOST_PLATFORM).

@@ -30,7 +30,7 @@ from toolchain.errors import CommandFailed, SourceUnavailable
 from toolchain.jobs import compile_jobs
 
 FETCHED = "pitorch-fetched"
-"""The name of the file in ``.git`` that marks a checkout as ours. Only those are replaced when the pin changes."""
+"""The file in ``.git`` that marks checkouts created here. Only such checkouts are replaced when the pin changes."""
 
 _FETCH_LIMIT_S = 900.0
 
@@ -64,7 +64,7 @@ class Checkout:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Paths in the commands: mount points of the container."""
+    """The paths in the commands, which are mount points in the container."""
 
     recipe: str
     source: str

@@ -1,1 +1,1 @@
-"""torch for the target: where its wheel comes from."""
+"""Build, find and audit the torch wheel for the target."""

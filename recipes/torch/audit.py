@@ -1,4 +1,4 @@
-"""Audit a torch wheel before it is accepted: the CPU that its ELF files were compiled for, and what they require."""
+"""Audit a torch wheel before it is accepted: the CPU for which its ELF files were compiled, and their requirements."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from wheels import find as wheels
 GOAL_MB = 60
 _OF_PYTHON = ("Py", "_Py")
 _BUILD_PATHS = (b"/usr/src/torch", b"/usr/src/recipe")
-"""Paths of the tree and the recipe in the container of the builder."""
+"""The paths of the tree and the recipe in the builder's container."""
 _KINDS = ("GLIBC", "GLIBCXX")
 _ARCHITECTURES = {10: "ARMv7", 6: "ARMv6", 14: "ARMv8"}
-"""Tag_CPU_arch (ARM IHI 0045, 3.3.5.2): the values of compilers for the A profile."""
+"""The values of Tag_CPU_arch (ARM IHI 0045, 3.3.5.2) that compilers use for the A profile."""
 _ADVANCED_SIMD = "TAG_ADVANCED_SIMD_ARCH"
 _FP = {1: "VFPv1", 2: "VFPv2", 3: "VFPv3", 4: "VFPv3-D16", 5: "VFPv4", 6: "VFPv4-D16", 7: "FPv8", 8: "FPv8-D16"}
-"""Tag_FP_arch (ARM IHI 0045, 3.3.5.2)."""
+"""The values of Tag_FP_arch (ARM IHI 0045, 3.3.5.2)."""
 _FP_OF_ARMHF = ("VFPv2", "VFPv3-D16")
-"""At most 16 double-precision registers, which every armhf CPU has."""
+"""Floating-point units with at most 16 double-precision registers, which every armhf CPU has."""
 _FP_OF_NEON = (*_FP_OF_ARMHF, "VFPv3", "VFPv4", "VFPv4-D16")
 _KERNELS = "torch/lib/libtorch_cpu.so"
 _FIX = "the recipe is in recipes/torch; ./inv build-torch builds it again"
@@ -55,23 +55,23 @@ class _Sums:
     faults: list[str] = field(default_factory=list)
     count: int = 0
     defined: set[str] = field(default_factory=set)
-    """Symbols that the files of the wheel define."""
+    """The symbols that the wheel's files define."""
     required: dict[str, str] = field(default_factory=dict)
-    """Unversioned symbols that the files require, with the first file that requires them."""
+    """The unversioned symbols that the files require, each with the first file that requires it."""
 
 
 def examine(
     wheel: Path, target: Architecture, suite: Suite, *, flags: str, extends: Sequence[Path] = (), fix: str = _FIX
 ) -> Examined:
-    """Audit a wheel for a target. Raises WheelUnusable with every fault, PlatformMismatch for another machine.
+    """Audit a wheel for a target. Raises WheelUnusable with all faults, or PlatformMismatch for another machine.
 
-    ``extends`` are libraries that are loaded before those of the wheel: torch's, for a wheel that extends it.
+    ``extends`` lists libraries that are loaded before those of the wheel: for a wheel that extends torch, torch's.
 
-    Checks the tag, RECORD, machine and float ABI (wheels.find.audit); CPU architecture, floating point and NEON
-    against the compiler's ``flags``, except in libraries that select their code for the CPU at run time; the newest
-    GLIBC and GLIBCXX symbols against the release; libraries that are neither in the wheel nor in a minimal system;
-    undefined symbols; RPATHs that leave the wheel; paths of the build in
-    any member. A size of more than 60 MB is a warning.
+    The following are faults: a wrong tag, RECORD, machine or float ABI (wheels.find.audit); a CPU architecture,
+    floating-point unit or use of NEON that contradicts the compiler's ``flags``, except in libraries that select their
+    code for the CPU at run time; GLIBC or GLIBCXX symbols newer than the release's; libraries that are neither in the
+    wheel nor in a minimal system; undefined symbols; RPATHs that leave the wheel; and paths of the build in any member.
+    A size of more than 60 MB causes a warning.
     """
     wheels.audit(wheel, target)
     sums = _Sums()
@@ -116,7 +116,7 @@ def examine(
 def examine_stripped(
     wheel: Path, target: Architecture, suite: Suite, *, flags: str, home: str, extends: Sequence[Path] = (), fix: str
 ) -> Examined:
-    """Like ``examine``, for a wheel with stripped libraries that do not contain ``home``, the folder of its build."""
+    """Audit a wheel as ``examine`` does; also require stripped libraries without the build folder's path ``home``."""
     seen = examine(wheel, target, suite, flags=flags, extends=extends, fix=fix)
     faults = [] if seen.elf_files else ["it has no library"]
     with zipfile.ZipFile(wheel) as archive:
@@ -168,7 +168,7 @@ def _note_symbols(name: str, elf: ELFFile, sums: _Sums) -> None:
 
 
 def _defined_symbols(elf: ELFFile) -> set[str]:
-    """The names of the symbols that a library defines. pyelftools would take many seconds for torch's libraries."""
+    """Return the symbols that a library defines. For torch's libraries, pyelftools would take many seconds."""
     table = elf.get_section_by_name(".dynsym")
     if not isinstance(table, SymbolTableSection):
         return set()
@@ -179,12 +179,12 @@ def _defined_symbols(elf: ELFFile) -> set[str]:
 
 
 def system_libraries() -> tuple[str, ...]:
-    """Prefixes of the names of libraries that every system has."""
+    """Return the name prefixes of libraries that every system has."""
     return _prefixes("system_libraries")
 
 
 def _detecting_libraries() -> tuple[str, ...]:
-    """Prefixes of the names of libraries that select their code for the CPU at run time."""
+    """Return the name prefixes of libraries that select their code for the CPU at run time."""
     return _prefixes("detecting_libraries")
 
 

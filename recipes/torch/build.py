@@ -1,4 +1,4 @@
-"""The torch wheel, cross-compiled from source in its builder image.
+"""Cross-compile the torch wheel from source in its builder image.
 
 All paths inside the container are fixed and do not depend on the checkout. The sources and the build tree are in
 ``/usr/src/torch``; this PC has one such folder per recipe key. An interrupted build continues where it stopped. Objects
@@ -38,21 +38,21 @@ _HOME = "/usr/src/torch"
 _TREE = f"{_HOME}/pytorch"
 _LIMIT_S = 24 * 3600.0
 _PATIENCE_S = 20.0
-"""Time for ninja to remove partly written files on Ctrl-C. It would use them as complete in the next run."""
+"""The time in seconds for ninja to remove partly written files after Ctrl-C, which a later run would reuse."""
 _NEEDED_MIB = 9000
 _NEEDED_TO_GO_ON_MIB = 1500
-"""An estimate, for a tree that already has objects, and for packaging."""
+"""The estimated free space in MiB that packaging needs, and a build in a tree that already contains objects."""
 _NEXT_TO_NOTHING_MIB = 16
-"""Less than the size of any library that is written when the wheel is packaged."""
+"""A limit in MiB below the size of every library that is written when the wheel is packaged."""
 _KILLED = re.compile(r"Killed signal terminated program|unable to execute command: Killed|terminated with signal 9")
-"""Messages of the drivers of GCC, Clang and the linker about a killed process."""
+"""Matches the messages of GCC's, Clang's and the linker's drivers about a killed process."""
 _STATUS_OF_KILLED = 137
-"""Exit status of a shell for a process that was killed by SIGKILL."""
+"""The exit status that a shell reports for a process that SIGKILL terminated."""
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
 _NINJA_LOG = ".ninja_log"
-"""It does not exist before the first object is compiled."""
+"""The name of ninja's log, which does not exist before the first object is compiled."""
 _COMPILERS = re.compile(r"(lib)?(clang|llvm|gcc|stdc\+\+|binutils)|g\+\+|cpp|lib(gmp|isl|mpc|mpfr)\d")
-"""Names of the packages of compilers, their libraries and assemblers."""
+"""Matches the names of packages that contain compilers, their libraries or assemblers."""
 _OPTIONS = {
     "archive": "the distribution's source package lacks XNNPACK, oneDNN, kineto, gloo and googletest, which some "
     "options build; docs/torch.md lists them, and what they require in addition to --source=git",
@@ -61,11 +61,11 @@ _OPTIONS = {
 }
 _TRUE = frozenset({"1", "ON", "YES", "TRUE", "Y"})
 _FALSE = frozenset({"0", "OFF", "NO", "FALSE", "N", "IGNORE", "NOTFOUND", ""})
-"""CMake's constants, in upper case."""
+"""CMake's Boolean constants in upper case."""
 _CACHED = re.compile(r"^([A-Za-z_]\w*):([A-Z]+)=(.*)$", re.MULTILINE)
-"""A line of CMakeCache.txt: name, type, value."""
+"""Matches a line of CMakeCache.txt: name, type and value."""
 _SUMMARY = re.compile(r"^--[ \t]+([A-Z]\w*)[ \t]*:[ \t]*(\S+)[ \t\r]*$", re.MULTILINE)
-"""A line of the summary that torch's CMake prints at the end: an option and its final value."""
+"""Matches a line of the summary that torch's CMake prints at the end: an option and its final value."""
 _MADE_FOR = "made-for"
 _RUNS = "runs.json"
 _STATISTICS = "ccache.log"
@@ -81,11 +81,11 @@ class Plan:
     suite: Suite
     variant: str
     options: Mapping[str, str]
-    """Options of CMake, including the user's options."""
+    """CMake's options, including the user's options."""
 
     @classmethod
     def of(cls, recipe: Recipe, config: Config, suite: Suite) -> Plan:
-        """The configured wheel. Raises RecipeInvalid for a target or variant that is unknown or not supported."""
+        """Return the plan for the configured wheel. Raises RecipeInvalid for an unsupported target or variant."""
         architecture = config.image.architecture
         if architecture not in ("armhf", *recipe.architectures):
             raise RecipeInvalid(
@@ -119,12 +119,12 @@ class Plan:
 
     @property
     def flags(self) -> str:
-        """Flags of the compiler for the variant."""
+        """The compiler's flags for the variant."""
         return str(self.recipe.tables["variant"][self.variant]["flags"])
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of every command of the build, except for the settings of ccache."""
+        """The environment variables for all commands of the build, except for ccache's settings."""
         return {
             "SOURCE_DATE_EPOCH": self.recipe.settings["epoch"],
             "LC_ALL": "C.UTF-8",
@@ -164,13 +164,13 @@ class Plan:
 
     @property
     def setup(self) -> list[str]:
-        """Command line of upstream's setup.py, which assembles the wheel."""
+        """The command line of upstream's setup.py, which assembles the wheel."""
         platform = self.config.image.target.wheel_platform
         return ["python3", "setup.py", "bdist_wheel", "--plat-name", platform, "--dist-dir", f"{_HOME}/raw"]
 
     @property
     def setup_environment(self) -> dict[str, str]:
-        """Additional environment of setup.py: the target, and the options that CMake gets."""
+        """The additional environment variables for setup.py: the target, and the options that CMake receives."""
         target = self.config.image.target
         compiler = f"{target.gnu}-gcc {self.flags}"
         found = {
@@ -187,9 +187,10 @@ class Plan:
         return found
 
     def key(self, source: str) -> str:
-        """SHA-256 of everything in this repository that determines the wheel; ``source`` identifies the source.
+        """Return the SHA-256 of everything in this repository that determines the wheel.
 
-        The number of compiler processes and the settings of ccache are not part of it: they do not change the wheel.
+        ``source`` identifies the source. The number of compiler processes and ccache's settings are not part of the
+        key, because they do not change the wheel.
         """
         stated = {
             "recipe": self.recipe.fingerprint(),
@@ -207,7 +208,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run of a build: seconds of each phase that was started, and whether the build was completed."""
+    """One run of a build: the duration of each phase in seconds, and whether the run completed the build."""
 
     seconds: Mapping[str, float]
     finished: bool
@@ -234,14 +235,14 @@ class Builder:
         self._client, self._image, self._plan, self._source, self.log = client, image, plan, source, log
         self._cached, self._compilers = True, ""
         config = plan.config
-        # The image contains the compiler and its libraries, so each image has a tree of its own.
+        # The image contains the compiler and its libraries, so each image has a separate tree.
         self.key = hashlib.sha256(f"{plan.key(source.identity)} {image_id}".encode()).hexdigest()
         self.home = config.target_root / "work" / f"torch-{self.key[:12]}"
         self.cache = config.build_root / "ccache"
         self.jobs = compile_jobs(config.build)
 
     def build(self, folder: Path) -> Built:
-        """All phases; the products are copied to ``folder``. Raises CommandFailed or DiskFull."""
+        """Run all phases, and copy the products to ``folder``. Raises CommandFailed or DiskFull."""
         compiled = (self.home / "pytorch" / "build" / _NINJA_LOG).is_file()
         needed = _NEEDED_TO_GO_ON_MIB if compiled else _NEEDED_MIB
         files.require_space(self.home, needed, "torch's sources and objects")
@@ -275,7 +276,7 @@ class Builder:
         )
 
     def runs(self) -> list[Run]:
-        """All runs of this tree, in order; empty if none was recorded."""
+        """Return the recorded runs in this tree, in order."""
         try:
             listed = json.loads((self.home / _RUNS).read_text())
             return [Run(seconds=dict(item["seconds"]), finished=bool(item["finished"])) for item in listed]
@@ -287,7 +288,7 @@ class Builder:
         files.write_text_atomically(self.home / _RUNS, json.dumps(runs, indent=2) + "\n")
 
     def elsewhere(self, name: str) -> Builder:
-        """A builder of the same wheel in a separate tree, without ccache."""
+        """Return a builder of the same wheel that uses a separate tree and no ccache."""
         other = copy.copy(self)
         other.home = self.home.with_name(f"{self.home.name}-{name}")
         other.log = self.log.with_name(f"{self.log.stem}-{name}.log")
@@ -295,7 +296,7 @@ class Builder:
         return other
 
     def older(self) -> tuple[list[Builder], list[Builder]]:
-        """The other trees in the same folder: the trees that this one replaces, and all others.
+        """Return the other trees in the same folder: those that this tree replaces, and the remaining ones.
 
         This tree replaces any tree with another key that was made for the same variant, source and user options. It
         does not replace the tree of a second build with the same key, which is used for a comparison, nor a tree that
@@ -323,7 +324,7 @@ class Builder:
         files.remove(self.home)
 
     def prepare(self) -> None:
-        """Unpack and patch the source, once."""
+        """Unpack and patch the source, unless this has already been done."""
         if (self.home / "pytorch").is_dir():
             return
         version = self._plan.recipe.settings["version"]
@@ -351,7 +352,7 @@ class Builder:
         files.write_text_atomically(stamp, shlex.join(argv))
 
     def _require_as_given(self, said: str) -> None:
-        """Raise RecipeInvalid if CMake has overridden an option of the user: the key and the provenance state it."""
+        """Raise RecipeInvalid if CMake has overridden a user's option, because key and provenance contain its value."""
         given = dict(item.split("=", 1) for item in self._plan.config.torch.options)
         other = overridden(given, _text(self.home / "pytorch" / "build" / "CMakeCache.txt"), said)
         if other:
@@ -417,9 +418,9 @@ class Builder:
         return placed[0], placed[1], vendored
 
     def cache_use(self) -> tuple[int, int]:
-        """How many compiler calls of the tree ccache answered, and how many there were, in all runs.
+        """Return the number of ccache hits and the number of compiler calls in all runs of this tree.
 
-        The statistics of ccache itself are shared with other builds, so each tree has its own log.
+        ccache's own statistics are shared with other builds, so each tree has a separate log.
         """
         if not (self.home / _STATISTICS).is_file():
             return 0, 0
@@ -429,7 +430,7 @@ class Builder:
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
     def versions(self) -> dict[str, str]:
-        """``versions_in`` of the builder image."""
+        """Return the result of ``versions_in`` for the builder image."""
         return versions_in(self._client, self._image, self._plan.config.image.target)
 
     def run(
@@ -441,10 +442,11 @@ class Builder:
         check: bool = True,
         patience_s: float = 0.0,
     ) -> str:
-        """Run a command in a container with the sources, the tree and the recipe; its output.
+        """Run a command in a container with the sources, the tree and the recipe; return the command's output.
 
-        Raises CommandFailed unless ``check`` is false; DiskFull for a full disk and CommandFailed for a lack of memory.
-        If the disk had almost no free space while the command ran, that is the reason, whatever the program printed.
+        Raises CommandFailed if the command fails, unless ``check`` is false. Raises DiskFull for a full disk, and
+        CommandFailed with a specific message if memory runs out. If the disk was almost full while the command ran,
+        this is reported as the cause, even if the output does not mention it.
         """
         full: list[str] = []
         killed: list[str] = []
@@ -481,7 +483,7 @@ class Builder:
 
     @property
     def _compiler_check(self) -> str:
-        """``compiler_check`` of the builder image, computed once."""
+        """The result of ``compiler_check`` for the builder image, computed once."""
         self._compilers = self._compilers or compiler_check(packages_in(self._client, self._image))
         return self._compilers
 
@@ -543,10 +545,11 @@ class Builder:
 
 
 def overridden(given: Mapping[str, str], cache: str, said: str) -> dict[str, str]:
-    """The boolean options that CMake has overridden, with their final values, from its cache and its output.
+    """Return the Boolean options that CMake has overridden, with the final values from its cache and its output.
 
-    If the conditions of a dependent option (cmake_dependent_option) are not met, it keeps its value in the cache, with
-    the type INTERNAL, and is off. Options that no project declares have the type UNINITIALIZED and are ignored.
+    If the conditions of a dependent option (cmake_dependent_option) are not met, the option is off, although the cache
+    still contains the given value, with the type INTERNAL. Options that no project declares have the type UNINITIALIZED
+    and are ignored.
     """
     cached = {name: (kind, value) for name, kind, value in _CACHED.findall(cache)}
     final = {name: value for name, (kind, value) in cached.items() if kind == "BOOL"}
@@ -561,7 +564,7 @@ def overridden(given: Mapping[str, str], cache: str, said: str) -> dict[str, str
 
 
 def _truth(value: str) -> bool | None:
-    """The value of a constant in CMake's ``if``; None for anything else."""
+    """Return a constant's truth value in CMake's ``if``, or None for anything else."""
     constant = value.upper()
     if constant in _TRUE:
         return True
@@ -569,25 +572,25 @@ def _truth(value: str) -> bool | None:
 
 
 def versions_in(client: docker.DockerClient, image: str, target: Architecture) -> dict[str, str]:
-    """Versions of the packages of a builder image and of its compilers.
+    """Return the versions of a builder image's packages and compilers.
 
-    No folders of the build are mounted: the engine would create a missing folder, owned by root.
+    No folders of the build are mounted, because the engine would create missing ones, owned by root.
     """
     said = [_ask(client, image, program, "--version")[:1] for program in ("clang++", f"{target.gnu}-g++")]
     return {**packages_in(client, image), "compiler": "; ".join(line for lines in said for line in lines)}
 
 
 def packages_in(client: docker.DockerClient, image: str) -> dict[str, str]:
-    """Versions of the packages of an image by NAME:ARCHITECTURE."""
+    """Return the versions of an image's packages, by NAME:ARCHITECTURE."""
     listed = _ask(client, image, "dpkg-query", "--show", "--showformat=${Package}:${Architecture} ${Version}\\n")
     return dict(line.split(" ", 1) for line in listed if " " in line)
 
 
 def compiler_check(packages: Mapping[str, str]) -> str:
-    """The identity of the compilers for ccache: their packages with versions.
+    """Return the text by which ccache identifies the compilers: their packages with versions.
 
-    The program that is called is not enough: ``clang`` loads the compiler from libclang-cpp and libLLVM, and GCC's
-    driver starts ``cc1plus`` and ``as``.
+    The called program alone does not identify a compiler: ``clang`` loads the compiler from libclang-cpp and libLLVM,
+    and GCC's driver starts ``cc1plus`` and ``as``.
     """
     return "string:" + " ".join(
         f"{name}={version}" for name, version in sorted(packages.items()) if _COMPILERS.match(name)
@@ -599,7 +602,7 @@ def _ask(client: docker.DockerClient, image: str, *argv: str) -> list[str]:
 
 
 def memory_kills() -> int:
-    """How many processes the kernel has killed for lack of memory since boot; 0 if it does not report that."""
+    """Return how many processes the kernel has killed for lack of memory since boot; 0 if it does not report this."""
     try:
         listed = Path("/proc/vmstat").read_text()
     except OSError:
@@ -618,7 +621,7 @@ def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
 
 
 def _text(path: Path) -> str:
-    """The text of a file; empty if it does not exist."""
+    """Return a file's text, or an empty string if the file does not exist."""
     try:
         return path.read_text()
     except OSError:
@@ -626,5 +629,5 @@ def _text(path: Path) -> str:
 
 
 def _short(what: str) -> str:
-    """The name of the file in a line of ninja's output."""
+    """Return the file name in a line of ninja's output."""
     return what.rsplit("/", 1)[-1].removesuffix(".o")[:40]

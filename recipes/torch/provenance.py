@@ -1,7 +1,8 @@
-"""The provenance of a wheel: an in-toto statement with a SLSA provenance predicate, version 1.
+"""Write and read a wheel's provenance: an in-toto statement with a SLSA provenance predicate, version 1.
 
-It contains the SHA-256 of the wheel, the source (its files, or upstream's commit), every package of the builder image
-with its version, the compiler, the options, and the recipe's key. It does not contain paths or host names of this PC.
+The statement contains the SHA-256 of the wheel, the source (its files, or upstream's commit), every package of the
+builder image with its version, the compiler, the options, and the recipe's key. It does not contain paths or host names
+of this PC.
 
 Types are URIs (in-toto's TypeURI), packages are package URLs (ECMA-427), and a resource has a URI, a digest or its
 content (in-toto's ResourceDescriptor).
@@ -33,12 +34,12 @@ _PACKAGE_URL = re.compile(r"pkg:deb/debian/([^@?]+)@([^@?]+)\?arch=([^&]+)")
 
 
 def path_for(wheel: Path) -> Path:
-    """Path of the statement of a wheel."""
+    """Return the path of a wheel's statement."""
     return wheel.with_name(wheel.name.removesuffix(".whl") + ".provenance.json")
 
 
 def artefact_key(recipe_key: str, versions: Mapping[str, str]) -> str:
-    """The key of a finished wheel: SHA-256 of the recipe's key and of the versions that it was compiled with.
+    """Return a finished wheel's key: the SHA-256 of the recipe's key and of the versions used to compile the wheel.
 
     ``versions`` contains the version of the compiler and of every package of the builder image, by NAME:ARCH.
     """
@@ -49,7 +50,7 @@ def artefact_key(recipe_key: str, versions: Mapping[str, str]) -> str:
 def write(
     built: Built, plan: Plan, source: Source, *, key: str, versions: Mapping[str, str], began: float, path: Path
 ) -> Path:
-    """Write the statement about a build; its path. ``began`` is in Unix seconds."""
+    """Write the statement about a build, and return its path. ``began`` is in Unix seconds."""
     dependencies = [
         *_source(plan, source),
         *({"uri": package_url(name, version)} for name, version in sorted(versions.items()) if ":" in name),
@@ -92,16 +93,17 @@ def write(
 
 
 def package_url(name: str, version: str) -> str:
-    """The package URL of Debian's package NAME:ARCHITECTURE, as ``pkg:deb/debian/libstdc%2B%2B6@14.2.0-19?arch=armhf``.
+    """Return the package URL of Debian's package NAME:ARCHITECTURE.
 
-    All characters except letters, digits, ``.-_~`` and the colon are encoded (ECMA-427, 5.4).
+    An example is ``pkg:deb/debian/libstdc%2B%2B6@14.2.0-19?arch=armhf``. All characters except letters, digits,
+    ``.-_~`` and the colon are encoded (ECMA-427, 5.4).
     """
     package, _, architecture = name.partition(":")
     return f"pkg:deb/debian/{quote(package, safe=':')}@{quote(version, safe=':')}?arch={quote(architecture, safe=':')}"
 
 
 def versions_of(wheel: Path) -> dict[str, str]:
-    """The ``versions`` in the statement of a wheel, which ``read`` has checked; empty if it does not contain them."""
+    """Return the ``versions`` in a wheel's statement, which ``read`` must have checked; empty if it has none."""
     definition = json.loads(path_for(wheel).read_text())["predicate"]["buildDefinition"]
     compiler = definition.get("internalParameters", {}).get("compiler", "")
     uris = [item.get("uri", "") for item in definition.get("resolvedDependencies", [])]
@@ -111,7 +113,7 @@ def versions_of(wheel: Path) -> dict[str, str]:
 
 
 def _source(plan: Plan, source: Source) -> list[dict[str, Any]]:
-    """The files of an archive, or upstream's commit, which determines the commits of its submodules."""
+    """Return the files of an archive, or upstream's commit, which determines the commits of its submodules."""
     if source.kind == "git":
         table = plan.recipe.tables["git"]
         uri = f"git+{table['url']}@refs/tags/{table['tag']}"
@@ -120,13 +122,13 @@ def _source(plan: Plan, source: Source) -> list[dict[str, Any]]:
 
 
 def _byproduct(name: str, values: Mapping[str, float]) -> dict[str, Any]:
-    """A byproduct of a few numbers: as its content, and as readable annotations."""
+    """Return a byproduct with a few numbers, both as its content and as readable annotations."""
     content = base64.b64encode(json.dumps(values, sort_keys=True).encode()).decode()
     return {"name": f"{name}.json", "mediaType": "application/json", "content": content, "annotations": dict(values)}
 
 
 def read(path: Path, wheel: Path) -> dict[str, Any]:
-    """The external parameters of a statement, after checking the SHA-256 of the wheel. Raises ArtefactDamaged."""
+    """Check the wheel's SHA-256 in a statement; return the statement's external parameters. Raises ArtefactDamaged."""
     try:
         document = json.loads(path.read_text())
         stated = {item["name"]: item["digest"]["sha256"] for item in document["subject"]}

@@ -1,7 +1,7 @@
-"""Pinned wheels of the package index: torch, torchvision and torchaudio for targets without a wheel of ours.
+"""Fetch the package index's pinned wheels of torch, torchvision and torchaudio for targets that have no prebuilt wheel.
 
-pip fetches them with the settings of this PC (indices, proxies, certificates). File names and SHA-256 are in
-``published.toml``. pip compares the SHA-256 when it fetches a file, and ``obtain`` compares it on every use.
+pip fetches the wheels with this PC's settings (indices, proxies, certificates). ``published.toml`` contains the file
+names and SHA-256 values. pip compares the SHA-256 when it fetches a file, and ``obtain`` compares it on every use.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _OTHER_PLACE = "or put a wheel for the target into a wheelhouse (torch.wheelhous
 
 @dataclass(frozen=True)
 class Pin:
-    """A wheel of the package index: its file name and SHA-256."""
+    """A wheel in the package index: its file name and SHA-256."""
 
     file: str
     sha256: str
 
     @property
     def name(self) -> str:
-        """The distribution."""
+        """The name of the distribution."""
         return parse_wheel_filename(self.file)[0]
 
     @property
@@ -45,18 +45,18 @@ class Pin:
 
 
 def pins(config: Config) -> tuple[Pin, ...]:
-    """The pinned wheels of the target, torch first; empty if there are none."""
+    """Return the target's pinned wheels, torch first; empty if there are none."""
     table = tomllib.loads(_DATA.read_text()).get(f"{config.image.suite}-{config.image.architecture}", {})
     return tuple(Pin(file, sha256) for file, sha256 in table.items())
 
 
 def place(pin: Pin, config: Config) -> Path:
-    """The path of the fetched wheel, whether it exists or not."""
+    """Return the path of the fetched wheel, whether it exists or not."""
     return config.build_root / "published" / pin.file
 
 
 def obtain(pin: Pin, config: Config) -> Path:
-    """The wheel, fetched unless it is already there.
+    """Return the wheel's path; fetch the wheel unless it is already there.
 
     Raises NetworkUnreachable, or SourceUnavailable if the index does not have it or its SHA-256 is not the pinned one.
     """

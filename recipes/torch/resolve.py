@@ -1,11 +1,12 @@
 """Find the torch wheel for the image: wheelhouse → artefact cache → own build → repository → package index.
 
-A wheel in a wheelhouse is chosen by its name, tag and contents; the user is responsible for it. The next three are
-ours and are used only if their provenance states the current key of the recipe, so that an old wheel is never used
-after flags, options or patches have changed. The package index's wheel is pinned by its SHA-256 (published.toml), for
-targets without a wheel of ours. ``torch.source`` can restrict the search to one place. Each wheel is audited
-before it is used: archive, RECORD, machine and float ABI of every ELF file. A wheel that fails is skipped with a
-warning if another place has a usable one. Without any wheel the image is built without torch, with a warning.
+A wheel in a wheelhouse is chosen by its name, tag and contents; the user is responsible for it. Wheels from the next
+three sources were built by this project's recipe. They are used only if their provenance states the recipe's current
+key, so an old wheel is never used after flags, options or patches have changed. For targets that have no prebuilt
+wheel, a wheel from the package index is pinned by its SHA-256 (published.toml). ``torch.source`` can restrict the
+search to one source. Each wheel is audited before it is used: archive, RECORD, machine and float ABI of every ELF file.
+A wheel that fails is skipped with a warning if another source has a usable one. If there is no usable wheel, a warning
+is printed, and the image is built without torch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from wheels import find as wheels
 from wheels.wheelhouse import wheelhouses
 
 PREBUILT = HERE / "torch" / "prebuilt"
-"""Folder of the wheel in this repository and its provenance, so that a first build takes minutes."""
+"""The folder with this repository's wheel and its provenance, with which a first build takes only minutes."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,14 @@ class Resolution:
     version: str
     reason: str
     self_contained: bool = False
-    """Whether the wheel contains the libraries that it requires."""
+    """Whether the wheel includes the libraries that it requires."""
     warnings: tuple[str, ...] = ()
-    """Wheels with higher priority, and why they cannot be used."""
+    """The wheels with higher priority that cannot be used, with the reasons."""
 
 
 @dataclass(frozen=True)
 class Unusable:
-    """A wheel that would have been chosen but cannot be used: its origin, and the reason."""
+    """A wheel that would have been chosen, but cannot be used: its origin, and the error."""
 
     origin: str
     fault: ArtefactDamaged | PlatformMismatch | WheelUnusable
@@ -60,12 +61,12 @@ class Unusable:
 
 
 def products(config: Config) -> Path:
-    """Folder in which ``build-torch`` puts the wheel of a target."""
+    """Return the folder in which ``build-torch`` puts a target's wheel."""
     return config.target_root / "torch"
 
 
 def key(config: Config) -> str:
-    """The key of the wheel that the recipe builds for this configuration; empty if it cannot build one."""
+    """Return the key of the wheel that the recipe builds for this configuration; empty if it cannot build one."""
     suite = load_suite(config.image.suite)
     recipe = load("torch")
     try:
@@ -75,7 +76,7 @@ def key(config: Config) -> str:
 
 
 def listing(config: Config) -> str:
-    """The available wheels as an input of the step: one line per wheel with name, size and time."""
+    """Return the available wheels as a step input: one line per wheel with its name, size and time."""
     lines = []
     for folder in (*wheelhouses(config), products(config), PREBUILT):
         for path in sorted(folder.glob(f"{load('torch').settings['distribution']}-*.whl")):
@@ -91,11 +92,11 @@ def listing(config: Config) -> str:
 def resolve(config: Config, *, fetch: bool = False) -> Resolution:
     """Search all sources. Raises WheelUnusable if ``torch.required`` is set and there is no suitable wheel.
 
-    With ``fetch`` the wheel of the package index is fetched if it is needed and not there; raises the same exceptions
+    With ``fetch``, the package index's wheel is fetched if it is needed and not there; this raises the same exceptions
     as ``published.obtain``.
 
-    In each wheelhouse only the newest suitable wheel is considered. A wheel that is damaged or for another machine
-    causes a warning if another source has a usable wheel, and an error otherwise.
+    In each wheelhouse, only the newest suitable wheel is considered. A wheel that is damaged, or was built for another
+    machine, causes a warning if another source has a usable wheel, and an error otherwise.
     """
     if config.torch.source == "distribution":
         return Resolution(None, "", "torch.source is distribution, so the image has python3-torch")
@@ -143,10 +144,11 @@ def warn_of(unusable: Sequence[Unusable]) -> tuple[str, ...]:
 
 
 def of_this_recipe(config: Config, refused: list[str], unusable: list[Unusable]) -> Iterator[tuple[Path, str, str]]:
-    """Wheels with the current key of the recipe: path, version, origin.
+    """Yield the path, version and origin of each wheel with the recipe's current key.
 
-    The reasons against other wheels are added to ``refused``; damaged wheels are added to ``unusable``. With
-    ``torch.from_source`` the wheel that ``build-torch`` has built comes first: the newest in the cache may be another.
+    The reasons for rejecting other wheels are added to ``refused``; damaged wheels are added to ``unusable``. With
+    ``torch.from_source``, the wheel from ``build-torch`` comes first, because the newest one in the cache may be
+    another.
     """
     wanted = key(config)
     cached = _cached(config, wanted, unusable)
@@ -191,7 +193,7 @@ def _placed(
 
 
 def _published(config: Config, refused: list[str], *, fetch: bool) -> Iterator[tuple[Path, str, str]]:
-    """The wheel of the package index that is pinned for the target, if there is one."""
+    """Yield the package index's wheel that is pinned for the target, if there is one."""
     pins = published.pins(config)[:1]
     if not pins and config.torch.source == "pypi":
         refused.append(f"torch.source is pypi, and no wheel is pinned for {config.image.label}")
@@ -204,7 +206,7 @@ def _published(config: Config, refused: list[str], *, fetch: bool) -> Iterator[t
 
 
 def _key_of(wheel: Path) -> str:
-    """The recipe key in the provenance of a wheel. Raises ArtefactDamaged."""
+    """Return the recipe key in a wheel's provenance. Raises ArtefactDamaged."""
     return str(provenance.read(provenance.path_for(wheel), wheel).get("recipeKey", ""))
 
 

@@ -1,9 +1,9 @@
-"""torch's source: Debian's source package (default), or upstream's tag.
+"""Fetch and verify torch's source: Debian's source package (default), or upstream's tag.
 
-apt fetches the package from the mirror of the images and verifies its signature chain (signed index → Sources →
-description → archives). In addition, the recipe pins the SHA-256 of the description. The archives are compared with the
-checksums in the description on every use, and damaged ones are fetched again. git fetches upstream's tag with its
-submodules; it must be the pinned commit.
+apt fetches the package from the images' mirror and verifies its signature chain (signed index → Sources → description →
+archives). In addition, the recipe pins the SHA-256 of the description. The archives are compared with the checksums in
+the description on every use, and damaged ones are fetched again. git fetches upstream's tag with its submodules; the
+tag must refer to the pinned commit.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from toolchain.errors import CommandFailed, SourceUnavailable
 
 _FETCH_LIMIT_S = 3600.0
 _OTHERS = "status --porcelain --untracked-files=normal --ignored"
-"""Arguments of git that list all files that are not part of the commit. Ignored files would be copied too."""
+"""git's arguments that list all files outside the commit, including ignored ones, which would be copied too."""
 _OTHERS_WITHIN = f'found=$(git {_OTHERS}) && test -z "$found" || echo "$displaypath: $found"'
-"""The same for each submodule, because git does not list the ignored files of submodules."""
+"""The shell command that does the same in each submodule, because git does not list the ignored files there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The source on this PC. ``identity`` identifies its content: version and digest, or the commit."""
+    """The source on this PC. ``identity`` identifies its content by version and digest, or by the commit."""
 
     kind: str
-    """archive or git."""
+    """``archive`` or ``git``."""
     folder: Path
     identity: str
     files: dict[str, str]
-    """SHA-256 of each file of an archive."""
+    """The SHA-256 of each file of a source package."""
 
 
 def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
-    """The source that the recipe pins; nothing is fetched.
+    """Return text that identifies the source that the recipe pins. Nothing is fetched.
 
     Raises SourceUnavailable for a release without a pin, and for a kind that is not built.
     """
@@ -47,7 +47,7 @@ def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
             "torch is not built from source here",
             expected="torch.source: archive or git",
             found=f"torch.source: {kind}",
-            fix="./inv build-torch --source=archive",
+            fix="run ./inv build-torch --source=archive",
         )
     if kind == "git":
         return f"git {recipe.tables['git']['commit']}"
@@ -114,9 +114,9 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
 
 
 def missing(recipe: Recipe, suite: Suite, kind: str, place: Path) -> str:
-    """What is missing or damaged in the folder of a source; empty if nothing is.
+    """Return what is missing or damaged in a source's folder, or an empty string.
 
-    Of upstream's checkout only the existence of the folder is checked. ``obtain`` checks the rest with git.
+    For upstream's checkout, only the existence of the folder is checked; ``obtain`` checks the rest with git.
     """
     if not place.is_dir():
         return "its folder is missing"
@@ -131,7 +131,7 @@ def missing(recipe: Recipe, suite: Suite, kind: str, place: Path) -> str:
 
 
 def _damage(description: Path) -> dict[str, str]:
-    """The archives that do not match the description of a source package, with their actual state."""
+    """Return the archives that do not match a source package's description, with their actual state."""
     damage = {}
     for name, stated in _sums(description).items():
         path = description.with_name(name)
@@ -146,7 +146,7 @@ def _description(place: Path, package: str, version: str) -> Path:
 
 
 def _sums(description: Path) -> dict[str, str]:
-    """SHA-256 of the archives by name, from the description of a source package (Debian Policy, 5.6.24)."""
+    """Return the archives' SHA-256 by name, from a source package's description (Debian Policy, 5.6.24)."""
     found: dict[str, str] = {}
     within = False
     for line in description.read_text().splitlines():
@@ -166,7 +166,7 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
     environment = {**build_environment(), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
     def git(at: Path, *words: str) -> str:
-        # The submodules may belong to another user too.
+        # The submodules may also belong to another user.
         argv = ["git", "-c", "safe.directory=*", "-C", str(at), *words]
         done = process.run(argv, env=environment, merge_stderr=False, limit_s=_FETCH_LIMIT_S, log=log)
         return done.output.strip()

@@ -1,7 +1,8 @@
 """Pytest plugin for the target's container: selects the tests to run and writes their names to a file.
 
-On 32 bits it also occupies the lower half of the address space before torch is imported. The kernel of a board places
-most objects in the upper half; qemu-user places them in the lower one, which hides errors with the sign of addresses.
+On 32-bit systems, it also occupies the lower half of the address space before torch is imported. A board's kernel
+places most objects in the upper half, but qemu-user places them in the lower one, which hides errors in code that
+treats addresses as signed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _HALF = 1 << 31
 
 
 def occupy_lower_half() -> None:
-    """Map all free memory below 2**31 without access rights."""
+    """Map all free address space below 2**31, without access rights."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
@@ -27,7 +28,7 @@ def occupy_lower_half() -> None:
     size = _HALF // 8
     while size >= mmap.PAGESIZE:
         place = libc.mmap(None, size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-        if place >= _HALF:  # also the value of a failure, -1
+        if place >= _HALF:  # this includes -1, which indicates an error
             libc.munmap(place, size)
             size //= 2
 
@@ -48,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the tests of the part, without the excluded ones, and write the names."""
+    """Select the part's tests except for the excluded ones, and write the names."""
     patterns: list[str] = config.getoption("--leave-out")
     part, parts = map(int, config.getoption("--part").split("/"))
     whole = sorted(item.nodeid for item in items)

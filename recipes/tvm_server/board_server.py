@@ -25,11 +25,11 @@ import time
 import traceback
 
 PAUSE_S = 1.0
-"""Delay before a restart, so that an unreachable tracker is not contacted more often."""
+"""The delay in seconds before a restart, which limits how often an unreachable tracker is contacted."""
 
 
 def _die_of_exceptions() -> None:
-    """Exit on exceptions; called in the server's process before it starts its threads."""
+    """Make an exception in any thread end the process. The server's process calls this before it starts threads."""
 
     def end(fault: threading.ExceptHookArgs) -> None:
         traceback.print_exception(fault.exc_type, fault.exc_value, fault.exc_traceback)
@@ -104,7 +104,7 @@ def main() -> None:
             )
             print(f"pitorch: serving at {host}:{port}", flush=True)
             server.proc.join()
-            print("pitorch: the server ended and is restarted", flush=True)
+            print("pitorch: the server exited and is being restarted", flush=True)
             time.sleep(PAUSE_S)
     except KeyboardInterrupt:
         server.terminate()

@@ -1,4 +1,4 @@
-"""Stage TVM's RPC server as in the target root: pip on this PC installs wheels for the target."""
+"""Install TVM's RPC server into a staged root: pip on this PC installs the wheels for the target."""
 
 from __future__ import annotations
 

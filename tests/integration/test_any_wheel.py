@@ -279,7 +279,7 @@ def test_unknown_packages_and_versions_are_reported(tmp_path: Path, monkeypatch:
         output = pip_wheel(tmp_path, url, str(needy))
         fault = explain(output, Wanted(project=needy))
         assert isinstance(fault, SourceUnavailable), output
-        assert "requires nosuch>=3 to be built" in fault.summary
+        assert "requires nosuch>=3, and the index has no suitable version" in fault.summary
 
 
 def test_packages_without_source_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

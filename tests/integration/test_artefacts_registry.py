@@ -590,7 +590,7 @@ def test_pull_prefers_the_same_builder(plain: Registry, tmp_path: Path, monkeypa
     builder_here(strange, "tvm-ffi-builder", b"packages that nobody else has")
     assert pulled(strange) == keys["other"]
     assert len(printed) == 1
-    assert "the registry does not have the artefact of this builder" in printed[0]
+    assert "the registry has no artefact for this builder" in printed[0]
 
 
 def test_pull_without_an_engine_selects_the_newest_torch(

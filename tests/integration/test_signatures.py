@@ -408,7 +408,7 @@ def test_file_is_verified(tmp_path: Path) -> None:
     config = load_config({})
     wheel = tmp_path / "torch-2.6.0-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
-    with pytest.raises(ArtefactMissing, match="nothing to verify"):
+    with pytest.raises(ArtefactMissing, match="no signature or provenance to verify"):
         publish.verify_file(config, wheel, key=None)
     write_provenance(wheel)
     assert "provenance" in publish.verify_file(config, wheel, key=None).text()

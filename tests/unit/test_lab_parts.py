@@ -81,7 +81,7 @@ def test_an_invalid_row_is_explained(text: str, fault: str) -> None:
 
 
 def test_a_name_is_used_once() -> None:
-    assert "found pi3 more often" in lab_boards.check(["pi3=192.0.2.3", "pi3=192.0.2.4"])
+    assert "found pi3 more than once" in lab_boards.check(["pi3=192.0.2.3", "pi3=192.0.2.4"])
 
 
 @pytest.mark.parametrize("address", ["lab", "lab:", "lab:0", "lab:99999", "a b:1"])

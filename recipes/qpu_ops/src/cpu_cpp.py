@@ -1,7 +1,7 @@
 """Multiply a matrix by a vector with a plain scalar loop on the CPU, as a baseline for the QPUs.
 
-One thread, one float32 sum per row, from left to right, no vector instructions. This is a baseline, not the fastest
-code for the CPU (that is torch.mv). Dtypes, shapes and errors are those of matrix_cpp.
+The loop runs in one thread, adds each row from left to right to one float32 sum, and uses no vector instructions. It is
+a baseline; the fastest code for the CPU is torch.mv. Dtypes, shapes and errors are those of matrix_cpp.
 
 Accuracy, for float32: |score - exact| <= W u / (1 - W u) * sum(|a_w b_w|) with u = 2**-24.
 """
@@ -23,7 +23,7 @@ def cpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def cpu_timed(a: torch.Tensor, b: torch.Tensor) -> Timed:
-    """Return the result of ``cpu``, with the times of the loop alone and of the whole call in seconds."""
+    """Return the result of ``cpu``, and the times in seconds of the loop alone and of the whole call."""
     began = time.perf_counter()
     require_tensors("cpu_timed", a, b)
     result, compute_s = _native.cpu(a, b)

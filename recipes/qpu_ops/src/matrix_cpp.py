@@ -2,8 +2,8 @@
 
 Both operands have the same dtype: float32 (computed directly), float64, float16 or bfloat16 (rounded to float32 for the
 computation, and the scores rounded to the operands' dtype). Any strides and any H and W are supported, including 0. The
-operands are not modified. If a row contains a value that is not finite (in float32), the CPU computes its score, with
-torch's result; if the vector contains such a value, the CPU computes all scores.
+operands are not modified. If a row contains a value that is not finite (in float32), torch computes its score on the
+CPU; if the vector contains such a value, torch computes all scores.
 
 Order of the sums: column w is added to partial sum w mod 16. Each of the 16 partial sums adds its products from left to
 right, rounding towards zero; the CPU adds the 16 partial sums in order, in double precision. Rows wider than a quarter
@@ -39,7 +39,7 @@ def gpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def gpu_timed(a: torch.Tensor, b: torch.Tensor) -> Timed:
-    """Return the result of ``gpu`` without gradients, with the computation's and the whole call's time in seconds."""
+    """Return the result of ``gpu`` without gradients, and the times in seconds of the kernel and of the whole call."""
     began = time.perf_counter()
     require_tensors("gpu_timed", a, b)
     result, compute_s = _native.matrix_vector(a, b, *settings())

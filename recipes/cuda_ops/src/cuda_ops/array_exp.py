@@ -34,7 +34,7 @@ class Row:
 
 
 def digits_of_agreement(found: Any, exact: Any) -> float:
-    """Compute the decimal digits to which all elements agree: -log10 of the largest relative difference."""
+    """Compute the number of decimal digits that agree in all elements: -log10 of the largest relative difference."""
     import numpy as np
 
     if len(found) == 0:

@@ -34,7 +34,7 @@ NO_GPU = 3
 """Exit status without a GPU."""
 
 _CYCLES_PER_CALL = 60_000
-"""Clock cycles that the GPU waits for each call that is to be queued: about 30 µs."""
+"""The number of clock cycles that the GPU waits for each call to be queued: about 30 µs."""
 _NSYS_LIMIT_S = 300.0
 
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64"}
@@ -358,7 +358,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     parser.add_argument("--plot", type=Path, help="write a plot to this file (requires matplotlib)")
-    parser.add_argument("--draw", type=Path, metavar="JSON", help="do not measure; plot a file of --json")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="plot the measurements in this file from --json")
     parser.add_argument("--timeline", type=Path, help="write a trace for https://ui.perfetto.dev to this file")
     options = parser.parse_args(argv)
     if options.draw:

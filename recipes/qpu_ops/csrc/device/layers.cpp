@@ -1,4 +1,4 @@
-// Layer normalisation, pooling over regions, and extremes along a dimension on the QPUs.
+// Layer normalisation, pooling over regions, and minimum and maximum along a dimension on the QPUs.
 #include "operators.h"
 
 #include <ATen/WrapDimUtils.h>
@@ -378,8 +378,8 @@ struct Extremes {
   Tensor places;  // int64
 };
 
-// Computes extremes along a dimension. The result keeps this dimension with size 1. Returns
-// std::nullopt if the QPUs do not support the computation.
+// Computes the minima or maxima along a dimension. The result keeps this dimension with size 1.
+// Returns std::nullopt if the QPUs do not support the computation.
 std::optional<Extremes> extremes(const Tensor& t, std::int64_t wrapped, bool least) {
   if (!usable(t) || t.numel() == 0 || t.dim() == 0) return std::nullopt;
   const std::int64_t dim = at::maybe_wrap_dim(wrapped, t.dim());

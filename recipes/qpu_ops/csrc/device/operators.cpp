@@ -525,8 +525,8 @@ bool dot(Call& call) {
 
 // --- reductions ----------------------------------------------------------------
 
-// Returns a tensor whose elements can be read in memory order, whatever the order of the
-// dimensions is.
+// Returns a tensor whose elements can be read in memory order, regardless of the order of the
+// dimensions.
 Tensor packed(const Tensor& t) { return t.is_non_overlapping_and_dense() ? t : dense(t); }
 
 template <typename Result, typename Run>

@@ -8,8 +8,8 @@ Environment variables, read at each call:
 ``QPU_OPS_QPUS``
     Number of QPUs that kernels run on, 1 to 12; 4 if unset. Memory-bound kernels gain little from more.
 ``QPU_OPS_BUFFER_KIB``
-    Memory shared with the QPUs that the operations may use, 4 to 32768 KiB; 8192 if unset. Larger operands are
-    processed in parts.
+    Maximum size of the memory that the operations share with the QPUs, 4 to 32768 KiB; 8192 if unset. Larger operands
+    are processed in parts.
 ``QPU_BACKEND``
     Read by libqpu: the backend that runs the kernels.
 """

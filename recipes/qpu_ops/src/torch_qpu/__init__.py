@@ -7,7 +7,7 @@
 (``import torch`` imports this package automatically if the wheel is installed.)
 
 The QPUs compute float32 operators that have a kernel. The CPU computes everything else, with its usual results;
-``fallbacks()`` returns how often. ``torch.qpu`` is the device's module, like ``torch.cuda``.
+``fallbacks()`` counts these calls. ``torch.qpu`` is the device's module, like ``torch.cuda``.
 
 Environment variables, read when the first tensor is created:
 

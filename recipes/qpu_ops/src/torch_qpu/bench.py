@@ -12,12 +12,12 @@ It also contains GFLOPS, GB/s, and the used share of the limiting resource: eith
 clock, or the bytes per clock that memory can transfer in the emulator's model of the board.
 
 A second table counts the launches of a training step for small networks and optimisers. On a board, every launch takes
-about 0.1 ms, whatever it computes.
+about 0.1 ms, regardless of what it computes.
 
 With QPUs, everything is measured. Without them, the emulator runs the kernels and the QPU columns are a *model* of a
 board (QPU_BOARD, by default a Pi 3) for the kernels alone, since it does not model the CPU. Shares are then given with
-their range, for QPU_MODEL=fast and slow, unless QPU_MODEL is set. CPU columns are always measured, on the machine that
-runs this script; on a PC they do not describe a Pi's CPU. The output names the machine.
+their range, for QPU_MODEL=fast and slow, unless QPU_MODEL is set. CPU columns are always measured on the machine that
+runs this script, so on a PC they do not apply to a Pi's CPU. The output names the machine.
 """
 
 from __future__ import annotations
