@@ -101,7 +101,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self.target.deactivate(self.server)
 
     def _switch(self, text: str, action: Callable[[], object]) -> None:
-        """Switch the power. Each of labgrid's power models has errors of its own, which become UserError."""
+        """Switch the power. Each of labgrid's power models raises its own errors, which become UserError."""
         port = self.power.port
         which = f"port {port.index} of a switch {port.model} at {port.host.rpartition('@')[2]}"
         self._record("power", f"{text}: {which}")

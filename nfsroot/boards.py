@@ -1,4 +1,4 @@
-"""Follow boards that boot over the network, by the logs of dnsmasq and the NFS server.
+"""Follow boards that boot over the network, using the logs of dnsmasq and the NFS server.
 
 A board requests an address (DHCP), fetches the firmware's files, the kernel and the initramfs (TFTP), mounts its root
 (NFS), and starts its SSH server. ``Boards`` records which stage each board has reached, and why a board is stuck.
@@ -54,9 +54,9 @@ class Board:
     lost: bool = False
     """Whether a transfer to the board has failed."""
     by_firmware: bool = False
-    """Whether the firmware has requested an address, and not only a system booted from a card."""
+    """Whether the firmware itself has requested an address, not just a system that was booted from a card."""
     declined: bool = False
-    """Whether the board was offered an address and has not accepted it."""
+    """Whether the board has been offered an address but has not accepted it."""
     outside: str = ""
     """The configured subnet, if the board's address is outside it."""
     refused: str = ""

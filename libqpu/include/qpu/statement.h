@@ -17,8 +17,8 @@ inline void While_(const Cond& c, Location where = QPU_HERE) {
 inline void For_(const Cond& c, Location where = QPU_HERE) { detail::beginFor(c.node(), where); }
 inline void ForBody_() { detail::beginForBody(); }
 // An assignment inside a Where block changes only the elements where `mask` holds. Where blocks
-// can be nested. A load in such a block still reads all 16 words. Stores and loops are errors
-// there.
+// can be nested. A load in such a block still reads all 16 words. Stores and loops are not
+// allowed in a Where block.
 inline void Where_(const BoolExpr& mask, Location where = QPU_HERE) {
   detail::beginWhere(mask.node(), where);
 }
@@ -57,7 +57,7 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, Location where = QPU_
   detail::store(x.node(), p.node(), false, where);
 }
 
-// Stores only the first n (1..16) words of x. The words in memory after these keep their values.
+// Stores only the first n (1..16) words of x. The words that follow in memory keep their values.
 // Only element 0 of n is used.
 inline void store(const IntExpr& x, const PtrExpr<Int>& p, const IntExpr& n,
                   Location where = QPU_HERE) {

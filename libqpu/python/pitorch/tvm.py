@@ -1,7 +1,7 @@
 """Call kernels compiled by TVM with numpy arrays and torch tensors, on a board without TVM's runtime.
 
 ``./inv profile-remote --target armv7 --keep FILE.so`` writes such a library. If ``apache-tvm-ffi`` is installed
-(``./inv build-tvm-ffi``), a library exported by TVM itself works, too::
+(``./inv build-tvm-ffi``), a library exported by TVM itself also works::
 
     from pitorch import tvm
 
