@@ -23,7 +23,7 @@ from toolchain.errors import CommandFailed, ProgramMissing, UserError
 
 
 def _measure_lab(workspace: Workspace) -> Result:
-    from benchmarks import lab  # not at the top of the file, because importing labgrid takes long
+    from benchmarks import lab  # not at the top of the file, because importing labgrid takes a long time
 
     return lab.measure(workspace)
 

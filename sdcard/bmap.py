@@ -1,7 +1,7 @@
 """Block maps (bmap 2.0): the blocks of an image that must be written, with their SHA-256.
 
-bmaptool reads the file. bmaptool can also create one, which leaves out all holes of a sparse file. However, a hole may
-belong to blocks that the file system uses, such as an empty journal, and these must be zero on the card too. This
+bmaptool reads such a map. It can also create one, but then leaves out all holes of a sparse file. However, a hole may
+belong to blocks that the file system uses, such as an empty journal, and these must also be zero on the card. This
 module leaves out only the blocks that are free in the file system.
 """
 

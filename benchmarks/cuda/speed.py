@@ -2,8 +2,8 @@
 
 Kernels are timed by CUDA events around batches of calls. Softmax and matrix-vector multiplication often take less time
 than their launch, so they are timed as CUDA graphs of such batches. Launch times are measured with the host's clock,
-over batches that the GPU runs faster than the host launches them. The candidates of a comparison alternate, one batch
-per round, and the result is the median over all rounds, so changes in the GPU's clock rate or the host's load affect
+over batches that the GPU executes faster than the host can launch them. The candidates of a comparison alternate, one
+batch per round, and the result is the median over all rounds, so changes in the GPU's clock rate or the host's load affect
 all candidates.
 
 ``python speed.py out.json`` writes the figures. The script is independent of the rest of the repository.
@@ -22,7 +22,7 @@ from typing import Any
 
 ROUNDS = 9
 LAUNCHES = 300
-"""Calls per batch when launches are timed: fewer than the driver queues before it blocks the host."""
+"""Calls per batch when launches are timed. The driver queues more calls than this before it blocks the host."""
 DATASHEET_GB_S = {"NVIDIA H200": 4800.0}
 """Memory bandwidth according to the vendor's datasheet."""
 
@@ -31,7 +31,7 @@ extern "C" __global__ void plain_add(float* c, const float* a, const float* b, i
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) c[i] = a[i] + b[i];
 }
 """
-"""The kernel of S2's tutorial: 32-bit index, one element at a time, 1024 threads per block, one block per 1024."""
+"""The kernel of S2's tutorial: 32-bit index, one element at a time, one block of 1024 threads per 1024 elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
