@@ -3,8 +3,8 @@
 Kernels are timed by CUDA events around batches of calls. Softmax and matrix-vector multiplication often take less time
 than their launch, so they are timed as CUDA graphs of such batches. Launch times are measured with the host's clock,
 over batches that the GPU executes faster than the host can launch them. The candidates of a comparison alternate, one
-batch per round, and the result is the median over all rounds, so changes in the GPU's clock rate or the host's load affect
-all candidates.
+batch per round, and the result is the median over all rounds, so changes in the GPU's clock rate or the host's load
+affect all candidates.
 
 ``python speed.py out.json`` writes the figures. The script is independent of the rest of the repository.
 """

@@ -188,7 +188,7 @@ ARM = sysconfig.get_config_var("MULTIARCH") == "arm-linux-gnueabihf"
 """The architecture of Python and torch; the kernel may be 64-bit."""
 
 
-SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without our patches the process ends by SIGBUS")
+SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without our patches the process is killed by SIGBUS")
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -214,7 +214,7 @@ def test_complex_dot_product_matches_numpy(dtype: str, size: int, strided: bool)
 
 
 class FullDisk:
-    """A file that is full after some bytes."""
+    """A file on a disk that becomes full after some bytes."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -252,7 +252,9 @@ class Cut(io.BytesIO):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-LETS_THROUGH = pytest.mark.skipif(ARM and not has_our_torch(), reason="without our recipe the process ends by SIGABRT")
+LETS_THROUGH = pytest.mark.skipif(
+    ARM and not has_our_torch(), reason="without our recipe the process is killed by SIGABRT"
+)
 
 
 @LETS_THROUGH
@@ -310,7 +312,7 @@ def _shared_by(how: str, array: numpy.ndarray) -> torch.Tensor:
     }[how](array)
 
 
-# With upstream's torch, such a complex128 terminates the process on x86-64 too.
+# With upstream's torch, such a complex128 array also terminates the process on x86-64.
 PLACED = ["float32", "float64", "int16", "int64", "complex64", *(["complex128"] if ARM else [])]
 
 
@@ -412,7 +414,7 @@ def test_transformer_encoder_ignores_padded_positions() -> None:
 
 def test_build_options_match_the_recipe() -> None:
     message = torch.__config__.show()
-    asked = ["USE_OPENMP=ON"]  # required of any torch, because our extension and our tests rely on it
+    asked = ["USE_OPENMP=ON"]  # required for every torch, because our extension and our tests rely on it
     if has_our_torch():
         asked += ["BLAS_INFO=open,", "LAPACK_INFO=open,", "USE_CUDA=OFF", "USE_MKLDNN=OFF", "USE_NNPACK=OFF"]
         assert not torch.distributed.is_available()

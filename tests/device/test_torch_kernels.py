@@ -250,7 +250,7 @@ def test_threads_can_use_the_same_weights_concurrently() -> None:
     assert wrong == []
 
 
-def test_a_forked_process_computes_too() -> None:
+def test_a_forked_process_can_compute() -> None:
     """The child uses one thread, like DataLoader's workers, because OpenMP's threads do not survive a fork."""
     a, b = drawn(100, 100), drawn(100, 100, seed=1)
     wanted = a @ b

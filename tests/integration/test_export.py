@@ -406,7 +406,7 @@ def ext4(tmp_path: Path, inode_size: int) -> Iterator[Path]:
         made.truncate(256 << 20)
     subprocess.run(["mkfs.ext4", "-q", "-I", f"{inode_size}", image], check=True, capture_output=True)
     if subprocess.run(["mount", "-o", "loop", image, place], check=False, capture_output=True).returncode:
-        pytest.skip("needs loop devices, for a file system of its own")
+        pytest.skip("needs loop devices, for a separate file system")
     try:
         yield place
     finally:
@@ -641,7 +641,7 @@ def test_missing_space_is_reported_before_writing(heavy: str, tmp_path: Path) ->
 def test_a_full_disk_is_reported_at_every_point(
     config: Config, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of inodes varies, so that the disk is full during the lock, copy, boot files or audit, or never."""
+    """The number of inodes varies, so that the disk fills up at the lock, copy, boot files or audit, or never."""
     if method == "layers":
         monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
     reports = set()
@@ -656,7 +656,7 @@ def test_a_full_disk_is_reported_at_every_point(
         finally:
             subprocess.run(["umount", tmp_path], check=True)
     else:
-        pytest.fail("there never were enough")
+        pytest.fail("the export failed with every number of inodes")
     program = "cp:" if method == "overlay" else "tar:"
     assert any(words.startswith(program) for words in reports), "the copy program reported it"
     assert {"No space left on device"} < reports, "and so did our code"

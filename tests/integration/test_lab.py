@@ -450,7 +450,7 @@ def test_power_and_console_of_a_virtual_machine_are_recorded(tmp_path: Path) -> 
 
 
 LOST = """#!/bin/sh
-# Stands for an ssh that logs in, creates its control socket, and loses the connection.
+# Replaces an ssh that logs in, creates its control socket, and loses the connection.
 while [ $# -gt 0 ]; do [ "$1" = -S ] && : > "$2"; shift; done
 exit 0
 """

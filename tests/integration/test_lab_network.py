@@ -151,7 +151,7 @@ def pc(name: str, address: str, folder: Path, *boards: str) -> Iterator[Pc]:
 
 @dataclass(frozen=True)
 class Lab:
-    """The PC with the coordinator, from which runs start, and another one that offers the board b."""
+    """The PC that runs the coordinator and the suite, and another PC that offers the board b."""
 
     hub: Pc
     other: Pc

@@ -20,7 +20,7 @@ from torch import nn
 from torch_qpu import _C
 
 MARGIN = 0.03
-"""How far the accuracy on the QPUs may be below that on the CPU."""
+"""The amount by which the accuracy on the QPUs may be below that on the CPU."""
 EPOCHS = {"perceptron": 4, "lenet": 5}
 
 GLYPHS = (

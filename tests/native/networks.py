@@ -15,7 +15,7 @@ CLASSES = 4
 
 
 class Inverted(nn.Module):  # type: ignore[misc]
-    """MobileNetV2's block: a wider layer, a depthwise convolution, a narrower layer."""
+    """MobileNetV2's block: a wider layer, a depthwise convolution, and a narrower layer."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, factor: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tests that networks of common types train on the QPUs as they do on the CPU, with hardly any fallbacks."""
+"""Tests that networks of common types train on the QPUs as they do on the CPU, with few fallbacks."""
 
 from __future__ import annotations
 

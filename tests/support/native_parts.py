@@ -12,4 +12,4 @@ CLANG_TIDY_LEFT_OUT = (
 """Values of --checks. The analyzer, which follows paths through functions, takes two thirds of the time."""
 
 LIBQPU_OPTIONS = ("-DBUILD_TESTING=ON", "-DQPU_WARNINGS_AS_ERRORS=ON")
-"""CMake's options for libqpu in the tests. With others, its objects would be compiled again."""
+"""CMake's options for libqpu in the tests. With other options, its objects would be compiled again."""
