@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 STALLED_S = 120.0
-"""Seconds without an event after which advice is shown for a board that has not booted."""
+"""The seconds without an event after which advice is shown for a board that has not booted."""
 
 _STATES = ("address", "files", "mounted", "up")
 """The stages of a boot, in order."""
@@ -111,7 +111,7 @@ _KERNELS = {
     "bcm2711": "a Pi 4 needs the package linux-image-arm64 (image.architecture: arm64)",
     "bcm2712": "a Pi 5 needs the package linux-image-rpi-v8 (arm64, image.kernel: raspberrypi)",
 }
-"""Kernels with an Ethernet driver for each system on chip."""
+"""The kernels with an Ethernet driver for each system on chip."""
 
 
 class Boards:

@@ -282,7 +282,7 @@ class Machine:
         """Wait for the guest's SSH server; return the time since the start in seconds.
 
         ``on_line`` is called with each console line. QEMU itself accepts connections to the port, so the server's
-        banner is read as well. Raises BoardSilent after ``limit_s``, or immediately after a kernel panic, an initramfs
+        banner is also read. Raises BoardSilent after ``limit_s``, or immediately after a kernel panic, an initramfs
         failure or QEMU's exit.
         """
         deadline = time.monotonic() + limit_s

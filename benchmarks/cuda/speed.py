@@ -3,8 +3,8 @@
 Kernels are timed by CUDA events around batches of calls. Softmax and matrix-vector multiplication often take less time
 than their launch, so they are timed as CUDA graphs of such batches. Launch times are measured with the host's clock,
 over batches that the GPU executes faster than the host can launch them. The candidates of a comparison alternate, one
-batch per round, and the result is the median over all rounds, so changes in the GPU's clock rate or the host's load
-affect all candidates.
+batch per round, so changes in the GPU's clock rate or the host's load affect all candidates. The result is the median
+over all rounds.
 
 ``python speed.py out.json`` writes the figures. The script is independent of the rest of the repository.
 """
@@ -24,7 +24,7 @@ ROUNDS = 9
 LAUNCHES = 300
 """Calls per batch when launches are timed. The driver queues more calls than this before it blocks the host."""
 DATASHEET_GB_S = {"NVIDIA H200": 4800.0}
-"""Memory bandwidth according to the vendor's datasheet."""
+"""The memory bandwidth according to the vendor's datasheet."""
 
 PLAIN_KERNEL = """
 extern "C" __global__ void plain_add(float* c, const float* a, const float* b, int n) {

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 CLOSE = 3e-6
-"""Bound for a difference, relative to the sum of the products' magnitudes."""
+"""The bound for a difference, relative to the sum of the products' magnitudes."""
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -12,7 +12,7 @@ from networks import Encoder, Lstm, MobileNetV2, Recurrent, ResNet18, Trained, i
 from torch import nn
 
 MOST_FALLBACKS = 3
-"""Maximum number of fallbacks in a training step."""
+"""The maximum number of fallbacks in a training step."""
 STEPS = 5
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, torch.Tensor]]]] = {
     "MobileNetV2": (MobileNetV2, lambda: images(8, 16)),
