@@ -56,7 +56,7 @@ TABLE = {
         BoardSilent,
         "{where} does not respond to adb",
         "the state device in the list of adb devices",
-        "unlock the phone, reconnect it, and switch USB debugging off and on; adb reconnect may help, too",
+        "unlock the phone, reconnect it, and switch USB debugging off and on; adb reconnect may also help",
     ),
     "unusable-phone": Row(
         UserError,
