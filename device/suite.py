@@ -259,7 +259,7 @@ def _require_expression(keyword: str) -> None:
             f"{keyword!r} is not a valid expression to select tests",
             expected="names combined with and, or, not and parentheses, as in pytest -k",
             found=f"at column {fault.offset}: {fault.msg}",
-            fix="for example --select='ops and not large'",
+            fix="pass, for example, --select='ops and not large'",
         ) from fault
 
 

@@ -71,7 +71,7 @@ def parse_host(text: str) -> tuple[str, str, int]:
             f"{text!r} is not a valid board address",
             expected="[USER@]HOST[:PORT], an IPv6 address in brackets",
             found=repr(text),
-            fix="for example --host root@192.168.77.50",
+            fix="pass, for example, --host root@192.168.77.50",
         )
     return found["user"] or "root", found["six"] or found["host"], int(found["port"] or 22)
 

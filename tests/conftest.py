@@ -60,7 +60,7 @@ _SHARED = frozenset({"built", "exported_config", "workbench"})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Reject a file that uses the shared build but is not in a list above. In pytest-xdist, sort tests by list."""
+    """Reject a file that uses the shared build but is not in a list above. Under pytest-xdist, sort tests by list."""
     for item in items:
         used, name = _SHARED & set(getattr(item, "fixturenames", ())), item.path.name
         # The exported tree is changed by an export and locked while it is served.

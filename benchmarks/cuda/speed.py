@@ -48,7 +48,7 @@ class Comparison:
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self, limit_gb_s: float) -> dict[str, Any]:
-        """Return the times, the rates, the share of the limit, and our speedup over each other candidate."""
+        """Return the times, the rates, the share of the limit, and our speedup over every other candidate."""
         mine = self.microseconds[self.ours]
         document = asdict(self) | {"faster_than": {k: v / mine for k, v in self.microseconds.items() if k != self.ours}}
         if self.moved:

@@ -62,7 +62,7 @@ TABLE = {
         UserError,
         "adb cannot start programs on {where}",
         "the state device in the list of adb devices",
-        "start Android on the phone; for no permissions, install android-sdk-platform-tools-common (udev rules)",
+        "start Android on the phone; if adb has no permissions, install android-sdk-platform-tools-common (udev rules)",
     ),
     "busy": Row(
         InUse,

@@ -1,4 +1,4 @@
-"""Phones, through adb: the adb server, a phone's state, and the command line for a phone.
+"""Access to phones through adb: the adb server, a phone's state, and the command line for a phone.
 
 The adb client connects to a server, which manages the connections to all phones. If a server is running, or the
 environment names one, it is used. Otherwise, a private server runs during the session, on a UNIX socket that only this

@@ -13,7 +13,7 @@ crashes unless arrays are aligned to 64 bytes, so unaligned arrays are copied fo
 torch aligns its tensors; views and numpy arrays may be unaligned.
 
 Other functions of TVM's runtime, such as threads for parallel loops, are not available, and calling one would crash the
-process. Therefore a library that uses them is rejected.
+process. Therefore, a library that uses them is rejected.
 """
 
 from __future__ import annotations
