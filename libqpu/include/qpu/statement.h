@@ -28,9 +28,9 @@ inline void End_(Location where = QPU_HERE) { detail::end(where); }
 // Requests the word at each of the 16 addresses in p, without waiting. The low two bits of an
 // address are ignored. At most 4 requests can be outstanding. The limit is 8 if the kernel does
 // not read *p while requests are outstanding, and if the compiler can make gathers and receives
-// alternate between the two TMUs. To alternate, all paths to a point in the kernel must lead to the
-// same number of outstanding requests there, and each loop iteration must make an even number
-// of requests.
+// alternate between the two TMUs. This requires that all paths to a point in the kernel lead to the
+// same number of outstanding requests there, and that each loop iteration makes an even number of
+// requests.
 template <typename T>
 void gather(const PtrExpr<T>& p, Location where = QPU_HERE) {
   detail::gather(p.node(), detail::Element<T>::type(), where);
