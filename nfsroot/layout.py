@@ -170,7 +170,7 @@ def named_trees(layout: Layout) -> frozenset[str]:
 
 
 def is_named(layout: Layout) -> bool:
-    """Return whether the marker names the folder at the tree's path, at least by its inode."""
+    """Return whether the marker names the folder at the tree's path, by its full identity or by its inode only."""
     return _named(layout, layout.tree)
 
 

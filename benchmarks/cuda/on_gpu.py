@@ -121,7 +121,7 @@ def sanitizer(out: Path, environment: dict[str, str], limit_s: float) -> dict[st
     for tool, select in SANITIZED.items():
         argv: list[str | Path] = [program, f"--tool={tool}", "--error-exitcode=9", "--target-processes=all"]
         if tool in ("racecheck", "synccheck"):
-            # Check only our kernels; torch's use of shared memory is out of scope.
+            # Check only this project's kernels; torch's use of shared memory is out of scope.
             argv.append("--kernel-regex=kns=cuda_ops")
         argv += [sys.executable, "-m", "pytest", "-c", os.devnull]
         argv += [f"--rootdir={TESTS.parent}", "-p", "no:cacheprovider", "-q"]
@@ -198,7 +198,7 @@ def speed(out: Path, environment: dict[str, str]) -> dict[str, Any]:
 
 
 def timing(out: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Run cuda-timing on S2's vector, and array-exp on S5's."""
+    """Run cuda-timing with its default sizes, and array-exp with 10^7 elements."""
     argv: list[str | Path] = [sys.executable, "-m", "cuda_ops.timing", f"--json={out / 'timing.json'}"]
     argv += [f"--plot={out / 'timing.png'}", f"--timeline={out / 'timeline.json'}"]
     status, output = run(argv, out / "timing.log", environment=environment, limit_s=200)

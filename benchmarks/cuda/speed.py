@@ -31,7 +31,7 @@ extern "C" __global__ void plain_add(float* c, const float* a, const float* b, i
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) c[i] = a[i] + b[i];
 }
 """
-"""The kernel of S2's tutorial: 32-bit index, one element at a time, one block of 1024 threads per 1024 elements."""
+"""``S2's kernel`` in the tables: a 32-bit index, and one block of 1024 threads per 1024 elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class Comparison:
     microseconds: Mapping[str, float]
     spread: Mapping[str, tuple[float, float]]
     ratios: Mapping[str, tuple[float, float, float]]
-    """Our time divided by the time of each other candidate, per round: the 10th, 50th and 90th percentile."""
+    """The operator's time divided by that of each other candidate, per round: 10th, 50th and 90th percentile."""
     moved: int = 0
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self, limit_gb_s: float) -> dict[str, Any]:
-        """Return the times, the rates, the share of the limit, and our speedup over every other candidate."""
+        """Return the times, the rates, the share of the limit, and the speedup over every other candidate."""
         mine = self.microseconds[self.ours]
         document = asdict(self) | {"faster_than": {k: v / mine for k, v in self.microseconds.items() if k != self.ours}}
         if self.moved:
@@ -154,7 +154,7 @@ def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
 
 
 def additions() -> list[Comparison]:
-    """Time add2 on S2's vector and on memory-bound ones."""
+    """Time add2 on vectors of 2^20 elements and, limited by the memory, of 2^28 elements."""
     import cuda_ops
     import torch
 
@@ -204,7 +204,7 @@ def additions() -> list[Comparison]:
 
 
 def exponentials() -> list[Comparison]:
-    """Time exp on S5's vector of 10^7 elements."""
+    """Time exp on a vector of 10^7 elements."""
     import cuda_ops
     import torch
 

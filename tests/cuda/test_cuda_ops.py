@@ -377,7 +377,7 @@ def test_compiled_function_has_a_single_graph(device: str, dynamic: bool) -> Non
             torch.testing.assert_close(mine, theirs)
 
 
-# S2's launch form.
+# The launch form of add2, which writes to an existing tensor.
 
 
 @devices

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 Case = Callable[[], dict[str, Tensor]]
 CASES: dict[str, tuple[float, Case]] = {}
 FLOAT32 = 2e-5
-"""Sums of several hundred float32 terms in a different order."""
+"""For sums of several hundred float32 terms in a different order."""
 
 
 def case(bound: float) -> Callable[[Case], Case]:
