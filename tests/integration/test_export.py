@@ -151,7 +151,7 @@ def expected_tree() -> dict[bytes, tuple[object, ...]]:
 
 
 def without_root(listing: dict[bytes, tuple[object, ...]]) -> dict[bytes, tuple[object, ...]]:
-    """Remove the root folder, which is not part of a layer; the engine sets its time."""
+    """Remove the root folder's entry: it is not part of a layer, and the engine sets its time."""
     return {path: facts for path, facts in listing.items() if path != b"."}
 
 

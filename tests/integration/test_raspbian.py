@@ -68,7 +68,7 @@ def of_this_pc() -> list[Package]:
 
 
 def kernel_of(board: str, architecture: str) -> list[Package]:
-    """Make a Raspberry Pi kernel as in its archive: a metapackage, and packages with the version in their names."""
+    """Make a Raspberry Pi kernel's packages: a metapackage, and packages with the version in their names."""
     release = f"6.18.34+rpt-rpi-{board}"
     needs = {
         f"linux-image-rpi-{board}": f"linux-image-{release}",
