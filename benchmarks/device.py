@@ -31,9 +31,9 @@ UP_LOADED = "device up, by pitorch.preloaded"
 
 RULE = (
     "MODEL: the device is QEMU's virtual machine with the lean init, booted over NFS; not measured on hardware. The "
-    "image is built and exported in advance. The time runs from the saved source to the result, of a different kernel "
-    "each time. Device off: one run, its boot included. Device up: the median, with that run as the warm-up. Python is "
-    "started each time, or by ``python3 -m pitorch.preloaded``, which forks a process that has imported torch."
+    "image is built and exported in advance. The time is measured from saving a changed kernel to its result. Device "
+    "off: one run, including the boot. Device up: the median, with that run as the warm-up. Python is started each "
+    "time, or by ``python3 -m pitorch.preloaded``, which forks a process that has imported torch."
 )
 
 KERNELS = Path("recipes/qpu_ops/csrc/kernels.cpp")
@@ -208,7 +208,7 @@ class Extension:
         self._source = (checkout / KERNELS).read_text()
 
     def preloaded(self) -> Extension:
-        """Return the same subject, run in a Python process that is forked from one with torch imported."""
+        """Return the same subject, run in a Python process that is forked from one that has imported torch."""
         return Extension(self._workspace, self._checkout, _PRELOADED)
 
     def load(self, entry: access.SshAccess) -> None:

@@ -168,7 +168,7 @@ def measure(workspace: Workspace) -> Result:
         "native": median_of(WHEEL_NATIVE, wheels["native"], note="emulated Python and pip included"),
     }
     if wheels["cross"]:
-        wheel["cross"] = median_of(WHEEL_CROSS, wheels["cross"], note="as the main job does it")
+        wheel["cross"] = median_of(WHEEL_CROSS, wheels["cross"], note="as in the main job")
     same = {name: "identical" if found == objects["emulated"] else "DIFFERENT" for name, found in objects.items()}
     return Result(
         name="extension",

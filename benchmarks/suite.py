@@ -23,7 +23,7 @@ from toolchain.errors import CommandFailed, ProgramMissing, UserError
 
 
 def _measure_lab(workspace: Workspace) -> Result:
-    from benchmarks import lab  # not at the top of the file, because importing labgrid takes long
+    from benchmarks import lab  # not at the top of the file, because importing labgrid takes a long time
 
     return lab.measure(workspace)
 
@@ -62,7 +62,7 @@ class Run:
 
 
 def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False, against: str = "") -> Run:
-    """Run one benchmark, or all of them. Short measurements are repeated ``times`` times.
+    """Run one benchmark, or all of them. ``times`` is the number of repetitions of short measurements.
 
     Each result is written immediately. The files built for the benchmarks are removed at the end, unless ``keep`` is
     set; keeping them makes the next run of a single benchmark faster. ``against`` is the path of a torch wheel for

@@ -31,7 +31,7 @@ from wheels.wheelhouse import wheelhouses
 class Workspace:
     """The user's configuration with the build folder and image name of the benchmarks, and the folder for results.
 
-    Short measurements are repeated ``times`` times. ``against`` is the path of a wheel for ``cpu``.
+    ``times`` is the number of repetitions of short measurements. ``against`` is the path of a wheel for ``cpu``.
     """
 
     config: Config

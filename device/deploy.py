@@ -150,7 +150,7 @@ def _outputs(tree: Path, name: str) -> dict[str, bool]:
 
 
 def require_same_library(tree: Path, chosen: str) -> None:
-    """Raise PlatformMismatch if the tree contains, and its programs are linked with, the other QPU library."""
+    """Raise PlatformMismatch if the tree contains the other QPU library, with which its programs are linked."""
     found = library_of(tree)
     if found and found != chosen:
         raise PlatformMismatch(
@@ -447,7 +447,7 @@ def _with_deployed(
 
 
 def _hash(tree: Path) -> str:
-    """Return the tree's hash. Tries again if a board that runs from the tree removes files meanwhile."""
+    """Return the tree's hash. Tries again if a board that runs from the tree removes files during hashing."""
     for _ in range(_HASH_TRIES):
         try:
             return TreeHash.of(tree).sha256

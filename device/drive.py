@@ -9,11 +9,16 @@ that the board prints becomes an ordinary test report, so ``-v``, ``-k`` and ``-
 stops responding, the current test fails and the earlier results are kept. If the suite ends early (an internal error of
 pytest, ``pytest.exit``), every test without a result is an error.
 
-The environment's ``options`` configure a run: ``private_network`` (server and virtual machine run in a separate
-network namespace), ``chroot`` (either a source ``ADDRESS:/path``, or ``served``, with the server's address and port as
-seen from the board in ``chroot_address`` and ``chroot_port``), ``architecture`` of the tree, ``suite_limit_s``,
-``timing`` and ``timing_limit_s``, ``record`` (a file that receives the board's lines), ``log``, ``suite`` (another
-folder of tests), and ``test_files`` (the test files of the suite to run, by name).
+The environment's ``options`` configure a run:
+
+``private_network``  whether the server and the virtual machine run in a separate network namespace
+``chroot``           the tree to enter: a source ``ADDRESS:/path``, or ``served`` for the tree that this run serves
+``chroot_address``   the server's address as seen from the board; ``chroot_port`` is the server's port
+``architecture``     the architecture of the tree to enter
+``suite``            another folder of tests; ``test_files`` selects files of the suite by name
+``suite_limit_s``    the time limit for the tests
+``timing``           arguments for timing.py; ``timing_limit_s`` is its time limit, or 0 for no timing
+``record``           a file that receives the board's lines; ``log`` is a file for the suite's output
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ guessed.
                 from, and the pockets (by suite) that were ``left_out`` of it
 ``wheels``      the wheels in the tree, as recorded by the build of its image and by ``deploy``: ``name``, ``size``,
                 ``sha256``. ``wheels_unknown`` gives the reason why there may be others (an image that was not built
-                here), else it is empty
+                here); otherwise it is empty
 ``rootfs``      the exported tree: ``path``, ``sha256`` over names, owners, modes and contents, the same hash for the
                 tree in the image (``image_tree_sha256``), ``counts``, the audit's ``findings``, the layers
                 ``deployed`` to it since, and the ``source`` that exported it
@@ -33,7 +33,7 @@ guessed.
 ``execution`` is ``emulation`` if this program started the machine in QEMU or the device tree's ``compatible`` strings
 contain "virt" or "qemu". It is ``hardware`` if the board's device tree names a Raspberry Pi and contains the revision
 code and the serial number that a Pi's firmware writes. Otherwise it is ``unverified``. Only ``hardware`` counts as
-measured on hardware. QEMU's raspi2b with a kernel's device tree has the model, but neither the code nor the number. A
+measured on hardware. QEMU's raspi2b with a kernel's device tree has the model name, but neither of these values. A
 deliberately forged device tree is not detected.
 """
 

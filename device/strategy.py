@@ -147,7 +147,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self.target.deactivate(self.server)
 
     def _switch(self, text: str, action: Callable[[], object]) -> None:
-        """Switch the power. Each of labgrid's power models has errors of its own, which become UserError."""
+        """Switch the power. Each of labgrid's power models raises its own errors, which become UserError."""
         which = _port_of(self.power)
         self._record("power", f"{text}: {which}")
         try:

@@ -70,7 +70,7 @@ def test_on_pi(
     ``cpu`` (QEMU's name) apply to the virtual machine only. ``keyword`` selects tests, like pytest's ``-k``. ``suite``
     is a folder of tests to run instead of ``tests/device``. ``place`` is a board that this user holds in a lab, instead
     of a ``host``, and ``folder`` replaces the report folder. ``test_files`` selects the files of this board's part of
-    the suite; then it is not an error that none of its tests passed.
+    the suite; in this case, it is not an error if none of its tests passed.
 
     The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran, ChainBroken if all
     tests passed but the tested files are not the built ones, InUse if another run writes to the same report,
@@ -259,7 +259,7 @@ def _require_expression(keyword: str) -> None:
             f"{keyword!r} is not a valid expression to select tests",
             expected="names combined with and, or, not and parentheses, as in pytest -k",
             found=f"at column {fault.offset}: {fault.msg}",
-            fix="for example --select='ops and not large'",
+            fix="pass, for example, --select='ops and not large'",
         ) from fault
 
 

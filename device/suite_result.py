@@ -43,7 +43,7 @@ class SuiteResult:
 
     @property
     def clean(self) -> bool:
-        """Whether no test failed, and the tested files are the built ones."""
+        """Whether no test failed and the tested files are those that were built."""
         return not self.failed and not self.errors and not self.broken
 
     def summary(self) -> str:

@@ -83,7 +83,7 @@ def check_container(oci_platform: str) -> Finding:
             output.append(event.get("stream", ""))
             error = error or event.get("error", "")
         if error or probe.MESSAGE.decode().strip() not in "".join(output):
-            found = error or "the program in it did not print its line"
+            found = error or "the program in the container did not print the expected line"
             fix = "binfmt flags must include F (see above); in a container the engine needs --privileged"
             return fail(name, done, found, fix)
         image = client.images.get(tag).attrs

@@ -61,7 +61,7 @@ def check_mmap_min_addr(sysctl: Path) -> Finding:
     except (FileNotFoundError, ValueError):
         # The emulator also reads this setting and exits if it does not exist:
         # https://github.com/microsoft/WSL/issues/10049
-        found = "the kernel has no such setting; then qemu-user cannot place the guest's memory (seen on WSL 1)"
+        found = "the kernel lacks this setting, so qemu-user cannot place the guest's memory (seen on WSL 1)"
         return fail(name, done, found, "use WSL 2 or a Linux kernel")
     if value > 0x10000:
         found = f"{value}: above 65536, where ARM programs are linked to start"

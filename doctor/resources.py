@@ -37,7 +37,7 @@ def check_disk(folder: Path, *, wanted_mib: int = _DISK_WANTED_MIB, needed_mib: 
         check="free disk",
         verdict=verdict,
         done=done,
-        found=f"{free_mib} MiB free; a first build takes about {needed_mib} MiB, {wanted_mib} MiB are recommended",
+        found=f"{free_mib} MiB free; a first build takes about {needed_mib} MiB; recommended: {wanted_mib} MiB",
         fix="" if verdict is Verdict.OK else _DISK_FIX,
     )
 

@@ -26,7 +26,7 @@ from torchvision.transforms.v2 import functional as pictures
 
 MODELS = ("mobilenet_v2", "mobilenet_v3_large", "resnet18", "resnet50", "shufflenet_v2_x1_0")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Mean and standard deviation of ImageNet's pictures, by colour."""
+"""The mean and standard deviation of ImageNet's pictures, by colour."""
 
 
 def main() -> None:

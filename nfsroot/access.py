@@ -1,4 +1,4 @@
-"""Access a board over SSH with its address, our login key and the board's pinned host key.
+"""Access a board over SSH with its address, the export's login key and the board's pinned host key.
 
 ssh looks up the host key under a fixed name (``HostKeyAlias``), so the key is valid for every address and port of the
 board, including a virtual machine's forwarded port. Without a pinned key, ssh uses the user's ``known_hosts``. In both
@@ -71,7 +71,7 @@ def parse_host(text: str) -> tuple[str, str, int]:
             f"{text!r} is not a valid board address",
             expected="[USER@]HOST[:PORT], an IPv6 address in brackets",
             found=repr(text),
-            fix="for example --host root@192.168.77.50",
+            fix="pass, for example, --host root@192.168.77.50",
         )
     return found["user"] or "root", found["six"] or found["host"], int(found["port"] or 22)
 

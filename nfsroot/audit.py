@@ -53,7 +53,7 @@ class Finding:
 
     check: str
     path: str
-    """Absolute path in the tree."""
+    """The absolute path in the tree."""
     found: str
     fix: str
     fixed: bool = True

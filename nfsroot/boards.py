@@ -1,4 +1,4 @@
-"""Follow boards that boot over the network, by the logs of dnsmasq and the NFS server.
+"""Follow boards that boot over the network, using the logs of dnsmasq and the NFS server.
 
 A board requests an address (DHCP), fetches the firmware's files, the kernel and the initramfs (TFTP), mounts its root
 (NFS), and starts its SSH server. ``Boards`` records which stage each board has reached, and why a board is stuck.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 STALLED_S = 120.0
-"""Seconds without an event after which advice is shown for a board that has not booted."""
+"""The seconds without an event after which advice is shown for a board that has not booted."""
 
 _STATES = ("address", "files", "mounted", "up")
 """The stages of a boot, in order."""
@@ -54,9 +54,9 @@ class Board:
     lost: bool = False
     """Whether a transfer to the board has failed."""
     by_firmware: bool = False
-    """Whether the firmware has requested an address, and not only a system booted from a card."""
+    """Whether the firmware itself has requested an address, not just a system that was booted from a card."""
     declined: bool = False
-    """Whether the board was offered an address and has not accepted it."""
+    """Whether the board has been offered an address but has not accepted it."""
     outside: str = ""
     """The configured subnet, if the board's address is outside it."""
     refused: str = ""
@@ -111,7 +111,7 @@ _KERNELS = {
     "bcm2711": "a Pi 4 needs the package linux-image-arm64 (image.architecture: arm64)",
     "bcm2712": "a Pi 5 needs the package linux-image-rpi-v8 (arm64, image.kernel: raspberrypi)",
 }
-"""Kernels with an Ethernet driver for each system on chip."""
+"""The kernels with an Ethernet driver for each system on chip."""
 
 
 class Boards:

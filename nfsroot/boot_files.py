@@ -23,10 +23,10 @@ from toolchain.config import Config
 from toolchain.errors import NetworkUnreachable, ProgramMissing
 
 GPU_MEMORY_MIB = 128
-"""Memory for the firmware and the buffers of QPU kernels; half of this is enough for small arrays."""
+"""The memory for the firmware and the buffers of QPU kernels. Half of it is enough for small arrays."""
 
 _SMALL_SUBNET = 16
-"""The number of addresses below which boards may use the whole subnet."""
+"""In a subnet with fewer addresses than this, boards may use all of them."""
 
 _DEVICE_TREES = re.compile(r"bcm(2709|2710|2711|2712(d0)?|2836|2837)-rpi-[a-z0-9-]+\.dtb")
 _OF_THE_RASPBERRY_PI_KERNEL = re.compile(r"bcm27(09|10)-")

@@ -311,7 +311,7 @@ def locked(final: Layout) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Convert an OSError in the folder, such as a read-only file system, into a user error."""
+    """Convert an OSError from the folder, such as that of a read-only file system, into a user error."""
     try:
         with room_for("an export", folder):
             yield

@@ -7,8 +7,8 @@ The exported tree contains only the board's files; all metadata is next to it. F
     nfsroot.manifest.json    image, hashes, counts, findings of the audit
     nfsroot.files/           the marker that identifies the tree, keys, and files rendered from templates
     nfsroot.boards/          with nfs.persistent: each board's own files, by serial number or hardware address
-    .nfsroot.lock            held by an export, so that only one runs at a time
-    .nfsroot.served          held by each server of the tree, so that no export replaces it under a board
+    .nfsroot.lock            held by an export, so that only one export runs at a time
+    .nfsroot.served          held by each server of the tree, so that no export replaces a tree in use
     .nfsroot.export/         the next tree while an export runs
 
 The marker identifies trees by inode and birth time. Another folder with the same name is not accepted, even if the file
@@ -170,7 +170,7 @@ def named_trees(layout: Layout) -> frozenset[str]:
 
 
 def is_named(layout: Layout) -> bool:
-    """Return whether the marker names the folder at the tree's path, at least by its inode."""
+    """Return whether the marker names the folder at the tree's path, by its full identity or by its inode only."""
     return _named(layout, layout.tree)
 
 

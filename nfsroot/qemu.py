@@ -2,8 +2,8 @@
 
 The machine is QEMU's ``virt`` with the kernel and the initramfs from the tree's /boot. It uses QEMU's user-mode
 network: 10.0.2.2 in the guest is the loopback interface of QEMU's namespace. The NFS server listens on that interface,
-and a free port there is forwarded to the guest's SSH server. Machine and server must run in a ``private_network``,
-because the server accepts unprivileged ports. The kernel command line is
+and a free port there is forwarded to the guest's SSH server. The machine and the server must run in a
+``private_network``, because the server accepts unprivileged ports. The kernel command line is
 
     console=ttyAMA0 boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot=10.0.2.2:PATH,vers=4.1,port=N net.ifnames=0 panic=5
 
@@ -287,7 +287,7 @@ class Machine:
         """Wait for the guest's SSH server; return the time since the start in seconds.
 
         ``on_line`` is called with each console line. QEMU itself accepts connections to the port, so the server's
-        banner is read as well. Raises BoardSilent after ``limit_s``, or immediately after a kernel panic, an initramfs
+        banner is also read. Raises BoardSilent after ``limit_s``, or immediately after a kernel panic, an initramfs
         failure or QEMU's exit.
         """
         deadline = time.monotonic() + limit_s
@@ -304,7 +304,7 @@ class Machine:
                     "the virtual machine stopped before its SSH server responded", "an SSH server that responds"
                 )
             if _death(text):
-                # lines that explain the panic may follow within panic=5 seconds
+                # lines that explain the panic may follow during the 5 seconds of panic=5
                 time.sleep(1.0)
                 raise self._silence("the virtual machine failed to boot", "an SSH server that responds")
             left = deadline - time.monotonic()

@@ -55,7 +55,7 @@ class Sharing:
     packets: int
     """The number of translated connections."""
     opened: tuple[str, ...]
-    """Other programs' chains with our accept rules."""
+    """Other programs' chains to which this task added accept rules."""
     problems: tuple[str, ...]
     """The problems, each with its fix."""
 
@@ -86,7 +86,7 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
         kept = None
     first = kept is None
     if kept is None:
-        # Record the value only before our first change.
+        # Record the value only before this task's first change.
         kept = {"subnet": str(subnet), "uplink": uplink, "ip_forward": _FORWARD.read_text().strip()}
         write_text_atomically(state, json.dumps(kept) + "\n", mode=0o600)
     try:
@@ -136,7 +136,7 @@ def _revert_after(fault: BaseException, state: Path) -> None:
 
 
 def _deletions() -> list[str]:
-    """Return the nft commands that remove all our rules."""
+    """Return the nft commands that remove all rules of this task."""
     rules = [
         f"delete rule {_place(chain)} handle {rule['handle']}"
         for chain in _forward_chains()

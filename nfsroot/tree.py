@@ -35,7 +35,7 @@ class _Entry:
     head: bytes
     tail: bytes
     inode: int
-    """The inode of a file with several names; otherwise 0."""
+    """The inode if the file has several names; otherwise 0."""
     mode: int
     size: int
 
@@ -54,7 +54,7 @@ class TreeHash:
         top = os.fsencode(root)
         paths = list(_walk(top))
         done = 0
-        # Hashing releases the GIL, so with two threads reading and hashing overlap.
+        # Hashing releases the GIL, so reading and hashing overlap if there are two threads.
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             chunks = [paths[start : start + 256] for start in range(0, len(paths), 256)]
             hashed = pool.map(lambda part: [_entry(top, path) for path in part], chunks)

@@ -41,8 +41,8 @@ _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _POLL_S = 0.1
 
-# $1 overlay mount point, $2 options, $3 destination. The working directory contains short links to the layers, because
-# mount(2) accepts only one page of options and a layer's path has more than a hundred characters.
+# $1: overlay mount point, $2: options, $3: destination. The working directory contains short links to the layers,
+# because mount(2) accepts only one page of options and a layer's path has more than a hundred characters.
 _OVERLAY_SCRIPT = """
 set -e
 mount -t overlay overlay -o "$2" "$1"

@@ -1,7 +1,7 @@
 """Block maps (bmap 2.0): the blocks of an image that must be written, with their SHA-256.
 
-bmaptool reads the file. bmaptool can also create one, which leaves out all holes of a sparse file. However, a hole may
-belong to blocks that the file system uses, such as an empty journal, and these must be zero on the card too. This
+bmaptool reads such a map. It can also create one, but then leaves out all holes of a sparse file. However, a hole may
+belong to blocks that the file system uses, such as an empty journal, and these must also be zero on the card. This
 module leaves out only the blocks that are free in the file system.
 """
 
@@ -20,7 +20,7 @@ BLOCK = 4096
 """Bytes."""
 
 _LONGEST_RANGE = 4096
-"""Maximum number of blocks in a range, because the comparison reads a whole range into memory."""
+"""The maximum number of blocks in a range, because the comparison reads a whole range into memory."""
 _NO_CHECKSUM = "0" * 64
 
 

@@ -17,10 +17,10 @@ from toolchain.config import SdConfig
 from toolchain.errors import ConfigError
 
 LABEL = "CIDATA"
-"""Label of the boot partition; cloud-init's data source NoCloud looks for it."""
+"""The label of the boot partition; cloud-init's data source NoCloud looks for it."""
 
 BOOT = "/boot/firmware"
-"""Mount point of the boot partition."""
+"""The mount point of the boot partition."""
 
 _CLOUD = """\
 # The data source NoCloud: files on the boot partition. ifupdown configures the network. cloud-init cannot configure

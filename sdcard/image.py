@@ -5,7 +5,7 @@ All identifiers are derived from the hash of the image's tree, and all times fro
 programs are extracted packages (flow.pipelines.card_job), so the image does not depend on the versions of the host's
 programs. Root is required only to unpack the system image, because its files have several owners.
 
-Products, in ``sd/`` in the target's folder: the compressed image, its block map, its SHA-256, the entry for
+The products are in ``sd/`` in the target's folder: the compressed image, its block map, its SHA-256, the entry for
 Raspberry Pi Imager, its bill of materials, and the manifest.
 """
 
@@ -51,10 +51,10 @@ SECTOR = 512
 BOOT_START_MIB = 4
 BOOT_MIB = 128
 ROOT_START = (BOOT_START_MIB + BOOT_MIB) << 20
-"""Offset of the root's file system, in bytes."""
+"""The offset of the root's file system, in bytes."""
 
 _ROOT_FREE_MIB = 128
-"""Free space in the root for cloud-init, which writes there before the first boot enlarges the root."""
+"""The free space in the root for cloud-init, which writes there before the first boot enlarges the root."""
 _JOURNAL_MIB = 16
 _INODE_RATIO = 16384
 _XZ = ("--threads=2", "--block-size=16MiB", "-3")
@@ -85,7 +85,7 @@ class Folder:
 
     @property
     def checksum(self) -> Path:
-        """SHA-256 of the image, in sha256sum's format."""
+        """The SHA-256 of the image, in sha256sum's format."""
         return self.place / f"{self.name}.img.xz.sha256"
 
     @property
@@ -106,7 +106,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Identifiers:
-    """Identifiers on the card, derived from the hash of a tree."""
+    """The identifiers on the card, derived from the hash of a tree."""
 
     seed: str
 

@@ -20,7 +20,7 @@ from toolchain.errors import ArtefactDamaged, InUse, UserError
 
 _LIMIT_S = 7200.0
 _BLKFLSBUF = 0x1261
-"""Number of the ioctl that drops a block device's cache (linux/fs.h)."""
+"""The number of the ioctl that drops a block device's cache (linux/fs.h)."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ _OF_THE_BUILD = (
     *("test_main_job.py", "test_netboot.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_sd_image.py"),
     *("test_serve.py", "test_whole_images.py", "test_arm64_image.py"),
 )
-# These run next: long tests, so that no process waits for one at the end, then tests that use the finished build.
+# These run next: first long tests, so that none of them is the last to finish, then tests that use the finished build.
 _FIRST = (
     *("test_libqpu_native.py", "test_qpu_ops_native.py", "test_cuda_ops.py"),
     *("test_torch_wheel.py", "test_rootfs.py", "test_torch_prepare.py", "test_wheels.py"),
@@ -61,7 +61,7 @@ _SHARED = frozenset({"built", "exported_config", "workbench"})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Reject a file that uses the shared build but is in no list above. In pytest-xdist, sort tests by list."""
+    """Reject a file that uses the shared build but is not in a list above. Under pytest-xdist, sort tests by list."""
     for item in items:
         used, name = _SHARED & set(getattr(item, "fixturenames", ())), item.path.name
         # The exported tree is changed by an export and locked while it is served.

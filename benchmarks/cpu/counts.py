@@ -16,7 +16,7 @@ from toolchain.errors import CommandFailed
 SOURCE = Path(__file__).resolve().parent / "count.c"
 CLASSES = ("NEON", "SIMD load/store", "VFP", "integer", "multiply", "load/store", "branch")
 """Classes of instructions: *NEON* and *VFP* process data in the floating-point registers, *SIMD load/store* moves these
-registers to and from memory, *multiply* includes division, and *integer* everything else."""
+registers to and from memory, *multiply* includes division, and *integer* is everything else."""
 
 _CONDITION = "(?:eq|ne|cs|hs|cc|lo|mi|pl|vs|vc|hi|ls|ge|lt|gt|le|al)?"
 _BRANCH = re.compile(rf"(?:(?:b|bl|bx|blx){_CONDITION}|cbz|cbnz|tbb|tbh)")

@@ -34,7 +34,7 @@ class Modelled:
 
     @property
     def total(self) -> float:
-        """The cycles of all instructions, assuming that the others take as many cycles each as the modelled ones."""
+        """The cycles of all instructions, if the others take as many cycles on average as the modelled ones."""
         return self.cycles / self.share
 
 

@@ -131,40 +131,40 @@ def int8(network: nn.Module, example: Tensor) -> nn.Module:
 
 
 def of_product(size: int) -> Work:
-    """Return a multiplication of two square matrices."""
+    """Return a function that multiplies two square matrices."""
     a, b = torch.rand(size, size), torch.rand(size, size)
     return lambda: torch.mm(a, b)
 
 
 def of_layer(layer: nn.Module, *shape: int) -> Work:
-    """Return a call to a layer or network."""
+    """Return a function that calls a layer or network."""
     layer.eval()
     x = torch.rand(*shape)
     return lambda: layer(x)
 
 
 def of_int8_layer(layer: nn.Module, *shape: int) -> Work:
-    """Return a call to a quantized layer or network."""
+    """Return a function that calls a quantized layer or network."""
     x = torch.rand(*shape)
     quantized = int8(layer, x)
     return lambda: quantized(x)
 
 
 def of_int8_linear() -> Work:
-    """Return a linear layer, quantized dynamically, as for a language model."""
+    """Return a function that calls a linear layer, quantized dynamically as in language models."""
     layer = quantization.quantize_dynamic(nn.Sequential(nn.Linear(1024, 1024)), {nn.Linear}, torch.qint8)
     x = torch.rand(1, 1024)
     return lambda: layer(x)
 
 
 def of_attention() -> Work:
-    """Attention with 4 heads of 64 features over 64 positions."""
+    """Return a function that computes attention with 4 heads of 64 features over 64 positions."""
     query, key, value = (torch.rand(1, 4, 64, 64) for _ in range(3))
     return lambda: functional.scaled_dot_product_attention(query, key, value)
 
 
 def of_softmax() -> Work:
-    """Softmax of 1000 rows of 100 elements."""
+    """Return a function that computes the softmax of 1000 rows of 100 elements."""
     x = torch.rand(1000, 100)
     return lambda: torch.softmax(x, -1)
 

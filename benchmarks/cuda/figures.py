@@ -71,7 +71,7 @@ def render(document: dict[str, Any]) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """Markdown prose, broken into lines of less than 100 characters."""
+    """Return Markdown prose, wrapped at less than 100 characters."""
     return textwrap.fill(text, 99, break_long_words=False, break_on_hyphens=False)
 
 

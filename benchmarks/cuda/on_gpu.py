@@ -6,8 +6,8 @@
     python3 benchmarks/cuda/on_gpu.py --build 90+PTX --out FOLDER    # or build it here with the local CUDA toolkit
 
 The script requires torch with CUDA, numpy and pytest; CuPy, matplotlib and compute-sanitizer are used if they are
-installed. It installs the wheel into a separate folder, runs the tests, the tests again under compute-sanitizer, the
-speed comparison, cuda-timing and array-exp, and writes ``gpu.json`` and the other output to FOLDER. Skipped parts are
+installed. It installs the wheel into a separate folder, and runs the tests without and with compute-sanitizer, the
+speed comparison, cuda-timing and array-exp. It writes ``gpu.json`` and the other output to FOLDER. Skipped parts are
 listed with the reason. The exit status is 0 if nothing failed.
 """
 
@@ -42,10 +42,10 @@ SANITIZED = {
 }
 """The tests that each tool of compute-sanitizer checks; GPU tests only.
 
-memcheck skips the tests that use tens of GiB, those that run other programs or other libraries' kernels, and those that
-test when kernels run or when memory is allocated, because the tool changes both. The other tools are slower, so each
-checks a smaller set of tests. For initcheck, this set starts every kernel; for the others, it starts every kernel that
-shares memory among threads.
+memcheck skips the tests that use tens of GiB, and those that run other programs or other libraries' kernels. It also
+skips the tests of when kernels run or when memory is allocated, because the tool changes both. The other tools are
+slower, so each checks a smaller set of tests. For initcheck, this set starts every kernel; for the others, it starts
+every kernel that shares memory among threads.
 """
 
 
@@ -121,7 +121,7 @@ def sanitizer(out: Path, environment: dict[str, str], limit_s: float) -> dict[st
     for tool, select in SANITIZED.items():
         argv: list[str | Path] = [program, f"--tool={tool}", "--error-exitcode=9", "--target-processes=all"]
         if tool in ("racecheck", "synccheck"):
-            # Check only our kernels; torch's use of shared memory is out of scope.
+            # Check only this project's kernels; torch's use of shared memory is out of scope.
             argv.append("--kernel-regex=kns=cuda_ops")
         argv += [sys.executable, "-m", "pytest", "-c", os.devnull]
         argv += [f"--rootdir={TESTS.parent}", "-p", "no:cacheprovider", "-q"]
@@ -198,7 +198,7 @@ def speed(out: Path, environment: dict[str, str]) -> dict[str, Any]:
 
 
 def timing(out: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Run cuda-timing on S2's vector, and array-exp on S5's."""
+    """Run cuda-timing with its default sizes, and array-exp with 10^7 elements."""
     argv: list[str | Path] = [sys.executable, "-m", "cuda_ops.timing", f"--json={out / 'timing.json'}"]
     argv += [f"--plot={out / 'timing.png'}", f"--timeline={out / 'timeline.json'}"]
     status, output = run(argv, out / "timing.log", environment=environment, limit_s=200)

@@ -2,9 +2,9 @@
 
 Kernels are timed by CUDA events around batches of calls. Softmax and matrix-vector multiplication often take less time
 than their launch, so they are timed as CUDA graphs of such batches. Launch times are measured with the host's clock,
-over batches that the GPU runs faster than the host launches them. The candidates of a comparison alternate, one batch
-per round, and the result is the median over all rounds, so changes in the GPU's clock rate or the host's load affect
-all candidates.
+over batches that the GPU executes faster than the host can launch them. The candidates of a comparison alternate, one
+batch per round, so changes in the GPU's clock rate or the host's load affect all candidates. The result is the median
+over all rounds.
 
 ``python speed.py out.json`` writes the figures. The script is independent of the rest of the repository.
 """
@@ -22,16 +22,16 @@ from typing import Any
 
 ROUNDS = 9
 LAUNCHES = 300
-"""Calls per batch when launches are timed: fewer than the driver queues before it blocks the host."""
+"""Calls per batch when launches are timed. The driver queues more calls than this before it blocks the host."""
 DATASHEET_GB_S = {"NVIDIA H200": 4800.0}
-"""Memory bandwidth according to the vendor's datasheet."""
+"""The memory bandwidth according to the vendor's datasheet."""
 
 PLAIN_KERNEL = """
 extern "C" __global__ void plain_add(float* c, const float* a, const float* b, int n) {
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) c[i] = a[i] + b[i];
 }
 """
-"""The kernel of S2's tutorial: 32-bit index, one element at a time, 1024 threads per block, one block per 1024."""
+"""``S2's kernel`` in the tables: a 32-bit index, and one block of 1024 threads per 1024 elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class Comparison:
     microseconds: Mapping[str, float]
     spread: Mapping[str, tuple[float, float]]
     ratios: Mapping[str, tuple[float, float, float]]
-    """Our time divided by the time of each other candidate, per round: the 10th, 50th and 90th percentile."""
+    """The operator's time divided by that of each other candidate, per round: 10th, 50th and 90th percentile."""
     moved: int = 0
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self, limit_gb_s: float) -> dict[str, Any]:
-        """Return the times, the rates, the share of the limit, and our speedup over each other candidate."""
+        """Return the times, the rates, the share of the limit, and the speedup over every other candidate."""
         mine = self.microseconds[self.ours]
         document = asdict(self) | {"faster_than": {k: v / mine for k, v in self.microseconds.items() if k != self.ours}}
         if self.moved:
@@ -154,7 +154,7 @@ def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
 
 
 def additions() -> list[Comparison]:
-    """Time add2 on S2's vector and on memory-bound ones."""
+    """Time add2 on vectors of 2^20 elements and, limited by the memory, of 2^28 elements."""
     import cuda_ops
     import torch
 
@@ -204,7 +204,7 @@ def additions() -> list[Comparison]:
 
 
 def exponentials() -> list[Comparison]:
-    """Time exp on S5's vector of 10^7 elements."""
+    """Time exp on a vector of 10^7 elements."""
     import cuda_ops
     import torch
 

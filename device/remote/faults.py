@@ -56,13 +56,13 @@ TABLE = {
         BoardSilent,
         "{where} does not respond to adb",
         "the state device in the list of adb devices",
-        "unlock the phone, reconnect it, and switch USB debugging off and on; adb reconnect may help, too",
+        "unlock the phone, reconnect it, and switch USB debugging off and on; adb reconnect may also help",
     ),
     "unusable-phone": Row(
         UserError,
         "adb cannot start programs on {where}",
         "the state device in the list of adb devices",
-        "start Android on the phone; for no permissions, install android-sdk-platform-tools-common (udev rules)",
+        "start Android on the phone; if adb has no permissions, install android-sdk-platform-tools-common (udev rules)",
     ),
     "busy": Row(
         InUse,

@@ -30,7 +30,7 @@ two steps may be rounded to either step.
 """
 ENTRY = "pitorch_model"
 OPERATOR_RUNS = 5
-"""The number of runs for an operator's time, which is their median."""
+"""The number of runs per operator. Its time is the median of these runs."""
 DRIVER = Path(__file__).with_name("loader") / "model.cpp"
 _T = TypeVar("_T")
 

@@ -1,4 +1,4 @@
-"""Phones, through adb: the adb server, a phone's state, and the command line for a phone.
+"""Access to phones through adb: the adb server, a phone's state, and the command line for a phone.
 
 The adb client connects to a server, which manages the connections to all phones. If a server is running, or the
 environment names one, it is used. Otherwise, a private server runs during the session, on a UNIX socket that only this
@@ -33,7 +33,7 @@ def connected(address: Address) -> Iterator[list[str]]:
     """The adb command line for the phone at ``address``, without a command to run on the phone.
 
     Raises ProgramMissing if adb is missing, BoardSilent if there is no phone or the phone is offline, AccessDenied if
-    the phone does not accept this PC's key, and UserError if there are several phones or the state is any other.
+    the phone does not accept this PC's key, and UserError if there are several phones or the phone is in another state.
     """
     with _server() as adb:
         answer = ""

@@ -33,8 +33,8 @@ QPU_C_API const char *qpu_backend_reason(void);
  * result is valid until the next call fails. */
 QPU_C_API const char *qpu_last_error(void);
 
-/* Returns the name of that error's C++ class, such as "ArgumentError", or "" if no call has
- * failed. */
+/* Returns the name of the C++ class of the error that qpu_last_error() describes, such as
+ * "ArgumentError", or "" if no call has failed. */
 QPU_C_API const char *qpu_last_error_class(void);
 
 /* Frees the result of a function whose documentation requires qpu_free(). NULL is allowed. */

@@ -2,7 +2,7 @@
  * same names: what each one computes, the valid ranges and the error bounds.
  *
  * A pointer is the CPU's address of an element in a qpu_buffer or SharedArray, or a bus address
- * that is cast to a pointer. `qpus` is 1..12, or 0 to let the library choose. All functions
+ * cast to a pointer. `qpus` is 1..12, or 0 to let the library choose. All functions
  * return 0, or -1 on failure. After a failure, qpu_last_error() returns the error message. */
 #ifndef QPU_KERNELS_C_H
 #define QPU_KERNELS_C_H

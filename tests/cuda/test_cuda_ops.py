@@ -377,7 +377,7 @@ def test_compiled_function_has_a_single_graph(device: str, dynamic: bool) -> Non
             torch.testing.assert_close(mine, theirs)
 
 
-# S2's launch form.
+# The launch form of add2, which writes to an existing tensor.
 
 
 @devices
@@ -490,7 +490,7 @@ def test_operators_use_the_current_stream() -> None:
         results = [cuda_ops.add2(a, a), cuda_ops.axpy(2.0, a, a), cuda_ops.exp(a), cuda_ops.softmax(a.reshape(64, -1))]
         results.append(cuda_ops.matvec(a.reshape(64, -1), a[: 1 << 14]))
     early = cuda_ops.add2(a, a)
-    assert bool((early == 0).all()), "the default stream does not wait for the other"
+    assert bool((early == 0).all()), "the default stream does not wait for the other stream"
     stream.synchronize()
     for found, exact in zip(results, (2.0, 3.0, torch.e, 2.0**-14, 2.0**14), strict=True):
         torch.testing.assert_close(found, torch.full_like(found, exact))

@@ -6,8 +6,8 @@
 
 Each case has a bound for the largest difference, divided by the largest magnitude in the case. A bound of zero requires
 bit-identical results. Integers and booleans must always be identical.
-The file also contains a partly trained network, which the other machine continues to train, a tensor in the older
-format of torch.save, which is not a ZIP archive, and a script, which the other machine runs.
+The file also contains a partly trained network, whose training the other machine continues, and a script that the other
+machine runs. In addition, it contains a tensor in the older format of torch.save, which is not a ZIP archive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 Case = Callable[[], dict[str, Tensor]]
 CASES: dict[str, tuple[float, Case]] = {}
 FLOAT32 = 2e-5
-"""Sums of several hundred float32 terms in a different order."""
+"""For sums of several hundred float32 terms in a different order."""
 
 
 def case(bound: float) -> Callable[[Case], Case]:

@@ -73,7 +73,7 @@ def test_deform_conv2d_without_offsets_is_a_convolution() -> None:
 
 
 def picture() -> torch.Tensor:
-    """Return a smooth colour gradient, which JPEG keeps almost unchanged."""
+    """Return a smooth colour gradient, which JPEG compression hardly changes."""
     y, x = torch.meshgrid(torch.arange(40), torch.arange(56), indexing="ij")
     return torch.stack([x * 4, y * 6, (x + y) * 2]).to(torch.uint8)
 

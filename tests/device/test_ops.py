@@ -33,7 +33,7 @@ MATRIX = {"gpu": matrix_cpp.gpu, "cpu": cpu_cpp.cpu}
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 ROUNDING = 2.0**-23
-"""Relative rounding error of one QPU operation, which rounds towards zero."""
+"""The relative rounding error of one QPU operation, which rounds towards zero."""
 TINY = 2.0**-126
 """The smallest normal float32; the QPU treats smaller numbers as 0."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    "PITORCH_BOARD" not in os.environ, reason="tests the board it runs on: ./inv test-on-pi"
+    "PITORCH_BOARD" not in os.environ, reason="tests the board on which it runs: ./inv test-on-pi"
 )
 
 LIMIT_S = 1200

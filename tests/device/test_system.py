@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    "PITORCH_BOARD" not in os.environ, reason="tests the board it runs on: ./inv test-on-pi"
+    "PITORCH_BOARD" not in os.environ, reason="tests the board on which it runs: ./inv test-on-pi"
 )
 
 FIRST_SUPPORTED_S = 1_735_689_600
@@ -34,7 +34,7 @@ def mounts() -> dict[str, tuple[str, str, str]]:
     return {row[1]: (row[0], row[2], row[3]) for row in rows}
 
 
-def test_userland_is_the_one_of_its_architecture() -> None:
+def test_userland_matches_its_architecture() -> None:
     bits = 8 * struct.calcsize("P")
     names = {"arm-linux-gnueabihf": (32, 40), "aarch64-linux-gnu": (64, 183)}
     expected, machine = names[sysconfig.get_config_var("MULTIARCH")]

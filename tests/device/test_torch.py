@@ -43,7 +43,7 @@ def small_network() -> nn.Sequential:
 
 
 def test_numpy_indices_work_after_conversion_to_64_bits() -> None:
-    """On 32 bits, numpy's default integer is int32, which torch rejects as an index or class (docs/torch.md)."""
+    """On 32-bit systems, numpy's default integer is int32, which torch rejects as an index or class (docs/torch.md)."""
     scores = numpy.array([[0.0, 2.0], [3.0, 1.0]], dtype=numpy.float32)
     narrow = torch.from_numpy(numpy.argmax(scores, 1).astype(numpy.int32))
     with pytest.raises((RuntimeError, IndexError), match=r"[Ll]ong|int64|Int"):
@@ -166,7 +166,7 @@ def _chosen(x: torch.Tensor, a: int, b: int, c: int) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript is deprecated in later releases
 def test_script_with_long_condition_is_saved_and_loaded() -> None:
-    """On 32 bits, an offset of -1 became 2^32 - 1, and saving failed with an index out of range (patch 0010)."""
+    """On 32-bit systems, an offset of -1 became 2^32 - 1, so saving failed: index out of range (patch 0010)."""
     memory = io.BytesIO()
     torch.jit.save(torch.jit.script(_chosen), memory)
     memory.seek(0)
@@ -188,7 +188,7 @@ ARM = sysconfig.get_config_var("MULTIARCH") == "arm-linux-gnueabihf"
 """The architecture of Python and torch; the kernel may be 64-bit."""
 
 
-SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without our patches the process ends by SIGBUS")
+SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without our patches the process is killed by SIGBUS")
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -214,7 +214,7 @@ def test_complex_dot_product_matches_numpy(dtype: str, size: int, strided: bool)
 
 
 class FullDisk:
-    """A file that is full after some bytes."""
+    """A file on a disk that becomes full after some bytes."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -252,7 +252,9 @@ class Cut(io.BytesIO):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-LETS_THROUGH = pytest.mark.skipif(ARM and not has_our_torch(), reason="without our recipe the process ends by SIGABRT")
+LETS_THROUGH = pytest.mark.skipif(
+    ARM and not has_our_torch(), reason="without our recipe the process is killed by SIGABRT"
+)
 
 
 @LETS_THROUGH
@@ -282,7 +284,7 @@ def test_file_errors_propagate_from_load(kept: float) -> None:
 @pytest.mark.parametrize("times", [1, 3, 5])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_numpy_arrays_are_shared_at_their_own_alignment(dtype: str, times: int) -> None:
-    """Arrays begin where malloc may place them: at multiples of 8 bytes on 32 bits, of 16 on 64 bits (patch 0008)."""
+    """Arrays begin where malloc may place them: at multiples of 8 (32-bit) or 16 bytes (64-bit); see patch 0008."""
     array = lies_at(numpy.arange(1, 8, dtype=dtype) * (1 + 2j), times * (8 if ARM else 16))
     tensor = torch.from_numpy(array)
     assert tensor[3].item() == 4 + 8j
@@ -310,7 +312,7 @@ def _shared_by(how: str, array: numpy.ndarray) -> torch.Tensor:
     }[how](array)
 
 
-# With upstream's torch, such a complex128 terminates the process on x86-64 too.
+# With upstream's torch, such a complex128 array also terminates the process on x86-64.
 PLACED = ["float32", "float64", "int16", "int64", "complex64", *(["complex128"] if ARM else [])]
 
 
@@ -412,7 +414,7 @@ def test_transformer_encoder_ignores_padded_positions() -> None:
 
 def test_build_options_match_the_recipe() -> None:
     message = torch.__config__.show()
-    asked = ["USE_OPENMP=ON"]  # required of any torch, because our extension and our tests rely on it
+    asked = ["USE_OPENMP=ON"]  # required for every torch, because the extension and the tests rely on it
     if has_our_torch():
         asked += ["BLAS_INFO=open,", "LAPACK_INFO=open,", "USE_CUDA=OFF", "USE_MKLDNN=OFF", "USE_NNPACK=OFF"]
         assert not torch.distributed.is_available()

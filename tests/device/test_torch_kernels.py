@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 CLOSE = 3e-6
-"""Bound for a difference, relative to the sum of the products' magnitudes."""
+"""The bound for a difference, relative to the sum of the products' magnitudes."""
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -250,7 +250,7 @@ def test_threads_can_use_the_same_weights_concurrently() -> None:
     assert wrong == []
 
 
-def test_a_forked_process_computes_too() -> None:
+def test_a_forked_process_can_compute() -> None:
     """The child uses one thread, like DataLoader's workers, because OpenMP's threads do not survive a fork."""
     a, b = drawn(100, 100), drawn(100, 100, seed=1)
     wanted = a @ b

@@ -1,4 +1,4 @@
-"""Tests of limits on 32 bits: sizes beyond the machine's memory and indices beyond a tensor are rejected.
+"""Tests of limits on 32-bit systems: sizes beyond the machine's memory and indices beyond a tensor are rejected.
 
 Sizes must not wrap around: 2**32 + 16 is 16 in a 32-bit size_t, so writes would go far beyond a tensor of 16 elements.
 """

@@ -1,6 +1,6 @@
 """Tests of the complete image for 64-bit boards: torch, the QPU extension, TVM's server, and emulated boots.
 
-The build takes minutes, so these tests are expensive.
+The build takes minutes, so these tests are marked as expensive.
 """
 
 from __future__ import annotations

@@ -173,7 +173,9 @@ def test_the_file_overrides_environment_variables(tmp_path: Path) -> None:
     assert "nfs.port: expected 1 to 65535, found '0'" in done.stderr, "from a variable that the file does not override"
     path.write_text("qpu:\n  library: local\n")
     done = run(f"--config={path}", "build-image", "--plan", "--qpulib=nobodys", INVOKE_QPU_LIBRARY="upstream")
-    assert "qpu.library: expected one of local, upstream, found 'nobodys'" in done.stderr, "a task's option wins"
+    assert "qpu.library: expected one of local, upstream, found 'nobodys'" in done.stderr, (
+        "a task's option takes precedence"
+    )
 
 
 @pytest.mark.parametrize("form", ["yaml", "yml", "json"])

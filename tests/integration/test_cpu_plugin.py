@@ -1,4 +1,4 @@
-"""Tests that the plugin of the benchmark ``cpu`` counts instructions exactly, and llvm-mca models a program's loops."""
+"""Tests that the plugin of the benchmark ``cpu`` counts instructions exactly, and that llvm-mca models loops."""
 
 from __future__ import annotations
 

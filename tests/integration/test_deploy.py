@@ -194,7 +194,7 @@ def test_error_before_the_renames_leaves_the_tree_unchanged(tmp_path: Path) -> N
 
 @root_only
 def test_killed_deployment_can_be_repeated(tmp_path: Path) -> None:
-    """A deployment that is killed after the renames, but before it records the hash, must not leave an old hash."""
+    """A deployment that is killed after the renames, but before it records the hash, must not leave the old hash."""
     layout = exported_tree(tmp_path, {"opt/pitorch/lib/libqpu.so.1.0": "library 1"})
     made = layer(tmp_path / "libqpu.tar", LIBRARY)
     deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])

@@ -357,7 +357,7 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_build_folder_of_another_user_is_reported(tmp_path: Path) -> None:
-    """A folder that the user cannot write to, in contrast to the temporary folder, fails the check."""
+    """The check fails, even though the temporary folder is used in place of a folder that is not writable."""
     with tempfile.TemporaryDirectory(prefix="pitorch-theirs-") as name:
         Path(name).chmod(0o755)
         assert writable(Path(name)) == Path(name)

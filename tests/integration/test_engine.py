@@ -106,7 +106,7 @@ def test_dockerd_is_started_reused_and_stopped(daemon: Daemon) -> None:
     assert (info.address, info.storage_driver, info.started_here) == (daemon.host, "vfs", True)
     pid = json.loads(daemon.state.read_text())["pid"]
     parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    assert parent != os.getpid(), "it would end when the task ends"
+    assert parent != os.getpid(), "the engine must outlive the task"
 
     assert ensure_daemon(daemon) == info
     assert json.loads(daemon.state.read_text())["pid"] == pid, "a running engine is reused"

@@ -21,7 +21,7 @@ from device_parts import NAME_SERVER, WITH_NAME_SERVER
 from nfsroot.audit import HELPER
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
-needs_amd64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="the little root is made of amd64 programs")
+needs_amd64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="the small root consists of amd64 programs")
 
 PROGRAMS = ("sh", "true", "sleep", "cat", "id", "mount", "mkdir", "touch", "pwd", "env", "kill", "setsid", "stty",
             "getent")  # fmt: skip

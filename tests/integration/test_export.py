@@ -151,7 +151,7 @@ def expected_tree() -> dict[bytes, tuple[object, ...]]:
 
 
 def without_root(listing: dict[bytes, tuple[object, ...]]) -> dict[bytes, tuple[object, ...]]:
-    """Remove the root folder, which is not part of a layer; the engine sets its time."""
+    """Remove the root folder's entry: it is not part of a layer, and the engine sets its time."""
     return {path: facts for path, facts in listing.items() if path != b"."}
 
 
@@ -383,7 +383,7 @@ def test_a_folder_in_place_of_the_tree_is_not_replaced(config: Config, tmp_path:
 
 
 def in_the_place_of(tree: Path) -> None:
-    """Replace our tree with a user's folder, which gets the same inode number if the file system reuses it."""
+    """Replace the exported tree with a user's folder, which gets the same inode number if the file system reuses it."""
     number, spares = tree.stat().st_ino, tree.with_name("spares")
     shutil.rmtree(tree)
     spares.mkdir()
@@ -406,7 +406,7 @@ def ext4(tmp_path: Path, inode_size: int) -> Iterator[Path]:
         made.truncate(256 << 20)
     subprocess.run(["mkfs.ext4", "-q", "-I", f"{inode_size}", image], check=True, capture_output=True)
     if subprocess.run(["mount", "-o", "loop", image, place], check=False, capture_output=True).returncode:
-        pytest.skip("needs loop devices, for a file system of its own")
+        pytest.skip("needs loop devices, for a separate file system")
     try:
         yield place
     finally:
@@ -641,7 +641,7 @@ def test_missing_space_is_reported_before_writing(heavy: str, tmp_path: Path) ->
 def test_a_full_disk_is_reported_at_every_point(
     config: Config, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of inodes varies, so that the disk is full during the lock, copy, boot files or audit, or never."""
+    """The number of inodes varies, so that the disk fills up at the lock, copy, boot files or audit, or never."""
     if method == "layers":
         monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
     reports = set()
@@ -656,7 +656,7 @@ def test_a_full_disk_is_reported_at_every_point(
         finally:
             subprocess.run(["umount", tmp_path], check=True)
     else:
-        pytest.fail("there never were enough")
+        pytest.fail("the export failed with every number of inodes")
     program = "cp:" if method == "overlay" else "tar:"
     assert any(words.startswith(program) for words in reports), "the copy program reported it"
     assert {"No space left on device"} < reports, "and so did our code"

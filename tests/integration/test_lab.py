@@ -528,7 +528,7 @@ def test_a_boot_that_hangs_is_shown_with_its_console(config: Config, coordinator
 
 
 LOST = """#!/bin/sh
-# Stands for an ssh that logs in, creates its control socket, and loses the connection.
+# Replaces an ssh that logs in, creates its control socket, and loses the connection.
 while [ $# -gt 0 ]; do [ "$1" = -S ] && : > "$2"; shift; done
 exit 0
 """

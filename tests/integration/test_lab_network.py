@@ -167,7 +167,7 @@ def pc(name: str, address: str, folder: Path, *boards: str) -> Iterator[Pc]:
 
 @dataclass(frozen=True)
 class Lab:
-    """The PC with the coordinator, from which runs start, one that offers most boards, and one that offers b."""
+    """The PC that runs the coordinator and the suite, one that offers most boards, and one that offers the board b."""
 
     hub: Pc
     one: Pc

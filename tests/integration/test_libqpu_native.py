@@ -107,7 +107,7 @@ def test_clang_tidy_finds_nothing(tree: Path, product_config: Config, left_out: 
 
     def check(source: str) -> str:
         words = [f"--checks={left_out}"]
-        # Our sources have a .clang-tidy file in a parent folder; the files that CMake generates do not.
+        # libqpu's sources have a .clang-tidy file in a parent folder; the files that CMake generates do not.
         words += [f"--config-file={SOURCE / '.clang-tidy'}"] if "/Unity/" in source else []
         # The analyzer treats included sources as headers, which it skips by default.
         words += ["--extra-arg=-Xclang", "--extra-arg=-analyzer-opt-analyze-headers"]

@@ -546,7 +546,7 @@ def of_many(exported_config: Config) -> Iterator[Config]:
 @pytest.mark.machine
 @pytest.mark.timeout(1800)
 def test_one_board_boots_from_dhcp_to_ssh(of_one: Config, u_boot: Path, tmp_path: Path) -> None:
-    """U-Boot requests an address, and fetches kernel and initramfs over TFTP. The kernel mounts its root over NFS."""
+    """U-Boot gets an address, and fetches the kernel and initramfs over TFTP. The kernel mounts its root over NFS."""
     with bridge_for_boards(of_one), booting(of_one) as wait_for, boards_of_qemu(1, u_boot, tmp_path):
         (board,) = all_up(wait_for, 1)
         assert board.mac == "52:54:00:77:00:01"
@@ -635,7 +635,7 @@ LOSS = b"""table bridge lossy {
   }
 }
 """
-"""Of a packet and its acknowledgement, one in twenty is lost. The test machine's kernel lacks tc's netem."""
+"""In about one of twenty exchanges, the packet or its acknowledgement is lost. The kernel lacks tc's netem."""
 
 
 @pytest.mark.expensive

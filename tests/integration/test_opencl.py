@@ -271,7 +271,7 @@ def test_board_without_opencl_is_reported() -> None:
 
 
 def test_driver_crash_ends_only_its_session(tmp_path: Path) -> None:
-    """POCL runs kernels in the loader's process, which an access outside the arrays crashes."""
+    """POCL runs kernels in the loader's process, which crashes when a kernel accesses memory outside its arrays."""
     with pytest.raises(UserError, match="the OpenCL driver crashed on local") as caught:
         run(write(tmp_path, ("out[i] =", "out[(long)i << 40] =")))
     assert caught.value.found == "killed by SIGSEGV"

@@ -116,7 +116,7 @@ def adbd(root: Path, network: None) -> Iterator[int]:
 def eventually(holds: Callable[[], bool], limit_s: float = 60) -> None:
     deadline = time.monotonic() + limit_s
     while not holds():
-        assert time.monotonic() < deadline, f"it did not become true within {limit_s:g} s"
+        assert time.monotonic() < deadline, f"the condition did not become true within {limit_s:g} s"
         time.sleep(0.05)
 
 

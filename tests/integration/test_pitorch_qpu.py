@@ -24,9 +24,9 @@ TOOLS = ("qpu-calibrate", "qpu-info", "qpu-objdump", "qpu-selftest")
 ROWS = """
 mov r0, uniform
 add r0, r0, uniform           # the sum of two uniforms
-mov r1, uniform               # where its row is to go
+mov r1, uniform               # the address of the result
 ldi r2, 0x1a00
-mov r3, uniform               # and its row of the VPM
+mov r3, uniform               # the number of its VPM row
 add vpm_wr_setup, r2, r3
 mov vpm, r0
 ldi r2, 0x80904000

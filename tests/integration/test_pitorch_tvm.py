@@ -53,7 +53,7 @@ def tvm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def gemm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile a kernel for this PC that multiplies two matrices of 32 rows."""
+    """Compile, for this PC, a kernel that multiplies two matrices of 32 rows."""
     path = tmp_path_factory.mktemp("kept") / "gemm.so"
     profiling.profile(product_config, kernel="gemm", target="local", device="emulator", size=32, keep=path, timing=ONCE)
     return path

@@ -65,7 +65,7 @@ bool debugOfLibrary() {
 }
 long standardOfLibrary() { return __cplusplus; }
 """,
-    "Lib/VideoCore/Deep/Lax.cpp": """// Compiles with -fpermissive alone, and -Wconversion has something to say.
+    "Lib/VideoCore/Deep/Lax.cpp": """// Compiles only with -fpermissive, and causes a warning with -Wconversion.
 int* lax(void* given) { return given; }
 short shortened(int given) { return given; }
 """,

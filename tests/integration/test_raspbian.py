@@ -68,7 +68,7 @@ def of_this_pc() -> list[Package]:
 
 
 def kernel_of(board: str, architecture: str) -> list[Package]:
-    """Make a Raspberry Pi kernel as in its archive: a metapackage, and packages with the version in their names."""
+    """Make a Raspberry Pi kernel's packages: a metapackage, and packages with the version in their names."""
     release = f"6.18.34+rpt-rpi-{board}"
     needs = {
         f"linux-image-rpi-{board}": f"linux-image-{release}",
@@ -142,7 +142,7 @@ def fetched(config: Config, role: str) -> dict[str, str]:
     return versions(folder.glob("*.deb"))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files to their owners")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can set the owners of files")
 def test_tools_are_debians_and_roots_are_raspbians(world: World, tmp_path: Path) -> None:
     """Apt allows only one version of a package whose architectures share files."""
     config = config_for(tmp_path, profile="container")
@@ -157,7 +157,7 @@ def test_tools_are_debians_and_roots_are_raspbians(world: World, tmp_path: Path)
     assert "is not ARMv6 code" in warning
     root = fetched(config, "rootfs")
     assert root["libc6:armhf"] == RASPBIANS
-    assert set(root.values()) == {RASPBIANS, TWINS, "1.0"}, "the last is the keyring's"
+    assert set(root.values()) == {RASPBIANS, TWINS, "1.0"}, "1.0 is the keyring's version"
 
 
 @pytest.mark.parametrize(("flavour", "of_the_rest"), [("debian", DEBIANS), ("raspbian", RASPBIANS)])
@@ -182,7 +182,7 @@ def test_only_kernel_and_firmware_come_from_raspberry_pi(
     with Context(config) as context:
         for role, packages in (("dev", packages_for("dev", config.image)), ("small", ("python3",))):
             spec = roots.root_spec(context, role, packages, mirror, (context.target,))
-            assert {item.archive for item in spec.sources} == {flavour}, "a source where it is needed alone"
+            assert {item.archive for item in spec.sources} == {flavour}, "only the root with the kernel uses theirs"
         spec = roots.root_spec(
             context, "small-tools", ("python3", "raspi-firmware"), mirror, (context.native, context.target)
         )
@@ -198,7 +198,7 @@ def test_raspbian_uses_debians_kernel(world: World, tmp_path: Path) -> None:
         *("linux-image-armmp:armhf", "linux-image-6.12.107+deb13-armmp:armhf", "debian-archive-keyring:armhf")
     }
     (twin,) = (tmp_path / "archives" / "raspbian-trixie-armhf-rootfs").glob("less_*.deb")
-    assert "Raspbian" in run(["dpkg-deb", "--fsys-tarfile", twin]).output, "of one version in both it is the first's"
+    assert "Raspbian" in run(["dpkg-deb", "--fsys-tarfile", twin]).output, "if versions are equal, the first archive's"
     with Context(config) as context:
         (step,) = (item for item in pipelines.main_job(context).steps if item.name == "rootfs")
         assert "linux-image-armmp" in step.inputs["packages"]
@@ -206,7 +206,7 @@ def test_raspbian_uses_debians_kernel(world: World, tmp_path: Path) -> None:
         assert [item.archive for item in spec.sources] == ["raspbian", "debian", "debian", "debian"]
         assert "Pin: release o=Debian\nPin-Priority: -1\n" in apt.preferences_text(spec.sources)
         spec = roots.root_spec(context, "small-tools", ("linux-image-armmp",), mirror, (context.native, context.target))
-        assert apt.preferences_text(spec.sources) == "", "what runs on this PC is Debian's all"
+        assert apt.preferences_text(spec.sources) == "", "all programs for this PC are Debian's"
 
 
 def test_64_bit_board_gets_a_64_bit_kernel(world: World, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tests of registries that respond late, never, with invalid data or with an error: retries and error messages."""
+"""Tests of registries that respond late or not at all, with invalid data or with errors: retries and messages."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
             if name == "native":
                 assert checked_by_hash(archive) == []
                 assert "copyright" in documents(archive)
-                assert documents(archive) <= {"copyright", "locale.alias", "dir"}, "the last is no package's"
+                assert documents(archive) <= {"copyright", "locale.alias", "dir"}, "no package contains dir"
                 assert "./etc/dpkg/dpkg.cfg.d/lean" in archive.getnames(), "packages added on the board are lean too"
         tar.unlink()
     assert digests["native"] == digests["emulated"]

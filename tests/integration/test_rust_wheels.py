@@ -117,7 +117,7 @@ fn main() {
     println!("cargo:rustc-env=COMPILED_BY={host} {}", env::consts::ARCH);
 }
 """
-"""A build script that tells the program on which machines rustc and the script itself ran."""
+"""A build script that records in the program on which machines rustc and the script itself ran."""
 
 SETUPTOOLS_RUST = {
     "pyproject.toml": '[build-system]\nrequires = ["setuptools", "setuptools-rust"]\n',

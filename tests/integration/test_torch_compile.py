@@ -148,7 +148,7 @@ def test_ctrl_c_while_linking_leaves_no_container(
     assert {"_Z3onev", "_Z3twov"} <= symbols(library)
     assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, "objects are not compiled again"
 
-    # The same, with a library from an earlier run that is in ninja's log.
+    # Repeat the test with a library from an earlier run, which is in ninja's log.
     (tree / "patience").unlink()
     (tree / "linking").unlink()
     (tree / "two.cpp").write_text("int three() { return 1; }\n")
@@ -159,8 +159,8 @@ def test_ctrl_c_while_linking_leaves_no_container(
     assert {"_Z3onev", "_Z5threev"} <= symbols(library)
     assert (tree / "one.o").stat().st_mtime_ns == compiled["one.o"]
 
-    # The same, with a missing library. In ninja's log, the library is newer than all objects, so ninja would accept any
-    # file.
+    # Repeat the test with a missing library. In ninja's log, the library is newer than all objects, so ninja would
+    # accept any file.
     for name in ("patience", "linking", "libboth.so"):
         (tree / name).unlink()
     interrupt_while_it_links(tmp_path, tree, image)

@@ -709,8 +709,8 @@ def test_the_torch_tests_of_the_device_suite_pass(
 ) -> None:
     """They cover sizes beyond 32 bits, gradients, layers, unaligned memory, saving, loading, NEON and int8 networks.
 
-    test_main_job.py runs the tests without the marker on the emulated board. This test runs all of them weekly, because
-    QEMU emulates newer instructions for single programs.
+    test_main_job.py runs the tests without the marker on the emulated board. This test runs all of them weekly, under
+    QEMU's emulation of single programs, which also supports instructions of newer CPUs.
     """
     assert built.manifest("torch").facts["self-contained"]
     words = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "-m", marker]
@@ -797,8 +797,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
 import torch, shares
 torch.set_num_threads(3)
 assert shares.members(8, 1).tolist() == [0, 0, 0, 1, 1, 1, 2, 2]  # as many parts as threads, of equal length
-assert shares.members(9, 5).tolist() == [0] * 5 + [1] * 4         # fewer where they would be below the grain
-assert shares.members(9, 9).tolist() == [0] * 9                   # one is no team
+assert shares.members(9, 5).tolist() == [0] * 5 + [1] * 4         # fewer, because parts have at least 5 elements
+assert shares.members(9, 9).tolist() == [0] * 9                   # one part runs without other threads
 assert shares.members(0, 1).tolist() == []
 for _ in range(50):
     try:
@@ -806,7 +806,7 @@ for _ in range(50):
     except ValueError as fault:
         assert str(fault).startswith("part of "), fault
     else:
-        raise SystemExit("nothing was thrown on")
+        raise SystemExit("the exception was not rethrown")
     assert shares.members(8, 1).tolist()[-1] == 2
 torch.set_num_threads(1)
 assert shares.members(8, 1).tolist() == [0] * 8

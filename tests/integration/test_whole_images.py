@@ -50,7 +50,7 @@ def test_a_rebuilt_root_has_the_same_bytes(built: main_job.Built, product_config
     again = in_a_folder_of_its_own(product_config, tmp_path / "build")
     done = main_job.build_image(again, only=["rootfs"])
     assert built.manifest("mirror").facts["indices"] == done.manifest("mirror").facts["indices"], (
-        "the mirror has moved on"
+        "the mirror has changed"
     )
     assert "rootfs" in done.ran
     assert sha256_of(again.target_root / "rootfs.tar") == sha256_of(first)

@@ -770,7 +770,7 @@ def test_tasks_use_utf_8_in_every_locale(ready: Checkout, tmp_path: Path) -> Non
 
 
 def test_registry_password_reaches_only_the_task(checkout: Checkout, tmp_path: Path) -> None:
-    """The test records the environment of the programs that ./inv starts, also during the first run."""
+    """The test records the environment of the programs that ./inv starts, including those of the first run."""
     programs, seen = tmp_path / "programs", tmp_path / "seen"
     programs.mkdir()
     seen.mkdir()

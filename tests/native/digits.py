@@ -20,7 +20,7 @@ from torch import nn
 from torch_qpu import _C
 
 MARGIN = 0.03
-"""How far the accuracy on the QPUs may be below that on the CPU."""
+"""The amount by which the accuracy on the QPUs may be below that on the CPU."""
 EPOCHS = {"perceptron": 4, "lenet": 5}
 
 GLYPHS = (
@@ -93,7 +93,7 @@ def accuracy(name: str, device: str, epochs: int) -> float:
 
 
 def compared(name: str, epochs: int) -> dict[str, Any]:
-    """Return both accuracies, and for training on the QPUs the time in seconds and what ran on the QPUs and the CPU."""
+    """Return both accuracies, and the time in seconds, the launches and the fallbacks of the training on the QPUs."""
     on_cpu = accuracy(name, "cpu", epochs)
     torch_qpu.reset_counters()
     began = time.perf_counter()

@@ -15,7 +15,7 @@ CLASSES = 4
 
 
 class Inverted(nn.Module):  # type: ignore[misc]
-    """MobileNetV2's block: a wider layer, a depthwise convolution, a narrower layer."""
+    """MobileNetV2's block: a wider layer, a depthwise convolution, and a narrower layer."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, factor: int) -> None:
         super().__init__()
@@ -165,11 +165,11 @@ class Trained:
 
     losses: list[float]
     launches: int
-    """Launches in the last step."""
+    """The launches in the last step."""
     fallbacks: dict[str, int]
-    """Fallbacks in the last step."""
+    """The fallbacks in the last step."""
     correct: float
-    """Fraction of the examples that the network classifies correctly at the end."""
+    """The fraction of the examples that the network classifies correctly at the end."""
 
 
 def images(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:

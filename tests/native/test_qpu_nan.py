@@ -1,4 +1,4 @@
-"""Tests of NaN and Inf on the QPUs: where they follow IEEE 754, and the effect of ``check_finite`` and anomaly mode."""
+"""Tests of NaN and Inf on the QPUs: conformance to IEEE 754, ``check_finite`` and anomaly mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that networks of common types train on the QPUs as they do on the CPU, with hardly any fallbacks."""
+"""Tests that networks of common types train on the QPUs as they do on the CPU, with few fallbacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from networks import Encoder, Lstm, MobileNetV2, Recurrent, ResNet18, Trained, i
 from torch import nn
 
 MOST_FALLBACKS = 3
-"""Maximum number of fallbacks in a training step."""
+"""The maximum number of fallbacks in a training step."""
 STEPS = 5
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, torch.Tensor]]]] = {
     "MobileNetV2": (MobileNetV2, lambda: images(8, 16)),

@@ -119,7 +119,7 @@ def test_board_suite_passes_with_other_settings(environment: dict[str, str]) -> 
         "no:cacheprovider",
         "-q",
     ]
-    # Block reuse requires caching, and concurrent threads are slow on the emulator.
+    # Tests of block reuse require caching, and tests with concurrent threads are slow on the emulator.
     without = {"QPU_TORCH_CACHING": "cached", "QPU_BACKEND": "threads"}.get(next(iter(environment)), "none")
     done = subprocess.run(
         [sys.executable, *words, "-W", "error", "-k", f"not {without}", str(suite)],

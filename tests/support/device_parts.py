@@ -36,7 +36,7 @@ while True:
     server.sendto(query[:2] + bytes([129, 128, 0, 1, 0, ipv4, 0, 0, 0, 0]) + query[12:end] + answer, client)
 """
 
-# PYTHON NAME_SERVER COMMAND...: run a command on a machine that uses this name server.
+# PYTHON NAME_SERVER COMMAND...: run a command while this machine uses this name server.
 WITH_NAME_SERVER = """
 place=$(mktemp -d) && ip link set lo up && echo "nameserver 127.0.0.1" >"$place/resolv.conf" || exit
 mount --bind "$place/resolv.conf" "$(readlink -f /etc/resolv.conf)" || exit

@@ -2,9 +2,9 @@
 
     python3 intruder.py ADDRESS PORT TREE PROGRAM
 
-As user id 0 (AUTH_SYS trusts the client): write a file into the tree, and make ``PROGRAM`` there setuid root; then
-execute the program by its path on this machine. The written file is not executed: the server keeps it open for a
-minute, and a file that is open for writing cannot be executed. Prints one line of JSON: ``user`` (who tried),
+The client claims user ID 0, which AUTH_SYS trusts. It writes a file into the tree, makes ``PROGRAM`` there setuid root,
+and then executes the program by its path on this machine. The written file is not executed: the server keeps it open
+for a minute, and a file that is open for writing cannot be executed. Prints one line of JSON: ``user`` (who tried),
 ``mounted``, ``written``, ``setuid`` and ``executed`` (which steps worked), and ``said`` (the error messages).
 """
 

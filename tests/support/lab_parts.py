@@ -14,7 +14,7 @@ from toolchain import ports
 from toolchain.config import Config
 
 LIMIT_S = 90.0
-"""Time for a labgrid program to start, or to notice that another one has ended, on a busy machine."""
+"""The time limit for a labgrid program to start, or to detect the end of another one, on a busy machine."""
 
 
 def with_boards(config: Config, *boards: str) -> Config:

@@ -42,7 +42,7 @@ def run_python(checkout: Path, *words: str, environment: Mapping[str, str]) -> s
     drop = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
     python = Path(sys.executable).resolve()
     if subprocess.run([*drop, "test", "-x", python], check=False).returncode:
-        pytest.skip(f"{python} is closed to other users")
+        pytest.skip(f"{python} cannot be executed by other users")
     return subprocess.run(
         [*drop, python, *words],
         cwd=checkout,

@@ -176,7 +176,7 @@ def forget(client: docker.DockerClient, *names: str) -> None:
 
 
 def tags_of(client: docker.DockerClient, config: Config) -> set[str]:
-    """Return the engine's tags for the configuration's images. Other tests may add other images meanwhile."""
+    """Return the engine's tags for the configuration's images. Other tests may add other images at the same time."""
     ours = (config.image.name, config.registry.address)
     tags = {tag for one in client.api.images() for tag in one["RepoTags"] or []}
     return {tag for tag in tags if tag.startswith(ours)}
@@ -247,7 +247,7 @@ class Proxy:
         self.watch: Callable[[bytes, int], bool] = lambda _block, _sent: False
         self.sent = 0
         self.cuts = 0
-        # A small buffer, set before listening to take effect: otherwise a slow relay buffers megabytes.
+        # Otherwise, a slow relay buffers megabytes. The size must be set before listening.
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KIB)
         self._listener.bind(("127.0.0.1", 0))

@@ -115,7 +115,7 @@ built.export_library(str(folder / "many.so"), fcompile=cc.cross_compiler(linker)
 
 @contextlib.contextmanager
 def out_of_reach() -> Iterator[None]:
-    """Create a private network for TVM's servers, which execute any code that they receive as the tests' user."""
+    """Create a private network, because TVM's servers let every client run code as the tests' user."""
     with private_network() if os.geteuid() == 0 else contextlib.nullcontext():
         yield
 

@@ -1,4 +1,4 @@
-"""A bridge for a second dockerd: with ``--bridge=none`` it would delete docker0, which the machine's engine uses."""
+"""A bridge for a second dockerd, which would delete the machine's docker0 if it were started with ``--bridge=none``."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from nfsroot.audit import HELPER, HELPER_IN_TREE, Audit, Settings, audit, capability_text, nameservers_of_host, table
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the files of a root filesystem are root's")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the files of a root filesystem belong to root")
 
 SETTINGS = Settings(
     hostname="pitorch",

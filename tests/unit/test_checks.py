@@ -1,4 +1,4 @@
-"""Tests of ``./inv test`` and of continuous integration's files."""
+"""Tests of ``./inv test`` and of the files for continuous integration."""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "profile": ({"image": {"profile": "boot"}}, "did you mean 'bootable'?"),
     "kernel": ({"image": {"kernel": "mainline"}}, "expected one of distribution, raspberrypi"),
     "package": ({"image": {"extra_packages": ["vim", "Bad Name"]}}, "'Bad Name': expected a Debian package name"),
-    "packages that are no list": ({"image": {"extra_packages": {"vim": 1}}}, "expected a list of strings"),
-    "packages that are no texts": ({"image": {"extra_packages": ["vim", 1]}}, "expected a list of strings"),
+    "packages that are not a list": ({"image": {"extra_packages": {"vim": 1}}}, "expected a list of strings"),
+    "packages that are not strings": ({"image": {"extra_packages": ["vim", 1]}}, "expected a list of strings"),
     "image name": ({"image": {"name": "PiTorch"}}, "expected a lower-case repository name, found 'PiTorch'"),
     "mirror": (
         {"image": {"mirror": "deb.example"}},
@@ -283,17 +283,17 @@ def test_tilde_in_any_path_is_the_callers_home(tmp_path: Path, monkeypatch: pyte
     assert made.qpulib_source == tmp_path
     assert made.nfsroot == tmp_path / "nfs"
     assert (made.cuda.toolkit, made.cuda.python) == ("pypi", f"{tmp_path}/venv/bin/python")
-    assert made.registry.user == "~/me", "no path"
+    assert made.registry.user == "~/me", "it is not a path"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="under sudo one is root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as under sudo")
 def test_home_under_sudo_is_that_of_the_calling_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/root")
     monkeypatch.setenv("SUDO_UID", "65534")
     home = pwd.getpwuid(65534).pw_dir
     assert load_config({"build": {"folder": "~/build"}}).build_root == Path(home, "build")
     monkeypatch.setenv("SUDO_UID", "4000000001")
-    assert load_config({"build": {"folder": "~/build"}}).build_root == Path("/root/build"), "nobody is that"
+    assert load_config({"build": {"folder": "~/build"}}).build_root == Path("/root/build"), "no such user"
     assert load_config({"build": {"folder": "~no-such-user/x"}}).build_root == ROOT / "~no-such-user/x"
 
 
@@ -307,7 +307,7 @@ def test_an_unsupported_architecture_is_reported() -> None:
         "image.architecture: Raspbian has only armhf",
     ]
     assert fault_of({"image": image}) == "image.architecture: Raspbian has only armhf, found 'arm64'"
-    assert "Raspbian" not in fault_of({"image": {**image, "architecture": "armv9"}}), "one fault is enough"
+    assert "Raspbian" not in fault_of({"image": {**image, "architecture": "armv9"}}), "only one fault is reported"
     assert load_config({"image": {**image, "architecture": "armhf"}}).image.label == "raspbian-trixie-armhf"
     for architecture in ARCHITECTURES:
         assert load_config({"image": {"architecture": architecture}}).image.architecture == architecture

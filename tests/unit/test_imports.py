@@ -1,4 +1,4 @@
-"""Tests that imports between packages, and inside ``flow``, go in one direction, and no modules import each other."""
+"""Tests that imports between packages and inside ``flow`` go in one direction, and that no import is circular."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def board(tmp_path: Path) -> Iterator[Board]:
 def wait_for(seen: Callable[[], bool], limit_s: float = 20.0) -> None:
     deadline = time.monotonic() + limit_s
     while not seen():
-        assert time.monotonic() < deadline, "it did not come"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
 
 

@@ -10,8 +10,10 @@ namespace qpu {
 QPU_API const char* version() noexcept;
 
 struct Backend {
-  const char* name;    // as it is written in QPU_BACKEND
-  const char* reason;  // why it was selected, in a sentence; valid until this thread calls backend() again
+  const char* name;  // as it is written in QPU_BACKEND
+  // A sentence that says why the backend was selected. It is valid until this thread calls
+  // backend() again.
+  const char* reason;
 };
 
 // Returns the backend that the environment variable QPU_BACKEND selects. If the variable is not

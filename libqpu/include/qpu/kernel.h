@@ -116,8 +116,8 @@ struct Call {
 }  // namespace detail
 
 // A compiled kernel. Copies of the object share the program, but each copy has its own QPU count.
-// Several threads can call kernels at the same time, and even the same Kernel object, as long as
-// no thread changes the object's QPU count meanwhile.
+// Several threads can call kernels at the same time. They can even call the same Kernel object if
+// no thread changes the object's QPU count during these calls.
 template <typename... Ts>
 class Kernel {
  public:
@@ -195,8 +195,8 @@ struct Callable<void (C::*)(Ts...)> : Callable<void (C::*)(Ts...) const> {};
 }  // namespace detail
 
 // Runs f once to record its program, and returns a kernel that is made from the recording. Error
-// messages contain `name`. If `name` is null, they contain the function's symbol if the dynamic
-// loader finds one. Throws CompileError if the kernel's source is invalid, and BackendError if
+// messages contain `name`, or the function's symbol if `name` is null and the dynamic loader finds
+// a symbol. Throws CompileError if the kernel's source is invalid, and BackendError if
 // QPU_BACKEND names an unusable backend.
 template <typename... Ts>
 Kernel<typename detail::Plain<Ts>::type...> compile(void (*f)(Ts...), const char* name = nullptr) {

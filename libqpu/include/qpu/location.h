@@ -1,4 +1,4 @@
-// The location of a construct in the kernel's source, which error messages contain.
+// The location of a construct in the kernel's source. Error messages contain this location.
 #ifndef QPU_LOCATION_H
 #define QPU_LOCATION_H
 

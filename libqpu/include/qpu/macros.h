@@ -5,8 +5,8 @@
 
 #include "qpu/statement.h"
 
-// Each keyword opens a C++ scope, and End closes it. Variables that are declared inside are
-// destroyed there. The code from the keyword to End is a single C++ statement.
+// Each keyword opens a C++ scope, and End closes it. The variables that are declared in the scope
+// are destroyed at its end. The code from the keyword to End is a single C++ statement.
 #define If(...)            \
   {                        \
     ::qpu::If_(__VA_ARGS__); \

@@ -17,8 +17,8 @@ inline void While_(const Cond& c, Location where = QPU_HERE) {
 inline void For_(const Cond& c, Location where = QPU_HERE) { detail::beginFor(c.node(), where); }
 inline void ForBody_() { detail::beginForBody(); }
 // An assignment inside a Where block changes only the elements where `mask` holds. Where blocks
-// can be nested. A load in such a block still reads all 16 words. Stores and loops are errors
-// there.
+// can be nested. A load in such a block still reads all 16 words. Stores and loops are not
+// allowed in a Where block.
 inline void Where_(const BoolExpr& mask, Location where = QPU_HERE) {
   detail::beginWhere(mask.node(), where);
 }
@@ -28,9 +28,9 @@ inline void End_(Location where = QPU_HERE) { detail::end(where); }
 // Requests the word at each of the 16 addresses in p, without waiting. The low two bits of an
 // address are ignored. At most 4 requests can be outstanding. The limit is 8 if the kernel does
 // not read *p while requests are outstanding, and if the compiler can make gathers and receives
-// alternate between the two TMUs. For the latter, all paths to a point in the kernel must lead to
-// the same number of outstanding requests there, and each loop iteration must make an even number
-// of requests.
+// alternate between the two TMUs. This requires that all paths to a point in the kernel lead to the
+// same number of outstanding requests there, and that each loop iteration makes an even number of
+// requests.
 template <typename T>
 void gather(const PtrExpr<T>& p, Location where = QPU_HERE) {
   detail::gather(p.node(), detail::Element<T>::type(), where);
@@ -57,7 +57,7 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, Location where = QPU_
   detail::store(x.node(), p.node(), false, where);
 }
 
-// Stores only the first n (1..16) words of x. The words in memory after these keep their values.
+// Stores only the first n (1..16) words of x. The words that follow in memory keep their values.
 // Only element 0 of n is used.
 inline void store(const IntExpr& x, const PtrExpr<Int>& p, const IntExpr& n,
                   Location where = QPU_HERE) {

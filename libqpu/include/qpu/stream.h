@@ -2,7 +2,7 @@
 // and request data before it is needed. They handle the vectors after the last complete block
 // separately.
 //
-// The kernels in qpu/kernels.h use this header, and other kernels can use it too. Unlike the
+// The kernels in qpu/kernels.h use this header, and other kernels can also use it. Unlike the
 // other headers, it requires C++17. Include it after the headers of other libraries, because it
 // defines macros with common names.
 #ifndef QPU_STREAM_H

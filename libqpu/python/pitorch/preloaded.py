@@ -13,8 +13,8 @@ The server does not import anything that ``./inv deploy`` installs, so the next 
 script. If torch itself or a variable that affects the import (``OMP_NUM_THREADS``, ``PYTHONPATH`` …) has changed, the
 server is restarted, and a message reports the restart.
 
-``--import=MODULE`` (may be repeated) sets the modules to import instead of torch. The module runs on Linux only. The
-exit code is the script's, or 125 with a message if the server could not be started.
+``--import=MODULE`` (may be repeated) sets the modules to import instead of torch. ``pitorch.preloaded`` requires Linux.
+The exit code is the script's, or 125 with a message if the server could not be started.
 """
 
 from __future__ import annotations

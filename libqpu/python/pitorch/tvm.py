@@ -1,7 +1,7 @@
 """Call kernels compiled by TVM with numpy arrays and torch tensors, on a board without TVM's runtime.
 
 ``./inv profile-remote --target armv7 --keep FILE.so`` writes such a library. If ``apache-tvm-ffi`` is installed
-(``./inv build-tvm-ffi``), a library exported by TVM itself works, too::
+(``./inv build-tvm-ffi``), a library exported by TVM itself also works::
 
     from pitorch import tvm
 
@@ -13,7 +13,7 @@ crashes unless arrays are aligned to 64 bytes, so unaligned arrays are copied fo
 torch aligns its tensors; views and numpy arrays may be unaligned.
 
 Other functions of TVM's runtime, such as threads for parallel loops, are not available, and calling one would crash the
-process. Therefore a library that uses them is rejected.
+process. Therefore, a library that uses them is rejected.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def _library() -> ctypes.CDLL:
         try:
             found = getattr(library, function)
         except AttributeError as fault:
-            raise QpuError(f"{name} has no {function}: it is not libqpu, or an older version of it", "") from fault
+            raise QpuError(f"{name} has no {function}: it is not libqpu, or is an older version of it", "") from fault
         found.restype = result
         found.argtypes = arguments
     return library
