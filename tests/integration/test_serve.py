@@ -23,6 +23,7 @@ import pytest
 from nfsroot import export, serve
 from nfsroot.layout import Layout, identity_of, write_marker
 from nfsroot.rendering import render
+from toolchain import process
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactMissing, InUse, ProgramMissing, RootNeeded, UserError
 from toolchain.manifest import Manifest
@@ -330,6 +331,17 @@ def test_signals_stop_the_server(exported: Config, number: signal.Signals) -> No
     assert output.strip() == f"ended by {number.name}"
     assert child.returncode == 0
     assert gone(server)
+
+
+@marked()
+def test_clients_see_changes_in_the_tree_immediately(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with serve.running_server(folder) as server:
+        words = ["nfs-ls", f"nfs://127.0.0.1{folder}?version=4&nfsport={server.port}"]
+        for text in ("first", "another"):
+            (folder / "file").write_text(text)
+            assert f" {len(text)} file" in process.output_of(words)
 
 
 @marked()
