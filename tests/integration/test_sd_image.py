@@ -464,7 +464,7 @@ def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path
         def on_board(command: str) -> str:
             return process.run([*ssh, command], limit_s=BOOT_LIMIT_S, merge_stderr=False).output
 
-        assert "status: done" in on_board("cloud-init status --wait || true")
+        assert "status: done" in on_board("cloud-init status --long --wait || true")
         assert on_board("hostname").strip() == "card-test"
         assert on_board("locale -a").split().count("en_GB.utf8") == 1
         assert on_board("sudo grep -c '^ada:!' /etc/shadow").strip() == "1"
