@@ -196,7 +196,7 @@ def _refuse_second(daemon: Daemon) -> None:
         if other is not None and other.name() == "dockerd" and other != daemon.recorded_process():
             raise EngineUnavailable(
                 "a dockerd that pitorch did not start is running, but does not respond",
-                expected=f"a response at {daemon.host}",
+                expected=f"a response from {daemon.host}",
                 found=f"pid {other.pid} from {_SYSTEM_PIDFILE}",
                 fix="look at its log, then stop or restart it yourself",
             )
@@ -226,7 +226,7 @@ def _wait_for_response(daemon: Daemon, started: psutil.Process | None, offset: i
             tail = f":\n{_tail(daemon.log, offset)}" if started is not None else ""
             raise UserError(
                 "the Docker engine was started but does not respond",
-                expected=f"a response at {daemon.host} within {_START_LIMIT_S:.0f} s",
+                expected=f"a response from {daemon.host} within {_START_LIMIT_S:.0f} s",
                 found=f"none{tail}",
                 fix=f"read {daemon.log}" if started is not None else "run journalctl -u docker.service",
             )

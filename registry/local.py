@@ -239,7 +239,7 @@ def _not_up(settings: Settings, address: str, ended: int | None, offset: int) ->
     how = f"no response after {_START_LIMIT_S:.0f} s" if ended is None else process.explain_exit(ended)
     return UserError(
         "the local registry did not start",
-        expected=f"a response at {address}",
+        expected=f"a response from {address}",
         found=f"{how}; its last lines:\n{tail}",
         fix=f"read {settings.log}",
     )

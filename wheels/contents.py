@@ -81,7 +81,7 @@ def advice(output: str, sources: Sequence[apt.Source], config: Config) -> str:
 def owners_in(index: Path, wanted: Sequence[Missing]) -> dict[Missing, list[str]]:
     """Return, for each file in the index, the packages that contain it.
 
-    If some packages contain a file on a default path, packages that contain it elsewhere are omitted.
+    If any package has the file in a default folder, packages that have it elsewhere are omitted.
     """
     default: dict[Missing, set[str]] = {}
     elsewhere: dict[Missing, set[str]] = {}

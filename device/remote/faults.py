@@ -140,7 +140,7 @@ TABLE = {
         UserError,
         "{where} has no OpenCL device",
         "a device in the list of clinfo on the board",
-        "install the driver of the GPU; Mesa offers the GPU of a Pi 4 or 5 only with RUSTICL_ENABLE=v3d",
+        "install the GPU driver; Mesa offers the GPU of a Pi 4 or 5 only if RUSTICL_ENABLE=v3d is set",
     ),
     "build": Row(
         UserError,

@@ -1,4 +1,4 @@
-"""Extract native programs for steps and tasks: packages in one folder, which are not configured."""
+"""Unpack the packages of native programs that steps and tasks use into one folder, without configuring them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of torch: whether it loads, and whether a small network's forward and backward pass are correct."""
+"""Tests of torch: whether it loads, and whether a small network's forward and backward passes are correct."""
 
 from __future__ import annotations
 

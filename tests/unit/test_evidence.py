@@ -58,7 +58,7 @@ def layer(path: Path, content: Mapping[str, str]) -> Artefact:
 
 
 class Chain:
-    """The files of a build and a matching export, which tests change."""
+    """The files of a build and a matching export, for tests to modify."""
 
     def __init__(self, folder: Path) -> None:
         self.config = load_config(

@@ -125,7 +125,7 @@ class SharedArray {
   std::size_t size() const { return words_.count(); }
   // Returns the QPUs' address of the array, a multiple of 64.
   std::uint32_t getAddress() const { return words_.address(); }
-  // Returns the CPU's address of the array.
+  // Returns the array's address as seen by the CPU.
   value_type* getPointer() { return reinterpret_cast<value_type*>(words_.words()); }
   const value_type* getPointer() const {
     return reinterpret_cast<const value_type*>(words_.words());

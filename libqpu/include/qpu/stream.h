@@ -126,8 +126,8 @@ void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntE
   End
 }
 
-// A sum with compensation for rounding errors. The compensation is limited to finite values, so a
-// sum that has become Inf stays Inf.
+// A compensated sum, which corrects rounding errors. The correction is limited to finite values, so
+// a sum that has become Inf stays Inf.
 struct Sum {
   Float total = 0;
   Float lost = 0;
@@ -148,7 +148,7 @@ IntExpr firstVpmRow() {
 }
 
 // Stores vectors at `to` in one DMA transfer, which overlaps with the code after the call. The
-// kernel must call finishBursts() before it stores in any other way or ends.
+// kernel must call finishBursts() before it stores in any other way, and before it ends.
 template <std::size_t Length>
 void burst(const std::array<Float, Length>& x, const PtrExpr<Float>& to, const IntExpr& vpmRow) {
   dmaWaitWrite();
