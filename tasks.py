@@ -179,7 +179,7 @@ def build_image(
 def build_torch(
     context: Context, option: list[str], source: str = "", variant: str = "", again: bool = False, plan: bool = False
 ) -> None:
-    """Build the torch wheel for the target from source. This takes a long time; an interrupted build can be continued."""
+    """Build the torch wheel for the target from source. This takes a long time; interrupted builds can be continued."""
     settings = {"torch.source": source, "torch.variant": variant, "torch.options": option}
     config = _config(context, settings)
     if plan:
