@@ -264,6 +264,12 @@ def test_the_bench_prints_a_model_of_the_qpus_times(checks: NativeChecks, tmp_pa
         assert row["fallbacks"] == 0
         assert 0 < row["of_optimizer"] < 10 < row["launches"] < 120
     assert "launches per training step" in done.stdout
+    pattern = r"^\| (.+) \| `?([^ `]+)`?(?: with momentum)? \| [^|]+ \| (\d+) \| \d+ \| (\d+) \|$"
+    documented = set(re.findall(pattern, (ROOT / "docs" / "device.md").read_text(), re.MULTILINE))
+    assert {optimizer for _, optimizer, _, _ in documented} == {row["optimizer"] for row in steps}
+    assert documented <= {
+        (row["network"], row["optimizer"], str(row["launches"]), str(row["of_optimizer"])) for row in steps
+    }
     assert ElementTree.fromstring(chart.read_text()).tag.endswith("svg")  # noqa: S314 (written just now)
 
 
