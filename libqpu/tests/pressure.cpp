@@ -8,6 +8,7 @@
 #include <optional>
 #include <random>
 
+#include "emu/board.hpp"
 #include "fuzz/kernel_maker.hpp"
 #include "fuzz/pressure.hpp"
 
@@ -67,7 +68,7 @@ std::optional<Clocks> clocksOfRandomKernel(std::uint32_t seed) {
 TEST_CASE("kernels with 30 to 120 live vectors are correct") {
   const std::uint32_t first = setting("QPU_FUZZ_FIRST", 0);
   const std::uint32_t count = setting("QPU_FUZZ_KERNELS", 60);
-  std::uint32_t spilled = 0, slower = 0;
+  std::uint32_t spilled = 0;
   Clocks clocks{};
   for (std::uint32_t number = first; number < first + count; ++number) {
     CAPTURE(number);
@@ -75,31 +76,28 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
     CHECK_MESSAGE(outcome.fault.empty(), outcome.fault);
     spilled += outcome.spillBytes[2] > 0 ? 1 : 0;
     for (std::size_t level = 0; level < 3; ++level) clocks[level] += outcome.clocks[level];
-    // Because the QPUs compete for DMA, about 1 % of the kernels are slower at level 2, including
-    // some that spill fewer vectors. Of more than 1,800 kernels that were measured in the model,
-    // the worst one takes 1.13 times as long as at level 0.
-    slower += outcome.clocks[2] > outcome.clocks[0] ? 1 : 0;
-    CHECK(outcome.clocks[2] * 100 <= outcome.clocks[0] * 120);
+    CHECK(outcome.clocks[2] <= outcome.clocks[0]);
   }
   // These clocks are in the emulator's model, and are sums over all kernels.
-  CHECK(slower <= 1 + count / 50);
   CHECK(clocks[1] <= clocks[0]);
   CHECK(clocks[2] <= clocks[1]);
   CHECK(spilled > count / 4);  // if not, the kernels do not test spilling
   MESSAGE(count, " kernels, ", spilled, " of them with spilled vectors at level 2");
 }
 
-TEST_CASE("random kernels are rarely slower at level 2") {
-  std::uint32_t count = 0, slower = 0;
+TEST_CASE("random kernels are not slower at level 2") {
+  // Most of these kernels execute each instruction once, so fetching the instructions takes most
+  // of the time. Which of these fetches overlap with DMA depends on where the stores are in the
+  // cache lines, and can take one fetch more than at level 0.
+  const auto fetch = static_cast<std::uint64_t>(qpu::emu::kDefaultBoard.fetchMemoryClocks);
+  std::uint32_t count = 0;
   for (std::uint32_t seed = 0; seed < 1500; ++seed) {
     CAPTURE(seed);
     const std::optional<Clocks> clocks = clocksOfRandomKernel(seed);
     if (!clocks) continue;
     ++count;
-    CHECK((*clocks)[2] * 100 <= (*clocks)[0] * 102);
-    slower += (*clocks)[2] > (*clocks)[0] ? 1 : 0;
+    CHECK((*clocks)[2] <= (*clocks)[0] + fetch);
   }
-  CHECK(slower <= 1);  // kernel 507 takes 32 clocks more
   CHECK(count > 100);  // if not, too few kernels are valid
   MESSAGE(count, " kernels");
 }

@@ -11,6 +11,8 @@
 namespace qpu::compiler {
 namespace {
 
+constexpr int kMostQpus = 12;
+
 isa::BranchCond opposite(isa::BranchCond c) {
   using isa::BranchCond;
   switch (c) {
@@ -117,7 +119,9 @@ class Emitter {
     std::optional<ScheduledBlock> scheduled = search_->run(b, unreadableAt(b));
     if (!scheduled) return false;
     ScheduledBlock& code = *scheduled;
-    stalls = estimate(code, search_->surroundings(b)).stalls;
+    Surroundings around = search_->surroundings(b);
+    around.qpus = kMostQpus;
+    stalls = estimate(code, around).stalls;
     isDone_[b] = 1;
     lastWritten_[b] = code.lastWritten;
     if (code.slots.empty()) lastWritten_[b] = unreadableAt(b);

@@ -10,7 +10,9 @@ namespace qpu::compiler {
 
 struct Emitted {
   code::Object object;
-  double cost = 0;          // of instructions and stalls, weighted by loop depth
+  // Instructions and stalls, weighted by loop depth, if 12 QPUs start the same DMA transfers at
+  // the same time.
+  double cost = 0;
   bool hasSpilled = false;  // true also if a vector was rematerialised
 };
 

@@ -117,8 +117,9 @@ Estimate estimate(const ScheduledBlock& block, const Surroundings& around) {
     size = std::max(size, branch + kDelaySlots) + 1;
   }
   const std::vector<Event> events = eventsOf(block, branch);
-  const int store = kDmaStoreSetup + rowsOf(block, isa::kVpmWrite, isa::kStoreStart) * kDmaStoreRow;
-  const int load = kDmaLoadSetup + rowsOf(block, isa::kVpmRead, isa::kLoadStart) * kDmaLoadRow;
+  const int store =
+      around.qpus * (kDmaStoreSetup + rowsOf(block, isa::kVpmWrite, isa::kStoreStart) * kDmaStoreRow);
+  const int load = around.qpus * (kDmaLoadSetup + rowsOf(block, isa::kVpmRead, isa::kLoadStart) * kDmaLoadRow);
   const auto stallsWith = [&](int request) {
     return stallsOf(events, static_cast<int>(size), around.inFlight, around.repeats, {request, store, load});
   };

@@ -21,6 +21,7 @@ struct Surroundings {
   std::array<std::uint32_t, 2> inFlight{};
   bool repeats = false;                     // true if the block is in a loop
   bool branches = false;                    // true if the block ends with a conditional branch to itself
+  int qpus = 1;                             // the number of QPUs that compete for DMA
 };
 
 // The time for one execution of the block, in instructions.
