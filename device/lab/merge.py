@@ -24,6 +24,7 @@ from toolchain.errors import DeviceTestsFailed
 
 _TEMPLATE = Path(__file__).resolve().parent.parent / "templates" / "lab.html.j2"
 _BAD = ("failed", "error")
+_NOT_RUN = (BOARD_LOST, PYTEST_ENDED)
 _COUNTS = ("passed", "failed", "errors", "skipped")
 _SHOWN = 10
 """The maximum number of tests without a result that a message lists."""
@@ -47,13 +48,17 @@ class Outcome:
     suites: tuple[ElementTree.Element, ...] = ()
     """The suites in its JUnit file. The files are read once, because a later run on the board replaces them."""
     files: tuple[str, ...] = ()
-    """The test files that were assigned to the board; empty if it had to run the whole suite."""
+    """The test files (or tests) that were assigned to the board; empty if it had to run the whole suite."""
+    turn: int = 1
+    """2 or more: the board ran tests that had no result on another board in an earlier turn."""
+    moved: bool = False
+    """Whether the tests without a result were run on other boards in the next turn."""
 
     @classmethod
-    def of(cls, board: str, paths: Paths, error: str, files: tuple[str, ...] = ()) -> Outcome:
+    def of(cls, board: str, paths: Paths, error: str, files: tuple[str, ...] = (), turn: int = 1) -> Outcome:
         """The outcome of a run that has just ended, with or without evidence."""
         if not paths.evidence.is_file():
-            return cls(board=board, paths=paths, error=error, files=files)
+            return cls(board=board, paths=paths, error=error, files=files, turn=turn)
         content = paths.evidence.read_bytes()
         return cls(
             board=board,
@@ -63,41 +68,73 @@ class Outcome:
             evidence_sha256=hashlib.sha256(content).hexdigest(),
             suites=tuple(ElementTree.parse(paths.junit).getroot().iter("testsuite")),  # noqa: S314 - our own file
             files=files,
+            turn=turn,
         )
+
+    @property
+    def label(self) -> str:
+        """The board's name, with the turn if the board ran tests of another board."""
+        return self.board if self.turn == 1 else f"{self.board}, turn {self.turn}"
+
+    @property
+    def folder(self) -> str:
+        """The board's report folder, relative to the folder of the merged report."""
+        return folder_of(self.board, self.turn)
 
     @property
     def reason(self) -> str:
         """The first line of the error; empty if failed tests are the reason."""
-        counted = self.document.get("results", {})
-        return "" if counted.get("failed") or counted.get("errors") else self.error.partition("\n")[0]
+        counted = self.counts
+        return "" if counted["failed"] or counted["errors"] else self.error.partition("\n")[0]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The result counts, without tests that were moved to other boards."""
+        results = self.document.get("results", {})
+        counted = {name: int(results.get(name, 0)) for name in _COUNTS}
+        if self.document and self.moved:
+            counted["errors"] -= len(self.without_result)
+        return counted
 
     @property
     def tests(self) -> dict[str, Mapping[str, Any]]:
-        """The board's tests by node ID."""
-        return {test["nodeid"]: test for test in self.document["results"]["tests"]} if self.document else {}
+        """The board's tests by node ID, without those that were moved to other boards."""
+        found = self.document["results"]["tests"] if self.document else []
+        return {test["nodeid"]: test for test in found if not (self.moved and test["text"] in _NOT_RUN)}
+
+    @property
+    def without_result(self) -> list[str]:
+        """The tests that did not run here; without evidence, everything that was assigned to the board."""
+        if not self.document:
+            return list(self.files)
+        return [test["nodeid"] for test in self.document["results"]["tests"] if test["text"] in _NOT_RUN]
 
     @property
     def not_run(self) -> list[str]:
-        """The tests without a result; without evidence, the test files that were assigned to the board."""
-        if not self.document:
-            return list(self.files)
-        return [name for name, test in self.tests.items() if test["text"] in (BOARD_LOST, PYTEST_ENDED)]
+        """The tests that ran neither here nor on another board."""
+        return [] if self.moved else self.without_result
 
     def row(self) -> dict[str, Any]:
         """The board's entry in the merged evidence."""
         made: dict[str, Any] = {"board": self.board, "error": self.error}
         if self.files:
-            made |= {"test_files": list(self.files), "not_run": self.not_run}
+            made |= {"turn": self.turn, "test_files": list(self.files), "not_run": self.not_run}
+            made["moved"] = self.without_result if self.moved else []
         if self.document:
             device = self.document["device"]
             made |= {key: device.get(key, "") for key in ("model", "kernel", "execution", "execution_reason")}
             made["image"] = {key: self.document["image"].get(key, "") for key in ("reference", "id")}
-            made["results"] = {key: self.document["results"][key] for key in _COUNTS}
+            made["results"] = self.counts
             made["evidence"] = {
-                "path": f"{self.board}/{self.paths.evidence.name}",
+                "path": f"{self.folder}/{self.paths.evidence.name}",
                 "sha256": self.evidence_sha256,
             }
         return made
+
+
+def folder_of(board: str, turn: int) -> str:
+    """A board's report folder in a turn, relative to the folder of the merged report."""
+    return board if turn == 1 else f"{board}/turn{turn}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +169,12 @@ class Merged:
     @property
     def counts(self) -> dict[str, int]:
         """The result counts, added up over all boards."""
-        ran = [outcome.document["results"] for outcome in self.outcomes if outcome.document]
-        return {name: sum(counted[name] for counted in ran) for name in _COUNTS}
+        return {name: sum(outcome.counts[name] for outcome in self.outcomes) for name in _COUNTS}
+
+    @property
+    def boards(self) -> int:
+        """The number of boards."""
+        return len({outcome.board for outcome in self.outcomes})
 
     @property
     def ok(self) -> bool:
@@ -145,20 +186,21 @@ class Merged:
         found = []
         for outcome in self.outcomes:
             if outcome.document:
-                text = _counted(outcome.document["results"]) + (f" ({outcome.reason})" if outcome.reason else "")
+                text = _counted(outcome.counts) + (f" ({outcome.reason})" if outcome.reason else "")
             else:
                 text = f"did not run: {outcome.reason}"
-            if outcome.files and (missing := outcome.not_run):
+            if outcome.files and (missing := outcome.without_result):
                 more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-                text += f"; without a result: {', '.join(missing[:_SHOWN])}{more}"
-            found.append(f"{outcome.board}: {text}")
+                where = "run on another board" if outcome.moved else "without a result"
+                text += f"; {where}: {', '.join(missing[:_SHOWN])}{more}"
+            found.append(f"{outcome.label}: {text}")
         return found
 
     def summary(self) -> str:
         """The task's output."""
-        title = f"device suite on {len(self.outcomes)} boards"
+        title = f"device suite on {self.boards} boards"
         if self.sharded:
-            title = f"device suite, split between {len(self.outcomes)} boards: {_counted(self.counts)}"
+            title = f"device suite, split between {self.boards} boards: {_counted(self.counts)}"
         lines = [title, *(f"    {line}" for line in self.lines())]
         lines += [f"    report:   {self.paths.report}", f"    evidence: {self.paths.evidence}"]
         return "\n".join([*lines, f"    JUnit:    {self.paths.junit}"])
@@ -225,7 +267,8 @@ def evidence(config: Config, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     ``boards``  for each board, ``board`` and ``error``. If the suite ran on the board, also ``model``, ``kernel``,
                 ``execution``, ``execution_reason``, ``image`` (``reference`` and ``id``), ``results`` (counts), and
                 ``evidence`` (``path`` and ``sha256`` of the board's own evidence). If the board ran only a part of the
-                suite, also ``test_files`` and ``not_run`` (see ``Outcome.not_run``).
+                suite, also ``turn``, ``test_files``, ``not_run`` (tests that ran on no board) and ``moved`` (tests that
+                ran on another board in the next turn). A board has an entry per turn.
     """
     return {
         "schema": 1,
@@ -253,14 +296,17 @@ def junit(outcomes: Sequence[Outcome]) -> ElementTree.Element:
     top = ElementTree.Element("testsuites", name="lab")
     for outcome in outcomes:
         if not outcome.document:
-            suite = ElementTree.SubElement(top, "testsuite", name=outcome.board, tests="0", failures="0", errors="0")
+            suite = ElementTree.SubElement(top, "testsuite", name=outcome.label, tests="0", failures="0", errors="0")
             _add_error(suite, outcome, "boot")
-            for name in outcome.files:
+            for name in outcome.not_run:
                 _add_error(suite, outcome, name)
             continue
         for suite in copy.deepcopy(outcome.suites):
-            suite.set("name", outcome.board)
-            for case in suite.iter("testcase"):
+            suite.set("name", outcome.label)
+            for case in suite.findall("testcase"):
+                if outcome.moved and case.findtext("error") in _NOT_RUN:
+                    suite.remove(case)
+                    _count(suite, -1)
                 case.set("classname", f"{outcome.board}.{case.get('classname', '')}")
             if outcome.reason:
                 _add_error(suite, outcome, "run")
@@ -273,5 +319,10 @@ def _add_error(suite: ElementTree.Element, outcome: Outcome, name: str) -> None:
     case = ElementTree.SubElement(suite, "testcase", classname=outcome.board, name=name)
     fault = ElementTree.SubElement(case, "error", message=outcome.reason or "no result")
     fault.text = outcome.error
+    _count(suite, 1)
+
+
+def _count(suite: ElementTree.Element, errors: int) -> None:
+    """Change the number of a suite's tests that ended with an error."""
     for counter in ("tests", "errors"):
-        suite.set(counter, str(int(suite.get(counter, "0")) + 1))
+        suite.set(counter, str(int(suite.get(counter, "0")) + errors))

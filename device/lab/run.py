@@ -13,10 +13,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -31,6 +31,8 @@ from device.suite_result import Paths, SuiteResult
 from toolchain import files, process, progress
 from toolchain.config import ROOT, Config
 from toolchain.errors import BoardSilent, UserError, of_system
+
+_Result = TypeVar("_Result")
 
 _QUARANTINE = "quarantine"
 _CHECK = Path(__file__).resolve().parent / "check"
@@ -47,7 +49,9 @@ class How:
     suite: Path | None = None
     """A folder with the tests to run instead of those in ``tests/device``."""
     files: tuple[str, ...] = ()
-    """The test files to run; empty to run the whole suite."""
+    """The test files, or tests, to run; empty to run the whole suite."""
+    turn: int = 1
+    """2 or more: the tests had no result on another board (``--shard``)."""
     folder: str = "lab"
     """The name of the report folder in the target's folder."""
 
@@ -97,14 +101,15 @@ def on_all(config: Config, how: How) -> merge.Merged:
     """
     lab = Lab(config)
     names = [place.name for place in _usable(lab, {"project": PROJECT})]
-    return _on_boards(lab, dict.fromkeys(names, how), how)
+    return _on_boards(lab, names, how)
 
 
 def on_shards(config: Config, tag: str, how: How) -> merge.Merged:
     """Split the suite between the free boards with a tag, and merge the results. An empty tag selects all free boards.
 
     Each test file runs on exactly one board. If no board is free, the function waits until one becomes
-    free, and runs all files on it.
+    free, and runs all files on it. If a board does not boot or stops responding, its tests without a result are split
+    between the other boards.
 
     Writes the merged report, then raises DeviceTestsFailed if a test failed or did not run. Raises UserError if no
     board is usable, and the same errors as ``acquired``.
@@ -113,24 +118,71 @@ def on_shards(config: Config, tag: str, how: How) -> merge.Merged:
     tags = _tags(tag) if tag else {"project": PROJECT}
     free = [place.name for place in _usable(lab, tags) if not place.holder]
     test_files = shard.suite_files(how.suite or ROOT / "tests" / "device")
-    reports = [config.target_root / "report" / "junit.xml", *report_folder(config, how).glob("*/junit.xml")]
+    folder = report_folder(config, how)
+    reports = [config.target_root / "report" / "junit.xml"]
+    reports += [*folder.glob("*/junit.xml"), *folder.glob("*/turn*/junit.xml")]
     seconds = shard.measured(path for path in reports if path.is_file())
     with contextlib.ExitStack() as stack:
-        held: dict[str, Place] = {}
-        for name in free:
-            if len(held) < len(test_files):
-                try:
-                    held[name] = stack.enter_context(_acquired(lab, {"name": name}, limit_s=_FREE_LIMIT_S))
-                except UserError as fault:
-                    progress.warn(f"{name} is left out: {fault}")
+        held = stack.enter_context(_all_acquired(lab, free[: len(test_files)]))
         if not held:
             place = stack.enter_context(_acquired(lab, _first_free(lab, tags)))
             held[place.name] = place
-        parts = shard.split(test_files, seconds, len(held))
-        hows = {name: replace(how, files=tuple(part)) for name, part in zip(held, parts, strict=True)}
-        for name, part in hows.items():
-            progress.say(f"    {name} runs {', '.join(part.files)}")
-        return _on_boards(lab, hows, how, held)
+        _remove_results(lab, how)
+        return _merged(lab, _in_turns(lab, test_files, seconds, how, held), how)
+
+
+@contextlib.contextmanager
+def _all_acquired(lab: Lab, names: Sequence[str]) -> Iterator[dict[str, Place]]:
+    """Hold boards, which are acquired and released in parallel. Boards that cannot be acquired are left out."""
+    stacks = {name: contextlib.ExitStack() for name in names}
+
+    def acquire(name: str) -> Place | None:
+        try:
+            return stacks[name].enter_context(_acquired(lab, {"name": name}, limit_s=_FREE_LIMIT_S))
+        except UserError as fault:
+            progress.warn(f"{name} is left out: {fault}")
+            return None
+
+    try:
+        yield {name: place for name, place in _in_parallel(names, acquire).items() if place}
+    finally:
+        with concurrent.futures.ThreadPoolExecutor(max(1, len(names))) as pool:
+            for stack in stacks.values():
+                pool.submit(stack.close)
+
+
+def _in_turns(
+    lab: Lab, names: Sequence[str], seconds: Mapping[str, float], how: How, held: Mapping[str, Place]
+) -> list[Outcome]:
+    """Split test files between held boards; then split tests without a result between those that still respond.
+
+    A board that has left a test without a result takes no further part, so the number of turns is limited. The test
+    during which a board stopped responding has a result, an error: it may be the cause.
+    """
+    boards, turn = list(held), 1
+    done: list[Outcome] = []
+    while True:
+        parts = shard.split(names, seconds, len(boards))
+        hows = {
+            board: replace(how, files=tuple(part), turn=turn, timing=how.timing and turn == 1)
+            for board, part in zip(boards, parts, strict=False)
+        }
+        for board, part in hows.items():
+            progress.say(f"    {board} runs {', '.join(part.files)}")
+
+        def run(board: str, hows: Mapping[str, How] = hows) -> Outcome:
+            return _outcome(lab, board, hows[board], held[board])
+
+        last = list(_in_parallel(hows, run).values())
+        names = [name for outcome in last for name in outcome.not_run]
+        lost = {outcome.board for outcome in last if outcome.not_run}
+        boards = [board for board in boards if board not in lost]
+        again = bool(names and boards)
+        done += [replace(outcome, moved=again and bool(outcome.not_run)) for outcome in last]
+        if not again:
+            return done
+        turn += 1
+        progress.say(f"    tests without a result are run on {', '.join(boards)}")
 
 
 def _usable(lab: Lab, tags: Mapping[str, str]) -> list[Place]:
@@ -167,23 +219,40 @@ def check(config: Config) -> merge.Merged:
             "this PC has no boards", expected="rows in lab.boards", found="none", fix="set lab.boards (docs/lab.md)"
         )
     how = How(timing=False, suite=_CHECK, folder="lab-check")
-    return _on_boards(lab, dict.fromkeys(names, how), how)
+    return _on_boards(lab, names, how)
 
 
-def _on_boards(lab: Lab, hows: Mapping[str, How], how: How, held: Mapping[str, Place] | None = None) -> merge.Merged:
-    """Run the suite on each board, in parallel. Boards in ``held`` are neither acquired nor released."""
-    for old in Paths(folder=report_folder(lab.config, how)).results:
-        files.remove(old)  # otherwise, an interrupted run would leave the files of an earlier run
-    running: dict[str, concurrent.futures.Future[Outcome]] = {}
-    with concurrent.futures.ThreadPoolExecutor(len(hows)) as pool:
+def _on_boards(lab: Lab, names: Sequence[str], how: How) -> merge.Merged:
+    """Run the suite on each board, in parallel."""
+    _remove_results(lab, how)
+    return _merged(lab, list(_in_parallel(names, lambda name: _outcome(lab, name, how)).values()), how)
+
+
+def _in_parallel(names: Collection[str], action: Callable[[str], _Result]) -> dict[str, _Result]:
+    """The results of an action on each board. Ctrl-C stops all actions, and returns when they have ended."""
+    running: dict[str, concurrent.futures.Future[_Result]] = {}
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(names))) as pool:
         try:
-            for name, part in hows.items():
-                running[name] = pool.submit(_outcome, lab, name, part, held[name] if held else None)
+            for name in names:
+                running[name] = pool.submit(action, name)
             concurrent.futures.wait(running.values())
         except KeyboardInterrupt:
             _interrupt(running.values())
             raise
-    merged = merge.write(lab.config, [done.result() for done in running.values()], report_folder(lab.config, how))
+    return {name: done.result() for name, done in running.items()}
+
+
+def _remove_results(lab: Lab, how: How) -> None:
+    """Remove results of an earlier run: an interrupted run must not leave them."""
+    folder = report_folder(lab.config, how)
+    for place in (folder, *folder.glob("*/turn*")):
+        for old in Paths(folder=place).results:
+            files.remove(old)
+
+
+def _merged(lab: Lab, outcomes: Sequence[Outcome], how: How) -> merge.Merged:
+    """Write the merged report. Raises DeviceTestsFailed if a board did not pass."""
+    merged = merge.write(lab.config, outcomes, report_folder(lab.config, how))
     if not merged.ok:
         raise merged.error()
     return merged
@@ -194,9 +263,13 @@ def report_folder(config: Config, how: How) -> Path:
     return config.target_root / how.folder
 
 
-def _outcome(lab: Lab, name: str, how: How, held: Place | None) -> Outcome:
-    """The result on one board. An error on one board does not end the run."""
-    paths = Paths(folder=report_folder(lab.config, how) / name)
+def _board_folder(config: Config, name: str, how: How) -> Path:
+    return report_folder(config, how) / merge.folder_of(name, how.turn)
+
+
+def _outcome(lab: Lab, name: str, how: How, held: Place | None = None) -> Outcome:
+    """The result on one board, which is acquired unless it is held. An error on one board does not end the run."""
+    paths = Paths(folder=_board_folder(lab.config, name, how))
     try:
         with contextlib.nullcontext(held) if held else _acquired(lab, {"name": name}) as place:
             for old in paths.results:
@@ -207,11 +280,11 @@ def _outcome(lab: Lab, name: str, how: How, held: Place | None) -> Outcome:
             except UserError as fault:
                 error = str(fault)
                 progress.warn(f"{name}: {error}")
-            return Outcome.of(name, paths, error, how.files)
+            return Outcome.of(name, paths, error, how.files, how.turn)
     except (UserError, OSError) as fault:
         error = str(of_system(fault) if isinstance(fault, OSError) else fault)
         progress.warn(f"{name}: {error}")
-        return Outcome(board=name, paths=paths, error=error, files=how.files)
+        return Outcome(board=name, paths=paths, error=error, files=how.files, turn=how.turn)
 
 
 @contextlib.contextmanager
@@ -278,7 +351,7 @@ def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
         keyword=how.keyword,
         timing=how.timing,
         suite=how.suite,
-        folder=report_folder(lab.config, how) / place.name,
+        folder=_board_folder(lab.config, place.name, how),
         test_files=how.files,
     )
 

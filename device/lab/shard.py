@@ -34,17 +34,21 @@ def measured(reports: Iterable[Path]) -> dict[str, float]:
     return dict(found)
 
 
-def split(files: Sequence[str], seconds: Mapping[str, float], parts: int) -> list[list[str]]:
-    """Distribute the files over ``parts`` lists: the longest first, each to the list with the smallest total so far.
+def split(names: Sequence[str], seconds: Mapping[str, float], parts: int) -> list[list[str]]:
+    """Distribute test files, or tests by node ID, over at most ``parts`` lists; no list is empty.
 
-    The duration of a file without a measurement is assumed to be the mean of the measured durations.
+    The longest files are distributed first, each to the list with the smallest total so far. Tests of the same file
+    stay together. The duration of a file without a measurement is assumed to be the mean of the measured durations.
     """
+    files: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        files[name.partition("::")[0]].append(name)
     known = [seconds[name] for name in files if name in seconds]
     mean = statistics.fmean(known) if known else 1.0
-    made: list[list[str]] = [[] for _ in range(parts)]
-    load = [0.0] * parts
+    made: list[list[str]] = [[] for _ in range(min(parts, len(files)))]
+    load = [0.0] * len(made)
     for name in sorted(files, key=lambda name: -seconds.get(name, mean)):
-        least = min(range(parts), key=lambda number: (load[number], len(made[number])))
-        made[least].append(name)
+        least = min(range(len(made)), key=lambda number: (load[number], len(made[number])))
+        made[least] += files[name]
         load[least] += seconds.get(name, mean)
     return made
