@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,18 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
+DRIVERS: Mapping[str, str] = {
+    "NetworkPowerPort": "NetworkPowerDriver",
+    "NetworkUSBPowerPort": "USBPowerDriver",
+    "NetworkUSBSDMuxDevice": "USBSDMuxDriver",
+    "NetworkUSBSDWireDevice": "USBSDWireDriver",
+}
+"""labgrid's driver for each resource that a board may have. The serial console has a driver of this project."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RemoteBoard:
-    """A board that is registered with labgrid's coordinator, together with its address and power switch.
+    """A board that is registered with labgrid's coordinator.
 
     ``name`` is the board's place, which this user holds.
     """
@@ -49,8 +58,18 @@ class RemoteBoard:
     name: str
     coordinator: str
     """HOST:PORT."""
-    switched: bool
-    """Whether it has a power switch."""
+    resources: Collection[str]
+    """The classes of the place's resources."""
+
+    @property
+    def drivers(self) -> list[str]:
+        """The drivers for the resources, except the address and the serial console."""
+        return [driver for resource, driver in DRIVERS.items() if resource in self.resources]
+
+    @property
+    def has_console(self) -> bool:
+        """Whether the board's serial console is exported."""
+        return "NetworkSerialPort" in self.resources
 
 
 def own_user() -> str:
@@ -97,6 +116,7 @@ def prepare(
         "key": "",
         "known_hosts": "",
         "place": place,
+        "console": str(paths.console),
     }
     options: dict[str, Any] = {
         "architecture": config.image.architecture,

@@ -12,15 +12,17 @@ import enum
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attr
-from labgrid.driver import ExecutionError
+from labgrid.driver import ExecutionError, USBPowerDriver
 from labgrid.factory import target_factory
 from labgrid.strategy import Strategy, StrategyError, never_retry
 
 from device.target import POWER_OFF
+from nfsroot.qemu import console_tail
 from toolchain import board_events
-from toolchain.errors import UserError
+from toolchain.errors import BoardSilent, UserError
 
 
 class Status(enum.Enum):
@@ -40,7 +42,9 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
     bindings = {  # noqa: RUF012 - labgrid requires a plain dict
         "server": {"TreeServerDriver", None},
         "board": {"VirtualBoardDriver", None},
-        "power": {"NetworkPowerDriver", None},
+        "power": {"NetworkPowerDriver", "USBPowerDriver", None},
+        "card": {"USBSDMuxDriver", "USBSDWireDriver", None},
+        "console": {"ConsoleRecorder", None},
         "ssh": "PinnedSSHDriver",
     }
 
@@ -67,7 +71,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
 
     def abandon(self) -> None:
         """Deactivate all drivers in any state, after Ctrl-C or a failure."""
-        for driver in (self.ssh, self.board, self.power, self.server):
+        for driver in (self.ssh, self.board, self.power, self.card, self.console, self.server):
             if driver is not None:
                 self.target.deactivate(driver)
         self.status = Status.off
@@ -78,12 +82,52 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
         elif status is Status.booted and self.board is not None:
             self.target.activate(self.board)
             self.board.on()
-        elif status is Status.booted and self.power is not None:
-            self.target.activate(self.power)
-            self._switch("off and on", self.power.cycle)
+        elif status is Status.booted:
+            self._boot()
         elif status is Status.shell:
-            self.target.activate(self.ssh)
+            self._log_in()
             self._record("ssh", f"logged in as {self.ssh.access}")
+
+    def _boot(self) -> None:
+        """Record the console, connect the card to the board, and switch the board off and on, as far as possible."""
+        if self.console is not None:
+            self.target.activate(self.console)
+        if self.power is not None:
+            self.target.activate(self.power)
+        if self.card is not None:
+            self.target.activate(self.card)
+            if self.power is not None:
+                self._switch("off", self.power.off)
+            self._connect_card()
+        if self.power is not None:
+            self._switch("off and on", self.power.cycle)
+
+    def _connect_card(self) -> None:
+        self._record("power", "the card is connected to the board")
+        try:
+            self.card.set_mode("dut")
+        except Exception as fault:
+            found = f"{type(fault).__name__}: {fault}"
+            self._record("power", f"the card cannot be connected: {found}")
+            raise UserError(
+                "the card of the board cannot be connected to it",
+                expected=f"a {self.card.tool} that works on {self.card.mux.host}",
+                found=found,
+                fix="check card=MODEL/SERIAL in lab.boards, and that this user can log in to that PC over SSH",
+            ) from fault
+
+    def _log_in(self) -> None:
+        try:
+            self.target.activate(self.ssh)
+        except BoardSilent as fault:
+            if self.console is None:
+                raise
+            raise BoardSilent(
+                fault.summary,
+                expected=fault.expected,
+                found=f"{fault.found}\n    {console_tail(Path(self.console.console))}",
+                fix=fault.fix,
+            ) from fault
 
     def _leave(self, status: Status) -> None:
         if status is Status.shell:
@@ -94,16 +138,17 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self.target.deactivate(self.ssh)
         elif status is Status.booted and self.board is not None:
             self.target.deactivate(self.board)
-        elif status is Status.booted and self.power is not None:
-            self._switch("off", self.power.off)
-            self.target.deactivate(self.power)
+        elif status is Status.booted:
+            if self.power is not None:
+                self._switch("off", self.power.off)
+            for driver in filter(None, (self.power, self.card, self.console)):
+                self.target.deactivate(driver)
         elif status is Status.served and self.server is not None:
             self.target.deactivate(self.server)
 
     def _switch(self, text: str, action: Callable[[], object]) -> None:
         """Switch the power. Each of labgrid's power models has errors of its own, which become UserError."""
-        port = self.power.port
-        which = f"port {port.index} of a switch {port.model} at {port.host.rpartition('@')[2]}"
+        which = _port_of(self.power)
         self._record("power", f"{text}: {which}")
         try:
             action()
@@ -124,6 +169,13 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
         """Run a command before the board is switched off. A board that does not respond is switched off without it."""
         with contextlib.suppress(ExecutionError, subprocess.TimeoutExpired):
             self.ssh.run(command, timeout=limit_s)
+
+
+def _port_of(power: Any) -> str:
+    """The description of a driver's port, without the password that a switch's URL may contain."""
+    if isinstance(power, USBPowerDriver):
+        return f"port {power.hub.index} of the USB hub {power.hub.path} of {power.hub.host}"
+    return f"port {power.port.index} of a switch {power.port.model} at {power.port.host.rpartition('@')[2]}"
 
 
 def _status(status: Status | str) -> Status:

@@ -1,4 +1,4 @@
-"""labgrid resources and drivers for a board: an exported tree, its NFS server, a virtual machine, and SSH.
+"""labgrid resources and drivers for a board: an exported tree, its NFS server, a virtual machine, a console, and SSH.
 
 labgrid's QEMUDriver is not used: it waits indefinitely for QEMU to open the console, and reads the console only on
 request. A failed boot therefore leaves neither an error nor a log. VirtualBoardDriver implements labgrid's
@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import shlex
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attr
-from labgrid.driver import Driver, ExecutionError, SSHDriver
+from labgrid.driver import Driver, ExecutionError, SerialDriver, SSHDriver
 from labgrid.factory import target_factory
 from labgrid.protocol import PowerProtocol
 from labgrid.resource import Resource
@@ -27,6 +28,10 @@ from toolchain.errors import BoardSilent
 
 _text = attr.validators.instance_of(str)
 _whole = attr.validators.instance_of(int)
+
+_CONSOLE_POLL_S = 0.2
+_CONSOLE_RETRY_S = 1.0
+_CONSOLE_BYTES = 4096
 
 POWER_OFF: Mapping[str, tuple[str, ...]] = {
     "lean": ("touch", "/run/poweroff"),
@@ -173,6 +178,57 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
         """Switch the machine off and on."""
         self.off()
         self.on()
+
+
+@target_factory.reg_driver
+@attr.s(eq=False)
+class ConsoleRecorder(SerialDriver):  # type: ignore[misc]
+    """labgrid's SerialDriver with a thread that records everything it reads while the driver is active.
+
+    The port is opened again if it fails, because a console server may not respond while the board is off. A console
+    that cannot be read does not fail a run.
+    """
+
+    console: str = attr.ib(default="", validator=_text)
+    events: Path | None = attr.ib(default=None, converter=attr.converters.optional(Path))
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self._recording = contextlib.ExitStack()
+
+    def open(self) -> None:
+        """Start to record."""
+        log, ended = Path(self.console), threading.Event()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+        self._recording.enter_context(board_events.following(log, self.events, "console"))
+        recorder = threading.Thread(target=self._record, args=(log, ended), name="console", daemon=True)
+        recorder.start()
+        self._recording.callback(recorder.join)
+        self._recording.callback(ended.set)
+
+    def close(self) -> None:
+        """Stop to record."""
+        self._recording.close()
+
+    def _record(self, log: Path, ended: threading.Event) -> None:
+        shown = ""
+        while not ended.is_set():
+            try:
+                super().open()
+                shown = ""
+                self.serial.timeout = _CONSOLE_POLL_S
+                with log.open("ab", buffering=0) as sink:
+                    while not ended.is_set():
+                        sink.write(self.serial.read(_CONSOLE_BYTES))  # labgrid's own read is not safe in a thread
+            except OSError as fault:  # includes pyserial's errors
+                if str(fault) != shown:
+                    board_events.append(self.events, "console", f"the console cannot be read: {fault}")
+                shown = str(fault)
+                ended.wait(_CONSOLE_RETRY_S)
+            finally:
+                with contextlib.suppress(OSError):
+                    super().close()
 
 
 @target_factory.reg_driver

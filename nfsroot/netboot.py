@@ -7,6 +7,7 @@ change.
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import json
@@ -41,6 +42,9 @@ _POLL_S = 0.5
 _READY_LIMIT_S = 15.0
 _BANNER_WAIT_S = 5.0
 _KEY_LIMIT = 4096
+_RESOLVE_S = 5.0
+_KEPT_EVENTS = 500
+"""The maximum number of events that are kept for a board whose address belongs to no name."""
 _PUBLIC_KEY = re.compile(r"^(?:ssh-ed25519|ecdsa-sha2-nistp256) [A-Za-z0-9+/=]+", re.MULTILINE)
 _STATES = {"address": "has an address", "files": "fetches files", "mounted": "mounted", "up": "up"}
 
@@ -81,26 +85,59 @@ def netboot(
         process.stopped_by_signals(stop),
         serving_boards(config, layout, address=address) as server,
         _running_dnsmasq(config, layout, parts, address, proxy=not alone) as lines,
+        _recording(config) as keep,
     ):
         progress.say(f"DHCP ({'alone' if alone else 'beside the router'}), TFTP and NFS on {address}; stop with Ctrl-C")
-        _watch(Boards(neighbour, subnet_of(config)), server, lines, stop, event, _recorder(config))
+        _watch(Boards(neighbour, subnet_of(config)), server, lines, stop, event, keep)
         progress.say("stopping the servers")
 
 
-def _recorder(config: Config) -> Callable[[Board, str, str], None]:
-    """Return a function that records a board's event for ``./inv lab log`` if the board is in ``lab.boards``."""
+@contextlib.contextmanager
+def _recording(config: Config) -> Iterator[Callable[[Board, str, str], None]]:
+    """Yield a function that records a board's event for ``./inv lab log`` if the board is in ``lab.boards``.
+
+    Names are resolved repeatedly, because a name may be unknown until its board has booted. Until a board's address
+    belongs to a name, its events are kept in memory.
+    """
+    hosts = {
+        row.name: parse_host(row.address)[1] for row in map(lab_boards.parse, config.lab.boards) if not row.virtual
+    }
     names: dict[str, str] = {}
-    for row in map(lab_boards.parse, config.lab.boards):
-        if row.virtual:
-            continue
-        with contextlib.suppress(OSError, UnicodeError):  # a name that cannot be resolved
-            names[socket.gethostbyname(parse_host(row.address)[1])] = row.name
+    waiting: dict[str, tuple[Board, collections.deque[tuple[float, str, str]]]] = {}
+    lock, ended = threading.Lock(), threading.Event()
+
+    def write() -> None:
+        for board, events in waiting.values():
+            if name := names.get(board.address):
+                while events:
+                    when, source, text = events.popleft()
+                    board_events.append(board_events.of_netboot(config, name), source, text, when=when)
 
     def record(board: Board, source: str, text: str) -> None:
-        if name := names.get(board.address):
-            board_events.append(board_events.of_netboot(config, name), source, text)
+        with lock:
+            _, events = waiting.setdefault(board.mac, (board, collections.deque(maxlen=_KEPT_EVENTS)))
+            events.append((time.time(), source, text))
+            write()
 
-    return record
+    def resolve() -> None:
+        while True:
+            for name, host in hosts.items():
+                with contextlib.suppress(OSError, UnicodeError):  # a name that cannot be resolved
+                    address = socket.gethostbyname(host)
+                    with lock:
+                        for old in [key for key, value in names.items() if value == name]:
+                            del names[old]
+                        names[address] = name
+                        write()
+            if ended.wait(_RESOLVE_S):
+                return
+
+    # A thread, which is not waited for, because the resolver may block for seconds.
+    threading.Thread(target=resolve, name="resolve-boards", daemon=True).start()
+    try:
+        yield record
+    finally:
+        ended.set()
 
 
 def _require_overlay(layout: Layout) -> None:

@@ -333,11 +333,7 @@ class Machine:
 
     def console_text(self) -> str:
         """Return the serial console's output without terminal control codes."""
-        try:
-            text = self.console.read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
-        return TERMINAL_CODES.sub("", text).replace("\r", "")
+        return _console_text(self.console)
 
     def _silence(self, summary: str, expected: str) -> BoardSilent:
         text = self.console_text()
@@ -348,14 +344,24 @@ class Machine:
             found = f"QEMU: {process.explain_exit(code)}" + (f": {complaints[-1]}" if complaints else "")
         else:
             found = "no output" if not text.strip() else "console output, but no SSH"
-        lines = text.strip().splitlines()[-_TAIL_LINES:]
-        shown = "\n".join(f"      | {line}" for line in lines) if lines else "      | (no output)"
         fix = next((advice for pattern, advice in _SYMPTOMS if re.search(pattern, text)), "")
         if not fix:
             fix = "on a busy machine, increase device.boot_timeout_s; otherwise read the console log"
-        return BoardSilent(
-            summary, expected=expected, found=f"{found}\n    end of its console ({self.console}):\n{shown}", fix=fix
-        )
+        return BoardSilent(summary, expected=expected, found=f"{found}\n    {console_tail(self.console)}", fix=fix)
+
+
+def _console_text(console: Path) -> str:
+    try:
+        text = console.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return TERMINAL_CODES.sub("", text).replace("\r", "")
+
+
+def console_tail(console: Path) -> str:
+    """Return the last lines of a serial console's log, as part of an error message."""
+    lines = _console_text(console).strip().splitlines()[-_TAIL_LINES:] or ["(no output)"]
+    return "\n".join([f"end of its console ({console}):", *(f"      | {line}" for line in lines)])
 
 
 @contextlib.contextmanager

@@ -49,11 +49,14 @@ def of_netboot(config: Config, name: str) -> Path:
     return config.build_root / "netboot" / f"{name}.jsonl"
 
 
-def append(path: Path | None, source: str, *texts: str) -> None:
-    """Record events with the current time if there is a path. A failure only causes a warning."""
+def append(path: Path | None, source: str, *texts: str, when: float | None = None) -> None:
+    """Record events if there is a path, with the current time unless ``when`` (Unix seconds) is given.
+
+    A failure only causes a warning.
+    """
     if path is None or not texts:
         return
-    now = time.time()
+    now = time.time() if when is None else when
     lines = "".join(json.dumps({"time": now, "source": source, "text": text}) + "\n" for text in texts)
     try:
         with _writing:

@@ -32,10 +32,8 @@ def spelt_out(argv: Sequence[str]) -> list[str]:
         return ["--help", argv[0]]
     words: list[str] = []
     option = ""
-    for word in argv:
-        if words[-2:] == ["lab", "log"] and not word.startswith("-"):
-            words.append("--name")
-        elif word in _MANY:
+    for word in _with_board_name(argv):
+        if word in _MANY:
             option = _MANY[word]
         elif option and (word.startswith("-") or not {".", ":"} & set(word)):
             option = "" if not word.startswith("-") else option
@@ -43,6 +41,26 @@ def spelt_out(argv: Sequence[str]) -> list[str]:
             words.append(option)
         words.append(word)
     return words
+
+
+def _with_board_name(argv: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments with ``--name`` before the name in ``lab log NAME``. Options may precede the name."""
+    task = action = ""
+    is_value = False
+    for word in argv:
+        is_option = word.startswith("-")
+        if word.startswith(("--name", "-n")):
+            task = ""
+        elif not is_option and not is_value:
+            if (task, action) == ("lab", "log"):
+                yield "--name"
+                task = ""
+            elif task == "lab" and not action:
+                action = word
+            else:
+                task, action = word, ""
+        is_value = is_option and task == "lab" and "=" not in word  # all options of lab have a value
+        yield word
 
 
 def _report_invalid_numbers() -> None:

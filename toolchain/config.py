@@ -371,7 +371,7 @@ class LabConfig:
     )
     boards: tuple[str, ...] = _setting(
         [],
-        "this PC's boards, one string each: NAME=ADDRESS TAG=VALUE … power=MODEL/INDEX/HOST; ADDRESS is qemu or "
+        "this PC's boards, one string each: NAME=ADDRESS TAG=VALUE … power=… serial=… card=…; ADDRESS is qemu or "
         "[USER@]HOST[:PORT] (docs/lab.md)",
         lab_boards.check,
     )

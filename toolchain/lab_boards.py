@@ -1,4 +1,4 @@
-"""Parse the rows of ``lab.boards``: ``NAME=ADDRESS [TAG=VALUE ...] [power=MODEL/INDEX/HOST]``."""
+"""Parse the rows of ``lab.boards``: ``NAME=ADDRESS [TAG=VALUE ...] [power=...] [serial=...] [card=...]``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from dataclasses import dataclass, field
 OWN_TAGS = ("kind", "project", "quarantine")
 """Tags that ``./inv lab`` sets itself."""
 
+MANUAL = "manual"
+"""The value of ``power`` for a board that a person switches."""
+
+USB_HUB = "uhubctl"
+"""The power model for a port of a USB hub."""
+
+CARDS = ("usbsdmux", "sdwire")
+"""Devices that connect an SD card either to the board or to the PC."""
+
 NAME = re.compile(r"[a-z][a-z0-9-]*")  # labgrid creates an extra place for a group whose name is a number
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+@)?(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\])(?::(?P<port>\d+))?")
 _KEY = re.compile(r"[a-z][a-z0-9_]+")
@@ -17,11 +26,22 @@ _VALUE = re.compile(r"[a-z0-9_.-]+")
 
 @dataclass(frozen=True)
 class Power:
-    """A port of a power switch, as labgrid's NetworkPowerPort describes it."""
+    """A port of a power switch, as labgrid's NetworkPowerPort describes it.
+
+    ``host`` is the USB path of the hub if the model is ``uhubctl``.
+    """
 
     model: str
     index: str
     host: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """An SD card multiplexer: its type from ``CARDS``, and its USB serial number."""
+
+    model: str
+    serial: str
 
 
 @dataclass(frozen=True)
@@ -32,6 +52,9 @@ class BoardRow:
     address: str
     tags: Mapping[str, str] = field(default_factory=dict)
     power: Power | None = None
+    serial: str = ""
+    """The serial console: a device of this PC (``/dev/...``), or ``HOST:PORT`` of a TCP server."""
+    card: Card | None = None
 
     @property
     def virtual(self) -> bool:
@@ -49,27 +72,55 @@ def parse(text: str) -> BoardRow:
     if found is None or (found["port"] and not 0 < int(found["port"]) < 65536):
         raise ValueError("expected qemu or [USER@]HOST[:PORT] as the address")
     tags: dict[str, str] = {}
-    power = None
+    power = card = None
+    serial = ""
     for word in rest:
         key, _, value = word.partition("=")
-        if key == "power":
+        if key == "power" and value == MANUAL:
+            tags[key] = value
+        elif key == "power":
             power = _power(value)
+        elif key == "serial":
+            serial = _serial(value)
+        elif key == "card":
+            card = _card(value)
         elif key in (*OWN_TAGS, "name"):
             raise ValueError(f"expected a tag other than {', '.join((*OWN_TAGS, 'name'))}")
         elif not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
             raise ValueError(f"expected TAG=VALUE in lower case, such as model=pi3, in place of {word!r}")
         else:
             tags[key] = value
-    if power is not None and address == "qemu":
-        raise ValueError("expected no power switch: the run starts and stops a virtual machine itself")
-    return BoardRow(name, address, tags, power)
+    if address == "qemu" and (power or serial or card or "power" in tags):
+        raise ValueError("expected no power, serial or card: the run starts and stops a virtual machine itself")
+    return BoardRow(name, address, tags, power, serial, card)
 
 
 def _power(text: str) -> Power:
     parts = text.split("/", 2)
     if len(parts) != 3 or not all(parts) or not re.fullmatch(r"[a-z0-9_]+", parts[0]):
-        raise ValueError("expected power=MODEL/INDEX/HOST, with one of labgrid's power models, such as shelly_gen2")
+        raise ValueError(
+            "expected power=MODEL/INDEX/HOST with one of labgrid's power models, such as shelly_gen2, "
+            "power=uhubctl/PORT/HUB, or power=manual"
+        )
+    if not parts[1].isdigit():
+        raise ValueError(f"expected the number of a port in power=MODEL/INDEX/HOST, found {parts[1]!r}")
+    if parts[0] == USB_HUB and not re.fullmatch(r"\d+-\d+(?:\.\d+)*", parts[2]):
+        raise ValueError(f"expected the hub's location in power=uhubctl/PORT/HUB, such as 1-1.4, found {parts[2]!r}")
     return Power(*parts)
+
+
+def _serial(text: str) -> str:
+    found = re.fullmatch(r"/dev/\S+|(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d+)", text)
+    if found is None or (found["port"] and not 0 < int(found["port"]) < 65536):
+        raise ValueError("expected serial=/dev/NAME or serial=HOST:PORT")
+    return text
+
+
+def _card(text: str) -> Card:
+    model, _, serial = text.partition("/")
+    if model not in CARDS or not re.fullmatch(r"[\w.-]+", serial):
+        raise ValueError(f"expected card=MODEL/SERIAL with {' or '.join(CARDS)} and the USB serial number")
+    return Card(model, serial)
 
 
 def check(rows: Sequence[str]) -> str:

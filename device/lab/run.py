@@ -24,11 +24,12 @@ from device import suite
 from device.lab import merge, shard
 from device.lab.acquire import acquired
 from device.lab.coordinator import Place
+from device.lab.manual import ask_to_switch
 from device.lab.merge import Outcome
 from device.lab.services import PROJECT, Lab
 from device.labgrid_environment import RemoteBoard
 from device.suite_result import Paths, SuiteResult
-from toolchain import files, process, progress
+from toolchain import files, lab_boards, process, progress
 from toolchain.config import ROOT, Config
 from toolchain.errors import BoardSilent, UserError, of_system
 
@@ -341,9 +342,9 @@ def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
             found=", ".join(place.matches),
             fix="run ./inv lab status to list the places, and choose another one",
         )
-    board = RemoteBoard(
-        name=place.name, coordinator=lab.coordinator.address, switched="NetworkPowerPort" in place.resources
-    )
+    if place.tags.get("power") == lab_boards.MANUAL:
+        ask_to_switch(place.name)
+    board = RemoteBoard(name=place.name, coordinator=lab.coordinator.address, resources=place.resources)
     return suite.test_on_pi(
         lab.config,
         qemu=_virtual(place),

@@ -28,7 +28,7 @@ from device.lab.coordinator import Coordinator, Place, program
 from device.labgrid_environment import client_environment
 from nfsroot.access import parse_host
 from nfsroot.layout import Layout
-from toolchain import files, process_identity, reaper
+from toolchain import files, lab_boards, process, process_identity, reaper
 from toolchain.config import Config
 from toolchain.errors import InUse, UserError
 from toolchain.lab_boards import BoardRow, parse
@@ -38,6 +38,11 @@ PROJECT = "pitorch"
 """The tag ``project`` of the places that ``up`` defines."""
 
 _START_LIMIT_S = 60.0
+_BAUD = 115200
+"""The speed of a Raspberry Pi's serial console."""
+_CARDS = {"usbsdmux": "USBSDMuxDevice", "sdwire": "USBSDWireDevice"}
+_TOOLS = {"usbsdmux": "usbsdmux", "sdwire": "sd-mux-ctrl", lab_boards.USB_HUB: "uhubctl"}
+"""The program that labgrid runs on this PC for a device."""
 # $@ contains the program and its arguments. The pause limits the restart rate if the program cannot start.
 _SUPERVISE = """
 trap 'kill "$child" 2>/dev/null; wait; exit 0' TERM INT HUP
@@ -147,20 +152,32 @@ def resources(config: Config, rows: Sequence[BoardRow]) -> dict[str, dict[str, d
             continue
         user, address, port = parse_host(row.address)
         groups[row.name] = {"NetworkService": {"address": address, "port": port, "username": user}}
-        if row.power:
+        if row.power and row.power.model == lab_boards.USB_HUB:
+            hub = {"match": {"sys_name": f"{row.power.host}:1.0"}, "index": int(row.power.index)}
+            groups[row.name]["USBPowerPort"] = hub
+        elif row.power:
             switch: dict[str, object] = {"model": row.power.model, "host": row.power.host, "index": row.power.index}
             groups[row.name]["NetworkPowerPort"] = switch
+        if row.serial.startswith("/dev/"):
+            groups[row.name]["RawSerialPort"] = {"port": row.serial, "speed": _BAUD}
+        elif row.serial:
+            server, _, number = row.serial.rpartition(":")
+            port = {"host": server.strip("[]"), "port": int(number), "speed": _BAUD, "protocol": "raw"}
+            groups[row.name]["NetworkSerialPort"] = port
+        if row.card:
+            groups[row.name][_CARDS[row.card.model]] = {"match": {"ID_SERIAL_SHORT": row.card.serial}}
     return groups
 
 
 def up(config: Config) -> LabState:
     """Start the programs that are not running, and define the places.
 
-    Raises UserError for an unknown power model or a program that does not start, and NetworkUnreachable if a
-    coordinator on another PC does not respond.
+    Raises UserError for an unknown power model or a program that does not start, ProgramMissing if a row needs a
+    program that is not installed, and NetworkUnreachable if a coordinator on another PC does not respond.
     """
     lab = Lab(config)
     _require_power_models(lab.rows)
+    _require_programs(lab.rows)
     started: list[str] = []
     with files.owned(lab.folder):
         if not lab.coordinator.responds() and _is_here(lab.coordinator.address):
@@ -179,6 +196,7 @@ def up(config: Config) -> LabState:
         files.write_text_atomically(lab.exporter_file, header + text)
         if lab.rows and (changed or not running):
             words = ["labgrid-exporter", "-c", lab.coordinator.address, "-n", lab.exporter_name]
+            words += ["--hostname", _own_address(lab.coordinator.address)]
             _start(lab, "exporter", [*words, str(lab.exporter_file)])
             started.append("exporter")
         wanted = {f"{lab.exporter_name}/{row.name}" for row in lab.rows}
@@ -278,13 +296,24 @@ def _require_no_others(lab: Lab, own: Sequence[Place]) -> None:
 
 def _require_power_models(rows: Sequence[BoardRow]) -> None:
     for row in rows:
-        if row.power and importlib.util.find_spec(f"labgrid.driver.power.{row.power.model}") is None:
+        if not row.power or row.power.model == lab_boards.USB_HUB:
+            continue
+        if importlib.util.find_spec(f"labgrid.driver.power.{row.power.model}") is None:
             raise UserError(
                 f"the board {row.name} has an unknown power model",
                 expected="a module in labgrid.driver.power, such as shelly_gen2, tplink, ubus or simplerest",
                 found=row.power.model,
                 fix="correct power=MODEL/INDEX/HOST in lab.boards",
             )
+
+
+def _require_programs(rows: Sequence[BoardRow]) -> None:
+    for row in rows:
+        if row.serial.startswith("/dev/"):
+            process.require_program("ser2net", f"to export the serial port of {row.name}")
+        for device in (row.power, row.card):
+            if device and device.model in _TOOLS:
+                process.require_program(_TOOLS[device.model], f"for the {device.model} of {row.name}")
 
 
 def _is_here(address: str) -> bool:
@@ -294,6 +323,15 @@ def _is_here(address: str) -> bool:
         probe.bind((host, 0))
         return True
     return False
+
+
+def _own_address(coordinator: str) -> str:
+    """This PC's address as seen from the coordinator, because other PCs may be unable to resolve its name."""
+    host, _, port = coordinator.rpartition(":")
+    family, _, _, _, destination = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(destination)  # only selects the route; nothing is sent
+        return str(probe.getsockname()[0])
 
 
 def _start(lab: Lab, name: str, words: Sequence[str]) -> None:

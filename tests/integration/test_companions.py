@@ -183,7 +183,11 @@ def run_step(tmp_path: Path, needs: Mapping[str, Manifest]) -> tuple[Made, str]:
 
 @pytest.mark.parametrize(
     ("version", "message", "is_tried_again"),
-    [("", "there is no torch wheel", False), ("2.5.1", "they require torch 2.6", False), ("2.6.0", "orig.tar.gz", True)],
+    [
+        ("", "there is no torch wheel", False),
+        ("2.5.1", "they require torch 2.6", False),
+        ("2.6.0", "orig.tar.gz", True),
+    ],
 )
 def test_companions_require_torch_and_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], version: str, message: str, is_tried_again: bool

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -20,6 +22,7 @@ from typing import Any
 
 import psutil
 import pytest
+from lab_parts import eventually
 
 from nfsroot import access, netboot
 from nfsroot.boards import Board
@@ -41,6 +44,7 @@ pytestmark = [
 
 PC = "192.168.77.1"
 LIMIT_S = 3000.0
+_CLONE_NEWNS = 0x00020000
 
 
 def ip(*words: str) -> None:
@@ -179,7 +183,31 @@ def test_addresses_that_boards_of_the_lab_get_are_recorded(exported: Config) -> 
     name = f"b{board.address.rpartition('.')[2]}"
     events = board_events.read(board_events.of_netboot(config, name))
     assert {event.source for event in events} == {"dhcp"}
-    assert f"DHCPOFFER(toboard) {board.address} {board.mac}" in events[0].text
+    assert f"DHCPDISCOVER(toboard) {board.mac}" in events[0].text, "from the time before it had an address"
+    assert any(f"DHCPOFFER(toboard) {board.address} {board.mac}" in event.text for event in events)
+
+
+def test_a_board_whose_name_is_unknown_at_first_is_recorded(exported: Config, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    config = dataclasses.replace(exported, lab=LabConfig(boards=("pi3=pi3.board.test",)))
+    path = board_events.of_netboot(config, "pi3")
+
+    def boot() -> None:
+        """Run in a thread with a mount namespace and an /etc/hosts of its own."""
+        assert ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) == 0
+        process.run(["mount", "--make-rprivate", "/"])
+        process.run(["mount", "--bind", hosts, "/etc/hosts"])
+        with cable() as namespace, booting(config) as wait_for:
+            on_board(namespace, sys.executable, "-c", ASK.replace("len(seen) < 2", "len(seen) < 1"))
+            board = wait_for(lambda board: bool(board.address))
+            assert not path.exists()
+            hosts.write_text(f"127.0.0.1 localhost\n{board.address} pi3.board.test\n")
+            eventually(path.exists)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(boot).result()
+    assert "DHCPDISCOVER(toboard)" in board_events.read(path)[0].text
 
 
 def test_this_pc_needs_an_address_in_the_boards_subnet(exported: Config) -> None:

@@ -98,3 +98,18 @@ def test_the_name_of_lab_log_is_positional() -> None:
     assert spelt_out(["lab", "log", "pi3"]) == ["lab", "log", "--name", "pi3"]
     assert spelt_out(["lab", "log", "--name=pi3"]) == ["lab", "log", "--name=pi3"]
     assert spelt_out(["lab", "up", "bench"]) == ["lab", "up", "bench"]
+    assert spelt_out(["-e", "lab", "log", "pi3", "lab", "status"])[-5:] == ["log", "--name", "pi3", "lab", "status"]
+    assert spelt_out(["lab", "log", "--name=pi3", "lab", "status"])[-3:] == ["--name=pi3", "lab", "status"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lab", "log", "--architecture=arm64", "pi3"],
+        ["lab", "log", "--architecture", "arm64", "pi3"],
+        ["lab", "--architecture", "arm64", "log", "pi3"],
+        ["lab", "log", "-r", "arm64", "pi3"],
+    ],
+)
+def test_the_name_of_lab_log_may_follow_options(words: list[str]) -> None:
+    assert spelt_out(words) == [*words[:-1], "--name", "pi3"]

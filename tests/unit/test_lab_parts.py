@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import json
+import os
 import signal
 import threading
 from dataclasses import replace
@@ -13,15 +14,16 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from labgrid.remote.exporter import exports
 
-from device.lab import merge, run, services, shard
+from device.lab import manual, merge, run, services, shard
 from device.lab.merge import Outcome
 from device.record import BOARD_LOST
 from device.suite_result import Paths
 from toolchain import files, lab_boards, ports, process
 from toolchain.config import Config, LabConfig, load_config
-from toolchain.errors import ConfigError
-from toolchain.lab_boards import BoardRow, Power
+from toolchain.errors import CommandFailed, ConfigError, UserError
+from toolchain.lab_boards import BoardRow, Card, Power
 
 SWITCH = "http://192.0.2.9/relay/{index}/{value}"
 
@@ -32,6 +34,15 @@ def test_board_row_has_address_tags_and_power() -> None:
     assert row == BoardRow("pi3", "root@192.0.2.3:2222", {"model": "pi3", "bits": "32"}, power)
     assert not row.virtual
     assert lab_boards.parse("one=qemu").virtual
+
+
+def test_board_row_has_console_and_card() -> None:
+    row = lab_boards.parse("pi3=192.0.2.3 serial=/dev/serial/by-id/usb-1 card=usbsdmux/000012 power=uhubctl/2/1-1.4")
+    assert (row.serial, row.card, row.tags) == ("/dev/serial/by-id/usb-1", Card("usbsdmux", "000012"), {})
+    assert row.power == Power("uhubctl", "2", "1-1.4")
+    assert lab_boards.parse("pi3=192.0.2.3 serial=[fd00::1]:4000").serial == "[fd00::1]:4000"
+    manual = lab_boards.parse("pi3=192.0.2.3 power=manual")
+    assert (manual.power, manual.tags) == (None, {"power": "manual"})
 
 
 @pytest.mark.parametrize(
@@ -51,7 +62,15 @@ def test_board_row_has_address_tags_and_power() -> None:
         ("pi3=h name=other", "expected a tag other than"),
         ("pi3=h power=shelly_gen2", "expected power=MODEL/INDEX/HOST"),
         ("pi3=h power=../0/h", "expected power=MODEL/INDEX/HOST"),
-        ("one=qemu power=shelly_gen2/0/h", "expected no power switch"),
+        ("pi3=h power=shelly_gen2/A/h", "expected the number of a port"),
+        ("pi3=h power=uhubctl/2/hub", "expected the hub's location"),
+        ("pi3=h serial=ttyUSB0", "expected serial=/dev/NAME or serial=HOST:PORT"),
+        ("pi3=h serial=h:0", "expected serial=/dev/NAME or serial=HOST:PORT"),
+        ("pi3=h card=usbsdmux", "expected card=MODEL/SERIAL"),
+        ("pi3=h card=other/1", "expected card=MODEL/SERIAL"),
+        ("one=qemu power=shelly_gen2/0/h", "expected no power, serial or card"),
+        ("one=qemu power=manual", "expected no power, serial or card"),
+        ("one=qemu serial=/dev/ttyUSB0", "expected no power, serial or card"),
     ],
 )
 def test_an_invalid_row_is_explained(text: str, fault: str) -> None:
@@ -81,6 +100,28 @@ def test_the_exporter_offers_a_group_per_board(tmp_path: Path) -> None:
             "NetworkPowerPort": {"model": "simplerest", "host": SWITCH, "index": "1"},
         },
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "resource"),
+    [
+        ("serial=/dev/ttyUSB0", {"RawSerialPort": {"port": "/dev/ttyUSB0", "speed": 115200}}),
+        (
+            "serial=[fd00::1]:4000",
+            {"NetworkSerialPort": {"host": "fd00::1", "port": 4000, "speed": 115200, "protocol": "raw"}},
+        ),
+        ("power=uhubctl/2/1-1.4", {"USBPowerPort": {"match": {"sys_name": "1-1.4:1.0"}, "index": 2}}),
+        ("power=manual", {}),
+        ("card=usbsdmux/000012", {"USBSDMuxDevice": {"match": {"ID_SERIAL_SHORT": "000012"}}}),
+        ("card=sdwire/sd-1", {"USBSDWireDevice": {"match": {"ID_SERIAL_SHORT": "sd-1"}}}),
+    ],
+)
+def test_the_exporter_offers_the_devices_of_a_board(words: str, resource: dict[str, Any]) -> None:
+    offered = services.resources(Config(), [lab_boards.parse(f"pi3=192.0.2.3 {words}")])["pi3"]
+    assert offered.pop("NetworkService") == {"address": "192.0.2.3", "port": 22, "username": "root"}
+    assert offered == resource
+    for name in offered:
+        assert name in exports or name == "NetworkSerialPort", "labgrid's exporter knows the class"
 
 
 def test_the_default_coordinator_is_on_the_loopback_address() -> None:
@@ -237,6 +278,43 @@ def test_the_chart_has_a_line_per_board(tmp_path: Path) -> None:
     assert "<svg" not in merge.write(Config(), boards[2:], tmp_path).paths.report.read_text()
 
 
+# ------------------------------------------------------------------------------------------------ switched by hand
+
+
+def test_a_person_is_asked_to_switch_a_board(capsys: pytest.CaptureFixture[str]) -> None:
+    person, terminal = os.openpty()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(manual.ask_to_switch, name, Path(os.ttyname(terminal))) for name in ("pi2", "pi3")]
+        for number in (1, 2):
+            os.write(person, b"\n")
+            done, _ = concurrent.futures.wait(
+                asked, 60, concurrent.futures.FIRST_COMPLETED if number == 1 else "ALL_COMPLETED"
+            )
+            assert len(done) == number, "one question at a time"
+    os.close(person)
+    os.close(terminal)
+    shown = capsys.readouterr().err
+    assert "pi2: switch the board off and on, then press Enter" in shown
+    assert "pi3: switch the board off and on, then press Enter" in shown
+
+
+def test_a_question_ends_with_the_run() -> None:
+    person, terminal = os.openpty()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(manual.ask_to_switch, "pi3", Path(os.ttyname(terminal)))
+        while not asked.done():
+            process.interrupt_all()
+        with pytest.raises(CommandFailed, match="interrupted before pi3"):
+            asked.result()
+    os.close(person)
+    os.close(terminal)
+
+
+def test_nobody_can_be_asked_without_a_terminal(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nobody can be asked to switch pi3"):
+        manual.ask_to_switch("pi3", tmp_path / "tty")
+
+
 # ------------------------------------------------------------------------------------------------ splitting a suite
 
 
@@ -257,6 +335,14 @@ def test_the_longest_files_are_distributed_first() -> None:
 def test_a_file_without_a_time_counts_as_the_mean() -> None:
     assert shard.split(["long", "new", "short"], {"long": 9.0, "short": 1.0}, 2) == [["long"], ["new", "short"]]
     assert shard.split(["a", "b", "c"], {}, 2) == [["a", "c"], ["b"]]
+
+
+def test_tests_of_the_same_file_stay_together() -> None:
+    names = ["test_a.py::test_x", "test_b.py", "test_a.py::test_y[1-2]"]
+    assert shard.split(names, {"test_b.py": 9.0, "test_a.py": 1.0}, 3) == [
+        ["test_b.py"],
+        ["test_a.py::test_x", "test_a.py::test_y[1-2]"],
+    ]
 
 
 def test_times_of_several_runs_are_combined_per_test(tmp_path: Path) -> None:
@@ -284,6 +370,34 @@ def test_a_split_suite_passes_with_a_part_that_is_skipped(tmp_path: Path) -> Non
     assert not any(row.differs for row in merge.rows(merged.outcomes))
     assert "The suite passed" in merged.paths.report.read_text()
     assert not merge.write(Config(), [two], tmp_path).ok, "no test passed"
+
+
+def test_tests_of_a_lost_board_are_counted_where_they_ran(tmp_path: Path) -> None:
+    dead = replace(
+        part(Outcome(board="dead", paths=Paths(folder=tmp_path / "dead"), error="no answer"), "test_c.py"), moved=True
+    )
+    lost = replace(part(outcome(tmp_path, "lost", a="passed", b="error"), "test_a.py"), moved=True)
+    lost.document["results"]["tests"][1]["text"] = BOARD_LOST
+    (case,) = lost.suites[0].findall("testcase[@name='test_b']")
+    ElementTree.SubElement(case, "error").text = BOARD_LOST
+    lost.suites[0].set("errors", "1")
+    again = replace(
+        part(outcome(tmp_path, "ok/turn2", b="passed", c="passed"), "test_a.py::test_b"), board="ok", turn=2
+    )
+    merged = merge.write(Config(), [lost, dead, again], tmp_path)
+    assert merged.counts == {"passed": 3, "failed": 0, "errors": 0, "skipped": 0}
+    cases = [f"{case.get('classname')}.{case.get('name')}" for case in merge.junit(merged.outcomes).iter("testcase")]
+    assert cases == ["lost.test_a.test_a", "lost.run", "dead.boot", "ok.test_a.test_b", "ok.test_a.test_c"]
+    counts = [(suite.get("name"), suite.get("tests"), suite.get("errors")) for suite in merge.junit(merged.outcomes)]
+    assert counts == [("lost", "2", "1"), ("dead", "1", "1"), ("ok, turn 2", "2", None)]
+    assert not merged.ok, "a board is dead"
+    assert "dead: did not run: no answer; run on another board: test_c.py" in merged.error().found
+    assert "without a result" not in merged.error().found
+    boards = json.loads(merged.paths.evidence.read_text())["boards"]
+    assert [board["moved"] for board in boards] == [["test_a.py::test_b"], ["test_c.py"], []]
+    assert [board["not_run"] for board in boards] == [[], [], []]
+    assert boards[2]["evidence"]["path"] == "ok/turn2/evidence.json"
+    assert '<a href="ok/turn2/index.html">ok, turn 2</a>' in merged.paths.report.read_text()
 
 
 def test_a_split_suite_names_the_tests_that_did_not_run(tmp_path: Path) -> None:

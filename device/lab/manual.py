@@ -1,0 +1,48 @@
+"""Ask a person to switch a board that has no power switch (``power=manual``).
+
+labgrid's ManualPowerDriver reads the answer from standard input, which the suite's process does not have. Therefore,
+the task asks before it starts the suite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+from pathlib import Path
+
+from toolchain import process, progress
+from toolchain.errors import CommandFailed, UserError
+
+_POLL_S = 0.2
+_one_question = threading.Lock()
+
+
+def ask_to_switch(name: str, terminal: Path = Path("/dev/tty")) -> None:
+    """Ask to switch the board off and on, and wait for the answer. Boards that run in parallel ask in turn.
+
+    Raises UserError without a terminal, and CommandFailed if Ctrl-C interrupts the question.
+    """
+    interrupted = threading.Event()
+    with process.on_interrupt(interrupted.set), contextlib.ExitStack() as stack:
+        while not _one_question.acquire(timeout=_POLL_S):
+            _require_going_on(name, interrupted)
+        stack.callback(_one_question.release)
+        try:
+            answers = stack.enter_context(terminal.open("rb", buffering=0))
+        except OSError as fault:
+            raise UserError(
+                f"nobody can be asked to switch {name}",
+                expected="a terminal, because the board has power=manual",
+                found=f"{terminal}: {fault.strerror}",
+                fix="run the task in a terminal, or remove power=manual: the board must then be running",
+            ) from fault
+        progress.say(f"    {name}: switch the board off and on, then press Enter")
+        while not select.select([answers], [], [], _POLL_S)[0]:
+            _require_going_on(name, interrupted)
+        answers.read(4096)
+
+
+def _require_going_on(name: str, interrupted: threading.Event) -> None:
+    if interrupted.is_set():
+        raise CommandFailed(f"interrupted before {name} was switched on")
