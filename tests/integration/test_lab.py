@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import tty
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,7 @@ from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
 from toolchain import board_events, files, ports, reaper
 from toolchain.config import ROOT, Config, LabConfig
-from toolchain.errors import DeviceTestsFailed, InUse, NetworkUnreachable, UserError
+from toolchain.errors import BoardSilent, DeviceTestsFailed, InUse, NetworkUnreachable, UserError
 
 BOARDS = ("pi3=pi@192.0.2.3 model=pi3 bits=32", "pi4=192.0.2.4:2222 model=pi4 bits=64")
 
@@ -337,20 +338,25 @@ def test_a_virtual_machine_of_another_pc_is_left_out(
 
 
 def test_a_board_that_is_not_held_is_an_error(config: Config, coordinator: Coordinator, tmp_path: Path) -> None:
-    board = RemoteBoard(name="pi3", coordinator=coordinator.address, switched=False)
+    board = RemoteBoard(name="pi3", coordinator=coordinator.address, resources=())
     with pytest.raises(UserError, match="labgrid does not provide the board") as caught:
         suite.test_on_pi(config, place=board, timing=False, folder=tmp_path)
     assert "pi3 is not acquired" in caught.value.found
 
 
 @contextlib.contextmanager
-def power_switch(status: int = 200) -> Iterator[tuple[str, list[str]]]:
-    """Run a power switch for labgrid's driver simplerest; yield its address and the requests that it receives."""
+def power_switch(status: int = 200, switch: Callable[[bool], None] | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Run a power switch for labgrid's driver simplerest; yield its address and the requests that it receives.
+
+    ``switch`` is called with the new state at each request.
+    """
     requests: list[str] = []
+    switch = switch or (lambda _: None)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             requests.append(self.path)
+            switch(self.path.endswith("/1"))
             self.send_response(status)
             self.end_headers()
 
@@ -373,7 +379,7 @@ def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coor
         with acquired(coordinator, {"name": "pi3"}, limit_s=LIMIT_S) as place:
             assert sorted(place.resources) == ["NetworkPowerPort", "NetworkService"]
             paths = Paths(folder=tmp_path / "report")
-            board = RemoteBoard(name="pi3", coordinator=coordinator.address, switched=True)
+            board = RemoteBoard(name="pi3", coordinator=coordinator.address, resources=place.resources)
             labgrid_environment.prepare(config, paths, host=None, chroot=False, timing=False, place=board)
             made = Environment(str(paths.environment))
             strategy = made.get_target("main").get_driver("Strategy", activate=False)
@@ -403,8 +409,9 @@ def switched(folder: Path, address: str, **tools: str) -> Environment:
     return Environment(str(paths.environment))
 
 
-KERNEL = (
-    struct.pack(
+def kernel(text: bytes) -> bytes:
+    """Return a kernel for QEMU's machine virt that prints a text and does nothing more."""
+    return struct.pack(
         "<8I",
         0xE3A00409,  # mov r0, #0x09000000, the UART of QEMU's machine virt
         0xE28F1014,  # adr r1, text
@@ -414,9 +421,7 @@ KERNEL = (
         0xE5802000,  # str r2, [r0]
         0xEAFFFFFA,  # b next
         0xEAFFFFFE,  # end: b end
-    )
-    + b"hello\r\nfrom the kernel\r\nKernel panic - not syncing: no root\r\n\0"
-)
+    ) + (text + b"\0")
 
 
 @pytest.mark.machine
@@ -425,7 +430,8 @@ def test_power_and_console_of_a_virtual_machine_are_recorded(tmp_path: Path) -> 
     config = exported_in(tmp_path)
     boot = Layout.of(config).tree / "boot"
     boot.mkdir()
-    (boot / "vmlinuz-1-armmp").write_bytes(KERNEL)
+    text = b"hello\r\nfrom the kernel\r\nKernel panic - not syncing: no root\r\n"
+    (boot / "vmlinuz-1-armmp").write_bytes(kernel(text))
     (boot / "initrd.img-1-armmp").write_bytes(bytes(4096))
     quick = replace(config, device=replace(config.device, boot_timeout_s=LIMIT_S))
     paths = Paths(folder=quick.target_root / "lab" / "vm")
@@ -447,6 +453,78 @@ def test_power_and_console_of_a_virtual_machine_are_recorded(tmp_path: Path) -> 
         "power    off: the virtual machine has stopped",
         "nfs      the server has stopped",
     ]
+
+
+def test_a_serial_port_of_this_pc_is_recorded(config: Config, coordinator: Coordinator) -> None:
+    """A pseudo-terminal stands for the serial port. labgrid's exporter makes it available through ser2net."""
+    board, device = os.openpty()
+    tty.setraw(device)
+    ended = threading.Event()
+
+    def write() -> None:
+        while not ended.wait(0.2):
+            os.write(board, b"Uncompressing Linux\r\n")
+
+    quick = replace(config, device=replace(config.device, boot_timeout_s=10.0))
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        services.up(with_boards(quick, f"wired=127.0.0.1:{ports.free_port()} serial={os.ttyname(device)}"))
+        with pytest.raises(BoardSilent) as caught:
+            run.on_place(quick, "wired", run.How(timing=False))
+    finally:
+        ended.set()
+        writer.join()
+        os.close(board)
+        os.close(device)
+    assert "| Uncompressing Linux" in caught.value.found
+    console = [event for event in log.lines(quick, "wired") if event.endswith("console  Uncompressing Linux")]
+    assert len(console) > 10
+    services.up(config)
+    assert "wired" not in coordinator.places()
+
+
+@pytest.mark.machine
+def test_a_boot_that_hangs_is_shown_with_its_console(config: Config, coordinator: Coordinator, tmp_path: Path) -> None:
+    """The machine is started and killed by its power switch, and its serial port is a TCP server."""
+    (tmp_path / "vmlinuz").write_bytes(kernel(b"Uncompressing Linux\r\nwaiting for the root device\r\n"))
+    console = ports.free_port()
+    words = ["qemu-system-arm", "-M", "virt", "-cpu", "cortex-a7", "-m", "128", "-display", "none", "-monitor", "none"]
+    words += [
+        "-nic",
+        "none",
+        "-kernel",
+        str(tmp_path / "vmlinuz"),
+        "-serial",
+        f"tcp:127.0.0.1:{console},server=on,wait=on",
+    ]
+    machines: list[subprocess.Popen[bytes]] = []
+
+    def switch(on: bool) -> None:
+        for machine in machines:
+            machine.kill()
+            machine.wait()
+        if on:
+            machines.append(subprocess.Popen(words))
+
+    quick = replace(config, device=replace(config.device, boot_timeout_s=10.0))
+    try:
+        with power_switch(switch=switch) as (address, requests):
+            row = f"hung=127.0.0.1:{ports.free_port()} serial=127.0.0.1:{console}"
+            services.up(with_boards(quick, f"{row} power=simplerest/4/http://{address}/{{index}}/{{value}}"))
+            with pytest.raises(BoardSilent) as caught:
+                run.on_place(quick, "hung", run.How(timing=False))
+            assert "| waiting for the root device" in caught.value.found
+            assert requests == ["/4/0", "/4/1"] * 2, "it was switched off and on for each of two attempts"
+            assert len(machines) == 2
+            place = coordinator.places()["hung"]
+            assert (place.holder, place.tags["quarantine"]) == ("", "yes")
+            shown = [line.split(maxsplit=3)[2:] for line in log.lines(quick, "hung")]
+            assert ["console", "waiting for the root device"] in shown
+            assert "power" in {source for source, _ in shown}
+    finally:
+        switch(False)
+        services.up(config)
 
 
 LOST = """#!/bin/sh

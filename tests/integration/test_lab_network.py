@@ -13,18 +13,21 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import yaml
 from device_parts import write_suite
 from lab_parts import LIMIT_S, eventually
 from ssh_board import ssh_board, sshd_in
 from test_device_environment import exported_in
 from test_netboot import bridged, ip
 
-from device.lab import log, run
+from device.lab import log, run, services
+from device.lab.coordinator import program
 from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
-from toolchain import process
+from toolchain import process, reaper
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import DiskFull
 
@@ -37,6 +40,8 @@ pytestmark = [
 
 COORDINATOR = "192.168.77.2:20408"
 BOARD = "192.168.77.50"
+SPLIT = (f"c=root@{BOARD} team=split", f"d=root@{BOARD} team=split", "dead=root@192.168.77.51 team=split")
+"""Rows of boards for a suite that is split: two on the same machine, and one that does not exist."""
 CUT_S = 30.0
 
 LAB = """
@@ -63,7 +68,9 @@ from toolchain.config import load_config
 from toolchain.errors import UserError
 try:
     how = run.How(timing=False, suite=Path(sys.argv[2]))
-    print(run.on_place(load_config(json.loads(sys.argv[1])), "a", how).summary())
+    config = load_config(json.loads(sys.argv[1]))
+    action, _, argument = sys.argv[3].partition(" ")
+    print(getattr(run, action)(config, argument, how).summary())
 except UserError as fault:
     sys.exit(f"{type(fault).__name__}: {fault}")
 """
@@ -98,6 +105,11 @@ class Pc:
         """Run ``lab up`` or ``lab status`` and return its output."""
         return process.run(self.words("-c", LAB, json.dumps(self.settings), action), cwd=ROOT, limit_s=120).output
 
+    def programs(self, name: str) -> list[int]:
+        """Return the process IDs of a program of the lab, without its supervisor."""
+        session = services.status(self.config).running[name]
+        return [pid for pid, _, leader in reaper.running() if leader == session and pid != session]
+
     @contextlib.contextmanager
     def holding(self, board: str) -> Iterator[subprocess.Popen[bytes]]:
         """Start a process that holds a board until its input ends, and yield it."""
@@ -111,10 +123,13 @@ class Pc:
                 end(client)
 
     @contextlib.contextmanager
-    def run(self, suite: Path) -> Iterator[subprocess.Popen[str]]:
-        """Run the suite on the board a; kill the process at the end."""
-        words = self.words("-c", RUN, json.dumps(self.settings), suite)
-        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as task:
+    def run(
+        self, suite: Path, action: str = "on_place a", environment: Mapping[str, str] | None = None
+    ) -> Iterator[subprocess.Popen[str]]:
+        """Run the suite with a function of device.lab.run and its argument; kill the process at the end."""
+        words = self.words("-c", RUN, json.dumps(self.settings), suite, action)
+        pipe, variables = subprocess.PIPE, {**os.environ, **(environment or {})}
+        with subprocess.Popen(words, cwd=ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True) as task:
             try:
                 yield task
             finally:
@@ -135,6 +150,7 @@ def pc(name: str, address: str, folder: Path, *boards: str) -> Iterator[Pc]:
         "nfs": {"folder": str(made.nfsroot)},
         "build": {"folder": str(made.build.folder)},
         "lab": {"coordinator": COORDINATOR, "boards": list(boards)},
+        "device": {"boot_timeout_s": "30"},
     }
     with bridged(name) as namespace:
         ip("-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
@@ -151,10 +167,13 @@ def pc(name: str, address: str, folder: Path, *boards: str) -> Iterator[Pc]:
 
 @dataclass(frozen=True)
 class Lab:
-    """The PC with the coordinator, from which runs start, and another one that offers the board b."""
+    """The PC with the coordinator, from which runs start, one that offers most boards, and one that offers b."""
 
     hub: Pc
+    one: Pc
     other: Pc
+    board: Path
+    """The folder of the board's SSH server."""
 
     def state(self, board: str) -> str:
         """Return a board's row in ``lab status``."""
@@ -173,13 +192,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with (
         private_network(),
         pc("hub", "192.168.77.2", folder / "hub") as hub,
-        pc("one", "192.168.77.3", folder / "one", f"a=root@{BOARD}"),
+        pc("one", "192.168.77.3", folder / "one", f"a=root@{BOARD}", *SPLIT) as one,
         pc("two", "192.168.77.4", folder / "two", "b=192.0.2.4") as two,
         bridged("board") as namespace,
     ):
         ip("-n", namespace, "address", "add", f"{BOARD}/24", "dev", "eth0")
         with ssh_board(namespace, sshd, folder / "board", Layout.of(hub.config)):
-            yield Lab(hub, two)
+            yield Lab(hub, one, two, folder / "board")
 
 
 @contextlib.contextmanager
@@ -260,6 +279,113 @@ def test_a_run_ends_if_the_network_stays_cut(lab: Lab, tmp_path: Path) -> None:
     report = (run.report_folder(lab.hub.config, run.How()) / "a" / "junit.xml").read_text()
     assert "the connection was closed (status 255) before the suite finished" in report
     assert "not run: the connection to the board was closed earlier" in report
+
+
+DEFINE = """
+import sys
+from device.lab.coordinator import Coordinator
+coordinator = Coordinator(sys.argv[1])
+if sys.argv[2] == "define":
+    coordinator.define("carded", {"project": "pitorch", "kind": "ssh"}, "bench/carded/*")
+else:
+    coordinator.delete("carded")
+"""
+
+SSH = """#!/bin/sh
+# The keys of the test in place of the user's.
+exec /usr/bin/ssh -F {configuration} "$@"
+"""
+
+
+def test_a_run_connects_the_card_to_its_board(lab: Lab, tmp_path: Path) -> None:
+    """The program for the multiplexer is a script, which labgrid starts over SSH; the resource is exported by hand."""
+    layout = Layout.of(lab.hub.config)
+    mux = lab.board / "usbsdmux"
+    mux.write_text('#!/bin/sh\necho "$@" >>"$0.calls"\n')
+    mux.chmod(0o755)
+    configuration, ssh, described = tmp_path / "config", tmp_path / "bin" / "ssh", tmp_path / "exporter.yaml"
+    configuration.write_text(f"IdentityFile {layout.client_key}\nUserKnownHostsFile {layout.known_hosts}\nUser root\n")
+    ssh.parent.mkdir()
+    ssh.write_text(SSH.format(configuration=configuration))
+    ssh.chmod(0o755)
+    usb = {"busnum": 1, "devnum": 2, "path": "1-1", "vendor_id": 0x0424, "model_id": 0x4041}
+    resources = {
+        "NetworkService": {"address": BOARD, "port": 22, "username": "root"},
+        "NetworkUSBSDMuxDevice": {"host": BOARD, **usb, "control_path": "/dev/sg1"},
+    }
+    described.write_text(yaml.safe_dump({"carded": resources}))
+    words = lab.one.words(program("labgrid-exporter"), "-c", COORDINATOR, "-n", "bench", described)
+    words.remove(sys.executable)
+    suite = write_suite(tmp_path / "suite", one="def test_one(): pass")
+    with subprocess.Popen(words) as exporter:
+        try:
+            process.run(lab.hub.words("-c", DEFINE, COORDINATOR, "define"), cwd=ROOT)
+            eventually(lambda: lab.free("carded"))
+            path = f"{ssh.parent}:{os.environ['PATH']}"
+            with lab.hub.run(suite, "on_place carded", {"PATH": path}) as task:
+                output, _ = task.communicate(timeout=300)
+            assert task.returncode == 0, output
+            process.run(lab.hub.words("-c", DEFINE, COORDINATOR, "delete"), cwd=ROOT)
+        finally:
+            exporter.terminate()
+    assert (lab.board / "usbsdmux.calls").read_text() == "/dev/sg1 dut\n"
+    assert any("the card is connected to the board" in line for line in log.lines(lab.hub.config, "carded"))
+
+
+@pytest.mark.parametrize("name", ["exporter", "coordinator"])
+def test_a_run_goes_on_after_a_program_was_killed(lab: Lab, tmp_path: Path, name: str) -> None:
+    pc = lab.one if name == "exporter" else lab.hub
+    suite, go, started = waiting(tmp_path)
+    with lab.hub.run(suite) as task:
+        wait_for_start(task, started)
+        before = pc.programs(name)
+        assert before
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: set(pc.programs(name)) - set(before))
+        go.touch()
+        output, _ = task.communicate(timeout=300)
+    assert task.returncode == 0, output
+    assert "2 passed, 0 failed" in output
+    lab.one.lab("up")
+    lab.other.lab("up")
+    assert lab.free("a")
+
+
+def test_tests_of_lost_boards_run_on_the_others(lab: Lab, tmp_path: Path) -> None:
+    suite = write_suite(
+        tmp_path / "suite",
+        x="def test_x(): pass",
+        y="import os\ndef test_dies(): os._exit(1)\ndef test_later(): pass",
+        z="def test_z(): pass",
+    )
+    with lab.hub.run(suite, "on_shards team=split") as task:
+        output, _ = task.communicate(timeout=500)
+    assert task.returncode == 1, "a board is dead, and a test ended a board's run"
+    assert "the device suite did not pass" in output
+    folder = run.report_folder(lab.hub.config, run.How())
+    root = ElementTree.parse(folder / "junit.xml").getroot()  # noqa: S314 - our own file
+    assert sorted(f"{case.get('classname')}.{case.get('name')}" for case in root.iter("testcase")) == [
+        "c.test_x.test_x",
+        "c.test_y.test_later",
+        "c.test_z.test_z",
+        "d.test_y.test_dies",
+        "dead.boot",
+    ]
+    boards = json.loads((folder / "evidence.json").read_text())["boards"]
+    assert [(board["board"], board["turn"], board["moved"]) for board in boards] == [
+        ("c", 1, []),
+        ("d", 1, ["test_y.py::test_later"]),
+        ("dead", 1, ["test_z.py"]),
+        ("c", 2, []),
+    ]
+    assert not any(board["not_run"] for board in boards)
+    assert [sum(board["results"][key] for board in boards if "results" in board) for key in ("passed", "errors")] == [
+        3,
+        1,
+    ]
+    assert all(lab.free(name) for name in ("c", "d", "dead"))
+    assert "quarantine=yes" in lab.state("dead")
 
 
 @pytest.mark.parametrize("size", ["16k", "200k"])

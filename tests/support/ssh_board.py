@@ -29,7 +29,7 @@ def sshd_in(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def ssh_board(namespace: str, sshd: Path, folder: Path, layout: Layout) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an SSH server in the namespace; new keys replace the export's."""
+    """Run an SSH server in the namespace; new keys replace the export's. Programs in ``folder`` are on its PATH."""
     folder.mkdir()
     layout.client_key.unlink()
     for key in (layout.client_key, folder / "host"):
@@ -40,7 +40,7 @@ def ssh_board(namespace: str, sshd: Path, folder: Path, layout: Layout) -> Itera
     configuration = folder / "sshd_config"
     configuration.write_text(
         f"HostKey {folder / 'host'}\nAuthorizedKeysFile {layout.client_key}.pub\nStrictModes no\nUsePAM no\n"
-        f"SetEnv PATH={Path(sys.executable).parent}:/usr/bin:/bin\n"
+        f"SetEnv PATH={folder}:{Path(sys.executable).parent}:/usr/bin:/bin\n"
     )
     words = ["ip", "netns", "exec", namespace, "unshare", "--mount", "sh", "-c", _SERVE, "sh"]
     with subprocess.Popen([*words, passwd, sshd, configuration], stderr=subprocess.PIPE) as board:
