@@ -6,8 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from toolchain.architecture import ARCHITECTURES
+
 OWN_TAGS = ("kind", "project", "quarantine")
 """Tags that ``./inv lab`` sets itself."""
+
+ARCHITECTURE = "architecture"
+"""The tag that selects another export than that for ``image.architecture``."""
 
 MANUAL = "manual"
 """The value of ``power`` for a board that a person switches."""
@@ -88,6 +93,8 @@ def parse(text: str) -> BoardRow:
             raise ValueError(f"expected a tag other than {', '.join((*OWN_TAGS, 'name'))}")
         elif not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
             raise ValueError(f"expected TAG=VALUE in lower case, such as model=pi3, in place of {word!r}")
+        elif key == ARCHITECTURE and value not in ARCHITECTURES:
+            raise ValueError(f"expected {ARCHITECTURE}={' or '.join(ARCHITECTURES)}, found {value}")
         else:
             tags[key] = value
     if address == "qemu" and (power or serial or card or "power" in tags):

@@ -26,7 +26,7 @@ from device.lab.acquire import acquired
 from device.lab.coordinator import Place
 from device.lab.manual import ask_to_switch
 from device.lab.merge import Outcome
-from device.lab.services import PROJECT, Lab
+from device.lab.services import PROJECT, Lab, target_of
 from device.labgrid_environment import RemoteBoard
 from device.suite_result import Paths, SuiteResult
 from toolchain import files, lab_boards, process, progress
@@ -346,7 +346,7 @@ def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
         ask_to_switch(place.name)
     board = RemoteBoard(name=place.name, coordinator=lab.coordinator.address, resources=place.resources)
     return suite.test_on_pi(
-        lab.config,
+        target_of(lab.config, place.tags),
         qemu=_virtual(place),
         place=None if _virtual(place) else board,
         keyword=how.keyword,

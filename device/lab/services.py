@@ -19,7 +19,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -139,14 +139,21 @@ class LabState:
         return lines
 
 
+def target_of(config: Config, tags: Mapping[str, str]) -> Config:
+    """The configuration for a board: with the architecture in its tag ``architecture``, if it has one."""
+    architecture = tags.get(lab_boards.ARCHITECTURE, config.image.architecture)
+    return replace(config, image=replace(config.image, architecture=architecture))
+
+
 def resources(config: Config, rows: Sequence[BoardRow]) -> dict[str, dict[str, dict[str, object]]]:
     """The exporter's configuration: one group per board."""
     groups: dict[str, dict[str, dict[str, object]]] = {}
     for row in rows:
         if row.virtual:
+            target = target_of(config, row.tags)
             tree: dict[str, object] = {
-                "folder": str(Layout.of(config).tree),
-                "architecture": config.image.architecture,
+                "folder": str(Layout.of(target).tree),
+                "architecture": target.image.architecture,
             }
             groups[row.name] = {"ExportedTree": tree}
             continue

@@ -62,6 +62,7 @@ def test_board_row_has_console_and_card() -> None:
         ("pi3=h name=other", "expected a tag other than"),
         ("pi3=h power=shelly_gen2", "expected power=MODEL/INDEX/HOST"),
         ("pi3=h power=../0/h", "expected power=MODEL/INDEX/HOST"),
+        ("one=qemu architecture=mips", "expected architecture=armhf or arm64"),
         ("pi3=h power=shelly_gen2/A/h", "expected the number of a port"),
         ("pi3=h power=uhubctl/2/hub", "expected the hub's location"),
         ("pi3=h serial=ttyUSB0", "expected serial=/dev/NAME or serial=HOST:PORT"),
@@ -122,6 +123,17 @@ def test_the_exporter_offers_the_devices_of_a_board(words: str, resource: dict[s
     assert offered == resource
     for name in offered:
         assert name in exports or name == "NetworkSerialPort", "labgrid's exporter knows the class"
+
+
+def test_a_board_can_have_another_architecture(tmp_path: Path) -> None:
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    row = lab_boards.parse("one=qemu architecture=arm64")
+    assert services.resources(config, [row])["one"]["ExportedTree"] == {
+        "folder": str(tmp_path / "trixie-arm64" / "nfsroot" / "tree"),
+        "architecture": "arm64",
+    }
+    assert services.target_of(config, row.tags).image.architecture == "arm64"
+    assert services.target_of(config, {}) == config
 
 
 def test_the_default_coordinator_is_on_the_loopback_address() -> None:
