@@ -169,8 +169,12 @@ def resources(config: Config, rows: Sequence[BoardRow]) -> dict[str, dict[str, d
             groups[row.name]["RawSerialPort"] = {"port": row.serial, "speed": _BAUD}
         elif row.serial:
             server, _, number = row.serial.rpartition(":")
-            port = {"host": server.strip("[]"), "port": int(number), "speed": _BAUD, "protocol": "raw"}
-            groups[row.name]["NetworkSerialPort"] = port
+            groups[row.name]["NetworkSerialPort"] = {
+                "host": server.strip("[]"),
+                "port": int(number),
+                "speed": _BAUD,
+                "protocol": "raw",
+            }
         if row.card:
             groups[row.name][_CARDS[row.card.model]] = {"match": {"ID_SERIAL_SHORT": row.card.serial}}
     return groups

@@ -351,12 +351,12 @@ def power_switch(status: int = 200, switch: Callable[[bool], None] | None = None
     ``switch`` is called with the new state at each request.
     """
     requests: list[str] = []
-    switch = switch or (lambda _: None)
+    turn: Callable[[bool], object] = switch or (lambda _on: None)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             requests.append(self.path)
-            switch(self.path.endswith("/1"))
+            turn(self.path.endswith("/1"))
             self.send_response(status)
             self.end_headers()
 

@@ -135,15 +135,16 @@ def test_a_suite_is_split_between_boards(exported_config: Config, tmp_path: Path
             )
             with pytest.raises(DeviceTestsFailed) as caught:
                 run.on_shards(config, "bits=32", replace(how, suite=suite))
-            assert "without a result: test_a.py" in caught.value.found
-            assert "without a result: test_b.py::test_later" in caught.value.found
+            assert "run on another board: test_a.py" in caught.value.found
+            assert "run on another board: test_b.py::test_later" in caught.value.found
             assert cases() == [
                 "dead.boot",
-                "dead.test_a.py",
                 "pi1.test_b.test_dies",
-                "pi1.test_b.test_later",
+                "pi2.test_a.test_a",
+                "pi2.test_b.test_later",
                 "pi2.test_c.test_c",
             ]
             boards = json.loads((folder / "evidence.json").read_text())["boards"]
-            assert [board.get("not_run") for board in boards] == [["test_a.py"], ["test_b.py::test_later"], []]
+            assert [board["moved"] for board in boards] == [["test_a.py"], ["test_b.py::test_later"], [], []]
+            assert not any(board["not_run"] for board in boards)
             assert not any(place.holder for place in services.Lab(config).coordinator.places().values())
