@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import ipaddress
 import json
 import os
 import signal
@@ -207,7 +208,7 @@ def up(config: Config) -> LabState:
         files.write_text_atomically(lab.exporter_file, header + text)
         if lab.rows and (changed or not running):
             words = ["labgrid-exporter", "-c", lab.coordinator.address, "-n", lab.exporter_name]
-            words += ["--hostname", _own_address(lab.coordinator.address)]
+            words += ["--hostname", _own_address(lab)]
             _start(lab, "exporter", [*words, str(lab.exporter_file)])
             started.append("exporter")
         wanted = {f"{lab.exporter_name}/{row.name}" for row in lab.rows}
@@ -336,13 +337,18 @@ def _is_here(address: str) -> bool:
     return False
 
 
-def _own_address(coordinator: str) -> str:
-    """This PC's address as seen from the coordinator, because other PCs may be unable to resolve its name."""
-    host, _, port = coordinator.rpartition(":")
+def _own_address(lab: Lab) -> str:
+    """This PC's address as seen from the coordinator, because other PCs may be unable to resolve its name.
+
+    If the coordinator is reached through a tunnel, the address is unknown, and the host name is returned.
+    """
+    host, _, port = lab.coordinator.address.rpartition(":")
     family, _, _, _, destination = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(destination)  # only selects the route; nothing is sent
-        return str(probe.getsockname()[0])
+        address = str(probe.getsockname()[0])
+    tunnel = ipaddress.ip_address(address).is_loopback and not _session(lab, "coordinator")
+    return socket.gethostname() if tunnel else address
 
 
 def _start(lab: Lab, name: str, words: Sequence[str]) -> None:

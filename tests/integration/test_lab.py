@@ -93,6 +93,12 @@ def test_up_starts_only_what_is_missing(config: Config) -> None:
     }
 
 
+def test_the_exporter_publishes_an_address_that_clients_reach(config: Config) -> None:
+    (pid,) = programs(config, "exporter")
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    assert words[words.index("--hostname") + 1] == "127.0.0.1", "the coordinator is on the loopback address"
+
+
 def test_down_leaves_nothing_behind(tmp_path: Path) -> None:
     with running(replace(exported_in(tmp_path), lab=LabConfig(boards=BOARDS))) as config:
         sessions = set(services.status(config).running.values())
@@ -572,12 +578,23 @@ from device.lab import run
 from toolchain.config import load_config
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
-run.on_all(load_config(json.loads(sys.argv[1])), run.How())
+getattr(run, sys.argv[2])(load_config(json.loads(sys.argv[1])), *sys.argv[3:], run.How())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_releases_all_boards(config: Config, coordinator: Coordinator, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        (["on_all"], signal.SIGKILL),
+        (["on_all"], signal.SIGINT),
+        (["on_all"], signal.SIGTERM),
+        (["on_shards", ""], signal.SIGKILL),
+        (["on_shards", ""], signal.SIGINT),
+    ],
+)
+def test_a_stopped_run_releases_all_boards(
+    config: Config, coordinator: Coordinator, words: list[str], number: signal.Signals
+) -> None:
     """The boards do not respond, so the run waits for the login."""
     settings = {
         "nfs": {"folder": str(config.nfsroot)},
@@ -588,7 +605,7 @@ def test_a_stopped_run_releases_all_boards(config: Config, coordinator: Coordina
     files.remove(folder)
     folder.mkdir(parents=True)
     (folder / "index.html").write_text("an earlier run")
-    with subprocess.Popen([sys.executable, "-c", ALL, json.dumps(settings)], cwd=ROOT) as task:
+    with subprocess.Popen([sys.executable, "-c", ALL, json.dumps(settings), *words], cwd=ROOT) as task:
         try:
             eventually(lambda: all(place.holder for place in coordinator.places().values()))
             eventually(lambda: all((folder / name / "record.jsonl").is_file() for name in ("pi3", "pi4")))
