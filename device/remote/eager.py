@@ -8,7 +8,6 @@ import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -105,7 +104,7 @@ def _in_container(config: Config, target: Target, description: bytes) -> Mapping
         contextlib.closing(connect()) as client,
     ):
         (scratch / "request").write_bytes(f"torch {len(description)}\n".encode() + description)
-        limits = f"/tmp/lock {remote.queue_limit_s:g} {remote.session_limit_s:g}"
+        limits = f"/run/pitorch.lock {remote.queue_limit_s:g} {remote.session_limit_s:g}"
         run_in(
             client,
             reference,

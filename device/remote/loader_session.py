@@ -306,8 +306,9 @@ def session(
     """A session with the board at ``address``. ``libraries`` are folders with libraries that the kernel needs.
 
     Phones need a static ``loader``. With ``python``, ``loader`` is a script, which this PC's Python runs with these
-    environment variables if the board is this PC. Raises InUse, BoardSilent, and the other errors that ``LoaderSession`` and
-    ``phone.connected`` raise.
+    environment variables if the board is this PC.
+
+    Raises InUse, BoardSilent, and the other errors that ``LoaderSession`` and ``phone.connected`` raise.
     """
     program = loader or build_loader(config, target)
     limits = [f"{config.remote.queue_limit_s:g}", f"{config.remote.session_limit_s:g}"]

@@ -1,9 +1,9 @@
 """Describe an exported model for ``loader/torch_session.py``, which runs it in another version of PyTorch.
 
 A file of ``torch.export`` can be loaded only by a similar version of PyTorch, and boards have an older one than this
-PC. The description is a JSON object with the list of the calls to ATen operators, a newline, and the tensors' bytes. It is written
-before the operators are decomposed, when a call is a whole layer, as in eager mode. Only the functions import
-``torch``.
+PC. The description is a JSON object with the list of the calls to ATen operators, a newline, and the tensors' bytes. It
+is written before the operators are decomposed, when a call is a whole layer, as in eager mode. Only the functions
+import ``torch``.
 
 The JSON object contains ``inputs`` (names), ``tensors`` (the constants by name), ``calls`` (name, operator, arguments,
 options, rank of the result), ``outputs``, the records of the ``examples`` and ``expected`` tensors, the ``tolerance``,

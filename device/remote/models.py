@@ -113,7 +113,11 @@ class ModelProfile:
             cells("median", text(self.median_s), lambda item: text(statistics.median(item.seconds))),
             cells("p90", text(self.p90_s), lambda item: text(item.p90_s or 0.0)),
             cells("peak memory", self.peak_memory, lambda item: self._memory(item.peak_memory_bytes)),
-            cells("difference", f"at most {self.tolerance[1]:g}", lambda item: f"{item.difference:.3g} of {item.largest:.3g}"),
+            cells(
+                "difference",
+                f"at most {self.tolerance[1]:g}",
+                lambda item: f"{item.difference:.3g} of {item.largest:.3g}",
+            ),
             cells("threads", "1", lambda item: str(item.threads)),
             cells("version", "", lambda item: item.torch),
         ]
@@ -140,8 +144,8 @@ class ModelProfile:
         table = _table("TVM and eager PyTorch on the same board")
         for name in head:
             table.add_column(name, overflow="fold")
-        for row in rows:
-            table.add_row(*row)
+        for cells in rows:
+            table.add_row(*cells)
         console.print(table)
         for line in self.not_run:
             console.print(line, markup=False)
@@ -214,26 +218,11 @@ def profile(
             fix="delete it, or choose another folder",
         )
     with files.scratch_folder(config.build_root / "remote", "run") as scratch:
-        library = scratch / "libmodel.so"
         environment = environments.ready_for_models(config)
         by_rpc = address.kind not in LOADER_KINDS
-        linker = process.require_program(wanted.linker(config.remote.linker), f"to link models for {wanted.title}")
-        request = {
-            "model": reference,
-            "folder": str(folder),
-            "target": dict(wanted.tvm),
-            "linker": str(linker),
-            "library": str(library),
-            "address": address.as_json() if by_rpc else None,
-            **vars(timing),
-            "queue_limit_s": config.remote.queue_limit_s,
-            "session_limit_s": config.remote.session_limit_s,
-        }
-        facts: dict[str, Any] = {}
-        profiling.run_worker(
-            config, wanted, address if by_rpc else None, "device.remote.model_worker", request, facts,
-            environment=environment, scratch=scratch, name=reference,
-        )  # fmt: skip
+        facts, library = _compiled(
+            config, wanted, address if by_rpc else None, reference, folder, timing, environment, scratch
+        )
         parameters = library.with_name("model.params").read_bytes()
         inputs, expected = (_arrays(library.with_name(f"{name}.npz")) for name in ("inputs", "expected"))
         if not by_rpc:
@@ -272,6 +261,49 @@ def profile(
         work_area_bytes=facts["work_area_bytes"],
         note=note,
     )
+
+
+def compile_for(config: Config, model: str, target: Target, folder: Path) -> None:
+    """Compile MODULE:FUNCTION for a target, and write the library, parameters and description to a new folder.
+
+    Raises UserError, and the errors of installing TVM.
+    """
+    folder.mkdir()
+    once = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
+    environment = environments.ready_for_models(config)
+    _compiled(config, target, None, model, folder, once, environment, folder)
+
+
+def _compiled(
+    config: Config,
+    target: Target,
+    address: Address | None,
+    reference: str,
+    folder: Path,
+    timing: Timing,
+    environment: environments.TvmEnvironment,
+    scratch: Path,
+) -> tuple[dict[str, Any], Path]:
+    """Compile the model in ``scratch`` and, with an address, run it over TVM's RPC. Returns facts and the library."""
+    library = scratch / "libmodel.so"
+    linker = process.require_program(target.linker(config.remote.linker), f"to link models for {target.title}")
+    request = {
+        "model": reference,
+        "folder": str(folder),
+        "target": dict(target.tvm),
+        "linker": str(linker),
+        "library": str(library),
+        "address": address.as_json() if address is not None else None,
+        **vars(timing),
+        "queue_limit_s": config.remote.queue_limit_s,
+        "session_limit_s": config.remote.session_limit_s,
+    }
+    facts: dict[str, Any] = {}
+    profiling.run_worker(
+        config, target, address, "device.remote.model_worker", request, facts,
+        environment=environment, scratch=scratch, name=reference,
+    )  # fmt: skip
+    return facts, library
 
 
 def _write(folder: Path, library: Path, inputs: list[Any], expected: list[Any]) -> None:

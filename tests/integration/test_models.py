@@ -59,7 +59,7 @@ def test_model_agrees_with_pytorch(model: str, elements: int) -> None:
 
 @pytest.mark.parametrize("network", ["small_mobilenet_v2", "small_resnet18"])
 def test_network_agrees_with_pytorch(network: str) -> None:
-    done = run(f"remote_networks:{network}")
+    done = run(f"benchmarks.models.networks:{network}")
     assert done.checked == 1000
     assert done.peak_memory_bytes > done.parameter_bytes > 10 << 20
 
@@ -67,13 +67,13 @@ def test_network_agrees_with_pytorch(network: str) -> None:
 @pytest.mark.expensive
 @pytest.mark.parametrize("network", ["mobilenet_v2", "resnet18"])
 def test_network_of_full_size_agrees_with_pytorch(network: str) -> None:
-    assert run(f"remote_networks:{network}").checked == 1000
+    assert run(f"benchmarks.models.networks:{network}").checked == 1000
 
 
 @pytest.mark.emulation
 def test_armv7_network_sends_its_parameters_once() -> None:
     needs_armv7()
-    first, second = (run("remote_networks:small_mobilenet_v2", "armv7") for _ in range(2))
+    first, second = (run("benchmarks.models.networks:small_mobilenet_v2", "armv7") for _ in range(2))
     assert first.checked == second.checked == 1000
     assert first.parameters == "sent, and kept on the board"
     assert second.parameters == "kept on the board"

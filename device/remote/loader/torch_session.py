@@ -43,8 +43,8 @@ class NotRun(Exception):
 # ------------------------------------------------------------------------------------------- the model
 
 
-def tensors_of(torch: Any, description: Mapping[str, Any], content: bytearray) -> Callable[[Mapping[str, Any]], Any]:
-    """A function that copies a tensor of the description out of the request."""
+def tensors_of(torch: Any, content: bytearray) -> Callable[[Mapping[str, Any]], Any]:
+    """A function that returns a copy of the tensor that a record describes."""
 
     def tensor(record: Mapping[str, Any]) -> Any:
         dtype, shape = getattr(torch, record["dtype"]), record["shape"]
@@ -130,7 +130,9 @@ class _Builder:
         if made is None and target == "getitem":
             whole, index = arguments
             found = self._value(whole)
-            made = found[index] if isinstance(found, list) else self.graph.call_function(operator.getitem, (found, index))
+            made = (
+                found[index] if isinstance(found, list) else self.graph.call_function(operator.getitem, (found, index))
+            )
         return made if made is not None else self._call(self._operator(target), arguments, options)
 
     def _operator(self, target: str) -> Any:
@@ -192,9 +194,9 @@ class _Builder:
         module = self.torch.nn.LSTM(
             values[0].shape[1], hidden, layers, batch_first=batch_first, bidirectional=both_ways
         )
-        if len(values) != len(module._flat_weights_names):  # noqa: SLF001 - the order of the operator's weights
+        if len(values) != len(module._flat_weights_names):
             return None
-        made = self._module(name, module, dict(zip(module._flat_weights_names, values)), x, state)  # noqa: SLF001, B905
+        made = self._module(name, module, dict(zip(module._flat_weights_names, values)), x, state)  # noqa: B905
         first, states = (self.graph.call_function(operator.getitem, (made, index)) for index in (0, 1))
         return [first, *(self.graph.call_function(operator.getitem, (states, index)) for index in (0, 1))]
 
@@ -268,7 +270,7 @@ def quantized(torch: Any, module: Any, inputs: Sequence[Any]) -> Any:
 
 def prepared(torch: Any, precision: str, description: Mapping[str, Any], content: bytearray) -> tuple[Any, list[Any]]:
     """The model in a precision, and its example inputs. Raises NotRun."""
-    tensor = tensors_of(torch, description, content)
+    tensor = tensors_of(torch, content)
     module = module_of(torch, description, tensor)
     inputs = [tensor(record) for record in description["examples"]]
     return (module if precision == "float32" else quantized(torch, module, inputs)), inputs
@@ -280,17 +282,12 @@ def measured(precision: str, description: Mapping[str, Any], content: bytearray)
 
     with torch.no_grad():
         module, inputs = prepared(torch, precision, description, content)
-        tensor = tensors_of(torch, description, content)
+        tensor = tensors_of(torch, content)
         expected = [tensor(record) for record in description["expected"]]
         found = module(*inputs)
-        difference = _difference(torch, found, expected)
-        relative, absolute = description["tolerance"]
-        close = all(
-            torch.allclose(one.double(), other.double(), relative, absolute, equal_nan=True)
-            for one, other in zip(found, expected)  # noqa: B905 - Python 3.9
-        )
-        if precision == "float32" and not close:
-            raise NotRun(f"wrong result: its outputs differ by up to {difference:g} from PyTorch's on the PC")
+        difference = difference_of(torch, found, expected)
+        if precision == "float32":
+            require_close(torch, found, expected, description["tolerance"])
         for _ in range(description["warm_up"]):
             module(*inputs)
         seconds = []
@@ -308,7 +305,15 @@ def measured(precision: str, description: Mapping[str, Any], content: bytearray)
     }
 
 
-def _difference(torch: Any, found: Sequence[Any], expected: Sequence[Any]) -> float:
+def require_close(torch: Any, found: Sequence[Any], expected: Sequence[Any], tolerance: Sequence[float]) -> None:
+    """Raise NotRun if the outputs differ from those of the PC by more than the relative and absolute tolerance."""
+    difference = difference_of(torch, found, expected)
+    pairs = zip(found, expected)  # noqa: B905 - Python 3.9
+    if not all(torch.allclose(one.double(), other.double(), *tolerance, equal_nan=True) for one, other in pairs):
+        raise NotRun(f"wrong result: its outputs differ by up to {difference:g} from PyTorch's on the PC")
+
+
+def difference_of(torch: Any, found: Sequence[Any], expected: Sequence[Any]) -> float:
     """The largest absolute difference. Raises NotRun for outputs of another shape, and for a NaN in one place only."""
     largest = 0.0
     for one, other in zip(found, expected):  # noqa: B905 - Python 3.9
@@ -343,7 +348,7 @@ def forked(action: Callable[[], Mapping[str, Any]], deadline: float, limit_s: fl
             result = dict(action())
         except NotRun as fault:
             result = {"reason": str(fault)}
-        except Exception as fault:  # noqa: BLE001 - whatever torch raises is the reason
+        except Exception as fault:
             lines = str(fault).strip().splitlines()
             result = {"reason": f"{type(fault).__name__}: {lines[0] if lines else ''}"}
         _write(writing, json.dumps(result).encode())
@@ -379,11 +384,13 @@ def answer(request: bytes, deadline: float, limit_s: float) -> dict[str, Any]:
     """The results for all precisions."""
     try:
         import torch  # before the processes fork, because it takes most of the time
-    except Exception as fault:  # noqa: BLE001 - a broken installation raises many types
+    except Exception as fault:
         version = platform.python_version()
         where = f"{sys.executable} ({version})"
-        reason = f"{where} has no torch" if isinstance(fault, ModuleNotFoundError) else f"{where}: import torch: {fault}"
-        return dict.fromkeys(PRECISIONS, {"reason": reason})
+        reason = (
+            f"{where} has no torch" if isinstance(fault, ModuleNotFoundError) else f"{where}: import torch: {fault}"
+        )
+        return {precision: {"reason": reason} for precision in PRECISIONS}
     del torch
     text, _, rest = request.partition(b"\n")
     description, content = json.loads(text), bytearray(rest)
