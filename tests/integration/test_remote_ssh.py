@@ -6,7 +6,6 @@ The board is this machine's system with an SSH server, in a network namespace.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -20,7 +19,7 @@ import pytest
 from lab_parts import eventually
 from ssh_board import ssh_board, sshd_in
 from test_device_environment import exported_in
-from test_models import SUPPORT
+from test_models import SUPPORT, description
 from test_netboot import bridged, ip
 
 from device.remote import eager, environment, models, profiling, targets
@@ -139,29 +138,10 @@ def test_lost_connection_leaves_no_kernel_and_no_file(board: Running) -> None:
 
 def test_lost_connection_leaves_no_torch_and_no_file(board: Running) -> None:
     seen: list[Path] = []
-    runs = 10**9
     with ThreadPoolExecutor(1) as pool:
         address, target = parse(DEVICE), targets.load("local")
-        graph = endless_graph(runs)
-        found = pool.submit(eager.measure, board.config, target, address, graph, {})
+        found = pool.submit(eager.measure, board.config, target, address, description(runs=10**9), {})
         board.lose("/loader", seen)
         assert all("lost" in item.reason or "cannot be reached" in item.reason for item in found.result())
     eventually(lambda: not board.programs("/loader"))
     eventually(lambda: not seen[0].parent.exists())
-
-
-def endless_graph(runs: int) -> bytes:
-    """Return the description of a model that returns its input, and runs forever."""
-    record = {"dtype": "float32", "shape": [1], "offset": 0}
-    description = {
-        "inputs": ["x"],
-        "tensors": {},
-        "calls": [["y", "aten.relu.default", [{"node": "x"}], {}, 1]],
-        "outputs": [{"node": "y"}],
-        "examples": [record],
-        "expected": [record],
-        "tolerance": [0, 0],
-        "runs": runs,
-        "warm_up": 0,
-    }
-    return json.dumps(description).encode() + b"\n" + bytes(4)
