@@ -5,10 +5,11 @@ PC. The description is a JSON object with the list of the calls to ATen operator
 is written before the operators are decomposed, when a call is a whole layer, as in eager mode. Only the functions
 import ``torch``.
 
-The JSON object contains ``inputs`` (names), ``tensors`` (the constants by name), ``calls`` (name, operator, arguments,
-options, rank of the result), ``outputs``, the records of the ``examples`` and ``expected`` tensors, the ``tolerance``,
-and how many ``runs`` are timed after how many for ``warm_up``. A record consists of the type, the shape, and the offset
-in the bytes. In arguments, {"node": NAME} is a tensor.
+The JSON object contains ``inputs`` (names), ``tensors`` (the constants by name), ``calls``, ``outputs``, the records of
+the ``examples`` and ``expected`` tensors, the ``tolerance``, and how many ``runs`` are timed after how many for
+``warm_up``. A call consists of a name, the operator, arguments, options, and the rank of the result, which is null if
+the result is not a floating-point tensor. A record consists of the type, the shape, and the offset in the bytes. In
+arguments, {"node": NAME} is a tensor.
 """
 
 from __future__ import annotations
@@ -67,8 +68,7 @@ def describe(
             if name.count(".") != 2 and name != "getitem":
                 raise Fault("model", f"{name} is not an ATen operator")
             options = {key: _encoded(item) for key, item in node.kwargs.items()}
-            rank = len(getattr(node.meta.get("val"), "shape", ()))
-            calls.append([node.name, name, [_encoded(item) for item in node.args], options, rank])
+            calls.append([node.name, name, [_encoded(item) for item in node.args], options, _rank(node)])
         else:
             raise Fault("model", f"{node.name} is a {node.op}: expected calls to operators")
     description = {
@@ -83,6 +83,15 @@ def describe(
         "warm_up": warm_up,
     }
     return json.dumps(description).encode() + b"\n" + tensors.content
+
+
+def _rank(node: Any) -> int | None:
+    """The rank of a call's first result; None if it is not a floating-point tensor."""
+    import torch
+
+    leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    first = leaves[0] if leaves else None
+    return len(first.shape) if isinstance(first, torch.Tensor) and first.is_floating_point() else None
 
 
 def _array(value: Any, name: str) -> Any:

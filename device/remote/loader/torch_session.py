@@ -33,7 +33,6 @@ from typing import Any
 ENGINE = "qnnpack"
 """The library for int8 that torch contains on every ARM CPU."""
 PRECISIONS = ("float32", "int8")
-_QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 
 
 class NotRun(Exception):
@@ -116,24 +115,23 @@ class _Builder:
         self.root.add_module(f"{name}_layer", module.eval())
         return self.graph.call_module(f"{name}_layer", tuple(self._value(item) for item in arguments))
 
-    def _layer(self, name: str, target: str, arguments: list[Any], options: dict[str, Any], rank: int) -> Any:
+    def _layer(self, name: str, target: str, arguments: list[Any], options: dict[str, Any], rank: int | None) -> Any:
+        if target == "getitem":
+            found, index = self._value(arguments[0]), arguments[1]
+            return found[index] if isinstance(found, list) else self._item(found, index)
         made = None
-        if not options:
-            method = getattr(self, f"_{target.split('.')[1]}" if target.startswith("aten.") else "", None)
-            made = method(name, arguments, rank) if method is not None else None
-        if made is None and target in _METHODS and not options:
-            first, *rest = (self._value(item) for item in arguments)
-            made = self.graph.call_method(_METHODS[target], (first, *rest))
-        if made is None and target in _FUNCTIONS and not options:
-            path, extra = _FUNCTIONS[target]
-            made = self._call(operator.attrgetter(path)(self.torch), arguments, extra)
-        if made is None and target == "getitem":
-            whole, index = arguments
-            found = self._value(whole)
-            made = (
-                found[index] if isinstance(found, list) else self.graph.call_function(operator.getitem, (found, index))
-            )
+        if rank is not None and not options:  # torch does not quantise integers, nor calls with other options
+            if target in _LAYERS:
+                made = getattr(self, _LAYERS[target])(name, arguments, rank)
+            elif target in _METHODS:
+                made = self.graph.call_method(_METHODS[target], tuple(self._value(item) for item in arguments))
+            elif target in _FUNCTIONS:
+                path, extra = _FUNCTIONS[target]
+                made = self._call(operator.attrgetter(path)(self.torch), arguments, extra)
         return made if made is not None else self._call(self._operator(target), arguments, options)
+
+    def _item(self, whole: Any, index: int) -> Any:
+        return self.graph.call_function(operator.getitem, (whole, index))
 
     def _operator(self, target: str) -> Any:
         space, packet, overload = target.split(".")
@@ -197,8 +195,8 @@ class _Builder:
         if len(values) != len(module._flat_weights_names):
             return None
         made = self._module(name, module, dict(zip(module._flat_weights_names, values)), x, state)  # noqa: B905
-        first, states = (self.graph.call_function(operator.getitem, (made, index)) for index in (0, 1))
-        return [first, *(self.graph.call_function(operator.getitem, (states, index)) for index in (0, 1))]
+        states = self._item(made, 1)
+        return [self._item(made, 0), self._item(states, 0), self._item(states, 1)]
 
     def _dropout(self, _name: str, arguments: list[Any], _rank: int) -> Any:
         return None if arguments[2] else self._value(arguments[0])
@@ -217,6 +215,18 @@ def _filled(arguments: list[Any], defaults: Sequence[Any], required: int) -> lis
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
+
+_LAYERS = {
+    "aten.conv1d.default": "_conv1d",
+    "aten.conv2d.default": "_conv2d",
+    "aten.linear.default": "_linear",
+    "aten.batch_norm.default": "_batch_norm",
+    "aten.lstm.input": "_lstm",
+    "aten.dropout.default": "_dropout",
+    "aten.add.Tensor": "_add",
+    "aten.mul.Tensor": "_mul",
+}
+"""Methods that make layers. If a method returns None, the operator is called."""
 
 _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "aten.relu.default": ("nn.functional.relu", {}),
@@ -252,6 +262,9 @@ def quantized(torch: Any, module: Any, inputs: Sequence[Any]) -> Any:
     """
     if ENGINE not in torch.backends.quantized.supported_engines:
         raise NotRun(f"torch {torch.__version__} on the board was built without {ENGINE}")
+    layers = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Linear, torch.nn.LSTM)
+    if not any(isinstance(item, layers) for item in module.modules()):
+        raise NotRun("the model has no layer that torch can quantise")
     from torch.ao.quantization import default_dynamic_qconfig, get_default_qconfig_mapping
     from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
@@ -259,10 +272,7 @@ def quantized(torch: Any, module: Any, inputs: Sequence[Any]) -> Any:
     choices = get_default_qconfig_mapping(ENGINE).set_object_type(torch.nn.LSTM, default_dynamic_qconfig)
     prepared = prepare_fx(module, choices, tuple(inputs))
     prepared(*inputs)
-    made = convert_fx(prepared)
-    if not any(type(item).__module__.startswith(_QUANTIZED) for item in made.modules()):
-        raise NotRun("the model has no layer that torch can quantise")
-    return made
+    return convert_fx(prepared)
 
 
 # ------------------------------------------------------------------------------------- the measurement
