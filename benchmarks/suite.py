@@ -15,6 +15,7 @@ from benchmarks import build, device, export, extension, kernels, torch_wheel
 from benchmarks.cpu import compare
 from benchmarks.machine import describe
 from benchmarks.measure import Report, Result
+from benchmarks.models import compare as models
 from benchmarks.workspace import Workspace
 from engine.start import ensure_running
 from toolchain import process, progress
@@ -36,6 +37,7 @@ BENCHMARKS: Mapping[str, Callable[[Workspace], Result]] = {
     "kernels": kernels.measure,
     "torch": torch_wheel.measure,
     "cpu": compare.measure,
+    "models": models.measure,
     "lab": _measure_lab,
 }
 """The benchmarks in the order in which they run. The first builds the image that the others use."""

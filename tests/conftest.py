@@ -55,7 +55,7 @@ _FIRST = (
     *("test_libqpu_native.py", "test_qpu_ops_native.py", "test_cuda_ops.py"),
     *("test_torch_wheel.py", "test_rootfs.py", "test_torch_prepare.py", "test_wheels.py"),
     *("test_pitorch_tvm.py", "test_qpulib_recipe.py", "test_torch_compile.py", "test_tvm_ffi.py"),
-    *("test_companions.py", "test_ml_packages.py", "test_audit_wheel.py"),
+    *("test_companions.py", "test_ml_packages.py", "test_audit_wheel.py", "test_models_in_images.py"),
 )
 _SHARED = frozenset({"built", "exported_config", "workbench"})
 

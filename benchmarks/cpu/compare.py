@@ -14,10 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cpu import counts, model
+from benchmarks.cpu import counts, emulation, model
 from benchmarks.measure import Figure, Goal, Result
 from benchmarks.workspace import Workspace
-from engine.containers import run_in
 from flow import cpu_tools, pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
@@ -36,8 +35,6 @@ RULE = (
 )
 IMPORT = "import torch"
 _SCRIPT = Path(__file__).resolve().parent / "workloads.py"
-_INSIDE = "/mnt"
-_LIMIT_S = 3600.0
 _WIDTH = 118
 _SHOWN_BLOCKS = 3
 
@@ -86,7 +83,7 @@ def measure(workspace: Workspace) -> Result:
     with build_lock(config.target_root), Context(config) as context:
         pipeline = pipelines.cpu_job(context)
         made = {item.step: item for item in pipeline.execute(pipeline.plan())}
-        sites = [(f"torch {made['torch'].facts['version']}", _site(context, made))]
+        sites = [(f"torch {made['torch'].facts['version']}", site_of(context, made))]
         with files.scratch_folder(workspace.folder, "cpu") as scratch:
             if against:
                 sites.append((against.name, _unpacked(context, against, scratch)))
@@ -105,7 +102,8 @@ def measure(workspace: Workspace) -> Result:
     return result(rows[0], rows[1] if len(rows) > 1 else None, [name for name, _ in sites])
 
 
-def _site(context: Context, made: Mapping[str, Manifest]) -> Path:
+def site_of(context: Context, made: Mapping[str, Manifest]) -> Path:
+    """The folder with torch. Raises ArtefactMissing."""
     if not made["torch"].facts["wheel"]:
         raise ArtefactMissing(
             "there is no torch wheel to run",
@@ -113,11 +111,7 @@ def _site(context: Context, made: Mapping[str, Manifest]) -> Path:
             found="none",
             fix="run ./inv build-torch",
         )
-    return _packages(context.torch_site, context)
-
-
-def _packages(root: Path, context: Context) -> Path:
-    return root / f"usr/local/lib/python{context.suite.python}/dist-packages"
+    return emulation.packages(context.torch_site, context)
 
 
 def _unpacked(context: Context, wheel: Path, scratch: Path) -> Path:
@@ -128,7 +122,7 @@ def _unpacked(context: Context, wheel: Path, scratch: Path) -> Path:
         root.mkdir()
         wheels.unpack(wheel, root, context.suite)
         byte_code.compile_tree(root, context.tools, context.suite, epoch=context.epoch)
-    return _packages(root, context)
+    return emulation.packages(root, context)
 
 
 def _rows(
@@ -136,34 +130,16 @@ def _rows(
 ) -> list[Row]:
     """Run the workloads in a container of the target root, and model their cycles."""
     out.mkdir()
-    libraries = f"/usr/lib/{context.native.gnu}"
-    binds = {
-        # The emulator's loader and libraries, at paths that the target does not use.
-        tools / "usr/lib64": "/lib64",
-        tools / libraries[1:]: libraries,
-        tools / "usr/bin/qemu-arm": f"{_INSIDE}/qemu-arm",
-        plugin: f"{_INSIDE}/count.so",
-        _SCRIPT: f"{_INSIDE}/workloads.py",
-        site: f"{_INSIDE}/torch",
-    }
-    emulator = [f"{_INSIDE}/qemu-arm", "-plugin", f"{_INSIDE}/count.so,out=/out/counts"]
     with progress.step(f"count the instructions of {name}"):
-        run_in(
-            context.client,
-            context.config.image_reference("rootfs"),
-            [*emulator, "/usr/bin/python3", f"{_INSIDE}/workloads.py", "/out/rows.json"],
-            architecture=context.target,
-            binds=[*(f"{source}:{target}:ro" for source, target in binds.items()), f"{out}:/out:rw"],
-            environment={
-                "PYTHONPATH": f"{_INSIDE}/torch",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "PYTHONHASHSEED": "0",
-                "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1",
-                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-            },
-            limit_s=_LIMIT_S,
+        emulation.run(
+            context,
+            tools,
+            site,
+            [f"{emulation.INSIDE}/workloads.py", "/out/rows.json"],
+            binds={_SCRIPT: f"{emulation.INSIDE}/workloads.py"},
+            out=out,
             log=workspace.results / "logs" / "cpu.log",
+            plugin=plugin,
         )
     regions = counts.read(out / "counts")
     rows = []

@@ -1,4 +1,4 @@
-/* A QEMU TCG plugin that counts the executions of each translation block of a 32-bit ARM process.
+/* A QEMU TCG plugin that counts the executions of each translation block of an ARM process, 32-bit or 64-bit.
  *
  *     qemu-arm -plugin count.so,out=FILE PROGRAM
  *
@@ -15,7 +15,8 @@
  *
  * The last line is "end".
  *
- * RESIDENT_KIB is the resident memory in the program's own address range, without the emulator's.
+ * RESIDENT_KIB is the resident memory in the program's own address range, without the emulator's, and 0 for a 64-bit
+ * program, which has no such range.
  *
  * A block counts as a whole each time it starts. Counts are exact for a process with one thread.
  */
@@ -29,7 +30,6 @@
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define CLOSE 6
 #define MARK 0x43500000
 #define LAST_REGION 0xffff
 #define BUCKETS 65536
@@ -76,6 +76,8 @@ static pid_t owner;
 static uint64_t guest_base;
 static bool guest_base_known;
 static unsigned region;
+static bool wide;         /* a 64-bit program */
+static int64_t close_call; /* the number of the system call close */
 
 static void *allocate(size_t size) {
     void *made = calloc(1, size);
@@ -145,7 +147,7 @@ static uint64_t resident_kib(void) {
     char line[4096];
     bool of_guest = false;
     uint64_t total = 0;
-    while (maps && fgets(line, sizeof line, maps)) {
+    while (maps && !wide && fgets(line, sizeof line, maps)) {
         uint64_t start, end, size;
         if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &start, &end) == 2) {
             of_guest = start >= guest_base && end <= guest_base + (UINT64_C(1) << 32);
@@ -175,7 +177,7 @@ static void called(qemu_plugin_id_t id, unsigned cpu, int64_t number, uint64_t a
                    uint64_t a5, uint64_t a6, uint64_t a7, uint64_t a8) {
     (void)id, (void)cpu, (void)a2, (void)a3, (void)a4, (void)a5, (void)a6, (void)a7, (void)a8;
     uint32_t mark = (uint32_t)a1;
-    if (number != CLOSE || mark < MARK || mark > MARK + LAST_REGION || getpid() != owner) {
+    if (number != close_call || mark < MARK || mark > MARK + LAST_REGION || getpid() != owner) {
         return;
     }
     if (region) {
@@ -202,7 +204,9 @@ static void ended(qemu_plugin_id_t id, void *data) {
 }
 
 EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const void *info, int argc, char **argv) {
-    (void)info;
+    /* The first member of QEMU's qemu_info_t is the name of the emulated CPU. */
+    wide = !strcmp(*(const char *const *)info, "aarch64");
+    close_call = wide ? 57 : 6;
     if (argc != 1 || strncmp(argv[0], "out=", 4) != 0 || !(out = fopen(argv[0] + 4, "we"))) {
         fprintf(stderr, "count.so: expected out=FILE, a file that can be written\n");
         return -1;

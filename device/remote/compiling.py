@@ -51,7 +51,7 @@ class Kernel:
     def launch(self) -> Any:
         """The return value of the file's ``launch``, for OpenCL. Raises Fault ``kernel`` with the line of the error."""
         path = Path(str(self.source.__file__))
-        return _guarded(path, "cannot define its launch", lambda: self.source.launch(self.size))
+        return guarded(path, "cannot define its launch", lambda: self.source.launch(self.size))
 
 
 def load(path: Path, size: int, *, target: str = "") -> Kernel:
@@ -62,7 +62,7 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
 
     Raises Fault ``kernel`` with the line of the error.
     """
-    source = _guarded(path, "cannot be read", lambda: _import(path))
+    source = guarded(path, "cannot be read", lambda: _import(path))
     required = ("SIZE", "inputs", "reference")
     if missing := [name for name in required if not hasattr(source, name)]:
         raise Fault("kernel", f"{path} does not define {', '.join(missing)}")
@@ -70,10 +70,10 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
     if size < 1:
         raise Fault("kernel", f"a size of {size}: expected 1 or more")
     random = numpy.random.default_rng(SEED)
-    arrays = _guarded(
+    arrays = guarded(
         path, "cannot create its inputs", lambda: [_contiguous(item) for item in source.inputs(size, random)]
     )
-    expected = _guarded(path, "has a reference that fails", lambda: _contiguous(source.reference(*arrays)))
+    expected = guarded(path, "has a reference that fails", lambda: _contiguous(source.reference(*arrays)))
     tolerance = getattr(source, "TOLERANCE", TOLERANCE)
     relative, absolute = getattr(source, f"{target.upper()}_TOLERANCE", tolerance)
     count = getattr(source, "operations", lambda _: 0)
@@ -83,7 +83,7 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
         arrays=tuple(arrays),
         expected=expected,
         tolerance=(float(relative), float(absolute)),
-        operations=_guarded(path, "cannot count its operations", lambda: int(count(size))),
+        operations=guarded(path, "cannot count its operations", lambda: int(count(size))),
         source=source,
     )
 
@@ -102,17 +102,10 @@ def export(
     from tvm.support import cc
     from tvm.target import Target
 
-    if not hasattr(kernel.source, "module"):
-        raise Fault("kernel", f"{path} does not define module, so it is not a TVM kernel")
-    module = _guarded(path, "cannot create its module", lambda: kernel.source.module(kernel.size))
-    if not isinstance(module, tvm.IRModule):
-        raise Fault("kernel", f"{path}: expected module() to return a tvm.IRModule, found {type(module).__name__}")
-    names = [item.name_hint for item in module.get_global_vars()]
-    if len(names) != 1:
-        raise Fault("kernel", f"{path}: expected a module with one function, found {len(names)}: {', '.join(names)}")
-    function = module[names[0]]
-    entry = str(function.attrs["global_symbol"]) if function.attrs and "global_symbol" in function.attrs else names[0]
-    built = _guarded(path, "does not compile", lambda: tvm.compile(module, target=Target(dict(target))))
+    function = only_function(path, kernel, "module")
+    entry = str(function.attrs["global_symbol"])
+    module = tvm.IRModule({entry: function})
+    built = guarded(path, "does not compile", lambda: tvm.compile(module, target=Target(dict(target))))
     runtime = ["-O2", "-std=c++17", str(STANDALONE)] if standalone else []
     link = cc.cross_compiler(linker, add_files=runtime)
 
@@ -125,6 +118,26 @@ def export(
     except Exception as fault:
         raise Fault("linker", f"{linker}: {last_lines(str(fault))}") from fault
     return entry
+
+
+def only_function(path: Path, kernel: Kernel, name: str) -> Any:
+    """The function in the module that the file's ``module`` or ``opencl_module`` returns, with its global symbol.
+
+    Raises Fault ``kernel``.
+    """
+    import tvm
+
+    if not hasattr(kernel.source, name):
+        raise Fault("kernel", f"{path} does not define {name}, so it is not a TVM kernel")
+    module = guarded(path, "cannot create its module", lambda: getattr(kernel.source, name)(kernel.size))
+    if not isinstance(module, tvm.IRModule):
+        raise Fault("kernel", f"{path}: expected {name}() to return a tvm.IRModule, found {type(module).__name__}")
+    names = [item.name_hint for item in module.get_global_vars()]
+    if len(names) != 1:
+        raise Fault("kernel", f"{path}: expected a module with one function, found {len(names)}: {', '.join(names)}")
+    function = module[names[0]]
+    named = function.attrs and "global_symbol" in function.attrs
+    return function if named else function.with_attr("global_symbol", names[0])
 
 
 def _import(path: Path) -> ModuleType:
@@ -143,7 +156,7 @@ def _contiguous(array: Any) -> Any:
     return made
 
 
-def _guarded(path: Path, problem: str, action: Callable[[], _T]) -> _T:
+def guarded(path: Path, problem: str, action: Callable[[], _T]) -> _T:
     """Run code from a kernel's file. Exceptions are converted to Fault ``kernel`` with the line of the error."""
     try:
         return action()

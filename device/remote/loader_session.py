@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import select
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -169,6 +171,11 @@ class LoaderSession:
                 return int(found), "sent, and kept on the board"
             return self.array(numpy.frombuffer(content, numpy.uint8)), "sent; the board could not keep them"
 
+    def torch(self, description: bytes) -> dict[str, Any]:
+        """Run a model in the board's PyTorch (``torch_session.py``). Returns the results."""
+        size = int(self._ask(f"torch {len(description)}", description))
+        return dict(json.loads(self._bytes(size, self._deadline())))
+
     def peak_memory(self) -> int:
         """The loader's peak memory in bytes; 0 if unknown."""
         return int(self._ask("memory"))
@@ -288,12 +295,20 @@ class LoaderSession:
 
 @contextlib.contextmanager
 def session(
-    config: Config, target: Target, address: Address, *, libraries: Sequence[Path] = (), loader: Path | None = None
+    config: Config,
+    target: Target,
+    address: Address,
+    *,
+    libraries: Sequence[Path] = (),
+    loader: Path | None = None,
+    python: Mapping[str, str] | None = None,
 ) -> Iterator[LoaderSession]:
     """A session with the board at ``address``. ``libraries`` are folders with libraries that the kernel needs.
 
-    Phones need a static ``loader``. Raises InUse, BoardSilent, and the other errors that ``LoaderSession`` and
-    ``phone.connected`` raise.
+    Phones need a static ``loader``. With ``python``, ``loader`` is a script, which this PC's Python runs with these
+    environment variables if the board is this PC.
+
+    Raises InUse, BoardSilent, and the other errors that ``LoaderSession`` and ``phone.connected`` raise.
     """
     program = loader or build_loader(config, target)
     limits = [f"{config.remote.queue_limit_s:g}", f"{config.remote.session_limit_s:g}"]
@@ -310,10 +325,10 @@ def session(
     elif address.kind == "emulator":
         argv = [*emulator(target.architecture), str(program), str(lock), *limits]
     else:
-        argv = [str(program), str(lock), *limits]
+        argv = [*([sys.executable] if python is not None else []), str(program), str(lock), *limits]
     with tempfile.TemporaryFile() as stderr, contextlib.ExitStack() as stack:
         scratch = stack.enter_context(files.scratch_folder(config.build_root / "remote", "session"))
-        variables = {**os.environ, "TMPDIR": str(scratch)}
+        variables = {**os.environ, **(python or {}), "TMPDIR": str(scratch)}
         if address.kind == "local":
             # A PC has no QPUs. libqpu's emulator counts clock cycles, but its interpreter does not.
             variables.setdefault("QPU_BACKEND", "emulator")

@@ -37,9 +37,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Model:
-    """An exported and decomposed model, its example inputs, and the outputs of eager PyTorch on this PC."""
+    """An exported model, its example inputs, and the outputs of eager PyTorch on this PC.
+
+    ``whole`` is the model before its operators are decomposed for TVM.
+    """
 
     name: str
+    whole: Any
     exported: Any
     inputs: tuple[Any, ...]
     expected: tuple[Any, ...]
@@ -70,7 +74,7 @@ def load(reference: str, folder: str) -> Model:
         )
     expected = _arrays(torch.utils._pytree.tree_leaves(results), "output")
     tolerance = (TOLERANCE[0], max(TOLERANCE[1], model_quantization.largest_step(exported)))
-    return Model(name, decomposed, inputs, expected, tolerance)
+    return Model(name, exported, decomposed, inputs, expected, tolerance)
 
 
 def _require_fixed(reference: str, exported: Any) -> None:

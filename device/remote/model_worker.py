@@ -4,7 +4,8 @@
 
 REQUEST is a JSON object: ``model``, ``folder`` (for MODULE:FUNCTION), ``target``, ``linker``, ``library`` (a file to
 write), ``address`` (null: compile only), ``number``, ``repeat``, ``warm_up``, ``queue_limit_s``, ``session_limit_s``.
-The arrays are written next to the library as ``inputs.npz`` and ``expected.npz``. For the output, see ``reporting``.
+The arrays are written next to the library as ``inputs.npz`` and ``expected.npz``, and the description of the model for
+the board's PyTorch (``model_graph``) as ``model.graph``. For the output, see ``reporting``.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 
 import numpy
 
-from device.remote import comparing, model_compiling, rpc_worker
+from device.remote import comparing, model_compiling, model_graph, rpc_worker
 from device.remote.model_compiling import Model
 from device.remote.model_plan import Plan
-from device.remote.reporting import FAULT_STATUS, serve, stage, step, tell
+from device.remote.reporting import FAULT_STATUS, Fault, serve, stage, step, tell
 
 COMPILE_LIMIT_S = 1800.0
 
@@ -31,6 +32,7 @@ def _run(request: Mapping[str, Any]) -> None:
         plan = model_compiling.compile_model(model, request["target"], request["linker"], library)
     for name, arrays in (("inputs", model.inputs), ("expected", model.expected)):
         numpy.savez(library.with_name(f"{name}.npz"), *arrays)
+    _describe(model, library.with_name("model.graph"), request)
     tell(
         name=model.name,
         tolerance=model.tolerance,
@@ -42,6 +44,19 @@ def _run(request: Mapping[str, Any]) -> None:
     with rpc_worker.translated(request["session_limit_s"]):
         session = rpc_worker.open_session(request["address"], request["queue_limit_s"], request["session_limit_s"])
         _measure(session, model, plan, library, request)
+
+
+def _describe(model: Model, path: Path, request: Mapping[str, Any]) -> None:
+    """Write the description for the board's PyTorch. A model that has none can still run with TVM."""
+    try:
+        made = model_graph.describe(
+            model.whole, model.inputs, model.expected,
+            tolerance=model.tolerance, runs=request["number"] * request["repeat"], warm_up=request["warm_up"],
+        )  # fmt: skip
+    except Fault as fault:
+        tell(no_graph=fault.found)
+    else:
+        path.write_bytes(made)
 
 
 def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import numpy
 from rich.table import Table
 
-from device.remote import comparing, loader_session, model_compiling, profiling, targets
+from device.remote import comparing, eager, loader_session, model_compiling, profiling, targets
 from device.remote import environment as environments
 from device.remote.address import LOADER_KINDS, Address
+from device.remote.eager import Eager
 from device.remote.loader_session import SOURCE, Timing
 from device.remote.targets import Target
 from toolchain import files, process, progress, templates
@@ -48,6 +50,8 @@ class ModelProfile:
     work_area_bytes: int
     peak_memory_bytes: int
     """The peak memory of the process on the board."""
+    eager: tuple[Eager, ...]
+    """The same model in eager PyTorch on the same board, by precision."""
     emulated: bool
     note: str
 
@@ -64,9 +68,10 @@ class ModelProfile:
     @property
     def peak_memory(self) -> str:
         """The peak memory as a string."""
-        if not self.peak_memory_bytes:
-            return "unknown"
-        return progress.human_size(self.peak_memory_bytes) + (", with the emulator" if self.emulated else "")
+        return self._memory(self.peak_memory_bytes)
+
+    def _memory(self, size: int) -> str:
+        return (progress.human_size(size) + (", with the emulator" if self.emulated else "")) if size else "unknown"
 
     @property
     def shares(self) -> list[tuple[str, str, float]]:
@@ -96,6 +101,36 @@ class ModelProfile:
             found.append(("note", self.note))
         return found
 
+    def comparison(self) -> list[tuple[str, ...]]:
+        """The rows of the table that compares TVM with eager PyTorch, starting with its head."""
+        text = profiling.seconds_text
+
+        def cells(name: str, tvm: str, shown: Callable[[Eager], str]) -> tuple[str, ...]:
+            return (name, tvm, *(shown(item) if item.seconds else "–" for item in self.eager))
+
+        return [
+            ("", "TVM", *(f"torch {item.precision}" for item in self.eager)),
+            cells("median", text(self.median_s), lambda item: text(statistics.median(item.seconds))),
+            cells("p90", text(self.p90_s), lambda item: text(item.p90_s or 0.0)),
+            cells("peak memory", self.peak_memory, lambda item: self._memory(item.peak_memory_bytes)),
+            cells(
+                "difference",
+                f"at most {self.tolerance[1]:g}",
+                lambda item: f"{item.difference:.3g} of {item.largest:.3g}",
+            ),
+            cells("threads", "1", lambda item: str(item.threads)),
+            cells("version", "", lambda item: item.torch),
+        ]
+
+    @property
+    def not_run(self) -> list[str]:
+        """The reasons why the model was not run in eager PyTorch, each for one or more precisions."""
+        reasons: dict[str, list[str]] = {}
+        for item in self.eager:
+            if item.reason:
+                reasons.setdefault(item.reason, []).append(item.precision)
+        return [f"torch {' and '.join(names)} not run: {reason}" for reason, names in reasons.items()]
+
     def print(self) -> None:
         """Print the tables on stdout."""
         console = progress.make_console()
@@ -105,6 +140,15 @@ class ModelProfile:
         for row in self.rows():
             table.add_row(*row)
         console.print(table)
+        head, *rows = self.comparison()
+        table = _table("TVM and eager PyTorch on the same board")
+        for name in head:
+            table.add_column(name, overflow="fold")
+        for cells in rows:
+            table.add_row(*cells)
+        console.print(table)
+        for line in self.not_run:
+            console.print(line, markup=False)
         table = _table("operators")
         table.add_column("operator", overflow="fold")
         table.add_column("time", justify="right", no_wrap=True)
@@ -117,7 +161,8 @@ class ModelProfile:
 
     def as_json(self) -> str:
         """The measurement as JSON."""
-        return json.dumps({**vars(self), "median_s": self.median_s, "p90_s": self.p90_s}, indent=2) + "\n"
+        facts = {**vars(self), "eager": [item.as_json() for item in self.eager]}
+        return json.dumps({**facts, "median_s": self.median_s, "p90_s": self.p90_s}, indent=2) + "\n"
 
     def as_html(self) -> str:
         """The measurement as a page without external resources."""
@@ -173,30 +218,21 @@ def profile(
             fix="delete it, or choose another folder",
         )
     with files.scratch_folder(config.build_root / "remote", "run") as scratch:
-        library = scratch / "libmodel.so"
         environment = environments.ready_for_models(config)
         by_rpc = address.kind not in LOADER_KINDS
-        linker = process.require_program(wanted.linker(config.remote.linker), f"to link models for {wanted.title}")
-        request = {
-            "model": reference,
-            "folder": str(folder),
-            "target": dict(wanted.tvm),
-            "linker": str(linker),
-            "library": str(library),
-            "address": address.as_json() if by_rpc else None,
-            **vars(timing),
-            "queue_limit_s": config.remote.queue_limit_s,
-            "session_limit_s": config.remote.session_limit_s,
-        }
-        facts: dict[str, Any] = {}
-        profiling.run_worker(
-            config, wanted, address if by_rpc else None, "device.remote.model_worker", request, facts,
-            environment=environment, scratch=scratch, name=reference,
-        )  # fmt: skip
+        facts, library = _compiled(
+            config, wanted, address if by_rpc else None, reference, folder, timing, environment, scratch
+        )
         parameters = library.with_name("model.params").read_bytes()
         inputs, expected = (_arrays(library.with_name(f"{name}.npz")) for name in ("inputs", "expected"))
         if not by_rpc:
             _by_loader(config, wanted, address, library, parameters, inputs, expected, timing, facts)
+        graph = library.with_name("model.graph")
+        in_torch = (
+            eager.measure(config, wanted, address, graph.read_bytes(), environment.variables)
+            if graph.is_file()
+            else eager.not_run(facts["no_graph"])
+        )
         if export is not None:
             _write(export, library, inputs, expected)
     foreign = wanted.name != "local"
@@ -220,10 +256,54 @@ def profile(
         parameters_sha256=hashlib.sha256(parameters).hexdigest(),
         parameters=facts.get("parameters", "sent"),
         peak_memory_bytes=facts["peak_memory_bytes"],
+        eager=in_torch,
         emulated=emulated,
         work_area_bytes=facts["work_area_bytes"],
         note=note,
     )
+
+
+def compile_for(config: Config, model: str, target: Target, folder: Path) -> None:
+    """Compile MODULE:FUNCTION for a target, and write the library, parameters and description to a new folder.
+
+    Raises UserError, and the errors of installing TVM.
+    """
+    folder.mkdir()
+    once = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
+    environment = environments.ready_for_models(config)
+    _compiled(config, target, None, model, folder, once, environment, folder)
+
+
+def _compiled(
+    config: Config,
+    target: Target,
+    address: Address | None,
+    reference: str,
+    folder: Path,
+    timing: Timing,
+    environment: environments.TvmEnvironment,
+    scratch: Path,
+) -> tuple[dict[str, Any], Path]:
+    """Compile the model in ``scratch`` and, with an address, run it over TVM's RPC. Returns facts and the library."""
+    library = scratch / "libmodel.so"
+    linker = process.require_program(target.linker(config.remote.linker), f"to link models for {target.title}")
+    request = {
+        "model": reference,
+        "folder": str(folder),
+        "target": dict(target.tvm),
+        "linker": str(linker),
+        "library": str(library),
+        "address": address.as_json() if address is not None else None,
+        **vars(timing),
+        "queue_limit_s": config.remote.queue_limit_s,
+        "session_limit_s": config.remote.session_limit_s,
+    }
+    facts: dict[str, Any] = {}
+    profiling.run_worker(
+        config, target, address, "device.remote.model_worker", request, facts,
+        environment=environment, scratch=scratch, name=reference,
+    )  # fmt: skip
+    return facts, library
 
 
 def _write(folder: Path, library: Path, inputs: list[Any], expected: list[Any]) -> None:

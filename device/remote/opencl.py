@@ -3,6 +3,8 @@
 As for any kernel, the Python file creates the arrays and the reference. It also defines ``launch(size)``, which returns
 the total number of work items and the number per work group (or None: the driver chooses). The ``.cl`` file defines a
 ``__kernel`` with the file's name. Its arguments are the inputs, then the result. The macro ``SIZE`` is predefined.
+
+Without a ``.cl`` file, TVM generates the source from the Python file's ``opencl_module`` (``opencl_worker``).
 """
 
 from __future__ import annotations
@@ -78,7 +80,11 @@ def program(path: Path, kernel: Kernel) -> Program:
     """The program for a kernel's file. Raises Fault ``kernel``."""
     source = path.with_suffix(".cl")
     if not source.is_file():
-        raise Fault("kernel", f"{path.stem} is not an OpenCL kernel: there is no {source.name} next to {path.name}")
+        raise Fault(
+            "kernel",
+            f"{path.stem} is not an OpenCL kernel: there is no {source.name} next to {path.name}, "
+            "which does not define opencl_module",
+        )
     if not hasattr(kernel.source, "launch"):
         raise Fault("kernel", f"{path} does not define launch, so it is not an OpenCL kernel")
     returned = kernel.launch()

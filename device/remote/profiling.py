@@ -303,7 +303,7 @@ class _Job:
     def by_opencl(self) -> Profile:
         """Send the source to the loader on the board, where its driver compiles it, then run, check and time it."""
         kernel = self._arrays()
-        program = self._guarded(lambda: opencl.program(self.path, kernel))
+        program = self._opencl_program(kernel)
         measured: dict[str, Any] = {}
 
         def build(board: LoaderSession) -> str:
@@ -315,6 +315,24 @@ class _Job:
             return str(devices[number])
 
         return dataclasses.replace(self._on_board(kernel, build, []), **measured)
+
+    def _opencl_program(self, kernel: compiling.Kernel) -> opencl.Program:
+        """The user's OpenCL file, or without one the source that TVM generates."""
+        if self.path.with_suffix(".cl").is_file() or not hasattr(kernel.source, "opencl_module"):
+            return self._guarded(lambda: opencl.program(self.path, kernel))
+        made: dict[str, Any] = {}
+        run_worker(
+            self.config, self.target, None, "device.remote.opencl_worker",
+            {"kernel": str(self.path), "size": self.size}, made,
+            environment=environments.ready(self.config), scratch=self.scratch, name=self.path.stem,
+        )  # fmt: skip
+        return opencl.Program(
+            kernel=made["function"],
+            options="",
+            source=made["source"],
+            work_items=tuple(made["work_items"]),
+            group=tuple(made["group"]),
+        )
 
     def _on_board(
         self,

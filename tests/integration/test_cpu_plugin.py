@@ -60,6 +60,25 @@ thumb:
     svc #0
 """
 
+PROGRAM_64 = """
+.macro mark region
+    mov x8, #57                 // close
+    movz w0, #\\region
+    movk w0, #0x4350, lsl #16
+    svc #0
+.endm
+.global _start
+_start:
+    mark 1
+    mov x1, #100
+1:  subs x1, x1, #1
+    b.ne 1b
+    mark 0
+    mov x8, #93                 // exit
+    mov x0, #0
+    svc #0
+"""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -68,11 +87,11 @@ class Parts:
     tools: Path
     folder: Path
 
-    def run(self, *words: str, out: str = "counts") -> process.Completed:
+    def run(self, *words: str, out: str = "counts", emulator: str = "qemu-arm") -> process.Completed:
         """Run a program in the emulator with the plugin."""
         inside = f"/{self.folder.name}"
         plugin = f"{inside}/count.so,out={inside}/{out}"
-        return process.run(["chroot", self.tools, "qemu-arm", "-plugin", plugin, *words], check=False, limit_s=60)
+        return process.run(["chroot", self.tools, emulator, "-plugin", plugin, *words], check=False, limit_s=60)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +129,20 @@ def test_a_small_program_is_counted_exactly(parts: Parts) -> None:
         # The remaining instructions belong to the marks and load the counter.
         assert 0 < kinds["integer"] - 2 * times <= 8
         assert found[number].instructions == kinds.total()
+
+
+@pytest.mark.emulation
+def test_a_64_bit_program_is_counted_exactly(parts: Parts) -> None:
+    compiler = shutil.which("aarch64-linux-gnu-gcc")
+    if compiler is None:
+        pytest.skip("aarch64-linux-gnu-gcc is missing; ./inv installs it")
+    program = parts.folder / "program64"
+    process.run([compiler, "-nostdlib", "-static", "-x", "assembler", "-", "-o", program], stdin=PROGRAM_64.encode())
+    done = parts.run(f"/{parts.folder.name}/program64", out="counts64", emulator="qemu-aarch64")
+    assert done.returncode == 0, done.output
+    (region,) = counts.read(parts.folder / "counts64").values()
+    # The remaining instructions belong to the marks and load the counter.
+    assert 0 < region.instructions - 2 * 100 <= 8
 
 
 @pytest.mark.emulation

@@ -411,7 +411,7 @@ kill -KILL "$p"
 
 
 def test_a_board_is_busy_until_a_lost_session_ends(board: Board) -> None:
-    """A session that lost its connection holds the board until its time limit; then the next one starts."""
+    """A session that lost its connection ends, and the next one starts."""
     device, quick = f"tree://{board.host}", Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
     endless = replace(quick, number=10**9)
 
@@ -421,7 +421,7 @@ def test_a_board_is_busy_until_a_lost_session_ends(board: Board) -> None:
         return profile(limited, kernel="add_one", target="armv7", device=device, size=32, timing=timing)
 
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(session, endless, queue_s=60, session_s=120)
+        held = pool.submit(session, endless, queue_s=60, session_s=600)
         while int(board.run("sh", "-c", COMPUTED)) < 100:
             assert not held.done(), held.exception()
             time.sleep(0.5)

@@ -286,6 +286,16 @@ def test_second_session_waits_for_the_first() -> None:
     assert order == ["first", "second"]
 
 
+def test_lost_connection_ends_a_running_kernel(library: Path) -> None:
+    with loader_session.session(config(session_s=600), targets.load("local"), parse("emulator")) as board:
+        board.load(library, "-")
+        numbers = [board.array(numpy.array([value], numpy.int16)) for value in (-2, 1, 0)]
+        board.send(f"run {' '.join(map(str, numbers))}\n".encode())
+        assert board._process.stdin is not None
+        board._process.stdin.close()
+        assert board._process.wait(60) == 1
+
+
 def test_killed_loader_is_a_lost_board(library: Path) -> None:
     with loader_session.session(config(), targets.load("local"), parse("emulator")) as board:
         board.load(library, "-")

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from device.remote import environment, loader_session, models, servers, targets
+from device.remote import eager, environment, loader_session, models, servers, targets
+from device.remote.address import parse
 from device.remote.loader_session import Timing
 from device.remote.models import ModelProfile
 from toolchain import process
@@ -55,11 +56,19 @@ def test_model_agrees_with_pytorch(model: str, elements: int) -> None:
     assert done.median_s <= done.p90_s
     assert all(seconds > 0 for _, seconds in done.operators)
     assert json.loads(done.as_json())["median_s"] == done.median_s
+    in_float32, in_int8 = done.eager
+    assert len(in_float32.seconds) == 4
+    assert in_float32.difference <= done.tolerance[1]
+    if model in ("lstm", "transformer"):
+        assert len(in_int8.seconds) == 4
+        assert 0 < in_int8.difference < in_int8.largest
+    else:
+        assert in_int8.reason == "the model has no layer that torch can quantise"
 
 
 @pytest.mark.parametrize("network", ["small_mobilenet_v2", "small_resnet18"])
 def test_network_agrees_with_pytorch(network: str) -> None:
-    done = run(f"remote_networks:{network}")
+    done = run(f"benchmarks.models.networks:{network}")
     assert done.checked == 1000
     assert done.peak_memory_bytes > done.parameter_bytes > 10 << 20
 
@@ -67,13 +76,13 @@ def test_network_agrees_with_pytorch(network: str) -> None:
 @pytest.mark.expensive
 @pytest.mark.parametrize("network", ["mobilenet_v2", "resnet18"])
 def test_network_of_full_size_agrees_with_pytorch(network: str) -> None:
-    assert run(f"remote_networks:{network}").checked == 1000
+    assert run(f"benchmarks.models.networks:{network}").checked == 1000
 
 
 @pytest.mark.emulation
 def test_armv7_network_sends_its_parameters_once() -> None:
     needs_armv7()
-    first, second = (run("remote_networks:small_mobilenet_v2", "armv7") for _ in range(2))
+    first, second = (run("benchmarks.models.networks:small_mobilenet_v2", "armv7") for _ in range(2))
     assert first.checked == second.checked == 1000
     assert first.parameters == "sent, and kept on the board"
     assert second.parameters == "kept on the board"
@@ -81,11 +90,19 @@ def test_armv7_network_sends_its_parameters_once() -> None:
     assert dict(second.rows())["peak memory"].endswith(", with the emulator")
 
 
+@pytest.mark.emulation
+def test_aarch64_model_runs_without_tvm() -> None:
+    if shutil.which(targets.load("aarch64").linker("")) is None or shutil.which("qemu-aarch64-static") is None:
+        pytest.skip("the cross compiler or qemu-aarch64-static is missing; ./inv installs them")
+    assert run("remote_models:transformer", "aarch64", "emulator").checked == 320
+
+
 def test_model_runs_on_a_board_with_tvm(tvm: environment.TvmEnvironment) -> None:
     with servers.board(tvm) as board:
         done = run("remote_models:cnn", device=f"127.0.0.1:{board.port}")
     assert done.checked == 10
     assert done.parameters == "sent"
+    assert done.not_run[0].startswith("torch float32 and int8 not run: TVM's server does not run PyTorch")
     assert done.peak_memory_bytes > 10 << 20
 
 
@@ -111,6 +128,63 @@ def test_armv7_model_runs_without_tvm_and_in_a_c_program(tmp_path: Path) -> None
     assert numpy.allclose(found, expected, rtol=1e-4, atol=1e-4)
     refused = process.run([*emulator, "./example", "model.params"], cwd=folder, check=False)
     assert refused.returncode == 2
+
+
+def test_result_names_a_missing_image(tvm: environment.TvmEnvironment) -> None:
+    config = load_config({"build": {"folder": "build/test"}, "image": {"name": "no-such-image"}})
+    address, target = parse("emulator"), targets.load("armv7")
+    for item in eager.measure(config, target, address, description(), tvm.variables):
+        assert item.reason.startswith("the engine does not have the image no-such-image/system:")
+
+
+def description(call: str = "aten.relu.default", expected: float = 0, runs: int = 1) -> bytes:
+    """Return the description of a model of one operator, whose input is 0."""
+    record = {"dtype": "float32", "shape": [1], "offset": 0}
+    described = {
+        "inputs": ["x"],
+        "tensors": {},
+        "calls": [["y", call, [{"node": "x"}], {}, 1]],
+        "outputs": [{"node": "y"}],
+        "examples": [record],
+        "expected": [{**record, "offset": 64}],
+        "tolerance": [0, 0],
+        "runs": runs,
+        "warm_up": 0,
+    }
+    content = numpy.zeros(17, "f4")
+    content[16] = expected
+    return json.dumps(described).encode() + b"\n" + content.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("found", "described"),
+    [
+        ("has no operator aten.no_such.default", description("aten.no_such.default")),
+        ("wrong result: its outputs differ by up to 1 ", description(expected=1)),
+        ("an output is NaN in only one of PyTorch on the board and on the PC", description(expected=numpy.nan)),
+        ("still running after 60 s", description(runs=10**9)),
+    ],
+)
+def test_model_that_torch_cannot_run_has_a_reason(
+    tvm: environment.TvmEnvironment, found: str, described: bytes
+) -> None:
+    config = load_config({"build": {"folder": "build/test"}, "remote": {"session_limit_s": 60}})
+    in_float32, _ = eager.measure(config, targets.load("local"), parse("local"), described, tvm.variables)
+    assert found in in_float32.reason
+    assert in_float32.seconds == ()
+
+
+def test_exported_file_is_a_model(tmp_path: Path, tvm: environment.TvmEnvironment) -> None:
+    script = """
+import sys, torch, remote_models
+module, inputs = remote_models.cnn()
+torch.export.save(torch.export.export(module.eval(), inputs), sys.argv[1])
+"""
+    variables = {**tvm.variables, "PYTHONPATH": f"{tvm.variables['PYTHONPATH']}:{SUPPORT}"}
+    process.run([sys.executable, "-c", script, tmp_path / "saved.pt2"], env=variables, limit_s=600)
+    done = run(str(tmp_path / "saved.pt2"))
+    assert (done.model, done.checked) == ("saved", 10)
+    assert done.not_run == []
 
 
 def test_missing_operator_is_named_with_its_place(tmp_path: Path) -> None:

@@ -310,3 +310,68 @@ def test_opencl_source_compiles_without_warnings() -> None:
     for compiler in ("g++", *(f"{targets.load(name).architecture.gnu}-g++" for name in ("aarch64", "armv7"))):
         if shutil.which(compiler):
             process.run([compiler, "-std=c++17", "-O1", *warnings, "-fsyntax-only", source], limit_s=300)
+
+
+# ------------------------------------------------------------------------------------- kernels that TVM generates
+
+GENERATED = """
+    import numpy
+
+    SIZE = 64
+
+    def opencl_module(size):
+        import tvm
+        from tvm import s_tir, te
+
+        # TVM sorts a kernel's arguments by name: these are not in order, and one is not used.
+        z = te.placeholder((size, size), "float32", name="z")
+        unused = te.placeholder((size,), "float32", name="unused")
+        y = te.placeholder((size, size), "float32", name="y")
+        k = te.reduce_axis((0, size), name="k")
+        a = te.compute((size, size), lambda i, j: te.sum(z[i, k] * y[k, j], axis=k), name="a")
+        plain = te.create_prim_func([z, unused, y, a]).with_attr("global_symbol", "product")
+        schedule = s_tir.Schedule(tvm.IRModule({"product": plain}))
+        i, j, k = schedule.get_loops(schedule.get_sblock("a", "product"))
+        for loop, axis in ((i, "y"), (j, "x")):
+            outer, inner = schedule.split(loop, [None, 8])
+            schedule.bind(outer, f"blockIdx.{axis}")
+            schedule.bind(inner, f"threadIdx.{axis}")
+        return schedule.mod
+
+    def inputs(size, random):
+        shapes = ((size, size), (size,), (size, size))
+        return [random.standard_normal(shape, dtype=numpy.float32) for shape in shapes]
+
+    def reference(z, unused, y):
+        return z @ y
+
+    TOLERANCE = (1e-4, 1e-4)
+"""
+
+
+@pytest.mark.parametrize("size", [64, 100])
+def test_kernel_that_tvm_generates_is_checked_and_timed(product_config: Config, tmp_path: Path, size: int) -> None:
+    path = tmp_path / "product.py"
+    path.write_text(textwrap.dedent(GENERATED))
+    first, second = run(path, size=size), run(path, size=size)
+    assert first.checked == size * size
+    assert first.build.startswith("compiled on the board")
+    assert second.build.startswith("binary of an earlier session")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ('((i, "y"), (j, "x"))', "()", "expected loops bound to one OpenCL kernel, TVM generates 0"),
+        ('schedule.bind(outer, f"blockIdx.{axis}")', "pass", "TVM's kernel needs "),
+        ("return schedule.mod", "return size", "expected opencl_module() to return a tvm.IRModule, found int"),
+        ("import tvm\n", "import no_such_module\n", "cannot create its module: ModuleNotFoundError"),
+    ],
+)
+def test_kernel_that_tvm_cannot_generate_is_refused(tmp_path: Path, old: str, new: str, found: str) -> None:
+    path = tmp_path / "product.py"
+    assert old in GENERATED
+    path.write_text(textwrap.dedent(GENERATED.replace(old, new, 1)))
+    with pytest.raises(UserError) as caught:
+        run(path)
+    assert found in caught.value.found

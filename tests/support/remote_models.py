@@ -8,35 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.models.networks import Cnn, cnn, lstm, transformer
 
-class Cnn(nn.Module):  # type: ignore[misc]
-    """A network with convolutions, batch normalisation, pooling and a classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(1, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.second = nn.Conv2d(8, 16, 3)
-        self.classifier = nn.Linear(16 * 6 * 6, 10)
-
-    def forward(self, image: Any) -> Any:
-        """Return the probabilities."""
-        x = torch.max_pool2d(torch.relu(self.norm(self.first(image))), 2)
-        return torch.softmax(self.classifier(torch.relu(self.second(x)).flatten(1)), 1)
-
-
-class Lstm(nn.Module):  # type: ignore[misc]
-    """A network with two outputs, the first of which uses a negative index."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(16, 32, batch_first=True)
-        self.head = nn.Linear(32, 5)
-
-    def forward(self, series: Any) -> Any:
-        """Return the head's result for the last step, and the state."""
-        y, (state, _) = self.lstm(series)
-        return self.head(y[:, -1]), state
+__all__ = ("cnn", "lstm", "transformer")
 
 
 class Bessel(nn.Module):  # type: ignore[misc]
@@ -45,18 +19,6 @@ class Bessel(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         """Return the Bessel function."""
         return torch.special.bessel_j0(x)
-
-
-def cnn() -> Any:
-    return Cnn(), (torch.randn(1, 1, 16, 16),)
-
-
-def lstm() -> Any:
-    return Lstm(), (torch.randn(1, 12, 16),)
-
-
-def transformer() -> Any:
-    return nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), (torch.randn(1, 10, 32),)
 
 
 def same() -> Any:

@@ -28,10 +28,15 @@ def sshd_in(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def ssh_board(namespace: str, sshd: Path, folder: Path, layout: Layout) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an SSH server in the namespace; new keys replace the export's. Programs in ``folder`` are on its PATH."""
+def ssh_board(
+    namespace: str, sshd: Path, folder: Path, layout: Layout, variables: str = ""
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run an SSH server in the namespace; new keys replace the export's.
+
+    Programs in ``folder`` are on its PATH. ``variables`` are for the board's programs.
+    """
     folder.mkdir()
-    layout.client_key.unlink()
+    layout.client_key.unlink(missing_ok=True)
     for key in (layout.client_key, folder / "host"):
         process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key])
     layout.known_hosts.write_text(f"* {(folder / 'host.pub').read_text()}")
@@ -40,7 +45,7 @@ def ssh_board(namespace: str, sshd: Path, folder: Path, layout: Layout) -> Itera
     configuration = folder / "sshd_config"
     configuration.write_text(
         f"HostKey {folder / 'host'}\nAuthorizedKeysFile {layout.client_key}.pub\nStrictModes no\nUsePAM no\n"
-        f"SetEnv PATH={folder}:{Path(sys.executable).parent}:/usr/bin:/bin\n"
+        f"SetEnv PATH={folder}:{Path(sys.executable).parent}:/usr/bin:/bin {variables}\n"
     )
     words = ["ip", "netns", "exec", namespace, "unshare", "--mount", "sh", "-c", _SERVE, "sh"]
     with subprocess.Popen([*words, passwd, sshd, configuration], stderr=subprocess.PIPE) as board:

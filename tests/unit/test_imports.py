@@ -36,10 +36,11 @@ ORDER_IN_FLOW = ("helpers", "steps", "pipelines", "jobs")
 
 COPIED = (
     *("recipes/qpu_ops/src", "recipes/qpu_ops/backend", "recipes/qpu_ops/setup.py", "recipes/cuda_ops/src"),
-    "benchmarks/cpu/workloads.py",
+    *("benchmarks/cpu/workloads.py", "benchmarks/models/on_target.py", "device/remote/loader/torch_session.py"),
+    "benchmarks/models/networks.py",
 )
-"""Sources of wheels, which are built in their own folder, and a script for the target's Python. They cannot import this
-project."""
+"""Sources of wheels, which are built in their own folder, scripts for the target's Python, and models, which a process
+with PyTorch imports. They cannot import this project."""
 
 
 def modules(package: str) -> list[Path]:

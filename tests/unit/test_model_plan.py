@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from device.remote import comparing, model_plan, models, profiling
+from device.remote.eager import Eager
 from device.remote.model_plan import Plan, Tensor
 from device.remote.models import ModelProfile
 from device.remote.reporting import Fault
@@ -71,6 +72,10 @@ def test_report_shows_the_operators_as_bars() -> None:
         parameters="kept on the board",
         work_area_bytes=64,
         peak_memory_bytes=3 << 20,
+        eager=(
+            Eager(precision="float32", seconds=(0.002, 0.006), difference=1e-7, largest=0.5, threads=4, torch="2.6.0"),
+            Eager(precision="int8", reason="the model has <no> layer that torch can quantise"),
+        ),
         emulated=True,
         note="timed under emulation; not measured on hardware",
     )
@@ -83,7 +88,16 @@ def test_report_shows_the_operators_as_bars() -> None:
     rows = dict(done.rows())
     assert rows["parameters"] == "kept on the board, SHA-256 0123456789ab…, 2.0 KiB"
     assert rows["peak memory"] == "3.0 MiB, with the emulator"
-    assert json.loads(done.as_json())["peak_memory_bytes"] == 3 << 20
+    facts = json.loads(done.as_json())
+    assert facts["peak_memory_bytes"] == 3 << 20
+    assert [item["median_s"] for item in facts["eager"]] == [0.004, None]
+    table = {row[0]: row[1:] for row in done.comparison()}
+    assert table[""] == ("TVM", "torch float32", "torch int8")
+    assert table["median"] == ("3 ms", "4 ms", "–")
+    assert table["difference"] == ("at most 0.0001", "1e-07 of 0.5", "–")
+    assert done.not_run == ["torch int8 not run: the model has <no> layer that torch can quantise"]
+    assert "torch int8 not run: the model has &lt;no&gt; layer" in page
+    assert "<th>torch float32</th>" in page
     assert dataclasses.replace(done, peak_memory_bytes=0).peak_memory == "unknown"
 
 

@@ -5,7 +5,7 @@
 //   loader LOCK_FILE QUEUE_SECONDS SESSION_SECONDS
 //
 // Only one session at a time holds LOCK_FILE; others wait for it for up to QUEUE_SECONDS. After
-// SESSION_SECONDS the loader exits with status 124. Requests are lines of words, some followed by
+// SESSION_SECONDS the loader exits with status 124, and if the client disconnects, even while a kernel runs. Requests are lines of words, some followed by
 // bytes. A response is "ok WORDS", followed by bytes for some requests, or "error KIND TEXT":
 //
 //   load ENTRY BYTES + library    ok BACKEND           a kernel library; "-" as entry: plain; 0 bytes: the
@@ -33,6 +33,7 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -605,6 +606,17 @@ bool locked(const char *path, double queueSeconds) {
   return true;  // the file stays open and locked until this process exits
 }
 
+// Ends the session if the client disconnects while a kernel runs. Otherwise, readAll() detects this within the second.
+void watchClient() {
+  std::thread([] {
+    pollfd input = {STDIN_FILENO, POLLRDHUP, 0};
+    while (poll(&input, 1, -1) <= 0) continue;
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    removeStaged();
+    _exit(1);
+  }).detach();
+}
+
 }  // namespace
 
 int main(int count, char **words) {
@@ -620,6 +632,7 @@ int main(int count, char **words) {
     _exit(TIMED_OUT);
   });
   alarm(static_cast<unsigned>(std::max(1.0, std::ceil(std::strtod(words[3], nullptr)))));
+  watchClient();
   answer(" " + ownMachine() + "; " + boardModel());
   Session().serve();
 }

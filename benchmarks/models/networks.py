@@ -1,6 +1,7 @@
-"""MobileNetV2 and ResNet18 with random weights, for profile-remote.
+"""Models with random weights: a small CNN, an LSTM, a transformer layer, MobileNetV2 and ResNet18.
 
-They have the structure and the parameters of torchvision's networks, which torch.nn alone does not contain.
+``profile-remote --model benchmarks.models.networks:cnn`` compiles one of them. MobileNetV2 and ResNet18 have the
+structure and the parameters of torchvision's networks, which torch.nn alone does not contain.
 """
 
 from __future__ import annotations
@@ -20,6 +21,36 @@ def _convolution(given: int, made: int, side: int, *, stride: int = 1, groups: i
         nn.Conv2d(given, made, side, stride, side // 2, groups=groups, bias=False),
         nn.BatchNorm2d(made),
     ]
+
+
+class Cnn(nn.Module):  # type: ignore[misc]
+    """A network with convolutions, batch normalisation, pooling and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 16, 3)
+        self.classifier = nn.Linear(16 * 6 * 6, 10)
+
+    def forward(self, image: Any) -> Any:
+        """Return the probabilities."""
+        x = torch.max_pool2d(torch.relu(self.norm(self.first(image))), 2)
+        return torch.softmax(self.classifier(torch.relu(self.second(x)).flatten(1)), 1)
+
+
+class Lstm(nn.Module):  # type: ignore[misc]
+    """A network with two outputs, the first of which uses a negative index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(16, 32, batch_first=True)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, series: Any) -> Any:
+        """Return the head's result for the last step, and the state."""
+        y, (state, _) = self.lstm(series)
+        return self.head(y[:, -1]), state
 
 
 class InvertedResidual(nn.Module):  # type: ignore[misc]
@@ -77,9 +108,26 @@ def resnet18(side: int = 224) -> Any:
     return nn.Sequential(*layers), (torch.randn(1, 3, side, side),)
 
 
+def cnn() -> Any:
+    """Return the CNN, for an image of 16×16."""
+    return Cnn(), (torch.randn(1, 1, 16, 16),)
+
+
+def lstm() -> Any:
+    """Return the LSTM, for 12 steps."""
+    return Lstm(), (torch.randn(1, 12, 16),)
+
+
+def transformer() -> Any:
+    """Return an encoder layer, for 10 steps."""
+    return nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), (torch.randn(1, 10, 32),)
+
+
 def small_mobilenet_v2() -> Any:
+    """Return MobileNetV2 for an image of 32×32."""
     return mobilenet_v2(32)
 
 
 def small_resnet18() -> Any:
+    """Return ResNet18 for an image of 32×32."""
     return resnet18(32)

@@ -1,0 +1,66 @@
+"""Run a script on the target's Python, in a container of its root filesystem, in the emulator with plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from engine.containers import run_in
+from flow.context import Context
+
+INSIDE = "/mnt"
+"""The folder in the container for the files that the caller binds."""
+_LIMIT_S = 3600.0
+
+
+def run(
+    context: Context,
+    tools: Path,
+    site: Path,
+    words: Sequence[str],
+    *,
+    binds: Mapping[Path, str],
+    out: Path,
+    log: Path,
+    plugin: Path | None = None,
+) -> None:
+    """Run ``python3 WORDS`` with torch from ``site``. ``out`` is /out, where the plugin writes ``counts``.
+
+    ``binds`` are read-only. Uses one thread. Raises CommandFailed, CommandTimedOut, EngineUnavailable.
+    """
+    libraries = f"/usr/lib/{context.native.gnu}"
+    emulator = f"{INSIDE}/qemu"
+    readable = {
+        # The emulator's loader and libraries, at paths that the target does not use.
+        tools / "usr/lib64": "/lib64",
+        tools / libraries[1:]: libraries,
+        tools / f"usr/bin/qemu-{context.target.qemu}": emulator,
+        site: f"{INSIDE}/torch",
+        **binds,
+    }
+    counted = []
+    if plugin is not None:
+        readable[plugin] = f"{INSIDE}/count.so"
+        counted = ["-plugin", f"{INSIDE}/count.so,out=/out/counts"]
+    run_in(
+        context.client,
+        context.config.image_reference("rootfs"),
+        [emulator, *counted, "/usr/bin/python3", *words],
+        architecture=context.target,
+        binds=[*(f"{source}:{target}:ro" for source, target in readable.items()), f"{out}:/out:rw"],
+        environment={
+            "PYTHONPATH": f"{INSIDE}/torch",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHASHSEED": "0",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        },
+        limit_s=_LIMIT_S,
+        log=log,
+    )
+
+
+def packages(root: Path, context: Context) -> Path:
+    """The folder of Python packages in a root."""
+    return root / f"usr/local/lib/python{context.suite.python}/dist-packages"

@@ -1,0 +1,467 @@
+#!/usr/bin/env python3
+"""Run a model in eager PyTorch on a board, in float32 and in int8, and time it.
+
+    torch_session.py LOCK_FILE QUEUE_SECONDS SESSION_SECONDS
+
+The board's Python runs this script, which imports nothing of this project. The client uses it like the loader
+(loader.cpp): the script takes the same lock, and prints "ok MACHINE; MODEL". There is one request, "torch BYTES" and a
+description of the model (device/remote/model_graph.py). The response is "ok BYTES" and a JSON object with the results
+for "float32" and "int8", or with the "reason" why there are none.
+
+Each precision runs in a process of its own, which is forked after ``import torch``, so its peak memory is its own and a
+crash does not affect the other one. The processes end if the client disconnects, and when the session's time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import operator
+import os
+import platform
+import select
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ENGINE = "qnnpack"
+"""The library for int8 that torch contains on every ARM CPU."""
+PRECISIONS = ("float32", "int8")
+
+
+class NotRun(Exception):
+    """The model cannot run in this way. The message states why."""
+
+
+# ------------------------------------------------------------------------------------------- the model
+
+
+def tensors_of(torch: Any, content: bytearray) -> Callable[[Mapping[str, Any]], Any]:
+    """A function that returns a copy of the tensor that a record describes."""
+
+    def tensor(record: Mapping[str, Any]) -> Any:
+        dtype, shape = getattr(torch, record["dtype"]), record["shape"]
+        count = math.prod(shape)
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(content, dtype=dtype, count=count, offset=record["offset"]).reshape(shape).clone()
+
+    return tensor
+
+
+def module_of(torch: Any, description: Mapping[str, Any], tensor: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """The model as a ``torch.fx.GraphModule``. Layers with constant weights become modules of ``torch.nn``.
+
+    Raises NotRun if this torch lacks an operator.
+    """
+    return _Builder(torch, description, tensor).build()
+
+
+class _Builder:
+    def __init__(self, torch: Any, description: Mapping[str, Any], tensor: Callable[[Mapping[str, Any]], Any]) -> None:
+        self.torch = torch
+        self.description = description
+        self.constants = {name: tensor(record) for name, record in description["tensors"].items()}
+        self.root = torch.nn.Module()
+        self.graph = torch.fx.Graph()
+        self.values: dict[str, Any] = {}
+
+    def build(self) -> Any:
+        for name in self.description["inputs"]:
+            self.values[name] = self.graph.placeholder(name)
+        for name, target, arguments, options, rank in self.description["calls"]:
+            self.values[name] = self._layer(name, target, arguments, options, rank)
+        self.graph.output(tuple(self._value(item) for item in self.description["outputs"]))
+        return self.torch.fx.GraphModule(self.root, self.graph).eval()
+
+    def _value(self, item: Any) -> Any:
+        """An argument of a call: the records of the description stand for tensors and torch's constants."""
+        if isinstance(item, list):
+            return [self._value(each) for each in item]
+        if not isinstance(item, dict):
+            return item
+        if "torch" in item:
+            return getattr(self.torch, item["torch"])
+        if "device" in item:
+            return self.torch.device(item["device"])
+        name = item["node"]
+        if name not in self.values:  # a constant that is not the weight of a module
+            self.root.register_buffer(name, self.constants[name])
+            self.values[name] = self.graph.get_attr(name)
+        return self.values[name]
+
+    def _constant(self, item: Any) -> Any:
+        """The tensor of an argument; None if the argument is not a constant."""
+        return self.constants.get(item["node"]) if isinstance(item, dict) and "node" in item else None
+
+    def _call(self, target: Any, arguments: Sequence[Any], options: Mapping[str, Any] | None = None) -> Any:
+        made = [self._value(item) for item in arguments]
+        return self.graph.call_function(
+            target, tuple(made), {name: self._value(item) for name, item in (options or {}).items()}
+        )
+
+    def _module(self, name: str, module: Any, weights: Mapping[str, Any], *arguments: Any) -> Any:
+        for key, value in weights.items():
+            if key in dict(module.named_buffers()):
+                setattr(module, key, value)
+            else:
+                setattr(module, key, self.torch.nn.Parameter(value, requires_grad=False))
+        self.root.add_module(f"{name}_layer", module.eval())
+        return self.graph.call_module(f"{name}_layer", tuple(self._value(item) for item in arguments))
+
+    def _layer(self, name: str, target: str, arguments: list[Any], options: dict[str, Any], rank: int | None) -> Any:
+        if target == "getitem":
+            found, index = self._value(arguments[0]), arguments[1]
+            return found[index] if isinstance(found, list) else self._item(found, index)
+        made = None
+        if rank is not None and not options:  # torch does not quantise integers, nor calls with other options
+            if target in _LAYERS:
+                made = getattr(self, _LAYERS[target])(name, arguments, rank)
+            elif target in _METHODS:
+                made = self.graph.call_method(_METHODS[target], tuple(self._value(item) for item in arguments))
+            elif target in _FUNCTIONS:
+                path, extra = _FUNCTIONS[target]
+                made = self._call(operator.attrgetter(path)(self.torch), arguments, extra)
+        return made if made is not None else self._call(self._operator(target), arguments, options)
+
+    def _item(self, whole: Any, index: int) -> Any:
+        return self.graph.call_function(operator.getitem, (whole, index))
+
+    def _operator(self, target: str) -> Any:
+        space, packet, overload = target.split(".")
+        if space == "quantized_decomposed":
+            from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers these operators
+        try:
+            return getattr(getattr(getattr(self.torch.ops, space), packet), overload)
+        except (AttributeError, RuntimeError) as fault:
+            raise NotRun(f"torch {self.torch.__version__} on the board has no operator {target}") from fault
+
+    # The layers, by the names of their ATen operators.
+
+    def _convolution(self, kind: str, name: str, arguments: list[Any]) -> Any:
+        x, weight, bias, stride, padding, dilation, groups = _filled(arguments, (None, 1, 0, 1, 1), 2)
+        values = {"weight": self._constant(weight)}
+        if values["weight"] is None or (bias is not None and self._constant(bias) is None):
+            return None
+        if bias is not None:
+            values["bias"] = self._constant(bias)
+        shape = values["weight"].shape
+        module = getattr(self.torch.nn, kind)(
+            shape[1] * groups, shape[0], tuple(shape[2:]), _tuple(stride), _tuple(padding), _tuple(dilation), groups,
+            bias is not None,
+        )  # fmt: skip
+        return self._module(name, module, values, x)
+
+    def _conv1d(self, name: str, arguments: list[Any], _rank: int) -> Any:
+        return self._convolution("Conv1d", name, arguments)
+
+    def _conv2d(self, name: str, arguments: list[Any], _rank: int) -> Any:
+        return self._convolution("Conv2d", name, arguments)
+
+    def _linear(self, name: str, arguments: list[Any], _rank: int) -> Any:
+        x, weight, bias = _filled(arguments, (None,), 2)
+        values = {"weight": self._constant(weight)}
+        if values["weight"] is None or (bias is not None and self._constant(bias) is None):
+            return None
+        if bias is not None:
+            values["bias"] = self._constant(bias)
+        made, given = values["weight"].shape
+        return self._module(name, self.torch.nn.Linear(given, made, bias is not None), values, x)
+
+    def _batch_norm(self, name: str, arguments: list[Any], rank: int) -> Any:
+        x, *parts, training, momentum, epsilon, _ = arguments
+        values = dict(zip(("weight", "bias", "running_mean", "running_var"), map(self._constant, parts), strict=True))
+        kind = {2: "BatchNorm1d", 3: "BatchNorm1d", 4: "BatchNorm2d", 5: "BatchNorm3d"}.get(rank)
+        if training or kind is None or any(value is None for value in values.values()):
+            return None
+        module = getattr(self.torch.nn, kind)(len(values["weight"]), epsilon, momentum)
+        return self._module(name, module, values, x)
+
+    def _lstm(self, name: str, arguments: list[Any], _rank: int) -> Any:
+        x, state, weights, biased, layers, _, training, both_ways, batch_first = arguments
+        values = [self._constant(item) for item in weights]
+        if training or not biased or not isinstance(weights, list) or any(value is None for value in values):
+            return None
+        hidden = values[1].shape[1]
+        module = self.torch.nn.LSTM(
+            values[0].shape[1], hidden, layers, batch_first=batch_first, bidirectional=both_ways
+        )
+        if len(values) != len(module._flat_weights_names):
+            return None
+        made = self._module(name, module, dict(zip(module._flat_weights_names, values)), x, state)  # noqa: B905
+        states = self._item(made, 1)
+        return [self._item(made, 0), self._item(states, 0), self._item(states, 1)]
+
+    def _dropout(self, _name: str, arguments: list[Any], _rank: int) -> Any:
+        return None if arguments[2] else self._value(arguments[0])
+
+    def _add(self, _name: str, arguments: list[Any], _rank: int) -> Any:
+        return self._call(operator.add, arguments)
+
+    def _mul(self, _name: str, arguments: list[Any], _rank: int) -> Any:
+        return self._call(operator.mul, arguments)
+
+
+def _filled(arguments: list[Any], defaults: Sequence[Any], required: int) -> list[Any]:
+    return [*arguments, *defaults[len(arguments) - required :]]
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+_LAYERS = {
+    "aten.conv1d.default": "_conv1d",
+    "aten.conv2d.default": "_conv2d",
+    "aten.linear.default": "_linear",
+    "aten.batch_norm.default": "_batch_norm",
+    "aten.lstm.input": "_lstm",
+    "aten.dropout.default": "_dropout",
+    "aten.add.Tensor": "_add",
+    "aten.mul.Tensor": "_mul",
+}
+"""Methods that make layers. If a method returns None, the operator is called."""
+
+_FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "aten.relu.default": ("nn.functional.relu", {}),
+    "aten.relu_.default": ("nn.functional.relu", {"inplace": True}),
+    "aten.relu6.default": ("nn.functional.relu6", {}),
+    "aten.hardtanh.default": ("nn.functional.hardtanh", {}),
+    "aten.hardtanh_.default": ("nn.functional.hardtanh", {"inplace": True}),
+    "aten.hardswish.default": ("nn.functional.hardswish", {}),
+    "aten.max_pool2d.default": ("nn.functional.max_pool2d", {}),
+    "aten.avg_pool2d.default": ("nn.functional.avg_pool2d", {}),
+    "aten.adaptive_avg_pool2d.default": ("nn.functional.adaptive_avg_pool2d", {}),
+    "aten.flatten.using_ints": ("flatten", {}),
+    "aten.mean.dim": ("mean", {}),
+    "aten.cat.default": ("cat", {}),
+    "aten.sigmoid.default": ("sigmoid", {}),
+    "aten.tanh.default": ("tanh", {}),
+}
+"""Functions that torch's quantisation recognises, and which call the same ATen operators."""
+
+_METHODS = {
+    "aten.view.default": "view",
+    "aten.reshape.default": "reshape",
+    "aten.permute.default": "permute",
+    "aten.transpose.int": "transpose",
+    "aten.contiguous.default": "contiguous",
+}
+
+
+def quantized(torch: Any, module: Any, inputs: Sequence[Any]) -> Any:
+    """The model with int8 layers: static quantisation, calibrated with the example inputs; LSTMs are dynamic.
+
+    Raises NotRun if torch has no suitable engine, or the model no layer to quantise.
+    """
+    if ENGINE not in torch.backends.quantized.supported_engines:
+        raise NotRun(f"torch {torch.__version__} on the board was built without {ENGINE}")
+    layers = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Linear, torch.nn.LSTM)
+    if not any(isinstance(item, layers) for item in module.modules()):
+        raise NotRun("the model has no layer that torch can quantise")
+    from torch.ao.quantization import default_dynamic_qconfig, get_default_qconfig_mapping
+    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+    torch.backends.quantized.engine = ENGINE
+    choices = get_default_qconfig_mapping(ENGINE).set_object_type(torch.nn.LSTM, default_dynamic_qconfig)
+    prepared = prepare_fx(module, choices, tuple(inputs))
+    prepared(*inputs)
+    return convert_fx(prepared)
+
+
+# ------------------------------------------------------------------------------------- the measurement
+
+
+def prepared(torch: Any, precision: str, description: Mapping[str, Any], content: bytearray) -> tuple[Any, list[Any]]:
+    """The model in a precision, and its example inputs. Raises NotRun."""
+    tensor = tensors_of(torch, content)
+    module = module_of(torch, description, tensor)
+    inputs = [tensor(record) for record in description["examples"]]
+    return (module if precision == "float32" else quantized(torch, module, inputs)), inputs
+
+
+def measured(precision: str, description: Mapping[str, Any], content: bytearray) -> dict[str, Any]:
+    """Run, check and time the model. Raises NotRun if float32 outputs are wrong."""
+    import torch
+
+    with torch.no_grad():
+        module, inputs = prepared(torch, precision, description, content)
+        tensor = tensors_of(torch, content)
+        expected = [tensor(record) for record in description["expected"]]
+        found = module(*inputs)
+        difference = difference_of(torch, found, expected)
+        if precision == "float32":
+            require_close(torch, found, expected, description["tolerance"])
+        for _ in range(description["warm_up"]):
+            module(*inputs)
+        seconds = []
+        for _ in range(description["runs"]):
+            began = time.perf_counter()
+            module(*inputs)
+            seconds.append(time.perf_counter() - began)
+    return {
+        "seconds": seconds,
+        "difference": difference,
+        "largest": max((float(item.double().abs().max()) for item in expected if item.numel()), default=0.0),
+        "peak_memory_bytes": _peak_memory(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def require_close(torch: Any, found: Sequence[Any], expected: Sequence[Any], tolerance: Sequence[float]) -> None:
+    """Raise NotRun if the outputs differ from those of the PC by more than the relative and absolute tolerance."""
+    difference = difference_of(torch, found, expected)
+    pairs = zip(found, expected)  # noqa: B905 - Python 3.9
+    if not all(torch.allclose(one.double(), other.double(), *tolerance, equal_nan=True) for one, other in pairs):
+        raise NotRun(f"wrong result: its outputs differ by up to {difference:g} from PyTorch's on the PC")
+
+
+def difference_of(torch: Any, found: Sequence[Any], expected: Sequence[Any]) -> float:
+    """The largest absolute difference. Raises NotRun for outputs of another shape, and for a NaN in one place only."""
+    largest = 0.0
+    for one, other in zip(found, expected):  # noqa: B905 - Python 3.9
+        if one.shape != other.shape:
+            raise NotRun(f"an output has the shape {tuple(one.shape)}, in PyTorch on the PC {tuple(other.shape)}")
+        one, other = one.double(), other.double()
+        if not torch.equal(one.isnan(), other.isnan()):
+            raise NotRun("an output is NaN in only one of PyTorch on the board and on the PC")
+        gap = torch.where(one == other, torch.zeros_like(one), (one - other).abs()).nan_to_num(nan=0.0, posinf=math.inf)
+        largest = max(largest, float(gap.max()) if gap.numel() else 0.0)
+    return largest
+
+
+def _peak_memory() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+# ---------------------------------------------------------------------------------------- the session
+
+
+def forked(action: Callable[[], Mapping[str, Any]], deadline: float, limit_s: float) -> dict[str, Any]:
+    """The result of ``action`` in a new process, or the reason why there is none. Exits if the client disconnects."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        signal.alarm(max(1, math.ceil(deadline - time.monotonic())))
+        try:
+            result = dict(action())
+        except NotRun as fault:
+            result = {"reason": str(fault)}
+        except Exception as fault:
+            lines = str(fault).strip().splitlines()
+            result = {"reason": f"{type(fault).__name__}: {lines[0] if lines else ''}"}
+        _write(writing, json.dumps(result).encode())
+        os._exit(0)
+    os.close(writing)
+    waiting = select.poll()
+    waiting.register(reading, select.POLLIN)
+    if not stat.S_ISREG(os.fstat(0).st_mode):
+        waiting.register(0, select.POLLIN)
+    text = b""
+    while True:
+        ready = [number for number, _ in waiting.poll()]
+        if 0 in ready:  # the client sends nothing now, so it has disconnected
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise SystemExit(1)
+        block = os.read(reading, 1 << 16)
+        if not block:
+            break
+        text += block
+    os.close(reading)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number == signal.SIGALRM:
+            return {"reason": f"still running after {limit_s:g} s"}
+        hint = ", perhaps for lack of memory" if number == signal.SIGKILL else ""
+        return {"reason": f"PyTorch ended by {signal.Signals(number).name}{hint}"}
+    return dict(json.loads(text))
+
+
+def answer(request: bytes, deadline: float, limit_s: float) -> dict[str, Any]:
+    """The results for all precisions."""
+    try:
+        import torch  # before the processes fork, because it takes most of the time
+    except Exception as fault:
+        version = platform.python_version()
+        where = f"{sys.executable} ({version})"
+        reason = (
+            f"{where} has no torch" if isinstance(fault, ModuleNotFoundError) else f"{where}: import torch: {fault}"
+        )
+        return {precision: {"reason": reason} for precision in PRECISIONS}
+    del torch
+    text, _, rest = request.partition(b"\n")
+    description, content = json.loads(text), bytearray(rest)
+    return {
+        precision: forked(lambda: measured(precision, description, content), deadline, limit_s)  # noqa: B023
+        for precision in PRECISIONS
+    }
+
+
+def locked(path: str, queue_s: float) -> bool:
+    """Take the board's lock, as loader.cpp does."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        print(f"error load {path} is not a regular file with a single link: remove it", flush=True)
+        return False
+    deadline = time.monotonic() + queue_s
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(file, 0)
+            os.pwrite(file, str(os.getpid()).encode(), 0)
+            return True
+        if time.monotonic() >= deadline:
+            print(f"error busy process {os.pread(file, 15, 0).decode(errors='replace')} is using the board", flush=True)
+            return False
+        time.sleep(0.05)
+
+
+def _write(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _read(count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        block = os.read(0, min(count - len(data), 1 << 20))
+        if not block:
+            raise SystemExit(1)  # the client disconnected
+        data += block
+    return bytes(data)
+
+
+def main() -> None:
+    """Serve one request."""
+    path, queue_s, session_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+    if not locked(path, queue_s):
+        raise SystemExit(1)
+    # For the time in which this process does not wait for another one, such as a blocked import.
+    signal.alarm(math.ceil(session_s) + 5)
+    deadline = time.monotonic() + session_s
+    model = Path("/proc/device-tree/model")
+    name = model.read_bytes().decode(errors="replace").strip("\0\n") if model.is_file() else ""
+    print(f"ok {platform.machine()}; {name}", flush=True)
+    line = b""
+    while not line.endswith(b"\n"):
+        line += _read(1)
+    result = json.dumps(answer(_read(int(line.split()[1])), deadline, session_s)).encode()
+    _write(1, f"ok {len(result)}\n".encode() + result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Describe an exported model for ``loader/torch_session.py``, which runs it in another version of PyTorch.
+
+A file of ``torch.export`` can be loaded only by a similar version of PyTorch, and boards have an older one than this
+PC. The description is a JSON object with the list of the calls to ATen operators, a newline, and the tensors' bytes. It
+is written before the operators are decomposed, when a call is a whole layer, as in eager mode. Only the functions
+import ``torch``.
+
+The JSON object contains ``inputs`` (names), ``tensors`` (the constants by name), ``calls``, ``outputs``, the records of
+the ``examples`` and ``expected`` tensors, the ``tolerance``, and how many ``runs`` are timed after how many for
+``warm_up``. A call consists of a name, the operator, arguments, options, and the rank of the result, which is null if
+the result is not a floating-point tensor. A record consists of the type, the shape, and the offset in the bytes. In
+arguments, {"node": NAME} is a tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from device.remote.model_plan import ALIGNMENT
+from device.remote.reporting import Fault
+
+
+class _Tensors:
+    """The bytes of the tensors, one after the other."""
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+
+    def add(self, array: Any) -> dict[str, Any]:
+        """Append an array, and return its record."""
+        self.content.extend(bytes(-len(self.content) % ALIGNMENT))
+        record = {"dtype": str(array.dtype), "shape": list(array.shape), "offset": len(self.content)}
+        self.content.extend(array.tobytes())
+        return record
+
+
+def describe(
+    exported: Any,
+    inputs: Sequence[Any],
+    expected: Sequence[Any],
+    *,
+    tolerance: Sequence[float],
+    runs: int,
+    warm_up: int,
+) -> bytes:
+    """The description of an exported model, with the number of runs to time. Raises Fault ``model``."""
+    import torch
+
+    tensors = _Tensors()
+    specs = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
+    values = {**exported.state_dict, **exported.constants}
+    given, constants, calls, outputs = [], {}, [], []
+    for node in exported.graph.nodes:
+        if node.op == "placeholder":
+            if specs[node.name].kind.name == "USER_INPUT":
+                given.append(node.name)
+            elif node.users:
+                constants[node.name] = tensors.add(_array(values[specs[node.name].target], node.name))
+        elif node.op == "output":
+            outputs = [_encoded(item) for item in torch.utils._pytree.tree_leaves(node.args)]
+        elif node.op == "call_function":
+            if not node.users and "._assert" in str(node.target):  # newer than the board's PyTorch, and without effect
+                continue
+            name = "getitem" if node.target is operator.getitem else str(node.target)
+            if name.count(".") != 2 and name != "getitem":
+                raise Fault("model", f"{name} is not an ATen operator")
+            options = {key: _encoded(item) for key, item in node.kwargs.items()}
+            calls.append([node.name, name, [_encoded(item) for item in node.args], options, _rank(node)])
+        else:
+            raise Fault("model", f"{node.name} is a {node.op}: expected calls to operators")
+    description = {
+        "inputs": given,
+        "tensors": constants,
+        "calls": calls,
+        "outputs": outputs,
+        "examples": [tensors.add(item) for item in inputs],
+        "expected": [tensors.add(item) for item in expected],
+        "tolerance": list(tolerance),
+        "runs": runs,
+        "warm_up": warm_up,
+    }
+    return json.dumps(description).encode() + b"\n" + tensors.content
+
+
+def _rank(node: Any) -> int | None:
+    """The rank of a call's first result; None if it is not a floating-point tensor."""
+    import torch
+
+    leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    first = leaves[0] if leaves else None
+    return len(first.shape) if isinstance(first, torch.Tensor) and first.is_floating_point() else None
+
+
+def _array(value: Any, name: str) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.dtype in (torch.bfloat16,) or value.is_quantized:
+        raise Fault("model", f"its constant {name} is not a tensor of a type that numpy has")
+    return value.detach().contiguous().numpy()
+
+
+def _encoded(item: Any) -> Any:
+    """An argument for JSON. Raises Fault ``model``."""
+    import torch
+
+    if isinstance(item, (list, tuple)):
+        return [_encoded(each) for each in item]
+    if item is None or isinstance(item, (bool, int, float, str)):
+        return item
+    if isinstance(item, torch.fx.Node):
+        return {"node": item.name}
+    if isinstance(item, (torch.dtype, torch.layout, torch.memory_format)):
+        return {"torch": str(item).removeprefix("torch.")}
+    if isinstance(item, torch.device):
+        return {"device": str(item)}
+    raise Fault("model", f"an argument of its operators is a {type(item).__name__}")

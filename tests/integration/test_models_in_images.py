@@ -1,0 +1,68 @@
+"""Tests of models with the images: PyTorch of the system image, and a C program in the armv7 container."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import docker
+import numpy
+import pytest
+from test_models import QUICK, SUPPORT, needs_armv7
+
+from device.remote import models
+from engine.containers import run_in
+from flow import main_job
+from toolchain.config import Config
+from toolchain.manifest import Manifest
+
+pytestmark = pytest.mark.emulation
+
+C_PROGRAM = """
+cc -Wall -Werror main.c -o example -L. -lmodel -Wl,-rpath,'$ORIGIN'
+./example model.params input0.bin output0.bin
+"""
+
+
+def test_armv7_model_also_runs_in_the_images_torch(
+    built: main_job.Built, product_config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    needs_armv7()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # for the parameters of the model
+    done = models.profile(
+        product_config, model="remote_models:cnn", target="armv7", device="emulator", timing=QUICK, folder=SUPPORT
+    )
+    torch = built.manifest("torch").facts
+    if not torch["wheel"]:
+        assert done.not_run[0].endswith(" has no torch")
+        return
+    assert done.not_run == []
+    assert [item.torch for item in done.eager] == [torch["version"]] * 2
+
+
+def test_exported_model_is_built_in_the_armv7_container(
+    workbench: Mapping[str, Manifest],
+    client: docker.DockerClient,
+    product_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    needs_armv7()
+    assert workbench
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "exported"
+    models.profile(
+        product_config, model="remote_models:cnn", target="armv7", device="emulator", timing=QUICK, folder=SUPPORT,
+        export=folder,
+    )  # fmt: skip
+    run_in(
+        client,
+        product_config.image_reference("workbench"),
+        ["sh", "-ec", C_PROGRAM],
+        architecture=product_config.image.target,
+        binds=[f"{folder}:/mnt:rw"],
+        workdir="/mnt",
+        limit_s=600,
+    )
+    found, expected = (numpy.fromfile(folder / name, "f4") for name in ("output0.bin", "expected0.bin"))
+    assert numpy.allclose(found, expected, rtol=1e-4, atol=1e-4)

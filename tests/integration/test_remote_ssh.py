@@ -1,0 +1,147 @@
+"""Tests of sessions over SSH: a model in TVM and in the board's PyTorch, and sessions that lose their connection.
+
+The board is this machine's system with an SSH server, in a network namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from lab_parts import eventually
+from ssh_board import ssh_board, sshd_in
+from test_device_environment import exported_in
+from test_models import SUPPORT, description
+from test_netboot import bridged, ip
+
+from device.remote import eager, environment, models, profiling, targets
+from device.remote.address import parse
+from device.remote.loader_session import Timing
+from device.remote.models import ModelProfile
+from nfsroot.layout import Layout
+from nfsroot.private_network import private_network
+from toolchain import process
+from toolchain.config import Config
+from toolchain.errors import BoardLost, BoardSilent
+
+pytestmark = [
+    pytest.mark.network_namespaces,
+    pytest.mark.skipif(os.geteuid() != 0, reason="the SSH server needs root"),
+    pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is missing; ./inv installs it"),
+]
+BOARD = "192.168.77.50"
+DEVICE = f"tree://root@{BOARD}"
+QUICK = Timing(number=1, repeat=2, min_repeat_ms=0, warm_up=0)
+ENDLESS = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
+
+
+@dataclass(frozen=True)
+class Running:
+    """The configuration to reach the board, and its network namespace."""
+
+    config: Config
+    namespace: str
+
+    def programs(self, name: str) -> list[int]:
+        """Return the board's processes whose command line contains the name."""
+        found = []
+        for pid in process.output_of(["ip", "netns", "pids", self.namespace]).split():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(int(pid))
+        return found
+
+    def lose(self, name: str, seen: list[Path]) -> None:
+        """Wait for the session's program, note its file, and end the SSH login as a lost connection would."""
+        (word,) = {
+            word
+            for pid in eventually(lambda: self.programs(name))
+            for word in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if word.endswith("/loader")
+        }
+        seen.append(Path(word))
+        time.sleep(1)  # the program has started its work
+        for pid in self.programs("sshd"):
+            if b"listener" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def serving(shared: Config, folder: Path, *, with_torch: bool) -> Iterator[Running]:
+    """Run a board. Its Python imports this PC's PyTorch, if wanted."""
+    tvm = environment.ready_for_models(shared)
+    config = exported_in(folder)
+    (config.build_root / "remote").mkdir(parents=True)
+    for site in (tvm.site, *tvm.others):
+        (config.build_root / "remote" / site.name).symlink_to(site.resolve())
+    variables = f"PYTHONPATH={tvm.others[0].resolve()}" if with_torch else ""
+    sshd = sshd_in(folder)
+    with private_network(), bridged("board") as namespace:
+        ip("address", "add", "192.168.77.1/24", "dev", "pitorch")
+        ip("-n", namespace, "address", "add", f"{BOARD}/24", "dev", "eth0")
+        with ssh_board(namespace, sshd, folder / "board", Layout.of(config), variables):
+            remote = replace(config.remote, session_limit_s=600, queue_limit_s=600)
+            yield Running(replace(config, remote=remote), namespace)
+
+
+@pytest.fixture
+def board(product_config: Config, tmp_path: Path) -> Iterator[Running]:
+    with serving(product_config, tmp_path, with_torch=True) as made:
+        yield made
+
+
+def run(board: Running, model: str) -> ModelProfile:
+    return models.profile(
+        board.config, model=model, target="local", device=DEVICE, timing=QUICK, folder=SUPPORT, export=None
+    )
+
+
+def test_model_runs_in_tvm_and_in_the_boards_torch(board: Running) -> None:
+    done = run(board, "remote_models:cnn")
+    assert done.checked == 10
+    assert [item.precision for item in done.eager] == ["float32", "int8"]
+    assert done.not_run == []
+    for item in done.eager:
+        assert len(item.seconds) == 2
+        assert item.torch.startswith("2.13")
+    assert done.eager[0].difference < 1e-4 <= done.eager[1].largest
+    eventually(lambda: not board.programs("/loader"))
+
+
+def test_board_without_torch_is_named_in_the_result(product_config: Config, tmp_path: Path) -> None:
+    with serving(product_config, tmp_path, with_torch=False) as board:
+        done = run(board, "remote_models:cnn")
+    assert done.checked == 10
+    (line,) = done.not_run
+    assert line.startswith("torch float32 and int8 not run: ")
+    assert line.endswith(" has no torch")
+
+
+def test_lost_connection_leaves_no_kernel_and_no_file(board: Running) -> None:
+    seen: list[Path] = []
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(board.lose, "/loader", seen)
+        with pytest.raises((BoardLost, BoardSilent)):
+            profiling.profile(board.config, kernel="add_one", target="local", device=DEVICE, timing=ENDLESS)
+        lost.result()
+    eventually(lambda: not board.programs("/loader"))
+    eventually(lambda: not seen[0].parent.exists())
+
+
+def test_lost_connection_leaves_no_torch_and_no_file(board: Running) -> None:
+    seen: list[Path] = []
+    with ThreadPoolExecutor(1) as pool:
+        address, target = parse(DEVICE), targets.load("local")
+        found = pool.submit(eager.measure, board.config, target, address, description(runs=10**9), {})
+        board.lose("/loader", seen)
+        assert all("lost" in item.reason or "cannot be reached" in item.reason for item in found.result())
+    eventually(lambda: not board.programs("/loader"))
+    eventually(lambda: not seen[0].parent.exists())
