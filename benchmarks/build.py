@@ -127,7 +127,7 @@ def lean_settings() -> dict[str, str]:
 
 
 def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[float, float]:
-    """Time the creation of a minimal root with mmdebstrap, and the installation of the packages in the engine."""
+    """Return the seconds for a minimal root by mmdebstrap, and for adding the packages to it in a container."""
     config = workspace.config
     target = config.image.target
     tar = workspace.folder / "minimal.tar"

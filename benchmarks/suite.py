@@ -72,7 +72,7 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False,
     """
     if against and name != "cpu":
         raise UserError(
-            "only the benchmark cpu compares two wheels",
+            "only the benchmark 'cpu' compares two wheels",
             expected="--name=cpu with --against",
             found=f"--name={name}" if name else "no --name",
             fix=f"run ./inv bench --name=cpu --against={against}",

@@ -2,7 +2,7 @@
 
     sources → (libqpu, qpu-ops) → layers → exported tree
 
-Every program that a board starts from the tree over NFS afterwards uses the new files. Running programs keep the files
+From then on, programs that a board starts from the tree over NFS use the new files. Running programs keep the files
 that they have open. The rest of the tree is not changed.
 
 Each file is first written under a temporary name in its destination folder. After all files are written, they are
@@ -391,7 +391,7 @@ def _stale(tree: Path, content: Mapping[str, _Item], current: set[str], prefixes
 
 
 def _files_in_record(tree: Path, site: str, record: Path) -> set[str]:
-    """Return the files that a RECORD lists and their byte code, as paths relative to the tree."""
+    """Return the files listed in a RECORD, and their bytecode files, as paths relative to the tree."""
     found: set[str] = set()
     with record.open(newline="") as stream:
         for row in csv.reader(stream):

@@ -100,7 +100,7 @@ def main_job(context: Context, *, with_workbench: bool = False) -> Pipeline:
 
 
 def torch_job(context: Context, *, again: bool = False) -> Pipeline:
-    """Return the steps that build a torch wheel; with ``again``, even if the artefact cache has the wheel."""
+    """Return the steps that build a torch wheel. ``again`` ignores a wheel in the artefact cache."""
     before = (mirror.step(context), torch_builder.step(context), torch_source.step(context))
     return Pipeline(context.root, (*before, torch_wheel.step(context, again=again)))
 

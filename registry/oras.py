@@ -296,7 +296,7 @@ class Store:
             f"{item.name} is damaged in the registry",
             expected=f"{item.size} bytes with the digest {item.digest}",
             found=found,
-            fix=f"delete {self._reference} there and push it again from the machine that built it",
+            fix=f"delete {self._reference} from the registry, and push it again from the machine that built it",
         )
 
 

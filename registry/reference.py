@@ -126,7 +126,7 @@ def _check_repository(host: str, repository: str) -> None:
         tagged = ":" in repository or "@" in repository
         raise UserError(
             f"{repository!r} is not a valid repository name",
-            expected="lower-case letters and digits, separated by single '.', '_', '/' or by '-'",
+            expected="lower-case letters and digits, separated by a single '.', '_' or '/', or by one or more '-'",
             found=repository,
             fix="pass the tag with --tag" if tagged else "pass another namespace: --registry HOST[:PORT]/NAMESPACE",
         )

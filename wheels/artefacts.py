@@ -188,7 +188,7 @@ def entry(config: Config, name: str, key: str) -> Entry | None:
             if aside is None:
                 continue  # another process has replaced the entry
             raise ArtefactDamaged(
-                f"{name} in the artefact cache is damaged and not used ({fault.summary})",
+                f"{name} in the artefact cache is damaged and will not be used ({fault.summary})",
                 expected=fault.expected or "every file of its manifest",
                 found=fault.found or "a missing file",
                 fix=f"run the task again to build or pull it; the damaged entry is {aside}",
@@ -284,7 +284,7 @@ def pull(
                     f"the contents of {reference} are inconsistent ({fault.summary})",
                     expected=fault.expected,
                     found=fault.found,
-                    fix="delete that tag there and push it again from the machine that built it",
+                    fix="delete that tag from the registry, and push the wheel again from the machine that built it",
                 ) from fault
     made = entry(config, name, own)
     assert made is not None, "it was stored above"  # noqa: S101
@@ -439,7 +439,7 @@ def _require_stated(reference: Reference, received: Sequence[Path]) -> None:
             f"{reference} has no provenance for its files",
             expected="an in-toto statement with the SHA-256 of every file",
             found=f"none for {', '.join(unknown)}" if unknown else "a statement without files",
-            fix="delete that tag there and push it again from the machine that built it, or build it here",
+            fix="delete that tag from the registry, and build the wheel here or push it again from where it was built",
         )
 
 

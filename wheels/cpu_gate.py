@@ -1,4 +1,4 @@
-"""Find a wheel's instructions that a CPU does not support, and determine which of them run only after a CPU check.
+"""Find the instructions in a wheel that a CPU does not support, and determine which of them run only after a CPU check.
 
 LLVM decodes 64-bit files. Each function with unsupported instructions is one of:
 

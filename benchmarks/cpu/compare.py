@@ -65,7 +65,7 @@ def measure(workspace: Workspace) -> Result:
     config = workspace.user
     if config.image.target.debian != "armhf":
         raise PlatformMismatch(
-            "the benchmark cpu supports only 32-bit ARM",
+            "the benchmark 'cpu' supports only 32-bit ARM",
             expected="image.architecture: armhf",
             found=config.image.architecture,
             fix="run ./inv bench --name=cpu --architecture=armhf",

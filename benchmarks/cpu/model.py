@@ -77,7 +77,7 @@ def assembly(block: Block) -> str:
     """Return the block in assembly language.
 
     Branches jump to themselves, because their targets are outside the block. QEMU disassembles each instruction
-    separately, and prints the instructions after an IT without a condition, so IT is replaced by NOP.
+    separately. It therefore prints the instructions of an IT block without their conditions, and NOP replaces IT.
     """
     lines = []
     for item in block.instructions:

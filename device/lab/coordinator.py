@@ -81,7 +81,7 @@ class Coordinator:
     def define(self, name: str, tags: Mapping[str, str], match: str) -> bool:
         """Create a place, or update its tags and its match; returns whether anything changed.
 
-        The tag ``quarantine`` of an existing place is kept, because runs set it. Raises UserError if the
+        An existing place keeps its tag ``quarantine``, which only runs set. Raises UserError if the
         board of an existing place belongs to another exporter.
         """
         old = self.places().get(name)

@@ -132,7 +132,7 @@ class _Reader:
         if name.startswith("relax.memory.kill"):
             return None
         callee = str(value.args[0]) if name == "relax.call_packed" else name
-        raise Fault("model", f"TVM lowers one of its operators to {callee}, which needs TVM's runtime")
+        raise Fault("model", f"TVM lowers one of the model's operators to {callee}, which needs TVM's runtime")
 
     def _block(self, size: int) -> int:
         offset = self.plan.work_area

@@ -105,7 +105,7 @@ class Profile:
         return found
 
     def print(self) -> None:
-        """Print the table on stdout."""
+        """Print the table to stdout."""
         table = Table(
             title=f"{self.kernel} on {self.device}", title_justify="left", title_style="bold", show_header=False
         )
@@ -426,7 +426,7 @@ def run_worker(
 
 
 class _WorkerRun:
-    """The messages of the worker so far."""
+    """The messages received from the worker so far."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts

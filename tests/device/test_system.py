@@ -29,7 +29,7 @@ FIRST_SUPPORTED_S = 1_735_689_600
 
 
 def mounts() -> dict[str, tuple[str, str, str]]:
-    """Read each mount's source, type and options, by mount point; the last mount on a mount point applies."""
+    """Read each mount's source, type and options, keyed by mount point. The last mount on a mount point counts."""
     rows = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
     return {row[1]: (row[0], row[2], row[3]) for row in rows}
 

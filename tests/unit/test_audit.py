@@ -42,7 +42,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def found(made: Audit, check: str) -> dict[str, tuple[str, bool]]:
-    """Map paths to the problems that one check found, and whether they were fixed."""
+    """Map each path to the problems that one check found there, and to whether they were fixed."""
     return {item.path: (item.found, item.fixed) for item in made.findings if item.check == check}
 
 

@@ -124,7 +124,7 @@ def test_output_of_every_task_is_on_a_page(tasks: Tasks) -> None:
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
-    """Return the numbered lines of a page outside code blocks and tables."""
+    """Return a page's lines outside code blocks and tables, with their line numbers."""
     in_code = False
     for number, line in enumerate(page.read_text().splitlines(), start=1):
         fence = line.lstrip().startswith("```")

@@ -77,7 +77,7 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, const IntExpr& n,
 // that follow in the kernel's source. The stride is the number of elements in memory (0..2047,
 // initially 0) that are skipped between two elements of the vector. With a stride of 1, *p reads
 // every other word. The stride is a C++ number and must be set outside If, While, For and Where.
-// It does not apply to gather() and explicit DMA. While a stride is set, store(x, p, n) is an
+// It does not apply to gather() or explicit DMA. While a stride is set, store(x, p, n) is an
 // error. Strides are slow: a load becomes up to 16 loads and 16 rotations, and a store becomes 16
 // one-word stores. To iterate over an array, gather(p + index() * 2) is faster.
 //

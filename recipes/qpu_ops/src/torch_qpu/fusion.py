@@ -1,4 +1,4 @@
-"""The backend ``qpu`` of torch.compile: each chain of elementwise operators becomes one QPU kernel.
+"""The ``qpu`` backend for torch.compile: each chain of elementwise operators becomes one QPU kernel.
 
     fast = torch.compile(model, backend="qpu")
 
