@@ -372,8 +372,10 @@ class RealCard:
     key: Path
 
 
-@pytest.fixture(scope="module")
-def real_card(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCard]:
+@pytest.fixture(scope="module", params=["armhf", "arm64"])
+def real_card(
+    request: pytest.FixtureRequest, product_config: Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealCard]:
     """Build a separate image, because the tests' shared image is not for cards. The next run reuses the build."""
     place = tmp_path_factory.mktemp("real")
     key = place / "key"
@@ -382,7 +384,9 @@ def real_card(product_config: Config, tmp_path_factory: pytest.TempPathFactory) 
     config = replace(
         product_config,
         build=replace(product_config.build, folder=product_config.build.folder.with_name("test-card")),
-        image=replace(product_config.image, name=f"{product_config.image.name}-card", card=True),
+        image=replace(
+            product_config.image, name=f"{product_config.image.name}-card", card=True, architecture=request.param
+        ),
         sd=replace(
             product_config.sd,
             user="ada",
@@ -410,22 +414,31 @@ def test_a_real_card_is_intact_and_reproducible(real_card: RealCard) -> None:
     assert [item.sha256 for item in again.artefacts] == [item.sha256 for item in real_card.manifest.artefacts]
 
 
+EMULATED_PIS = {
+    "armhf": ("raspi2b", "bcm2836-rpi-2-b.dtb", "ttyAMA0"),
+    # Linux assigns the first serial port of a Pi 3 to Bluetooth.
+    "arm64": ("raspi3b", "bcm2837-rpi-3-b.dtb", "ttyS1,115200", "-serial", "null"),
+}
+"""QEMU's machine, device tree and console for each architecture, and options for serial ports before the console."""
+
+
 @pytest.mark.expensive
 @pytest.mark.emulation
 @pytest.mark.machine
 @pytest.mark.timeout(3600)
-def test_an_emulated_pi_2_boots_from_the_card(real_card: RealCard, tmp_path: Path) -> None:
+def test_an_emulated_pi_boots_from_the_card(real_card: RealCard, tmp_path: Path) -> None:
     """QEMU has no firmware for the machine, so it loads the kernel from the boot partition. The root is on the card."""
+    machine_name, tree, console_name, *serial = EMULATED_PIS[real_card.config.image.architecture]
     tools = image.ready_tools(real_card.config)
-    for name in ("vmlinuz", "initrd.img", "cmdline.txt", "bcm2836-rpi-2-b.dtb"):
+    for name in ("vmlinuz", "initrd.img", "cmdline.txt", tree):
         tools.run("mcopy", "-i", real_card.boot, f"::{name}", tmp_path)
     card, console = tmp_path / "card", tmp_path / "console.log"
     process.run(["cp", "--sparse=always", real_card.raw, card])
     os.truncate(card, 1 << real_card.raw.stat().st_size.bit_length())  # QEMU accepts powers of 2 only
     words = (tmp_path / "cmdline.txt").read_text().split()
-    line = " ".join(["console=ttyAMA0", *(word for word in words if not word.startswith("console="))])
-    argv = ["setpriv", "--pdeathsig", "TERM", "qemu-system-arm", "-M", "raspi2b", "-append", line]
-    argv += ["-kernel", "vmlinuz", "-initrd", "initrd.img", "-dtb", "bcm2836-rpi-2-b.dtb"]
+    line = " ".join([f"console={console_name}", *(word for word in words if not word.startswith("console="))])
+    argv = ["setpriv", "--pdeathsig", "TERM", "qemu-system-aarch64", "-M", machine_name, "-append", line]
+    argv += ["-kernel", "vmlinuz", "-initrd", "initrd.img", "-dtb", tree, *serial]
     argv += ["-drive", "if=sd,format=raw,file=card", "-serial", f"file:{console}", "-display", "none"]
     machine = subprocess.Popen([*argv, "-monitor", "none", "-no-reboot"], cwd=tmp_path)
     try:
@@ -454,6 +467,7 @@ def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path
     spec = qemu.MachineSpec(
         boot=qemu.BootFiles(tmp_path / "vmlinuz", tmp_path / "initrd.img", "of the card"),
         disk=real_card.raw,
+        architecture=real_card.config.image.architecture,
         init="systemd",
         extra_arguments=" ".join(word for word in words if not word.startswith("console=")),
     )
