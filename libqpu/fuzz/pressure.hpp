@@ -21,7 +21,8 @@ namespace fuzz::pressure {
 
 struct Outcome {
   std::string fault;  // a description of the failure, or "" if there is none
-  std::array<std::uint64_t, 3> clocks{};  // indexed by level: clocks in the emulator's model
+  // Indexed by level: clocks in the emulator's model, on the kernel's number of QPUs and on one QPU.
+  std::array<std::uint64_t, 3> clocks{}, clocksOnOne{};
   std::array<std::uint32_t, 3> spillBytes{};
 };
 
@@ -127,6 +128,7 @@ class Check {
       outcome_.clocks[static_cast<std::size_t>(level)] = report.clocks;
       if (!report.hostInterrupt) return fail(who + ": ends without an interrupt");
       compare(who, &object);
+      outcome_.clocksOnOne[static_cast<std::size_t>(level)] = emulate(object, 1, arguments()).clocks;
     } catch (const qpu::Error& e) {
       fail(who + ": " + e.what());
     }
