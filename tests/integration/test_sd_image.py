@@ -420,6 +420,8 @@ EMULATED_PIS = {
     "arm64": ("raspi3b", "bcm2837-rpi-3-b.dtb", "ttyS1,115200", "-serial", "null"),
 }
 """QEMU's machine, device tree and console for each architecture, and options for serial ports before the console."""
+FIRST_BOOT_IS_FINISHED = "Datasource DataSourceNoCloud [seed=/dev/mmcblk0p1]."
+"""The end of cloud-init's last message, which names the SD card's first partition as the source of the settings."""
 
 
 @pytest.mark.expensive
@@ -443,7 +445,8 @@ def test_an_emulated_pi_boots_from_the_card(real_card: RealCard, tmp_path: Path)
     machine = subprocess.Popen([*argv, "-monitor", "none", "-no-reboot"], cwd=tmp_path)
     try:
         deadline = time.monotonic() + BOOT_LIMIT_S
-        while not console.exists() or "card-test login:" not in console.read_text(errors="replace"):
+        # No login prompt is awaited: systemd stops waiting for a serial port after 90 s, which elapse on a busy machine.
+        while not console.exists() or FIRST_BOOT_IS_FINISHED not in console.read_text(errors="replace"):
             assert machine.poll() is None
             assert time.monotonic() < deadline, console.read_text(errors="replace")[-3000:]
             time.sleep(1)
