@@ -445,7 +445,7 @@ def test_an_emulated_pi_boots_from_the_card(real_card: RealCard, tmp_path: Path)
     machine = subprocess.Popen([*argv, "-monitor", "none", "-no-reboot"], cwd=tmp_path)
     try:
         deadline = time.monotonic() + BOOT_LIMIT_S
-        # No login prompt is awaited: systemd stops waiting for a serial port after 90 s, which elapse on a busy machine.
+        # On a busy machine, there is no login prompt: systemd waits for the serial port for 90 s only.
         while not console.exists() or FIRST_BOOT_IS_FINISHED not in console.read_text(errors="replace"):
             assert machine.poll() is None
             assert time.monotonic() < deadline, console.read_text(errors="replace")[-3000:]
