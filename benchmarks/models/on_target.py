@@ -66,6 +66,7 @@ def main() -> None:
     mode, rows_file, *folders = sys.argv[1:]
     rows: list[dict[str, Any]] = []
     torch.set_grad_enabled(False)
+    torch.set_num_threads(1)  # also QNNPACK's and XNNPACK's threads, which OMP_NUM_THREADS does not affect
     for folder in map(Path, folders):
         text, _, rest = (folder / "model.graph").read_bytes().partition(b"\n")
         description, content = json.loads(text), bytearray(rest)
