@@ -312,7 +312,7 @@ def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment) -> N
         deadline = time.monotonic() + 120
         while board.log().count("pitorch: serving at") < 2 and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert "is restarted" in board.log()
+        assert "is being restarted" in board.log()
         assert run(device).checked == 1024
 
 
