@@ -197,7 +197,7 @@ class ConsoleRecorder(SerialDriver):  # type: ignore[misc]
         self._recording = contextlib.ExitStack()
 
     def open(self) -> None:
-        """Start to record."""
+        """Start recording."""
         log, ended = Path(self.console), threading.Event()
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
@@ -208,7 +208,7 @@ class ConsoleRecorder(SerialDriver):  # type: ignore[misc]
         self._recording.callback(ended.set)
 
     def close(self) -> None:
-        """Stop to record."""
+        """Stop recording."""
         self._recording.close()
 
     def _record(self, log: Path, ended: threading.Event) -> None:

@@ -96,14 +96,16 @@ TEST_CASE("random kernels are not slower at level 2") {
   // of the time. Which of these fetches overlap with DMA depends on where the stores are in the
   // cache lines, and can take one fetch more than at level 0.
   const auto fetch = static_cast<std::uint64_t>(qpu::emu::kDefaultBoard.fetchMemoryClocks);
-  std::uint32_t count = 0;
+  std::uint32_t count = 0, slower = 0;
   for (std::uint32_t seed = 0; seed < 1500; ++seed) {
     CAPTURE(seed);
     const std::optional<Clocks> clocks = clocksOfRandomKernel(seed);
     if (!clocks) continue;
     ++count;
     CHECK((*clocks)[2] <= (*clocks)[0] + fetch);
+    slower += (*clocks)[2] > (*clocks)[0] ? 1 : 0;
   }
+  CHECK(slower <= 1);  // kernel 507 takes 32 clocks more
   CHECK(count > 100);  // if not, too few kernels are valid
   MESSAGE(count, " kernels");
 }
