@@ -5,8 +5,9 @@
 //   loader LOCK_FILE QUEUE_SECONDS SESSION_SECONDS
 //
 // Only one session at a time holds LOCK_FILE; others wait for it for up to QUEUE_SECONDS. After
-// SESSION_SECONDS the loader exits with status 124. If the client disconnects, it exits with status 1, even while a
-// kernel runs. Requests are lines of words, some followed by bytes. A response is "ok WORDS", followed by bytes for some requests, or "error KIND TEXT":
+// SESSION_SECONDS the loader exits with status 124. If the client disconnects, it exits with status 1,
+// even while a kernel runs. Requests are lines of words, some followed by bytes. A response is
+// "ok WORDS", followed by bytes for some requests, or "error KIND TEXT":
 //
 //   load ENTRY BYTES + library    ok BACKEND           a kernel library; "-" as entry: plain; 0 bytes: the
 //                                                      kernel that is linked in (linked.cpp)
