@@ -110,12 +110,12 @@ class ModelProfile:
 
         return [
             ("", "TVM", *(f"torch {item.precision}" for item in self.eager)),
-            cells("median", text(self.median_s), lambda item: text(statistics.median(item.seconds))),
+            cells("median", text(self.median_s), lambda item: text(item.median_s or 0.0)),
             cells("p90", text(self.p90_s), lambda item: text(item.p90_s or 0.0)),
             cells("peak memory", self.peak_memory, lambda item: self._memory(item.peak_memory_bytes)),
             cells(
                 "difference",
-                f"at most {self.tolerance[1]:g}",
+                "within tolerance",
                 lambda item: f"{item.difference:.3g} of {item.largest:.3g}",
             ),
             cells("threads", "1", lambda item: str(item.threads)),
