@@ -97,7 +97,7 @@ def _rank(node: Any) -> int | None:
 def _array(value: Any, name: str) -> Any:
     import torch
 
-    if not isinstance(value, torch.Tensor) or value.dtype in (torch.bfloat16,) or value.is_quantized:
+    if not isinstance(value, torch.Tensor) or value.dtype == torch.bfloat16 or value.is_quantized:
         raise Fault("model", f"its constant {name} is not a tensor of a type that numpy has")
     return value.detach().contiguous().numpy()
 
