@@ -148,8 +148,7 @@ def _all_acquired(lab: Lab, names: Sequence[str]) -> Iterator[dict[str, Place]]:
         yield {name: place for name, place in _in_parallel(names, acquire).items() if place}
     finally:
         with concurrent.futures.ThreadPoolExecutor(max(1, len(names))) as pool:
-            for stack in stacks.values():
-                pool.submit(stack.close)
+            list(pool.map(contextlib.ExitStack.close, stacks.values()))  # the list raises their exceptions
 
 
 def _in_turns(
