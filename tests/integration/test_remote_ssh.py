@@ -59,14 +59,17 @@ class Running:
                     found.append(int(pid))
         return found
 
-    def lose(self, name: str, seen: list[Path]) -> None:
+    def loaders(self) -> set[str]:
+        """Return the files that running sessions execute. A shell that is about to start one does not count."""
+        words = set()
+        for pid in self.programs("/loader"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                words |= set(Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
+        return {word for word in words if word.startswith("/") and word.endswith("/loader")}
+
+    def lose(self, seen: list[Path]) -> None:
         """Wait for the session's program, note its file, and end the SSH login as a lost connection would."""
-        (word,) = {
-            word
-            for pid in eventually(lambda: self.programs(name))
-            for word in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            if word.endswith("/loader")
-        }
+        (word,) = eventually(self.loaders)
         seen.append(Path(word))
         time.sleep(1)  # the program has started its work
         for pid in self.programs("sshd"):
@@ -128,7 +131,7 @@ def test_board_without_torch_is_named_in_the_result(product_config: Config, tmp_
 def test_lost_connection_leaves_no_kernel_and_no_file(board: Running) -> None:
     seen: list[Path] = []
     with ThreadPoolExecutor(1) as pool:
-        lost = pool.submit(board.lose, "/loader", seen)
+        lost = pool.submit(board.lose, seen)
         with pytest.raises((BoardLost, BoardSilent)):
             profiling.profile(board.config, kernel="add_one", target="local", device=DEVICE, timing=ENDLESS)
         lost.result()
@@ -141,7 +144,7 @@ def test_lost_connection_leaves_no_torch_and_no_file(board: Running) -> None:
     with ThreadPoolExecutor(1) as pool:
         address, target = parse(DEVICE), targets.load("local")
         found = pool.submit(eager.measure, board.config, target, address, description(runs=10**9), {})
-        board.lose("/loader", seen)
+        board.lose(seen)
         assert all("lost" in item.reason or "cannot be reached" in item.reason for item in found.result())
     eventually(lambda: not board.programs("/loader"))
     eventually(lambda: not seen[0].parent.exists())
