@@ -84,7 +84,7 @@ _drawing = threading.Lock()
 
 
 def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: int) -> str:
-    """Return charts by title, two in a row, as one SVG element: seconds over columns, with logarithmic axes.
+    """Return charts by title, two in a row, as one SVG element: time over columns, with logarithmic axes.
 
     ``height`` is the number of rows in the matrix. Lines with the same name share an entry of the legend.
     """
@@ -92,6 +92,7 @@ def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: 
 
     mpl.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter, NullFormatter, StrMethodFormatter
 
     used = dict.fromkeys(["--ink", "--rule", *(line.css for lines in charts.values() for line in lines)])
     placeholders = {css: f"#0101{number:02x}" for number, css in enumerate(used, 1)}
@@ -132,13 +133,17 @@ def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: 
                         alpha=0.75 if line.published else 1,
                         label=line.name,
                     )
+                # The default labels are powers as math text, which this function does not parse.
+                axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+                axes.yaxis.set_major_formatter(EngFormatter(unit="s"))
+                axes.yaxis.set_minor_formatter(NullFormatter())
                 axes.grid(visible=True, which="major", color=placeholders["--rule"], linewidth=0.6)
                 axes.tick_params(which="both", length=0)
                 axes.set_title(title, loc="left", fontsize=10, style="italic")
             for axes in grid.flat[len(charts) :]:
                 axes.set_visible(False)
             figure.supxlabel(f"W, columns of the matrix ({height} rows)", fontsize=11)
-            figure.supylabel("seconds, lower is better", fontsize=11)
+            figure.supylabel("time, lower is better", fontsize=11)
             handles = {line.get_label(): line for axes in grid.flat for line in axes.get_lines()}
             figure.legend(
                 handles=handles.values(), frameon=False, fontsize=10, loc="outside upper left", ncols=legend_columns
@@ -153,7 +158,7 @@ def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: 
         text = text.replace(colour, f"var({css})")
     text = re.sub(r'<svg ([^>]*?)height="[^"]*" ([^>]*?)width="[^"]*"', r"<svg \1\2", text, count=1)
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
-    return text.replace("<svg ", '<svg role="img" aria-label="seconds over columns, both logarithmic" ', 1)
+    return text.replace("<svg ", '<svg role="img" aria-label="time over columns, both logarithmic" ', 1)
 
 
 def timing_table(timing: Mapping[str, Any]) -> list[dict[str, Any]]:

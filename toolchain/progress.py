@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,6 +42,17 @@ def make_console(**options: Any) -> Console:
 
 
 console = make_console(stderr=True)
+_subject: ContextVar[str] = ContextVar("subject", default="")
+
+
+@contextlib.contextmanager
+def about(subject: str) -> Iterator[None]:
+    """Print the subject, such as a board, before the titles and lines of this thread."""
+    token = _subject.set(f"{subject}: ")
+    try:
+        yield
+    finally:
+        _subject.reset(token)
 
 
 class Bar(Protocol):
@@ -73,7 +85,7 @@ class _LineBar:
             return
         self._printed = now
         share = f"{100 * completed / self._total:.0f} %" if self._total else f"{completed:.0f}"
-        say(f"    {self._title}: {share} {note}".rstrip())
+        _print(f"    {self._title}: {share} {note}".rstrip())
 
 
 class _Where(ProgressColumn):
@@ -113,6 +125,7 @@ def bar(title: str, *, total: float | None = None, in_bytes: bool = False) -> It
     Bars of all threads share one display, which is removed together with the last bar.
     """
     global _live, _bars
+    title = f"{_subject.get()}{title}"
     if not console.is_terminal:
         yield _LineBar(title, total)
         return
@@ -137,6 +150,7 @@ def bar(title: str, *, total: float | None = None, in_bytes: bool = False) -> It
 @contextlib.contextmanager
 def step(title: str) -> Iterator[None]:
     """Print the title of a step when it starts, and its duration when it ends or fails."""
+    title = f"{_subject.get()}{title}"
     console.print(Text.assemble(("==>", "bold"), " ", title), soft_wrap=True)
     began = time.monotonic()
     try:
@@ -151,12 +165,17 @@ def step(title: str) -> Iterator[None]:
 
 def say(text: str) -> None:
     """Print a line without wrapping it, so that commands in it can be copied."""
+    words = text.lstrip(" ")
+    _print(f"{text[: len(text) - len(words)]}{_subject.get()}{words}")
+
+
+def _print(text: str) -> None:
     console.print(printable(text), soft_wrap=True)
 
 
 def warn(text: str) -> None:
     """Print a warning."""
-    _warn(console, text)
+    _warn(console, f"{_subject.get()}{text}")
 
 
 def _warn(out: Console, text: str) -> None:

@@ -114,6 +114,11 @@ class Outcome:
         """The tests that ran neither here nor on another board."""
         return [] if self.moved else self.without_result
 
+    @property
+    def image(self) -> str:
+        """The tag of the board's image, such as ``trixie-arm64``; empty if the image is not known."""
+        return str(self.document["image"].get("reference") or "").rpartition(":")[2]
+
     def row(self) -> dict[str, Any]:
         """The board's entry in the merged evidence."""
         made: dict[str, Any] = {"board": self.board, "error": self.error}

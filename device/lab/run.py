@@ -276,7 +276,8 @@ def _outcome(lab: Lab, name: str, how: How, held: Place | None = None) -> Outcom
                 files.remove(old)  # results of an earlier run must not be counted
             error = ""
             try:
-                _on_board(lab, place, how)
+                with progress.about(name):
+                    _on_board(lab, place, how)
             except UserError as fault:
                 error = str(fault)
                 progress.warn(f"{name}: {error}")
@@ -320,7 +321,7 @@ def _boot_and_run(lab: Lab, place: Place, how: How) -> SuiteResult:
     try:
         return _suite(lab, place, how)
     except BoardSilent as fault:
-        progress.warn(f"{place.name} did not boot; trying once more: {fault}")
+        progress.warn(f"the board did not boot; trying once more: {fault}")
     return _suite(lab, place, how)
 
 

@@ -650,7 +650,7 @@ def test_a_board_that_does_not_boot_twice_is_quarantined(
     with pytest.raises(DeviceTestsFailed, match="not pass on every board") as caught:
         run.on_all(quick, run.How())
     assert "dead: did not run: root@127.0.0.1" in caught.value.found
-    assert "dead did not boot; trying once more" in " ".join(capsys.readouterr().err.split())
+    assert "dead: the board did not boot; trying once more" in " ".join(capsys.readouterr().err.split())
     assert coordinator.places()["dead"].tags["quarantine"] == "yes"
     assert not coordinator.places()["dead"].holder
     folder = run.report_folder(quick, run.How())

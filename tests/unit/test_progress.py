@@ -73,6 +73,20 @@ def test_brackets_are_shown_as_they_are(log: io.StringIO, text: str) -> None:
     assert log.getvalue().count(text) == 4
 
 
+def test_lines_of_several_threads_begin_with_their_subject(log: io.StringIO) -> None:
+    def run(name: str) -> None:
+        with progress.about(name), progress.step("device suite"):
+            progress.say("    acquired")
+            progress.warn("did not boot")
+        progress.say("done")
+
+    run("q1")
+    lines = log.getvalue().splitlines()
+    assert lines[:3] == ["==> q1: device suite", "    q1: acquired", "WARNING q1: did not boot"]
+    assert lines[3].startswith("    q1: device suite: ")
+    assert lines[4] == "done"
+
+
 def test_long_lines_are_not_wrapped(log: io.StringIO) -> None:
     progress.say("x" * 300)
     assert log.getvalue() == "x" * 300 + "\n"

@@ -243,6 +243,8 @@ def test_chart_uses_the_colours_of_the_page() -> None:
         assert f"var({css})" in drawn
     assert "#0101" not in drawn, "a placeholder colour was not replaced"
     assert drawn == report.chart(timing(), "emulation"), "the chart is reproducible"
+    assert "$" not in drawn, "the labels of the axes are plain text"
+    assert " ms</text>" in drawn
     assert report.chart({"reason": "none"}, "emulation") == ""
 
 
