@@ -40,7 +40,7 @@ class Source:
 def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
     """Return text that identifies the source that the recipe pins. Nothing is fetched.
 
-    Raises SourceUnavailable for a release without a pin, and for a kind that is not built.
+    Raises SourceUnavailable for a release without a pin, and for a kind that is not built from source.
     """
     if kind not in ("archive", "git"):
         raise SourceUnavailable(
