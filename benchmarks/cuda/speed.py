@@ -137,7 +137,7 @@ def _tenths(mine: Sequence[float], others: Sequence[float]) -> tuple[float, floa
 
 
 def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
-    """Return a launch of the plain kernel through CuPy, in torch's stream. Raises ImportError without CuPy."""
+    """Return a function that launches the plain kernel in torch's stream. Raises ImportError if CuPy is missing."""
     import cupy
     from cuda_ops.array_exp import torchs_stream
 
