@@ -154,7 +154,7 @@ def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
 
 
 def additions() -> list[Comparison]:
-    """Time add2 on vectors of 2^20 elements and, limited by the memory, of 2^28 elements."""
+    """Time add2 on vectors of 2^20 elements, and of 2^28 elements, where the memory limits the speed."""
     import cuda_ops
     import torch
 

@@ -1,7 +1,7 @@
 """Build torchvision and torchaudio: cross-compile them in the native builder image against a torch wheel's files.
 
-The wheels for the torch wheel in this repository are in the folder ``prebuilt``, so that a first build does not compile
-them. That folder is a copy of their entry in the artefact cache.
+The folder ``prebuilt`` contains the wheels for the torch wheel in this repository, so that a first build does not
+compile them. The folder is a copy of their entry in the artefact cache.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def recipe_key(data: Recipe, target: Architecture, suite: Suite, torch: str) -> 
 
 
 def finished(config: Config, key: str) -> tuple[tuple[Path, ...], str]:
-    """Return the finished wheels with a recipe key, and their origin. Raises ArtefactDamaged."""
+    """Return the finished wheels for a recipe key, and their origin. Raises ArtefactDamaged."""
     if cached := artefacts.of_recipe(config, NAME, key):
         return cached, "from the artefact cache"
     return artefacts.prebuilt(PREBUILT, NAME, key), "the wheel in this repository"

@@ -298,7 +298,7 @@ class Builder:
     def older(self) -> tuple[list[Builder], list[Builder]]:
         """Return the other trees in the same folder: those that this tree replaces, and the remaining ones.
 
-        This tree replaces any tree with another key that was made for the same variant, source and user options. It
+        This tree replaces any tree that was made for the same variant, source and user options but has another key. It
         does not replace the tree of a second build with the same key, which is used for a comparison, nor a tree that
         does not record what it was made for.
         """

@@ -1,7 +1,7 @@
 """Cross-compile apache-tvm-ffi in its builder image, for boards for which the package index has no wheel.
 
-The package's own build backend creates the wheel. The variables of CPython's own cross builds and CMake options specify
-the target.
+The package's own build backend creates the wheel. CMake options and the variables that CPython uses for its own cross
+builds specify the target.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def convolution() -> dict[str, Tensor]:
 def linear_layers() -> dict[str, Tensor]:
     """Compute linear layers, batch norm, layer norm, GELU and softmax.
 
-    The layer before batch norm has no bias: batch norm would cancel it, and its gradient would be rounding errors.
+    The layer before batch norm has no bias: batch norm would cancel a bias, whose gradient would be rounding errors.
     """
     module = nn.Sequential(
         nn.Linear(20, 30, bias=False),

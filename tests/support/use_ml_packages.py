@@ -1,4 +1,4 @@
-"""Tests that use each package in ``image.ml_packages`` once, in one process with torch. pytest runs them in the image."""
+"""Tests that use each package in ``image.ml_packages`` once, together with torch. pytest runs them in the image."""
 
 from __future__ import annotations
 

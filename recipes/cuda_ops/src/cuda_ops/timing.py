@@ -51,7 +51,7 @@ _INPUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """The host clock measurements made in one of the four ways: a time in microseconds for each timed call."""
+    """The host clock's measurements in one of the four ways: the time of each timed call in microseconds."""
 
     before: str
     after: str
@@ -288,7 +288,7 @@ def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 
 
 
 def kernels_of(path: Path) -> dict[str, tuple[float, ...]]:
-    """Return the durations of all runs of each kernel in a trace, in microseconds, by the kernel's name.
+    """Return the durations in microseconds of all runs of each kernel in a trace, by kernel name.
 
     Raises ValueError for a file that is not a trace in Chrome's format: a list of events, in which complete events
     have a start and a duration.
