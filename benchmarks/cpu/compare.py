@@ -31,7 +31,7 @@ RULE = (
     "Executed instructions of the second call, in QEMU, with one thread. A block counts as a whole, and a conditional "
     "instruction counts whether or not its condition holds. "
     f"MODEL: llvm-mca estimates the cycles of the {model.BLOCKS} hottest blocks on {model.CPU}, each in a loop and "
-    "with all data in the L1 cache; the sum is scaled to all instructions. Not measured on hardware."
+    "with all data in the L1 cache. The sum is scaled to all instructions; not measured on hardware."
 )
 IMPORT = "import torch"
 _SCRIPT = Path(__file__).resolve().parent / "workloads.py"
