@@ -51,8 +51,8 @@ class Session {
   // Returns arrays with the given numbers of floats.
   Vectors operands(std::size_t a, std::size_t b, std::size_t result);
 
-  // Returns true if b still contains the data that the caller with this tag wrote. The result is
-  // valid only after a call of matrix() with the same number of columns.
+  // Returns true if b still contains the data that the caller with this tag wrote. A result of
+  // true is valid only after a call of matrix() with the same number of columns.
   bool has_vector(std::uint64_t tag) const;
   void set_vector_tag(std::uint64_t tag);
 

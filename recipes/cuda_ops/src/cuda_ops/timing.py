@@ -278,7 +278,7 @@ def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 
     tensors = [_tensor(text) for text in inputs]
     operation(*tensors)
     torch.cuda.synchronize()
-    # acc_events keeps all events. Without it, torch warns that later cycles drop events, although there is one cycle.
+    # acc_events keeps all events. Without it, torch warns that later cycles drop events, although there are none.
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as recorded:
         for before, after in REGIMES:
             with record_function(f"{before} / {after}"):

@@ -36,9 +36,9 @@ struct Pooling {
   int dilation_x = 1;
 };
 
-// For each window, computes the index of the greatest element in the plane. If several elements
-// are equal, this is the index of the first. If the window contains only padding, the index is
-// -1.
+// Finds the greatest element of each window, and computes its index within the plane. If several
+// elements are equal, this is the index of the first. If the window contains only padding, the
+// index is -1.
 void pool_places(std::int64_t* places, const float* in, const Pooling& shape, int qpus);
 // Computes the gradient of each element.
 void pool_backward(float* out, const float* gradient, const std::int64_t* places,
