@@ -372,8 +372,8 @@ at::Tensor plain_mm(const at::Tensor& a, const at::Tensor& b) {
   return matrices(a, b, set_qpus(), set_buffer());
 }
 
-// The following functions return the shapes of the results for tracing, where sizes may be
-// symbolic.
+// shape_alike(), shape_of_mv() and shape_of_mm() return an empty tensor with the shape of the
+// result. They are used for tracing, where sizes may be symbolic.
 bool same(const c10::SymInt& x, const c10::SymInt& y) {
   return x.sym_eq(y).expect_true(__FILE__, __LINE__);
 }
