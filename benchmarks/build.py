@@ -31,8 +31,8 @@ _PLAIN_STEPS = ("mirror", "tools", "rootfs")
 
 RULE = (
     "Clean: an empty build folder, no image and no downloaded package; one run, downloads included. Again: one warm-up "
-    "run, then the median. Both run the task in a separate process. Root filesystem, RUN instructions: one run each, "
-    "alone, downloads included; the minimal root from which the RUN instructions start is not counted."
+    "run, then the median. Both run the task in a separate process. Root filesystem and RUN instructions: one run "
+    "each, with nothing in parallel, downloads included; the time to create the minimal root is not counted."
 )
 
 
@@ -96,7 +96,7 @@ def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> 
 
 
 def root_alone(workspace: Workspace) -> float:
-    """Return the time in seconds to build the root filesystem from scratch, without other steps in parallel."""
+    """Return the time in seconds to build the root filesystem from scratch while no other step runs."""
     config = workspace.config
     for folder in config.build_root.glob("archives/*"):
         files.remove(folder)
@@ -127,7 +127,7 @@ def lean_settings() -> dict[str, str]:
 
 
 def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[float, float]:
-    """Return the seconds for a minimal root by mmdebstrap, and for adding the packages to it in a container."""
+    """Return the seconds to create a minimal root with mmdebstrap, and to add the packages to it in a container."""
     config = workspace.config
     target = config.image.target
     tar = workspace.folder / "minimal.tar"

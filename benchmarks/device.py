@@ -32,8 +32,8 @@ UP_LOADED = "device up, by pitorch.preloaded"
 RULE = (
     "MODEL: the device is QEMU's virtual machine with the lean init, booted over NFS; not measured on hardware. The "
     "image is built and exported in advance. The time is measured from saving a changed kernel to its result. Device "
-    "off: one run, including the boot. Device up: the median, with that run as the warm-up. Python is started each "
-    "time, or by ``python3 -m pitorch.preloaded``, which forks a process that has imported torch."
+    "off: one run, including the boot. Device up: the median; the run with the device off is the warm-up. Each run "
+    "starts Python, except with ``python3 -m pitorch.preloaded``, which forks a process that has imported torch."
 )
 
 KERNELS = Path("recipes/qpu_ops/csrc/kernels.cpp")

@@ -1,7 +1,7 @@
 """Build an extension wheel in three ways: emulated, with a native compiler in the container, and cross-compiled.
 
 There are two comparisons: the whole wheel, built by ``pip wheel`` in the container, and the compiler and linker calls
-alone. The calls use the command lines and folders of the wheel's build in all three ways.
+alone. In all three ways, the calls use the command lines and folders of the wheel's build.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class Trial:
         }
 
     def whole_wheel(self, way: Way) -> float:
-        """Return the time in which the script builds a wheel, including the time to start the container."""
+        """Return the time in seconds that the script takes to build a wheel, including the start of the container."""
         self._fresh()
         (seconds,) = timed(lambda: self._run(way, way.wheel), times=1)
         if not list(self._out.glob("*.whl")):

@@ -19,8 +19,8 @@ RULE = (
     "MODEL: clock cycles in the emulator's model of a Raspberry Pi 3; not measured on hardware. The share is the "
     "minimum time that the model's bus, or its pipes, need for the kernel, divided by the kernel's time. Its range "
     "results from the ranges of the model's parameters; the named assumption has the largest effect. Naive kernels are "
-    "from a course project, compiled without optimisation, on 4 QPUs. Measured on this PC: the compile time, the "
-    "minimum of five, and the time of a call, the median."
+    "from a course project, compiled without optimisation, on 4 QPUs. Measured on this PC: the compile time (minimum "
+    "of five) and the time of a call (median)."
 )
 
 SHARES = {

@@ -53,7 +53,7 @@ RULE = (
     "The coordinator alone: every place is acquired and released over one connection, in turn. Complete: "
     f"{2 * _TOGETHER} boards, {_TOGETHER} at a time, with labgrid-client and the process that releases a board. "
     f"Model of --all: all boards are acquired and released at the measured rate, and each runs for {SUITE_S:g} s. "
-    "Model of its memory: the process that releases the board and the suite's pytest with its imports, per board."
+    "Model of the memory of --all: per board, the process that releases it and the suite's pytest with its imports."
 )
 
 
@@ -122,7 +122,7 @@ def _of_size(workspace: Workspace, size: int, pytest_mb: float, free_mb: float) 
 
 
 def _figures(name: str, samples: Sequence[float], *, note: str = "") -> list[Figure]:
-    """The median with the range, and the 90th percentile, in milliseconds."""
+    """Return figures for the median with the range, and for the 90th percentile, in milliseconds."""
     p90 = statistics.quantiles(samples, n=10, method="inclusive")[-1]
     middle = Figure(name=name, value=statistics.median(samples), unit="ms", samples=tuple(samples), note=note)
     return [middle, Figure(name="  90th percentile", value=p90, unit="ms")]
@@ -138,7 +138,7 @@ def _milliseconds(action: Any, *, times: int) -> list[float]:
 
 
 def _in_turn(coordinator: Coordinator, size: int, times: int) -> tuple[list[float], list[float]]:
-    """The times, in milliseconds, to acquire and to release each place over one connection."""
+    """Return the times, in milliseconds, to acquire and to release each place over one connection."""
     acquire: list[float] = []
     release: list[float] = []
     with _session(coordinator.address) as stub:
@@ -171,7 +171,7 @@ def _complete(coordinator: Coordinator) -> _Complete:
 
 @contextlib.contextmanager
 def _session(address: str) -> Iterator[CoordinatorStub]:
-    """A stub with a session, which the coordinator requires for acquiring places."""
+    """Open a session, which the coordinator requires for acquiring places; yields its stub."""
     requests: queue.SimpleQueue[messages.ClientInMessage | None] = queue.SimpleQueue()
     startup, sync = messages.ClientInMessage(), messages.ClientInMessage()
     startup.startup.name = own_name()

@@ -78,7 +78,7 @@ def describe(target: Architecture) -> Machine:
 
 
 def processor(cpuinfo: str) -> str:
-    """Return the processor's name in /proc/cpuinfo, or the machine type if it has none."""
+    """Return the processor's name from /proc/cpuinfo, or the machine type if the file does not contain a name."""
     found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return found[1].strip() if found else platform.machine()
 

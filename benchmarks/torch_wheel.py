@@ -1,8 +1,8 @@
 """Compile a few of torch's objects in three ways, and estimate the time of the whole build under emulation.
 
 The sources and command lines are from the build tree of ``./inv build-torch``, without ccache. The sources belong to
-c10, which does not include headers of other libraries, because such headers exist only in the builder image. All three
-ways use GCC; the recipe's own compiler is also measured.
+c10, because c10 does not include headers of other libraries, which exist only in the builder image. All three ways use
+GCC; the recipe's own compiler is also measured.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ RULE = (
     "One compiler at a time, no ccache, timed inside the container. The first three use GCC with the same "
     "command line, without warnings; the recipe's compiler uses the command line of the build. Emulated: one run; "
     "others: the median of alternating runs. The emulated total is an estimate: the time of the build, multiplied by "
-    "the ratio of emulated GCC to the recipe's compiler. The time of the build is from its own record, under the load "
-    "at that time."
+    "the ratio of emulated GCC to the recipe's compiler. The time of the build is the recorded time, which depends on "
+    "the load during the build."
 )
 
 
@@ -103,7 +103,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
-    """The figures for the build in the tree, and the reasons for missing figures.
+    """Return the figures for the build in the tree, and the reasons for missing figures.
 
     ``slower`` is the factor by which emulation increases the time.
 

@@ -1,4 +1,4 @@
-"""One kernel, on this PC or on an ARM board: add 1.0 to each of 1024 floats, check it with numpy, time it.
+"""Run a kernel on this PC or on an ARM board: add 1.0 to each of 1024 floats, check the result, and time the kernel.
 
     .venv/bin/pip install -e '.[remote]'
     .venv/bin/python examples/remote_add.py --local-demo          on this PC

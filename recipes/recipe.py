@@ -48,7 +48,8 @@ class Recipe:
     def fingerprint(self) -> str:
         """Return the SHA-256 of the inputs and the data, without comments and other versions' tables.
 
-        The tables of ``architectures`` are not included: a change for one does not affect the products for another.
+        The tables of ``architectures`` are not included: a change for one architecture does not affect the products for
+        another.
         """
         data = [self.name, self.title, self.source, self.inputs, self.outputs, dict(self.settings), dict(self.tables)]
         parts = json.dumps(data, sort_keys=True) + tree_fingerprint(self.sources, *self.inputs)
@@ -67,7 +68,7 @@ class Recipe:
 
 
 def load(name: str) -> Recipe:
-    """Load the recipe in the folder of that name. Raises RecipeInvalid with all errors in its data file.
+    """Load the recipe in the folder of that name. Raises RecipeInvalid, which lists all errors in the data file.
 
     A recipe for several versions has a table ``versions.X`` for each. The table of the recipe's ``version`` is merged
     into the rest, and the version replaces ``{version}`` in the inputs. Tables ``architectures.X`` are for one
@@ -82,9 +83,9 @@ def load(name: str) -> Recipe:
             f"there is no recipe {name!r}", expected=f"one of {known}", found=f"no file {path}"
         ) from fault
     except tomllib.TOMLDecodeError as fault:
-        raise RecipeInvalid(f"{path} is not valid TOML", found=str(fault), fix="edit it") from fault
+        raise RecipeInvalid(f"{path} is not valid TOML", found=str(fault), fix="correct the file") from fault
     if faults := _faults(data):
-        raise RecipeInvalid(f"{path} is not a valid recipe", found="; ".join(faults), fix="edit it")
+        raise RecipeInvalid(f"{path} is not a valid recipe", found="; ".join(faults), fix="correct the file")
     version = data.get("version", "")
     data.update(data.pop("versions", {}).get(version, {}))
     architectures = data.pop("architectures", {})

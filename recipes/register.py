@@ -14,8 +14,8 @@ PYTHON_PATH = "usr/lib/python3/dist-packages/pitorch.pth"
 def register(stage: Path, installed: Path, prefix: str) -> None:
     """Register the library staged below ``stage`` with the loader, the shell, Python and pkg-config.
 
-    ``installed`` is the folder of ``prefix`` below ``stage``. Its programs in ``bin`` are linked to /usr/local/bin. If
-    it has ``lib/python``, that folder is added to Python's path, and /run/qpu is created at boot.
+    ``installed`` is the folder of ``prefix`` below ``stage``. Links to its programs in ``bin`` are created in
+    /usr/local/bin. If it has ``lib/python``, that folder is added to Python's path, and /run/qpu is created at boot.
     """
     loader = stage / LOADER_CONFIG
     loader.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The benchmark ``cpu``: instructions per workload, with torch's wheel for 32-bit ARM and with a second wheel."""
+"""The benchmark ``cpu``: instructions per workload, with the torch wheel for 32-bit ARM and with a second wheel."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from wheels import find as wheels
 RULE = (
     "Executed instructions of the second call, in QEMU, with one thread. A block counts as a whole, and a conditional "
     "instruction counts whether or not its condition holds. "
-    f"MODEL: cycles are llvm-mca's for {model.CPU} and the {model.BLOCKS} hottest blocks, each in a loop and with all "
-    "data in the L1 cache, scaled to all instructions; not measured on hardware."
+    f"MODEL: llvm-mca estimates the cycles of the {model.BLOCKS} hottest blocks on {model.CPU}, each in a loop and "
+    "with all data in the L1 cache. The sum is scaled to all instructions; not measured on hardware."
 )
 IMPORT = "import torch"
 _SCRIPT = Path(__file__).resolve().parent / "workloads.py"
@@ -103,7 +103,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def site_of(context: Context, made: Mapping[str, Manifest]) -> Path:
-    """The folder with torch. Raises ArtefactMissing."""
+    """Return the folder that contains torch. Raises ArtefactMissing."""
     if not made["torch"].facts["wheel"]:
         raise ArtefactMissing(
             "there is no torch wheel to run",

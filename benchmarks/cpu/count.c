@@ -15,8 +15,8 @@
  *
  * The last line is "end".
  *
- * RESIDENT_KIB is the resident memory in the program's own address range, without the emulator's, and 0 for a 64-bit
- * program, which has no such range.
+ * RESIDENT_KIB is the resident memory in the program's own address range, without the emulator's memory. It is 0 for a
+ * 64-bit program, which has no separate address range.
  *
  * A block counts as a whole each time it starts. Counts are exact for a process with one thread.
  */
@@ -35,7 +35,7 @@
 #define BUCKETS 65536
 #define TEXT 65536
 
-/* The functions of QEMU's plugin interface that are used here, from its documentation (Debian packages no header). */
+/* Functions of QEMU's plugin interface, declared as in its documentation, because no Debian package has the header. */
 EXPORT int qemu_plugin_version = 1;
 
 typedef uint64_t qemu_plugin_id_t;
@@ -169,7 +169,7 @@ static void end_region(void) {
             fprintf(out, "executed %u %" PRIu64 "\n", at->number, at->executions);
         }
     }
-    fflush(out); /* a process that is forked must not write it again */
+    fflush(out); /* a forked process must not write the buffered text again */
     region = 0;
 }
 

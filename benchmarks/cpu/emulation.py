@@ -1,4 +1,4 @@
-"""Run a script on the target's Python, in a container of its root filesystem, in the emulator with plugins."""
+"""Run a script with the target's Python in a container of the target's root filesystem, under QEMU with a plugin."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def run(
     log: Path,
     plugin: Path | None = None,
 ) -> None:
-    """Run ``python3 WORDS`` with torch from ``site``. ``out`` is /out, where the plugin writes ``counts``.
+    """Run ``python3 WORDS`` with torch from ``site``. ``out`` is mounted at /out, where the plugin writes ``counts``.
 
-    ``binds`` are read-only. Uses one thread. Raises CommandFailed, CommandTimedOut, EngineUnavailable.
+    ``binds`` are mounted read-only. torch uses one thread. Raises CommandFailed, CommandTimedOut, EngineUnavailable.
     """
     libraries = f"/usr/lib/{context.native.gnu}"
     emulator = f"{INSIDE}/qemu"
@@ -62,5 +62,5 @@ def run(
 
 
 def packages(root: Path, context: Context) -> Path:
-    """The folder of Python packages in a root."""
+    """Return the folder of Python packages in a root."""
     return root / f"usr/local/lib/python{context.suite.python}/dist-packages"

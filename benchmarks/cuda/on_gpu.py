@@ -43,8 +43,8 @@ SANITIZED = {
 """The tests that each tool of compute-sanitizer checks; GPU tests only.
 
 memcheck skips the tests that use tens of GiB, and those that run other programs or other libraries' kernels. It also
-skips the tests of when kernels run or when memory is allocated, because the tool changes both. The other tools are
-slower, so each checks a smaller set of tests. For initcheck, this set starts every kernel; for the others, it starts
+skips the tests that check when kernels run or when memory is allocated, because memcheck changes both. The other tools
+are slower, so each checks a smaller set of tests. The set for initcheck runs every kernel; the sets for the others run
 every kernel that shares memory among threads.
 """
 

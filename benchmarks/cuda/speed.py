@@ -137,7 +137,7 @@ def _tenths(mine: Sequence[float], others: Sequence[float]) -> tuple[float, floa
 
 
 def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
-    """Return a launch of the plain kernel through CuPy, in torch's stream. Raises ImportError without CuPy."""
+    """Return a function that launches the plain kernel in torch's stream. Raises ImportError if CuPy is missing."""
     import cupy
     from cuda_ops.array_exp import torchs_stream
 
@@ -154,7 +154,7 @@ def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
 
 
 def additions() -> list[Comparison]:
-    """Time add2 on vectors of 2^20 elements and, limited by the memory, of 2^28 elements."""
+    """Time add2 on vectors of 2^20 elements, and of 2^28 elements, where the memory limits the speed."""
     import cuda_ops
     import torch
 

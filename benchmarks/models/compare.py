@@ -1,4 +1,4 @@
-"""The benchmark ``models``: instructions per model, compiled by TVM, and in eager PyTorch in float32 and int8."""
+"""The benchmark ``models``: instructions per model when compiled by TVM, and in eager PyTorch in float32 and int8."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WIDTH = 118
 
 @dataclass(frozen=True)
 class Cell:
-    """A model in one of three ways. ``reason`` states why it was not run."""
+    """The measurements of a model that was run in one of three ways. ``reason`` states why it was not run."""
 
     instructions: int = 0
     seconds: float = 0.0
@@ -48,7 +48,7 @@ class Cell:
 def measure(workspace: Workspace) -> Result:
     """Compile the models for the target, then count their instructions and measure their times under emulation.
 
-    Raises ArtefactMissing without a torch wheel, the errors of compiling a model, and CommandFailed.
+    Raises ArtefactMissing if there is no torch wheel, CommandFailed, and the errors from compiling a model.
     """
     require_root("to unpack the root filesystem and the tools", "./inv bench --name=models")
     config = workspace.user
@@ -93,7 +93,7 @@ def measure(workspace: Workspace) -> Result:
 def cells(
     counted: Sequence[Mapping[str, Any]], timed: Sequence[Mapping[str, Any]], regions: Mapping[int, counts.Region]
 ) -> dict[str, dict[str, Cell]]:
-    """The measurements by model and way, from the rows of both runs of ``on_target.py``."""
+    """Return the measurements by model and way, from the rows of both runs of ``on_target.py``."""
     made: dict[str, dict[str, Cell]] = {}
     for one, other in zip(counted, timed, strict=True):
         instructions = regions[one["region"]].instructions if one["region"] else 0
@@ -102,7 +102,7 @@ def cells(
 
 
 def result(made: Mapping[str, Mapping[str, Cell]], torch: str, target: str) -> Result:
-    """The table, and the ratios of the instructions of TVM to those of PyTorch."""
+    """Return the table, and the ratios of TVM's instruction counts to PyTorch's."""
     figures = [
         Figure(
             name=f"{name}, {target}: instructions, TVM / {how}",
@@ -125,7 +125,7 @@ def result(made: Mapping[str, Mapping[str, Cell]], torch: str, target: str) -> R
 
 
 def table(made: Mapping[str, Mapping[str, Cell]], torch: str, target: str) -> str:
-    """The table of instructions and of times under emulation."""
+    """Return the table of instruction counts and of times under emulation."""
     sink = io.StringIO()
     console = Console(file=sink, width=_WIDTH, highlight=False)
     shown = Table(title=f"{target}, {torch}", title_justify="left", title_style="bold", padding=(0, 1))

@@ -54,7 +54,7 @@ class Lstm(nn.Module):  # type: ignore[misc]
 
 
 class InvertedResidual(nn.Module):  # type: ignore[misc]
-    """Expand the channels, filter each one, project them."""
+    """A block that expands the channels, filters each one, and projects them."""
 
     def __init__(self, given: int, made: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -109,25 +109,25 @@ def resnet18(side: int = 224) -> Any:
 
 
 def cnn() -> Any:
-    """Return the CNN, for an image of 16×16."""
+    """Return the CNN, for an image of 16×16 pixels."""
     return Cnn(), (torch.randn(1, 1, 16, 16),)
 
 
 def lstm() -> Any:
-    """Return the LSTM, for 12 steps."""
+    """Return the LSTM, for a series of 12 steps."""
     return Lstm(), (torch.randn(1, 12, 16),)
 
 
 def transformer() -> Any:
-    """Return an encoder layer, for 10 steps."""
+    """Return an encoder layer, for a sequence of 10 steps."""
     return nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), (torch.randn(1, 10, 32),)
 
 
 def small_mobilenet_v2() -> Any:
-    """Return MobileNetV2 for an image of 32×32."""
+    """Return MobileNetV2 for an image of 32×32 pixels."""
     return mobilenet_v2(32)
 
 
 def small_resnet18() -> Any:
-    """Return ResNet18 for an image of 32×32."""
+    """Return ResNet18 for an image of 32×32 pixels."""
     return resnet18(32)

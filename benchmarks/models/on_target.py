@@ -37,7 +37,7 @@ def mark(region: int) -> None:
 
 
 def compiled(folder: Path, inputs: Sequence[Any], like: Sequence[Any]) -> Callable[[], Sequence[Any]]:
-    """The model that TVM has compiled, as a function that returns its outputs."""
+    """Return a function that runs the model that TVM has compiled, and returns its outputs."""
     library = ctypes.CDLL(str(folder / "libmodel.so"))
     library.pitorch_model_error.restype = ctypes.c_char_p
     # torch's tensors start at multiples of 64 bytes, as the library requires.
@@ -51,12 +51,12 @@ def compiled(folder: Path, inputs: Sequence[Any], like: Sequence[Any]) -> Callab
             raise torch_session.NotRun(library.pitorch_model_error().decode())
         return outputs
 
-    run.parameters = parameters  # type: ignore[attr-defined] # keeps the memory
+    run.parameters = parameters  # type: ignore[attr-defined] # keeps the memory alive
     return run
 
 
 def eager(precision: str, description: Mapping[str, Any], content: bytearray) -> Callable[[], Sequence[Any]]:
-    """The model in PyTorch, as a function that returns its outputs."""
+    """Return a function that runs the model in eager PyTorch, and returns its outputs."""
     module, inputs = torch_session.prepared(torch, precision, description, content)
     return lambda: module(*inputs)
 
@@ -66,7 +66,7 @@ def main() -> None:
     mode, rows_file, *folders = sys.argv[1:]
     rows: list[dict[str, Any]] = []
     torch.set_grad_enabled(False)
-    torch.set_num_threads(1)  # also QNNPACK's and XNNPACK's threads, which OMP_NUM_THREADS does not affect
+    torch.set_num_threads(1)  # also for QNNPACK and XNNPACK, which ignore OMP_NUM_THREADS
     for folder in map(Path, folders):
         text, _, rest = (folder / "model.graph").read_bytes().partition(b"\n")
         description, content = json.loads(text), bytearray(rest)
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """The duration of one call."""
+    """Return the duration of one call in seconds."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began

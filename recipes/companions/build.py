@@ -1,7 +1,7 @@
 """Build torchvision and torchaudio: cross-compile them in the native builder image against a torch wheel's files.
 
-The wheels for the torch wheel in this repository are in the folder ``prebuilt``, so that a first build does not compile
-them. That folder is a copy of their entry in the artefact cache.
+The folder ``prebuilt`` contains the wheels for the torch wheel in this repository, so that a first build does not
+compile them. The folder is a copy of their entry in the artefact cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME = "companions"
 PREBUILT = HERE / NAME / "prebuilt"
 """Folder of the wheels in this repository."""
 _HOME = "/usr/src/companions"
-_FIX = "the recipe is in recipes/companions; image.companions: false leaves them out"
+_FIX = "the recipe is in recipes/companions; set image.companions: false to omit torchvision and torchaudio"
 
 
 def unfit(version: str) -> str:
@@ -47,7 +47,7 @@ def recipe_key(data: Recipe, target: Architecture, suite: Suite, torch: str) -> 
 
 
 def finished(config: Config, key: str) -> tuple[tuple[Path, ...], str]:
-    """Return the finished wheels with a recipe key, and their origin. Raises ArtefactDamaged."""
+    """Return the finished wheels for a recipe key, and their origin. Raises ArtefactDamaged."""
     if cached := artefacts.of_recipe(config, NAME, key):
         return cached, "from the artefact cache"
     return artefacts.prebuilt(PREBUILT, NAME, key), "the wheel in this repository"
@@ -59,7 +59,7 @@ def listing(config: Config) -> str:
 
 
 def published_for(config: Config, torch: str, *, fetch: bool = True) -> list[Path]:
-    """Return the package index's wheels for the torch wheel with this SHA-256, audited; empty if there are none.
+    """Return the audited wheels of the package index for the torch wheel with this SHA-256; empty if there are none.
 
     Without ``fetch``, return only wheels that were fetched before. Raises the same exceptions as ``published.obtain``
     and ``wheels.find.audit``.
@@ -74,7 +74,7 @@ def published_for(config: Config, torch: str, *, fetch: bool = True) -> list[Pat
 
 
 def artefact_key(recipe: str, builder: str) -> str:
-    """Return the key in the artefact cache, from the key of the recipe and the SHA-256 of the builder's root."""
+    """Compute the key in the artefact cache from the recipe's key and the SHA-256 of the builder's root."""
     return hashlib.sha256(f"{recipe}\n{builder}".encode()).hexdigest()
 
 
@@ -145,7 +145,7 @@ def _packages(suite: Suite) -> str:
 
 
 def examine(wheel: Path, torch_site: Path, target: Architecture, suite: Suite) -> audit.Examined:
-    """Audit a wheel in the same way as torch's, together with the torch that is unpacked in ``torch_site``.
+    """Audit a wheel as the torch wheel is audited, together with torch's libraries in ``torch_site``.
 
     The wheel must be stripped, and must not contain paths from its build. Raises WheelUnusable or PlatformMismatch.
     """
@@ -155,7 +155,7 @@ def examine(wheel: Path, torch_site: Path, target: Architecture, suite: Suite) -
 
 
 def place(made: Sequence[Path], folder: Path, data: Recipe) -> tuple[Path, ...]:
-    """Replace the wheels in ``folder`` with these, and return their paths there."""
+    """Replace the wheels in ``folder`` with copies of ``made``, and return the paths of the copies."""
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in data.outputs:
         for old in folder.glob(pattern):

@@ -1,4 +1,4 @@
-"""Audit a CUDA operator wheel: its machine and GPUs, and its requirements on the system that loads it.
+"""Audit a CUDA operator wheel: the CPU and GPU architectures of its code, and what it requires of the system.
 
 GPU code is in the section ``.nv_fatbin``: a sequence of containers, each with a header (magic 0xba55ed50, version, size
 of the header, size of the content) and entries (kind 1 for PTX and 2 for machine code, size of the entry's header, size
@@ -38,7 +38,7 @@ class Contents:
     """The result of the audit."""
 
     machine_code: tuple[str, ...]
-    """The compute capabilities without the point, such as ``75``."""
+    """The compute capabilities without the decimal point, such as ``75``."""
     ptx: tuple[str, ...]
     needs: tuple[str, ...]
     """The sonames of the required libraries."""
@@ -57,7 +57,7 @@ def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> 
     """Check a wheel against the requested architectures; return its contents.
 
     Raises PlatformMismatch, or WheelUnusable if the wheel is damaged, requires a specific Python or uncommon libraries,
-    or contains other GPU code.
+    or does not contain exactly the requested GPU code.
     """
     wheels.audit(wheel, target)
     _check_tag(wheel, target)

@@ -21,7 +21,7 @@ from toolchain.jobs import compile_jobs
 
 _LIMIT_S = 3600.0
 SOURCES = ("setup.py", "pyproject.toml", "csrc", "src")
-"""The wheel's sources. The other files in the recipe's folder are not part of it."""
+"""The wheel's sources. The other files in the recipe's folder are not part of the wheel."""
 _PIP_WHEEL = "python3 -m pip wheel --verbose --no-deps --no-build-isolation --no-cache-dir --wheel-dir /usr/src/out ."
 
 

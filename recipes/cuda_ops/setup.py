@@ -1,7 +1,7 @@
 """Build the wheel with ``pip wheel --no-build-isolation .`` and these variables.
 
-``CUDA_OPS_ARCHITECTURES``  GPU architectures, such as ``75;80;86;90+PTX``: machine code for each, and with ``+PTX``
-                            code that the driver of a later GPU translates. Required, because it defines the wheel.
+``CUDA_OPS_ARCHITECTURES``  GPU architectures, such as ``75;80;86;90+PTX``: machine code for each; ``+PTX`` adds code
+                            that the drivers of later GPUs translate. Required, because it defines the wheel.
 ``CUDA_OPS_TORCH_INCLUDE``  torch's include folder; only its headers are used (default: that of the installed torch)
 ``CUDA_HOME``               the CUDA toolkit (default: /usr/local/cuda)
 ``CUDA_OPS_CUDART``         folder with libcudart_static.a (default: in the toolkit)
@@ -47,7 +47,9 @@ def gencode(text: str) -> list[str]:
     for part in text.replace(",", ";").split(";"):
         found = re.fullmatch(r"(\d{2,3}[af]?)(\+PTX)?", part.strip())
         if found is None:
-            refuse("CUDA_OPS_ARCHITECTURES is invalid", "a list such as 75;80;86;90+PTX", repr(text), "set it")
+            refuse(
+                "CUDA_OPS_ARCHITECTURES is invalid", "a list such as 75;80;86;90+PTX", repr(text), "correct the list"
+            )
             continue
         number = found[1]
         options.append(f"-gencode=arch=compute_{number},code=sm_{number}")

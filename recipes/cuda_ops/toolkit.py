@@ -152,5 +152,5 @@ def _unusable(recipe: Recipe, home: Path, found: str) -> UserError:
         f"the wheel cannot be built with the CUDA toolkit in {home}",
         expected=f"release {recipe.settings['release']} with {', '.join(_NEEDED)} and libcudart_static.a",
         found=found,
-        fix="set cuda.toolkit to the folder of such a toolkit, or leave it empty to fetch it from PyPI",
+        fix="set cuda.toolkit to the folder of a complete toolkit of this release, or to pypi to fetch one",
     )

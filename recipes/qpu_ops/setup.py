@@ -111,7 +111,7 @@ def torch_extension(name: str, sources: list[str], *, include_dirs: list[str], *
 
 
 def compile_in_parallel() -> None:
-    """Compile MAX_JOBS (PyTorch's variable) sources in parallel if pybind11's helper for that is installed."""
+    """Compile MAX_JOBS (PyTorch's variable) sources in parallel if pybind11's helper for this is installed."""
     try:
         from pybind11.setup_helpers import ParallelCompile
     except ModuleNotFoundError:
@@ -145,7 +145,7 @@ class ParallelBuild(build_ext):  # type: ignore[misc]
 compile_in_parallel()
 compile_flags, link_flags = libqpu_flags()
 # -ffile-prefix-map and -g0: the same sources produce the same bytes, wherever they are. AT_PER_OPERATOR_HEADERS is
-# PyTorch's macro for including only the headers of the operators in use: the same objects, compiled seconds faster.
+# PyTorch's macro for including only the headers of the operators in use. It saves seconds and does not change objects.
 compile_flags += [
     "-DAT_PER_OPERATOR_HEADERS",
     "-O2",

@@ -3,9 +3,9 @@
 The main job compiles it in the native builder image with the cross compiler, against the files of torch and the headers
 and settings of the target's Python. This requires neither emulation nor the development root.
 
-Alternatively it is built by plain ``pip wheel`` inside the armv7 container, as a user would, with torch and libqpu
-installed as on the target. There the native compiler can replace the emulated one (images.native), without a change
-to the wheel's own build. Both produce the same wheel, byte for byte; a test compares them.
+Alternatively, plain ``pip wheel`` builds it inside the armv7 container, as a user would, with torch and libqpu
+installed as on the target. There, the native compiler can replace the emulated one (images.native), without a change
+to the wheel's own build. Both ways produce the same wheel, byte for byte; a test compares the wheels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Build upstream QPULib instead of our libqpu: fetch it at a pinned commit and compile it as upstream does.
+"""Build upstream QPULib instead of libqpu: fetch it at a pinned commit and compile it as upstream does.
 
 The source is the folder ``qpu.upstream_source``, or ``sources/qpulib`` in the build folder. The latter is fetched if it
 does not exist. A git tree must be at the pinned commit and without changes. A folder without ``.git`` (an unpacked
@@ -89,7 +89,7 @@ def pin(recipe: Recipe) -> str:
 
 
 def identity(recipe: Recipe, config: Config) -> str:
-    """Identify the source as a step input: the pinned commit, or the fingerprint of a folder without git."""
+    """Identify the source as a step input: the pinned commit, or the fingerprint of a folder that is not a git tree."""
     folder = config.qpulib_source
     if folder.is_dir() and not (folder / ".git").exists():
         return f"tree {files.tree_fingerprint(folder, 'Lib/**/*')[:16]}"
@@ -143,7 +143,7 @@ def _unavailable(recipe: Recipe, folder: Path, found: str) -> SourceUnavailable:
 
 
 def _git(folder: Path, *words: str) -> str:
-    # The checkout may belong to another user. It is inside this repository's checkout, which git must not use instead.
+    # The checkout may belong to another user. If it is not a git tree, git must not use this repository instead.
     safe = ("-c", f"safe.directory={folder.resolve()}")
     done = process.run(
         ["git", *safe, "-C", folder, *words],
@@ -160,7 +160,7 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def _fetch(recipe: Recipe, folder: Path) -> None:
-    """Fetch only the pinned commit into ``folder``, which is replaced after success."""
+    """Fetch only the pinned commit, and then replace ``folder``."""
     process.require_program("git", "to fetch upstream QPULib")
     url, commit = recipe.settings["url"], pin(recipe)
     with files.scratch_folder(folder.parent, folder.name) as scratch:
@@ -181,7 +181,7 @@ def _fetch(recipe: Recipe, folder: Path) -> None:
 
 
 def commands(places: Places, variant: Variant, *, jobs: int, options: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return commands that configure, compile and install. ``options`` are CMake's for the compiler and prefix."""
+    """Return commands that configure, compile and install. ``options`` are CMake options for compiler and prefix."""
     configure = (
         *("cmake", "-S", places.recipe, "-B", places.tree, "-G", "Ninja", *options),
         "-DCMAKE_BUILD_TYPE=",

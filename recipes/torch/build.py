@@ -1,8 +1,8 @@
 """Cross-compile the torch wheel from source in its builder image.
 
 All paths inside the container are fixed and do not depend on the checkout. The sources and the build tree are in
-``/usr/src/torch``; this PC has one such folder per recipe key. An interrupted build continues where it stopped. Objects
-are also stored in ccache by content, so a changed recipe recompiles only what it changes.
+``/usr/src/torch``, for which this PC has one folder per recipe key. An interrupted build continues where it stopped.
+Objects are also stored in ccache by content, so a change of the recipe recompiles only the affected objects.
 
 Phases: prepare (unpack, patch) → configure → compile → package (inside/package).
 """
@@ -38,12 +38,12 @@ _HOME = "/usr/src/torch"
 _TREE = f"{_HOME}/pytorch"
 _LIMIT_S = 24 * 3600.0
 _PATIENCE_S = 20.0
-"""The time in seconds for ninja to remove partly written files after Ctrl-C, which a later run would reuse."""
+"""After Ctrl-C, the time in seconds for ninja to remove partly written files, which a later run would reuse."""
 _NEEDED_MIB = 9000
 _NEEDED_TO_GO_ON_MIB = 1500
-"""The estimated free space in MiB that packaging needs, and a build in a tree that already contains objects."""
+"""The estimated free space in MiB for packaging, and for a build in a tree that already contains objects."""
 _NEXT_TO_NOTHING_MIB = 16
-"""A limit in MiB below the size of every library that is written when the wheel is packaged."""
+"""A limit in MiB for free space. It is less than the size of any library that is written for the wheel."""
 _KILLED = re.compile(r"Killed signal terminated program|unable to execute command: Killed|terminated with signal 9")
 """Matches the messages of GCC's, Clang's and the linker's drivers about a killed process."""
 _STATUS_OF_KILLED = 137
@@ -55,7 +55,7 @@ _COMPILERS = re.compile(r"(lib)?(clang|llvm|gcc|stdc\+\+|binutils)|g\+\+|cpp|lib
 """Matches the names of packages that contain compilers, their libraries or assemblers."""
 _OPTIONS = {
     "archive": "the distribution's source package lacks XNNPACK, oneDNN, kineto, gloo and googletest, which some "
-    "options build; docs/torch.md lists them, and what they require in addition to --source=git",
+    "options build; docs/torch.md lists these options and what they require in addition to --source=git",
     "git": "not every option of torch can be built for this target. With USE_SYSTEM_LIBS=ON, which the recipe sets, "
     "some require libraries that the builder does not have (docs/torch.md)",
 }
@@ -216,7 +216,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """The products, and the use of ccache for the whole tree, including earlier runs."""
+    """The products, and the ccache statistics of the whole tree, including earlier runs."""
 
     wheel: Path
     symbols: Path
@@ -298,7 +298,7 @@ class Builder:
     def older(self) -> tuple[list[Builder], list[Builder]]:
         """Return the other trees in the same folder: those that this tree replaces, and the remaining ones.
 
-        This tree replaces any tree with another key that was made for the same variant, source and user options. It
+        This tree replaces any tree that was made for the same variant, source and user options but has another key. It
         does not replace the tree of a second build with the same key, which is used for a comparison, nor a tree that
         does not record what it was made for.
         """
@@ -333,8 +333,8 @@ class Builder:
     def configure(self) -> None:
         """Run CMake, unless it has already run with the same options.
 
-        Raises the same exceptions as ``run``; the fix then names the user's options, if there are any. Raises
-        RecipeInvalid if CMake has overridden one of them.
+        Raises the same exceptions as ``run``, but their fix also names the user's options, if there are any. Raises
+        RecipeInvalid if CMake has overridden one of these options.
         """
         argv = self._plan.configure
         stamp = self.home / "configured"
@@ -360,8 +360,8 @@ class Builder:
                 f"torch's CMake overrides {', '.join(f'{name}={given[name]}' for name in other)}",
                 expected="every given option to take effect",
                 found=", ".join(f"{name} is {value}" for name, value in other.items()),
-                fix="omit it, or provide the options and libraries that it requires (docs/torch.md); CMake's output "
-                f"is in {self.log}",
+                fix="omit these options, or provide the options and libraries that they require (docs/torch.md); "
+                f"CMake's output is in {self.log}",
             )
 
     def compile(self) -> None:
@@ -489,7 +489,7 @@ class Builder:
 
     def _disk_full(self, words: str) -> DiskFull:
         return DiskFull(
-            "the disk became full during the build of torch",
+            "the disk filled up during the build of torch",
             expected=f"free space for objects in {self.home} and {self.cache}, and for temporary files of the compiler "
             "in the engine's storage",
             found=words,

@@ -51,7 +51,7 @@ def pins(config: Config) -> tuple[Pin, ...]:
 
 
 def place(pin: Pin, config: Config) -> Path:
-    """Return the path of the fetched wheel, whether it exists or not."""
+    """Return the path of the fetched wheel, whether or not it exists."""
     return config.build_root / "published" / pin.file
 
 

@@ -32,12 +32,12 @@ from wheels import find as wheels
 from wheels.wheelhouse import wheelhouses
 
 PREBUILT = HERE / "torch" / "prebuilt"
-"""The folder with this repository's wheel and its provenance, with which a first build takes only minutes."""
+"""The folder with this repository's wheel and its provenance. With this wheel, a first build takes only minutes."""
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """The wheel, or None and the reason."""
+    """The wheel for the image, or None and the reason why there is none."""
 
     wheel: Path | None
     version: str
@@ -92,8 +92,8 @@ def listing(config: Config) -> str:
 def resolve(config: Config, *, fetch: bool = False) -> Resolution:
     """Search all sources. Raises WheelUnusable if ``torch.required`` is set and there is no suitable wheel.
 
-    With ``fetch``, the package index's wheel is fetched if it is needed and not there; this raises the same exceptions
-    as ``published.obtain``.
+    With ``fetch``, the package index's wheel is fetched if it is needed and has not been fetched before; this raises
+    the same exceptions as ``published.obtain``.
 
     In each wheelhouse, only the newest suitable wheel is considered. A wheel that is damaged, or was built for another
     machine, causes a warning if another source has a usable wheel, and an error otherwise.
@@ -147,8 +147,8 @@ def of_this_recipe(config: Config, refused: list[str], unusable: list[Unusable])
     """Yield the path, version and origin of each wheel with the recipe's current key.
 
     The reasons for rejecting other wheels are added to ``refused``; damaged wheels are added to ``unusable``. With
-    ``torch.from_source``, the wheel from ``build-torch`` comes first, because the newest one in the cache may be
-    another.
+    ``torch.from_source``, the wheel from ``build-torch`` comes first, because the newest one in the cache may be a
+    different one.
     """
     wanted = key(config)
     cached = _cached(config, wanted, unusable)

@@ -20,9 +20,9 @@ from toolchain.errors import CommandFailed, SourceUnavailable
 
 _FETCH_LIMIT_S = 3600.0
 _OTHERS = "status --porcelain --untracked-files=normal --ignored"
-"""git's arguments that list all files outside the commit, including ignored ones, which would be copied too."""
+"""The git arguments that list all files outside the commit. Ignored files are included, as they would be copied."""
 _OTHERS_WITHIN = f'found=$(git {_OTHERS}) && test -z "$found" || echo "$displaypath: $found"'
-"""The shell command that does the same in each submodule, because git does not list the ignored files there."""
+"""The shell command that does the same in each submodule, because git does not list the ignored files of submodules."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Source:
 def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
     """Return text that identifies the source that the recipe pins. Nothing is fetched.
 
-    Raises SourceUnavailable for a release without a pin, and for a kind that is not built.
+    Raises SourceUnavailable for a release without a pin, and for a kind that is not built from source.
     """
     if kind not in ("archive", "git"):
         raise SourceUnavailable(

@@ -1,7 +1,7 @@
-"""Cross-compile apache-tvm-ffi's wheel in its builder image, for boards without a wheel in the package index.
+"""Cross-compile apache-tvm-ffi in its builder image, for boards for which the package index has no wheel.
 
-The package's own build backend creates the wheel. The variables of CPython's own cross builds and CMake options specify
-the target.
+The package's own build backend creates the wheel. CMake options and the variables that CPython uses for its own cross
+builds specify the target.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def build(
 def _environment(recipe: Recipe, config: Config, suite: Suite) -> dict[str, str]:
     target, python = config.image.target, suite.python
     options = {**recipe.tables["options"]}
-    # The package itself maps the paths for only one of its libraries.
+    # The package itself maps source paths for only one of its libraries.
     options["CMAKE_CXX_FLAGS"] = f"{options.get('CMAKE_CXX_FLAGS', '')} -ffile-prefix-map={HOME}/source=.".strip()
     settings = {
         "CMAKE_C_COMPILER": f"{target.gnu}-gcc",
@@ -109,12 +109,12 @@ def _environment(recipe: Recipe, config: Config, suite: Suite) -> dict[str, str]
 
 
 def artefact_key(recipe_key: str, builder: str) -> str:
-    """Return the key in the artefact cache, from the key of the recipe and the SHA-256 of the builder's root."""
+    """Compute the key in the artefact cache from the recipe's key and the SHA-256 of the builder's root."""
     return hashlib.sha256(f"{recipe_key}\n{builder}".encode()).hexdigest()
 
 
 def examine(wheel: Path, target: Architecture, suite: Suite) -> audit.Examined:
-    """Audit the wheel in the same way as torch's. It must be stripped, and must not contain paths from its build.
+    """Audit the wheel as the torch wheel is audited. It must be stripped, and must not contain paths from its build.
 
     Raises WheelUnusable or PlatformMismatch.
     """

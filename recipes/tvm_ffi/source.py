@@ -56,8 +56,8 @@ def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
             wanted = scratch / "wanted.txt"
             wanted.write_text(f"{name}=={version} --hash=sha256:{digest}\n")
             words = ["download", "--no-deps", "--no-cache-dir", f"--no-binary={name}", "--no-build-isolation"]
-            # pip reads the archive's metadata. With these two settings, it needs no compiler, CMake or other package
-            # for that.
+            # pip reads the archive's metadata. With these two settings, this requires no compiler, CMake or other
+            # package.
             environment = {"PYTHONPATH": str(backend.resolve()), "SKBUILD_WHEEL_CMAKE": "false"}
             words += ["--require-hashes", "--dest", str(scratch), "--requirement", str(wanted)]
             _pip(words, log, f"{name}=={version}", environment)

@@ -56,7 +56,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--key", default="", help="name under which clients request the board from the tracker or proxy"
     )
-    parser.add_argument("--custom-addr", help="address to report to the tracker, if it differs")
+    parser.add_argument("--custom-addr", help="address to report to the tracker, if it differs from --host")
     parser.add_argument("--check", action="store_true", help="start on any free port, print TVM's version, and exit")
     found = parser.parse_args(words)
     if (found.tracker or found.proxy) and not found.key:

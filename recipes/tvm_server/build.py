@@ -68,7 +68,8 @@ def _install(target: Architecture, suite: Suite, site: Path, log: Path) -> None:
             f"TVM's server cannot be installed into an image for {target.debian}",
             expected=f"a wheel of {name} for Python {suite.python} on {target.wheel_platform.removeprefix('linux_')}",
             found="none in the package index",
-            fix="set remote.server_in_image to false; the loader sends kernels to such boards (docs/remote.md)",
+            fix="set remote.server_in_image to false; boards without the server run kernels in the loader "
+            "(docs/remote.md)",
         )
 
     run_pip([*words, "--target", site, *pins()], what=", ".join(pins()), log=log, unfound=unfound, limit_s=_LIMIT_S)

@@ -1,7 +1,7 @@
 """Tests of the cuda_ops operators, on the CPU and, if there is one, on a GPU. They require torch and the wheel.
 
-Results are compared with torch's in double precision; the plain loops on the CPU and the kernels on the GPU pass the
-same tests. Tests that require a GPU are skipped with a message.
+Results are compared with torch's results in double precision; the plain loops on the CPU and the kernels on the GPU
+pass the same tests. Without a GPU, the tests that require one are skipped with a message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ types = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: str(kind)[6:])
 
 
 def close(found: Tensor, exact: Tensor, *, ulps: float = 2.0, scale: Tensor | float = 0.0) -> None:
-    """Check that errors are at most ``ulps`` units in the last place of the element, or of ``scale`` if larger."""
+    """Check that errors are at most ``ulps`` units in the last place of the element, or of a larger ``scale``."""
     assert found.shape == exact.shape
     error = (found.double() - exact.double()).abs()
     allowed = ulps * EPSILON[found.dtype] * torch.maximum(exact.double().abs(), torch.as_tensor(scale).double())
@@ -480,7 +480,7 @@ def test_tensors_on_two_gpus_are_rejected() -> None:
 
 @needs_gpu
 def test_operators_use_the_current_stream() -> None:
-    """The current stream writes the input late, so only a kernel in the same stream reads the new values."""
+    """The current stream writes the input after a delay, so only kernels on that stream read the new values."""
     stream = torch.cuda.Stream()
     a = torch.zeros(1 << 20, device="cuda")
     torch.cuda.synchronize()
@@ -565,7 +565,7 @@ def test_timeline_contains_every_kernel_run(op: str, inputs: list[str], tmp_path
     path = tmp_path / "timeline.json"
     timing.write_timeline(op, inputs, path, runs=5)
     ours = {name: lengths for name, lengths in timing.kernels_of(path).items() if "cuda_ops" in name}
-    assert len(ours) == (1 if op == "add2" else 2), "one kernel, or two for a matrix that is divided"
+    assert len(ours) == (1 if op == "add2" else 2), "one kernel, or two for a matrix that is split"
     assert all(len(lengths) == 20 and 0 < min(lengths) <= max(lengths) < 1e5 for lengths in ours.values())
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
     regions = {event["name"]: event for event in events if event.get("cat") == "user_annotation"}

@@ -1,7 +1,7 @@
 """Configuration of the device suite, on the board and on the PC.
 
-On a board (or natively on a PC), this is a plain pytest suite. With labgrid's ``--lg-env``, pytest runs it on the board
-that the environment describes and reports the results here.
+On a board (or natively on a PC), this is a plain pytest suite. With labgrid's ``--lg-env``, pytest on the PC runs the
+suite on the board that the environment describes, and reports the results on the PC.
 """
 
 from __future__ import annotations

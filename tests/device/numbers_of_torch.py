@@ -25,7 +25,7 @@ from torch import Tensor, nn
 Case = Callable[[], dict[str, Tensor]]
 CASES: dict[str, tuple[float, Case]] = {}
 FLOAT32 = 2e-5
-"""For sums of several hundred float32 terms in a different order."""
+"""The bound for sums of several hundred float32 terms in a different order."""
 
 
 def case(bound: float) -> Callable[[Case], Case]:
@@ -127,7 +127,7 @@ def convolution() -> dict[str, Tensor]:
 def linear_layers() -> dict[str, Tensor]:
     """Compute linear layers, batch norm, layer norm, GELU and softmax.
 
-    The layer before batch norm has no bias: batch norm would cancel it, and its gradient would be rounding errors.
+    The layer before batch norm has no bias: batch norm would cancel a bias, whose gradient would be rounding errors.
     """
     module = nn.Sequential(
         nn.Linear(20, 30, bias=False),
@@ -298,7 +298,7 @@ def threads() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def drawn_by_torch() -> dict[str, Tensor]:
-    """Draw numbers with torch's generator from a seed. Few normal numbers use scalar code, and many use vector code."""
+    """Draw numbers with torch's generator from a seed. Normal numbers use vector code only for larger tensors."""
     torch.manual_seed(11)
     return {
         "uniform": torch.rand(50),

@@ -152,7 +152,7 @@ def test_results_are_identical_for_any_number_of_qpus(monkeypatch: pytest.Monkey
 
 
 def assert_mm(found: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Check the bound that docs/ops.md states for torch.ops.qpu.mm, with operands as the QPUs read them."""
+    """Check the bound that docs/ops.md states for torch.ops.qpu.mm, with denormal operands replaced by 0."""
     x, y = (torch.where(t.abs() < TINY, 0.0, t).double() for t in (a, b))
     depth = a.shape[1]
     growth = (depth + 2) * ROUNDING / (1 - (depth + 2) * ROUNDING)
@@ -673,7 +673,8 @@ def test_other_threads_run_while_a_kernel_runs() -> None:
         matrix_cpp.gpu(a, b)
         span.append(time.perf_counter())
 
-    # A waiting thread requests the GIL every 5 ms. Time stamps in the middle half show that the call released the GIL.
+    # A waiting thread requests the GIL every 5 ms. Time stamps in the middle half of the call show that it released
+    # the GIL.
     thread = threading.Thread(target=work)
     stamps = []
     thread.start()

@@ -181,7 +181,7 @@ def test_scripts_run_in_forks_of_a_preloaded_process(
 ) -> None:
     """The test uses a standard-library module instead of torch, because other tests import torch."""
     if importlib.util.find_spec("pitorch") is None:
-        pytest.skip("pitorch's Python modules, which come with our own libqpu, are not in the image")
+        pytest.skip("pitorch's Python modules, which come with this project's libqpu, are not in the image")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
     code = "import os, sys; print(os.getppid(), 'sqlite3' in sys.modules)"
     command = [sys.executable, "-m", "pitorch.preloaded", "--import=sqlite3"]

@@ -150,7 +150,7 @@ def _counted(x: torch.Tensor, times: int) -> torch.Tensor:
 
 
 def test_scripted_loop_runs_without_warnings(capfd: pytest.CaptureFixture[str]) -> None:
-    """On 32-bit systems, each jump to a loop's start caused a warning about an overflow (patch 0006)."""
+    """On 32-bit systems, each jump back to the start of a loop caused a warning about an overflow (patch 0006)."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated in later releases
@@ -188,7 +188,7 @@ ARM = sysconfig.get_config_var("MULTIARCH") == "arm-linux-gnueabihf"
 """The architecture of Python and torch; the kernel may be 64-bit."""
 
 
-SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without our patches the process is killed by SIGBUS")
+SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without the recipe's patches, SIGBUS kills the process")
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -214,7 +214,7 @@ def test_complex_dot_product_matches_numpy(dtype: str, size: int, strided: bool)
 
 
 class FullDisk:
-    """A file on a disk that becomes full after some bytes."""
+    """A file on a disk that fills up after ``room`` bytes."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -253,14 +253,14 @@ class Cut(io.BytesIO):
 
 
 LETS_THROUGH = pytest.mark.skipif(
-    ARM and not has_our_torch(), reason="without our recipe the process is killed by SIGABRT"
+    ARM and not has_our_torch(), reason="without this project's recipe, SIGABRT kills the process"
 )
 
 
 @LETS_THROUGH
 @pytest.mark.parametrize("room", [0, 100, 5000])
 def test_file_errors_propagate_from_save(room: int) -> None:
-    """The errors pass from Python through C++ and C. On ARM, exceptions pass only through code compiled for this."""
+    """The errors pass from Python through C++ and C. On ARM, exceptions pass only through code that supports this."""
     with pytest.raises((OSError, RuntimeError)) as caught:
         torch.save(torch.ones(10_000), FullDisk(room))
     assert any("No space left on device" in str(fault) for fault in (caught.value, caught.value.__context__))
@@ -312,7 +312,7 @@ def _shared_by(how: str, array: numpy.ndarray) -> torch.Tensor:
     }[how](array)
 
 
-# With upstream's torch, such a complex128 array also terminates the process on x86-64.
+# With upstream's torch, a misaligned complex128 array also terminates the process on x86-64.
 PLACED = ["float32", "float64", "int16", "int64", "complex64", *(["complex128"] if ARM else [])]
 
 
@@ -345,7 +345,7 @@ def test_torch_jit_fork_is_traced() -> None:
 
 
 class _DLTensor(ctypes.Structure):
-    """A flattened DLManagedTensor from dlpack.h: the tensor's fields, followed by those for its producer."""
+    """A flattened DLManagedTensor from dlpack.h: the fields of the tensor, followed by the fields for the producer."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -374,7 +374,7 @@ def test_dlpack_byte_offset_is_respected(strides: tuple[int, ...] | None) -> Non
 
 
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:
-    """Make one tensor of sequences with different lengths; torch warns that the feature is a prototype."""
+    """Make a nested tensor from sequences of different lengths; torch warns that nested tensors are a prototype."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.nested.nested_tensor(rows)
@@ -414,7 +414,7 @@ def test_transformer_encoder_ignores_padded_positions() -> None:
 
 def test_build_options_match_the_recipe() -> None:
     message = torch.__config__.show()
-    asked = ["USE_OPENMP=ON"]  # required for every torch, because the extension and the tests rely on it
+    asked = ["USE_OPENMP=ON"]  # required of every torch wheel, because the extension and the tests rely on OpenMP
     if has_our_torch():
         asked += ["BLAS_INFO=open,", "LAPACK_INFO=open,", "USE_CUDA=OFF", "USE_MKLDNN=OFF", "USE_NNPACK=OFF"]
         assert not torch.distributed.is_available()

@@ -78,7 +78,7 @@ checks = {
     "second kernel": second_kernel,
 }
 for name, check in checks.items():
-    # Run each check in a process whose state is that immediately after the import.
+    # Run each check in a forked process, so that it starts from the state immediately after the import.
     child = os.fork()
     if child == 0:
         check()

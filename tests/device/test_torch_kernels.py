@@ -1,4 +1,4 @@
-"""Tests that matrix products, linear and conv2d in NEON (0014) are correct and never use outdated weights."""
+"""Tests that the NEON kernels for products, linear and conv2d (patch 0014) are correct and never use stale weights."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_kernel_runs_in_several_threads(gemm: tvm.Kernel) -> None:
 
 
 def test_library_exported_by_tvm_accepts_torch_tensors() -> None:
-    """The tensors pass through DLPack, without a copy. pitorch.tvm also accepts addresses that TVM's code cannot."""
+    """The tensors pass through DLPack, without a copy. pitorch.tvm also accepts misaligned tensors."""
     tvm_ffi = pytest.importorskip("tvm_ffi", reason="the image has no apache-tvm-ffi (remote.ffi_in_image)")
     if not EXPORTED.is_file():
         pytest.skip(f"no kernel: {EXPORTED.name} next to this file, written by TVM's export_library")

@@ -187,7 +187,7 @@ def test_a_full_disk_while_linking_leaves_no_partial_library(
         (tree / "patience").touch()
         (tree / "one.cpp").write_text('extern const char one[]; const char one[300000] = "x";\n')
         (disk / "others").write_bytes(bytes(512 << 10))
-        with pytest.raises(DiskFull, match="the disk became full") as caught:
+        with pytest.raises(DiskFull, match="the disk filled up") as caught:
             builder.compile()
         assert "No space left on device" in caught.value.found
         assert caught.value.exit_code == 21

@@ -1,4 +1,4 @@
-"""Parts of the apt tests: a small signed archive, served locally, and a proxy that counts requests."""
+"""Helpers for the apt tests: a small signed archive, served locally, and a proxy that counts requests."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Archive:
             self.publish(suite)
 
     def publish(self, suite: str, codename: str = "") -> None:
-        """Write a pocket's index and sign it, optionally under a name other than the release's."""
+        """Write a pocket's index and sign it, optionally with a codename that differs from the suite's name."""
         dist = self.folder / "dists" / suite
         binary = dist / "main" / "binary-armhf"
         binary.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Builds in the container of the target: with the emulated and the native compiler, and of the extension's wheel."""
+"""Builds in the target's container: small programs with both compilers, and the extension wheel with pip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of the lab tests: configuration, start and stop."""
+"""Helpers that configure, start and stop a lab for the tests."""
 
 from __future__ import annotations
 

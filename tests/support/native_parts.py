@@ -1,4 +1,4 @@
-"""Options of clang-tidy for the tests of native code."""
+"""Options for clang-tidy and CMake in the tests of native code."""
 
 from __future__ import annotations
 

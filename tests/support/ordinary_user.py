@@ -21,7 +21,7 @@ _LEFT_OUT = {"build", "wheelhouse"}
 
 @pytest.fixture(scope="session")
 def open_checkout() -> Iterator[Path]:
-    """Copy the checkout, and its dependencies into the copy's folder ``site-packages``."""
+    """Copy the checkout, and copy its dependencies into the folder ``site-packages`` of the copy."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     for program in ("setpriv", "cp", "chmod"):

@@ -91,7 +91,7 @@ def write(folder: Path, text: str = RIGHT, *replaced: tuple[str, str]) -> Path:
     return path
 
 
-# Runs in a process with TVM: exports kernels as TVM itself does, a plain one and one with a parallel loop.
+# Runs in a process with TVM, and exports two kernels as TVM itself does: a plain one and one with a parallel loop.
 EXPORT = """
 import json, pathlib, sys
 import tvm

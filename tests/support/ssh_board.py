@@ -1,4 +1,4 @@
-"""A board that is this machine's system with an SSH server, in a network namespace."""
+"""A simulated board: this machine's system with an SSH server in a network namespace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from nfsroot.layout import Layout
 from toolchain import process
 
-# sh SCRIPT PASSWD SSHD CONFIGURATION: sshd requires a user of its own and /run/sshd.
+# sh SCRIPT PASSWD SSHD CONFIGURATION: sshd requires its own user and /run/sshd.
 _SERVE = """
 mount --bind "$1" /etc/passwd && mount -t tmpfs tmpfs /run && mkdir /run/sshd && exec "$2" -D -e -f "$3"
 """
@@ -31,9 +31,9 @@ def sshd_in(folder: Path) -> Path:
 def ssh_board(
     namespace: str, sshd: Path, folder: Path, layout: Layout, variables: str = ""
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an SSH server in the namespace; new keys replace the export's.
+    """Run an SSH server in the namespace; new keys replace those of the export.
 
-    Programs in ``folder`` are on its PATH. ``variables`` are for the board's programs.
+    For the board's programs, ``folder`` is on the PATH and ``variables`` are in the environment.
     """
     folder.mkdir()
     layout.client_key.unlink(missing_ok=True)

@@ -121,7 +121,7 @@ class StandIn:
 
 
 class World:
-    """Substitute archives for Debian, Raspbian and Raspberry Pi, empty at first; ``serving`` puts them to use."""
+    """Substitutes for the archives of Debian, Raspbian and Raspberry Pi. They are empty until packages are added."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -131,7 +131,7 @@ class World:
 
     @contextlib.contextmanager
     def serving(self, *, debian: bool = True) -> Iterator[None]:
-        """Publish and serve the archives, and enter them in the flavours' data; Debian's only if ``debian`` is true."""
+        """Publish and serve the archives, and put them in the flavours' data; Debian's only if ``debian`` is true."""
         if debian:
             self.debian.publish(SUITE, f"{SUITE}-updates", f"{SUITE}-security")
         self.raspbian.publish(SUITE)

@@ -1,4 +1,4 @@
-"""Uses each package of ``image.ml_packages`` once, in the same process as torch. pytest runs this file in the image."""
+"""Tests that use each package in ``image.ml_packages`` once, together with torch. pytest runs them in the image."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_linker_on_a_full_disk_leaves_no_partial_library(tmp_path: Path, monke
         (disk / "others").write_bytes(bytes(300 << 10))
         rules = f"rule link\n  command = gcc -shared -nostdlib $in -o $out\nbuild {disk}/large.so: link large.o\n"
         Path("build.ninja").write_text(rules)
-        with pytest.raises(DiskFull, match="the disk became full"):
+        with pytest.raises(DiskFull, match="the disk filled up"):
             a_builder(tmp_path).run(["ninja"])
         assert [path.name for path in disk.iterdir()] == ["others"]
         (disk / "others").unlink()
@@ -417,7 +417,7 @@ def test_a_failure_of_cmake_names_the_users_options(tmp_path: Path, options: lis
     with pytest.raises(CommandFailed, match="cmake failed") as caught:
         builder.configure()
     assert ("try without USE_OPENMP=OFF, USE_XNNPACK=ON" in caught.value.fix) == bool(options)
-    assert ("docs/torch.md lists them" in caught.value.fix) == bool(options)
+    assert ("docs/torch.md lists these" in caught.value.fix) == bool(options)
     assert not (builder.home / "configured").exists()
 
 

@@ -15,8 +15,8 @@ namespace cuda_ops::cuda {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffU;
 
-// The elements of one memory access. This is 16 bytes if everything is aligned to 16 bytes, and a
-// single element otherwise.
+// The elements of one memory access: 16 bytes if everything is aligned to 16 bytes, and a single
+// element otherwise.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount) Pack {
   T values[kCount];
@@ -84,7 +84,7 @@ __device__ inline float across_warp(float value, Combine combine) {
 }
 
 // Combines the values of all threads in the block, and returns the result to each of them. `room`
-// contains one float per warp and can be reused immediately.
+// has space for one float per warp. It can be reused as soon as the function returns.
 template <typename Combine>
 __device__ inline float across_block(float value, Combine combine, float* room) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;

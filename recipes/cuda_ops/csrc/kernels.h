@@ -1,8 +1,8 @@
 // The kernels of the operators. This file does not depend on torch. The arguments specify what to
 // compute, in which memory and on which stream.
 //
-// Counts, sizes and strides are in elements and have 64 bits. No function in this file allocates
-// memory or waits for the GPU.
+// Counts, sizes and strides are 64-bit integers, in units of elements. No function in this file
+// allocates memory or waits for the GPU.
 #pragma once
 
 #include <array>

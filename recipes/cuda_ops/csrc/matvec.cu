@@ -1,4 +1,4 @@
-// The time for a matrix-vector multiplication is limited by reading the matrix once. The kernels
+// A matrix-vector multiplication takes at least the time to read the matrix once. The kernels
 // therefore keep as many loads in flight as possible. They load packs of 16 bytes, even if rows
 // or columns are not aligned.
 //
@@ -34,8 +34,8 @@ __device__ inline void part_of(const Matvec& work, int64_t count, int64_t& first
   last = min(first + each, count);
 }
 
-// Allows the second kernel to start now. It then waits for the end of this kernel, so its launch
-// takes no additional time.
+// Allows the second kernel to start now. The second kernel then waits until this kernel ends, so
+// its launch takes no additional time.
 __device__ inline void start_next() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
@@ -55,25 +55,26 @@ __device__ inline float dot(const Pack<T, kCount>& a, const float (&x)[kCount], 
   return sum;
 }
 
-// Returns the number of packs of a row that a thread loads before it uses the first one. With 1,
-// the kernel is a simple loop, which the compiler unrolls twice and which runs with many threads.
-// On an H200, larger numbers are faster only for unaligned float32.
+// Returns the number of packs of a row that a thread loads before it uses the first one. If the
+// number is 1, the kernel is a simple loop that the compiler unrolls twice and that runs with many
+// threads. On an H200, larger numbers are faster only for unaligned float32.
 constexpr int flight_of(int count, int rows, bool edges) {
   if (!edges || count != 4) return 1;
   return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
 
-// Returns the minimum number of blocks per multiprocessor. With 0, the compiler chooses the
-// number. It then reduces the loads in flight to save registers, so that more blocks fit.
+// Returns the minimum number of blocks per multiprocessor. If it is 0, the compiler chooses the
+// number. The compiler then reduces the number of loads in flight to save registers, so that more
+// blocks fit.
 constexpr int blocks_for(int flight, int group) { return group == kLargeBlock ? 1 : flight > 1 ? 4 : 0; }
 
 constexpr int block_of(int group) { return group > kThreads ? group : kThreads; }
 
-// For matrices whose rows have contiguous columns. A group of kGroup threads processes kRows
-// rows, so that each element of the vector that it loads is used for kRows products. With kEdges,
-// rows may be unaligned: there are single elements before the first complete pack and after the
-// last one. Rows whose numbers differ by a multiple of kCount have the same alignment, so a group
-// processes such rows.
+// For matrices whose rows are contiguous. A group of kGroup threads processes kRows rows, so that
+// each element of the vector that it loads is used for kRows products. With kEdges, rows may be
+// unaligned: there are single elements before the first complete pack and after the last one. Rows
+// whose numbers differ by a multiple of kCount have the same alignment, so the rows of a group are
+// kCount rows apart.
 template <typename T, int kCount, int kRows, int kGroup, bool kEdges>
 __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount, kRows, kEdges), kGroup))
     rows_kernel(const Matvec work) {
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
   const auto* vector = static_cast<const T*>(work.vector);
   float sums[kRows] = {};
   // Calls `use(k, where)` for each single element that this thread processes. There are at most
-  // kSingles.
+  // kSingles of them.
   const auto each_single = [&](auto use) {
     if (blockIdx.y != 0 || row >= work.rows) return;
     const int64_t tail = head + packs * kCount;
@@ -202,17 +203,18 @@ constexpr int sharers_of(int threads) {
 }
 
 // Returns the minimum number of blocks per multiprocessor. If a multiprocessor runs only
-// kLargeBlock threads, each thread has enough registers for kFlight columns at the same time.
-// With 0, the compiler chooses the number.
+// kLargeBlock threads, each thread has enough registers for kFlight columns at the same time. If
+// the result is 0, the compiler chooses the number.
 constexpr int registers_for(int block, bool edges) { return block == kThreads || edges ? 0 : kLargeBlock / block; }
 
-// For matrices whose columns have contiguous rows (transposed matrices) and, with kCount = 1, for
-// any strides. Each of kWidth adjacent lanes covers kCount rows. The groups in a block process
-// the columns in round-robin order. With kEdges, columns may be unaligned: the first lane of a
-// group then starts up to one pack before the block's rows. Columns whose numbers differ by a
-// multiple of kCount have the same alignment, so a group always processes such columns. With
-// kKeep, the matrix stays in the L2 cache for the next product. Without kKeep, its loads are
-// marked as read once, and they get only the cache space that other data does not use.
+// For matrices whose columns are contiguous (transposed matrices) and, with kCount = 1, for any
+// strides. Each of kWidth adjacent lanes covers kCount rows. The groups in a block process the
+// columns in round-robin order. With kEdges, columns may be unaligned: the first lane of a group
+// then starts up to one pack before the block's rows. Columns whose numbers differ by a multiple
+// of kCount have the same alignment, so all columns of a group are aligned in the same way. With
+// kKeep, the matrix stays in the L2 cache for the next product. Without kKeep, the elements are
+// loaded with a hint that they are read only once, and they get only the cache space that other
+// data does not use.
 template <typename T, int kCount, int kWidth, int kBlock, int kFlight, bool kEdges, bool kKeep = false>
 __global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
@@ -298,7 +300,7 @@ __global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns
   }
 }
 
-// Adds the parts. kSharers threads add the parts of each row.
+// Adds the partial sums. kSharers threads add the partial sums of each row.
 template <typename T, int kSharers>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const Matvec work) {
   constexpr int kRows = kThreads / kSharers;
@@ -326,8 +328,8 @@ struct Gpu {
   int device = -1;
   int multiprocessors = 1;
   int cache = 0;  // size of its L2 cache in bytes
-  // True if the GPU's code for the second kernel waits for the end of the first kernel. The
-  // second kernel can then start early.
+  // True if the GPU's code for the second kernel waits until the first kernel ends. The second
+  // kernel can then start early.
   bool waits = false;
 };
 
@@ -397,8 +399,8 @@ Plan plan_rows(const Matvec& work, int full) {
       if (packs >= 4 * width || (packs >= width && work.rows * made.width < 1024 * all)) made.width = width;
     }
     if (packs >= (made.edges ? 8 : 4) * kThreads || (packs >= kThreads && few)) made.width = kThreads;
-    // If there is about one row per multiprocessor, use large blocks. No parts must then be added
-    // later.
+    // If there is about one row per multiprocessor, use large blocks. There are then no partial
+    // sums to add later.
     if (made.pack > 1 && !made.edges && work.rows <= all && 2 * work.rows >= all && packs >= kLargeBlock)
       made.width = kLargeBlock;
     if (made.edges && (full > 4 || (made.width == kWarp && cached))) made.rows = 2;
@@ -450,7 +452,7 @@ Plan plan_columns(const Matvec& work, int full) {
   made.edges = made.pack > 1 && (work.rows % full != 0 || !aligned(work.matrix) ||
                                  (!one && work.column_stride % full != 0));
   const auto tiles = [&](int width) { return divide_up(work.rows, int64_t{width - (made.edges ? 1 : 0)} * made.pack); };
-  const int64_t busy = int64_t{kLargeBlock} * all;  // number of threads of the whole GPU
+  const int64_t busy = int64_t{kLargeBlock} * all;  // number of threads that keep the whole GPU busy
   // The minimum is three quarters of these threads, or half if the matrix may still be in the L2 cache.
   const int least = fits_cache(work) ? 2 : 3;
   if (made.pack == 1) {

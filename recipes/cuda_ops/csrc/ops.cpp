@@ -31,8 +31,8 @@
 
 #include "kernels.h"
 
-// These two functions are null in a torch without CUDA and in a torch whose internals have
-// changed. They are declared here, and not in a header, because they must be weak.
+// These two functions are null if torch was built without CUDA or if its internals have changed.
+// They are declared here, and not in a header, because they must be weak.
 extern "C" {
 __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 // This is bool c10::TensorImpl::requires_grad() const, for which the stable interface has no
@@ -161,8 +161,8 @@ void require_device(const char* op, const Operand& operand) {
     refuse(std::string(op) + ": " + operand.name() + " must be on a CUDA device or on the CPU");
 }
 
-// Checks that both operands have the same type and are on the same device, which is CUDA or the
-// CPU.
+// Checks that both operands have the same type and are on the same device, which must be a CUDA
+// device or the CPU.
 void require_alike(const char* op, const Operand& a, const Operand& b) {
   require_device(op, a);
   if (a.device_type() != b.device_type() || a.device() != b.device())
@@ -200,7 +200,7 @@ class Result {
   void* data_ = nullptr;
 };
 
-// Returns the strides of a tensor whose rows are contiguous.
+// Returns the strides of a contiguous tensor with the sizes of `like`.
 Sizes in_rows(const Operand& like) {
   Sizes strides(static_cast<size_t>(like.dim()));
   int64_t step = 1;

@@ -1,5 +1,5 @@
 // Softmax of rows. If a row fits into registers, memory is read once and written once. A part of
-// a warp processes each row of up to 1024 columns, and a block processes each row that is longer.
+// a warp processes each row of up to 1024 columns, and a block processes each longer row.
 // Rows that do not fit are read twice, the second time mostly from the L2 cache.
 //
 // Unaligned rows are also processed in packs of 16 bytes. The single elements before the first
@@ -245,7 +245,7 @@ template <typename T, int kCount, bool kEdges>
 int launch(const Softmax& work, cudaStream_t stream) {
   const int64_t packs = work.columns / kCount;
   if (work.columns <= kMaxColumnsOfWarp) {
-    // Use the smallest number of lanes with which each lane needs at most kPacksOfLane packs.
+    // Use the smallest number of lanes such that each lane has at most kPacksOfLane packs.
     // Rows with many packs use complete warps and more packs per lane. A row with one pack for
     // each lane of a warp is read and written in a single step.
     const int64_t lanes = packs == kWarp ? kWarp : std::min<int64_t>(divide_up(packs, kPacksOfLane), kWarp);

@@ -92,8 +92,8 @@ bool is_plain(const at::Tensor& t) {
          (t.stride(-1) == 1 || t.size(-1) == 1);
 }
 
-// Returns a float32 tensor whose elements are consecutive in its last dimension. If `t` is such a
-// tensor, returns `t` itself.
+// Returns a float32 tensor whose elements are consecutive in its last dimension. If `t` already
+// meets these conditions, returns `t` itself.
 at::Tensor as_plain(const at::Tensor& t) {
   return is_plain(t) ? t : t.resolve_neg().to(at::kFloat).contiguous();
 }
@@ -372,7 +372,8 @@ at::Tensor plain_mm(const at::Tensor& a, const at::Tensor& b) {
   return matrices(a, b, set_qpus(), set_buffer());
 }
 
-// Return the shapes of the results for tracing, where sizes may be symbolic.
+// shape_alike(), shape_of_mv() and shape_of_mm() return an empty tensor with the shape of the
+// result. They are used for tracing, where sizes may be symbolic.
 bool same(const c10::SymInt& x, const c10::SymInt& y) {
   return x.sym_eq(y).expect_true(__FILE__, __LINE__);
 }

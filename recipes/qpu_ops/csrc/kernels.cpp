@@ -197,9 +197,9 @@ void install_fork_handlers() {
 Session::Session(std::int64_t limit)
     : lock_(guard), device_(device()), limit_(static_cast<std::size_t>(limit)) {}
 
-// If all buffers together would exceed the limit, releases those that are larger than this call
-// needs because of earlier calls. If two parts of a call use the same vector, the second part
-// does not need more memory than the first, so the vector is not released.
+// If all buffers together would exceed the limit, releases those that earlier calls made larger
+// than this call needs. If two parts of a call use the same vector, the second part does not need
+// more memory than the first, so the vector is not released.
 void Session::make_room(std::size_t a, std::size_t b, std::size_t result) {
   Device& d = device_;
   const auto then = [](const Buffer& buffer, std::size_t n) { return std::max(buffer.size(), n); };

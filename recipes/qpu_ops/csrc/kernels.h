@@ -51,7 +51,7 @@ class Session {
   // Returns arrays with the given numbers of floats.
   Vectors operands(std::size_t a, std::size_t b, std::size_t result);
 
-  // Returns true if b still contains the data that the caller with this tag wrote. The result
+  // Returns true if b still contains the data that the caller with this tag wrote. A result of
   // true is valid only after a call of matrix() with the same number of columns.
   bool has_vector(std::uint64_t tag) const;
   void set_vector_tag(std::uint64_t tag);
@@ -72,8 +72,8 @@ class Session {
   std::size_t limit_;
 };
 
-// Must be called once, before the first Session. Otherwise, after a fork() during that Session,
-// the child could have a lock that is never released. Throws std::system_error.
+// Must be called once, before the first Session. Otherwise, after a fork() during a Session, the
+// child could inherit a lock that is never released. Throws std::system_error.
 void install_fork_handlers();
 
 // Returns a unique tag for Session::set_vector_tag().

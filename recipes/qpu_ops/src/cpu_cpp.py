@@ -1,7 +1,8 @@
 """Multiply a matrix by a vector with a plain scalar loop on the CPU, as a baseline for the QPUs.
 
-The loop runs in one thread, adds each row from left to right to one float32 sum, and uses no vector instructions. It is
-a baseline; the fastest code for the CPU is torch.mv. Dtypes, shapes and errors are those of matrix_cpp.
+The loop runs in one thread, accumulates each row from left to right in one float32 sum, and uses no vector
+instructions. It is a baseline; the fastest code for the CPU is torch.mv. Dtypes, shapes and errors are the same as in
+matrix_cpp.
 
 Accuracy, for float32: |score - exact| <= W u / (1 - W u) * sum(|a_w b_w|) with u = 2**-24.
 """

@@ -7,7 +7,7 @@ CPU; if the vector contains such a value, torch computes all scores.
 
 Order of the sums: column w is added to partial sum w mod 16. Each of the 16 partial sums adds its products from left to
 right, rounding towards zero; the CPU adds the 16 partial sums in order, in double precision. Rows wider than a quarter
-of QPU_OPS_BUFFER_KIB are divided, and the partial sums of all parts are added in the same way.
+of QPU_OPS_BUFFER_KIB are split, and the partial sums of all parts are added in the same way.
 
 Accuracy, for float32: with n = ceil(W / 16) + 1 and u = 2**-23,
 |score - exact| <= n u / (1 - n u) * sum(|a_w b_w|) + 2**-24 |score| + 2 W * 2**-126; denormal operands count as 0.
@@ -30,7 +30,7 @@ def gpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
     Raises TypeError if an operand is not a dense tensor of a float dtype, or if the dtypes differ; ValueError for
     shapes other than (H, W) and (W,), a device other than the CPU, or an invalid QPU_OPS_* variable; MemoryError if
-    the QPUs have no memory to share; qpu_ops.QpuError if the kernel fails.
+    there is not enough memory that the QPUs can access; qpu_ops.QpuError if the kernel fails.
     """
     require_tensors("gpu", a, b)
     _native.check_matrix_vector(a, b, "gpu")

@@ -3,7 +3,7 @@
 Importing this module loads ``libcuda_ops.so`` into torch's dispatcher: ``torch.ops.cuda_ops.add2(a, b)`` and
 ``cuda_ops.add2(a, b)`` are the same. The library uses torch's stable interface, so one file supports every torch from
 2.10 on and every Python. Tensors are float32, float16 or bfloat16, of any size and stride. All tensors of a call must
-be on the same CUDA device, or all on the CPU, where plain loops compute the reference. Invalid arguments raise
+be on the same CUDA device, or all on the CPU, where plain loops serve as the reference. Invalid arguments raise
 RuntimeError with the reason.
 
 Reverse-mode gradients of any order are supported.
@@ -56,7 +56,7 @@ def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 def torch_launch_add2(c: Tensor, a: Tensor, b: Tensor, n: int) -> None:
-    """Write ``a[i] + b[i]`` to ``c[i]`` for the first ``n`` elements, like a kernel launch; without gradients."""
+    """Write ``a[i] + b[i]`` to ``c[i]`` for the first ``n`` elements, like a kernel launch. There are no gradients."""
     _ops.torch_launch_add2.default(c, a, b, n)
 
 

@@ -1,7 +1,6 @@
 """Register what torch needs in addition to the kernels: fake results for tracing, and backward formulas.
 
-If gradients are enabled, ``NAME`` calls ``_NAME``, or ``_NAME_differentiable`` if a gradient is needed
-(csrc/ops.cpp explains why).
+``NAME`` calls ``_NAME_differentiable`` if a gradient is needed, and ``_NAME`` otherwise (csrc/ops.cpp explains why).
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def register() -> None:
     for name in NAMES:
         for entry in (name, f"_{name}", f"_{name}_differentiable"):
             torch.library.register_fake(f"cuda_ops::{entry}", _FAKES[name])
-        # Only calls without gradients reach this point, so autograd has nothing to record.
+        # Only calls that need no gradient reach _NAME, so autograd has nothing to record.
         library.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
         backward, setup = _BACKWARD[name]
         torch.library.register_autograd(f"cuda_ops::_{name}_differentiable", backward, setup_context=setup)

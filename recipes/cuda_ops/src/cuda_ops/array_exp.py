@@ -1,8 +1,8 @@
 """``array-exp -l N``: compute exp of each element of a vector with numpy, CuPy, torch and cuda_ops.
 
-For each, prints the number of decimal digits that agree with a result in double precision, and the time per call. GPU
-times are measured by CUDA events around many calls. They exclude copies to and from the GPU, the allocation of the
-input and the first call, as the output states.
+For each implementation, prints the number of decimal digits that agree with a result in double precision, and the time
+per call. GPU times are measured by CUDA events around many calls. They exclude copies to and from the GPU, the
+allocation of the input and the first call, as the output states.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def table(length: int, rows: Sequence[Row]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="array-exp", description="exp of a vector: numpy, CuPy, torch and cuda_ops")
-    parser.add_argument("-l", "--length", type=int, required=True, help="how many elements")
+    parser.add_argument("-l", "--length", type=int, required=True, help="number of elements")
     parser.add_argument("--runs", type=int, default=100, help="timed calls")
     options = parser.parse_args(argv)
     if options.length < 1 or options.runs < 1:

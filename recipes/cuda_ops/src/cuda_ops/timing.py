@@ -31,7 +31,7 @@ from typing import Any
 
 REGIMES = (("sync", "sync"), ("sync", "none"), ("none", "sync"), ("none", "none"))
 NO_GPU = 3
-"""Exit status without a GPU."""
+"""The exit status if there is no GPU."""
 
 _CYCLES_PER_CALL = 60_000
 """The number of clock cycles that the GPU waits for each call to be queued: about 30 µs."""
@@ -46,12 +46,12 @@ _INPUTS = {
     "softmax": ("f32[4096,1024]",),
     "matvec": ("f32[4096,4096]", "f32[4096]"),
 }
-"""Default inputs of our operations; other operations get two vectors."""
+"""Default inputs of cuda_ops' operations; other operations get two vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """The host clock measurements made in one of the four ways: a time in microseconds for each timed call."""
+    """The host clock's measurements in one of the four ways: the time of each timed call in microseconds."""
 
     before: str
     after: str
@@ -84,7 +84,7 @@ class Timing:
     warm_up: int
     runs: int
     queued: int
-    """Number of queued calls when the measurements without synchronisation before the call start."""
+    """Number of calls in the queue at the start of the measurements that do not synchronise before the call."""
     regimes: tuple[Regime, ...]
     events_us: tuple[float, ...]
     single_event_us: float
@@ -278,7 +278,7 @@ def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 
     tensors = [_tensor(text) for text in inputs]
     operation(*tensors)
     torch.cuda.synchronize()
-    # Keeps all events. Without acc_events, torch warns that later cycles drop events, although there are none here.
+    # acc_events keeps all events. Without it, torch warns that later cycles drop events, although there are none.
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as recorded:
         for before, after in REGIMES:
             with record_function(f"{before} / {after}"):
@@ -288,7 +288,7 @@ def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 
 
 
 def kernels_of(path: Path) -> dict[str, tuple[float, ...]]:
-    """Return the durations of all runs of each kernel in a trace, in microseconds, by the kernel's name.
+    """Return the durations in microseconds of all runs of each kernel in a trace, by kernel name.
 
     Raises ValueError for a file that is not a trace in Chrome's format: a list of events, in which complete events
     have a start and a duration.
@@ -358,7 +358,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     parser.add_argument("--plot", type=Path, help="write a plot to this file (requires matplotlib)")
-    parser.add_argument("--draw", type=Path, metavar="JSON", help="plot the measurements in this file from --json")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="plot the measurements in a file from --json")
     parser.add_argument("--timeline", type=Path, help="write a trace for https://ui.perfetto.dev to this file")
     options = parser.parse_args(argv)
     if options.draw:
@@ -381,7 +381,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "cuda-timing: no CUDA GPU found\n"
             "  expected: torch.cuda.is_available()\n"
             f"  found:    {built}, which finds no GPU\n"
-            "  fix:      run it on a machine with a GPU, its driver, and a torch built for CUDA",
+            "  fix:      run cuda-timing on a machine with a GPU, its driver, and a CUDA build of torch",
             file=sys.stderr,
         )
         return NO_GPU

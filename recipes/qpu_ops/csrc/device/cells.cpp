@@ -1,5 +1,5 @@
-// The cells of nn.LSTM and nn.GRU. On devices such as this one, PyTorch calls a fused cell
-// operator. The operator cannot fall back to the CPU, because the CPU has no such kernels.
+// The cells of nn.LSTM and nn.GRU. On this device, PyTorch calls a fused operator for each cell.
+// This operator cannot fall back to the CPU, because it has no CPU kernel.
 #include "operators.h"
 
 #include <ATen/TensorOperators.h>
@@ -24,8 +24,8 @@ Tensor made(const recurrent::Shape& s, int parts, const Tensor& like) {
   return at::empty({s.rows, std::int64_t{s.columns} * parts}, like.options());
 }
 
-// Returns true if an optional tensor is absent, or if it is a float32 tensor on the device with
-// this shape.
+// Returns true if an optional tensor is absent, or if it has this shape and the dtype float32 and
+// is on the device.
 bool is_of(const std::optional<Tensor>& t, at::IntArrayRef shape) {
   return !t.has_value() || (usable(*t) && t->sizes() == shape);
 }

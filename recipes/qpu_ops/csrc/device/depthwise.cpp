@@ -52,7 +52,7 @@ void convolve_planes(Int planes, Int size, Int height, Int width, Ptr<Int> first
   });
 }
 
-// `rows` and `columns` contain the position that each weight has in the first window.
+// `rows` and `columns` contain the position of each weight in the first window.
 void weights_of_planes(Int channels, Int under, Int batch, Int height, Int width, Int out_height,
                        Int out_width, Ptr<Int> rows, Ptr<Int> columns, Int step_y, Int step_x,
                        Ptr<Float> out, Ptr<Float> in, Ptr<Float> gradient) {

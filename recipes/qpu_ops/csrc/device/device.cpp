@@ -312,7 +312,7 @@ bool is_dense_alike(const Tensor& a, const Tensor& b) {
          !b.is_neg() && !a.is_conj() && !b.is_conj();
 }
 
-// If for_cpu(t) is a copy, copies the CPU's result in it back to t.
+// If for_cpu(t) returned a copy, copies the CPU's result from this copy back to t.
 void write_back(const Tensor& t, const Tensor& cpu) {
   if (on_device(t) && !is_plain_memory()) unstage(t, cpu);
 }
@@ -549,7 +549,7 @@ at::Tensor to_device(const at::Tensor& t) {
 }
 
 void require_one_device(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  // Lengths of sequences stay on the CPU, as they do for every device.
+  // Sequence lengths stay on the CPU, as with every device.
   if (op.schema().name() == "aten::_pack_padded_sequence") return;
   const auto first = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   bool any_device = false;

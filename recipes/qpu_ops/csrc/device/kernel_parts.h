@@ -101,7 +101,7 @@ void store_row(const Int& columns, const Pointers<N>& from, const PtrExpr<Float>
   finishBursts();
 }
 
-// Returns the sum of term(x) over a row, in all elements of the result.
+// Returns the sum of term(x) over a row, broadcast to all elements.
 template <std::size_t N, typename Term>
 FloatExpr sum_of_row(const Int& columns, const Pointers<N>& from, Term term) {
   Sum sum;

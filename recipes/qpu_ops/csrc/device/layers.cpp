@@ -112,8 +112,8 @@ bool layer_norm_backward(Call& call) {
   return true;
 }
 
-// Computes the softmax, but with 0 in rows that contain only -Inf. In other rows, the result for
-// an element that is -Inf is also 0.
+// Computes the softmax, but returns 0 for rows that contain only -Inf. In other rows, the result
+// for an element that is -Inf is also 0.
 Tensor safe_softmax(const Tensor& self, std::int64_t dim, std::optional<at::ScalarType> dtype) {
   static constexpr Elementwise kWhereFinite{"safe_softmax", "gt 0 2 1 3>4"};
   const Tensor from = dtype.has_value() ? self.to(*dtype) : self;
@@ -404,7 +404,7 @@ std::optional<Extremes> extremes(const Tensor& t, std::int64_t wrapped, bool lea
   return found;
 }
 
-// Copies the values to a result. The result may have the reduced dimension or not.
+// Copies the values to a result, which may or may not have the reduced dimension.
 void put(const Tensor& out, const Tensor& found) { out.copy_(found.reshape(out.sizes())); }
 
 bool has_size_of(const Tensor& out, const Tensor& found) { return out.numel() == found.numel(); }

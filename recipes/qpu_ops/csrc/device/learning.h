@@ -36,7 +36,7 @@ struct Pooling {
   int dilation_x = 1;
 };
 
-// Computes the index, within its plane, of the greatest element in each window. If several
+// Finds the greatest element of each window, and computes its index within the plane. If several
 // elements are equal, this is the index of the first. If the window contains only padding, the
 // index is -1.
 void pool_places(std::int64_t* places, const float* in, const Pooling& shape, int qpus);

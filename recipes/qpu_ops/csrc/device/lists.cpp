@@ -17,8 +17,8 @@ using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
 // A chain that runs on lists. `arrays` contains the lists of tensors. `written` contains the
-// numbers of the lists that receive the chain's results, in the order of the results. `numbers`
-// contains the numbers for each list index.
+// indices of the lists that receive the chain's results, in the order of the results. `numbers`
+// contains, for each position in the lists, the chain's inputs that are numbers.
 struct Lists {
   std::vector<Tensors> arrays;
   std::vector<std::size_t> written;

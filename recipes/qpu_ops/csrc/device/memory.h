@@ -49,7 +49,7 @@ bool is_plain_memory();
 // rounded up to a multiple of 4.
 void copy_words(void* to, const void* from, std::size_t bytes);
 
-// Returns sizes in bytes and counts since the start or since the last call of reset_peaks().
+// Returns counts, and sizes in bytes. Peak sizes are those since the last call of reset_peaks().
 std::map<std::string, std::int64_t> memory_statistics();
 void reset_peaks();
 

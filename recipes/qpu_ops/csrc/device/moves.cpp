@@ -122,7 +122,7 @@ void choose_each(Int n, Ptr<Float> out, Ptr<Int> condition, Ptr<Float> a, Int ma
 
 int mask(const Compared& x) { return x.one ? 0 : -1; }
 
-// Longer runs are divided, so that all QPUs have work.
+// Longer runs are split, so that all QPUs have work.
 constexpr int kLongestRun = 4096;
 
 }  // namespace

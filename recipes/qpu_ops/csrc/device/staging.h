@@ -28,11 +28,11 @@ std::size_t staged_from(const Extent& extent);
 // Returns true if a tensor's elements are sparse in the range that they span. It is then faster
 // to copy their runs one by one.
 bool is_spread(const at::Tensor& t);
-// Returns a dense CPU tensor that contains the elements of such a tensor. Its dimensions are in
-// the same order.
+// Returns a dense CPU tensor that contains the elements of `t`. The order of the dimensions is
+// preserved.
 at::Tensor gathered(const at::Tensor& t);
 
-// Copies the elements in the memory that staged() or gathered() returned back to the tensor.
+// Copies the elements back to the tensor from the memory that staged() or gathered() returned.
 void unstage(const at::Tensor& t, const at::Tensor& cpu);
 
 }  // namespace torch_qpu

@@ -34,8 +34,8 @@ class Timed(NamedTuple):
 
     result: torch.Tensor
     compute_s: float
-    """The kernel's time alone, summed over the parts if the operands were processed in parts. The first call in a
-    process does not include the compilation of the kernel."""
+    """The kernel's time alone, summed over the parts if the operands were processed in parts. It does not include the
+    compilation of the kernel, which occurs in the first call in a process."""
     end_to_end_s: float
     """The whole call's time: checks, copies to and from the shared memory, and the computation."""
 

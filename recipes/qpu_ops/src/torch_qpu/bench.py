@@ -148,7 +148,7 @@ def _convolutional() -> nn.Module:
 
 
 def steps() -> list[Step]:
-    """Count the operations in the second step of each training; the first one also creates the optimiser's state."""
+    """Count the operations in the second step of each training run; the first step also creates optimiser state."""
     networks: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
         "convolution and batch norm": (_convolutional, torch.randn(4, 1, 8, 8)),
         "transformer encoder, 2 layers": (_Encoder, torch.randint(0, 20, (4, 12))),
@@ -228,7 +228,7 @@ def _launches(case: Case, there: list[torch.Tensor], repeats: int) -> list[Any]:
 
 
 def _modelled(case: Case, there: list[torch.Tensor]) -> tuple[float, float, str]:
-    """Return the seconds in the current model, the share of the limit, and the limiting resource."""
+    """Return the modelled time in seconds, the share of the limit, and the limiting resource."""
     launches = _launches(case, there, 1)
     _, clock, bytes_per_clock = _C.model()
     compute = sum(event.clocks for event in launches) / clock

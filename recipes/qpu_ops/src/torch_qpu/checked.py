@@ -1,4 +1,4 @@
-"""Run fused kernels with ``check_finite``, which cannot check a fused kernel's intermediate values."""
+"""Run graphs unfused while ``check_finite`` is on, because it cannot check a fused kernel's intermediate values."""
 
 from __future__ import annotations
 

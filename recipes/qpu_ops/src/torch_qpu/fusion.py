@@ -117,7 +117,7 @@ class Group:
         return [node for node in self.nodes if any(user not in own for user in node.users)]
 
     def written(self) -> tuple[list[Node], list[float | Node], str, str]:
-        """Return the arrays, the numbers (nodes if computed from sizes), the kinds of inputs, and the chain as text."""
+        """Return arrays, scalars (floats, or Nodes if derived from sizes), each input's kind, and the chain as text."""
         write = Writer()
         values: dict[Node, Any] = {}
 
@@ -247,7 +247,7 @@ def fuse(module: GraphModule) -> GraphModule:
 
 
 def compile_graph(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
-    """Return the backend function called by torch.compile."""
+    """Compile a graph for torch.compile, which calls this function as its backend."""
     from functorch.compile import make_boxed_func
     from torch._decomp import get_decompositions
     from torch._dynamo.backends.common import aot_autograd

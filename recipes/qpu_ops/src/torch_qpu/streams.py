@@ -31,7 +31,7 @@ class Stream(metaclass=_OfTheDevice):
 
 
 class Event(metaclass=_OfTheDevice):
-    """A ``torch.Event`` of the device: the time at which it was recorded, when all earlier launches had ended.
+    """A ``torch.Event`` of the device. It stores the time at which it was recorded, after all earlier launches.
 
     ``elapsed_time`` requires ``enable_timing=True``. Raises RuntimeError for ``interprocess=True``.
     """

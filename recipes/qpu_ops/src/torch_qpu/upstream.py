@@ -1,4 +1,4 @@
-"""Replace PyTorch's Python code that assumes that an accelerator works like CUDA.
+"""Replace Python functions of PyTorch that assume that an accelerator works like CUDA.
 
 The replacements are installed once, when the device is registered. For other devices, each one calls PyTorch's original
 function.
