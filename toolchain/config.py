@@ -190,7 +190,7 @@ def _gpu_architectures(values: tuple[str, ...]) -> str:
 class ImageConfig:
     """The system image: section ``image``."""
 
-    flavour: str = _setting("debian", "distribution; its definition is in images/flavours/", _one_of("debian", "raspbian"))
+    flavour: str = _setting("debian", "distribution, defined in images/flavours/", _one_of("debian", "raspbian"))
     suite: str = _setting("trixie", "the distribution's release", _one_of("trixie", "bookworm"))
     architecture: str = _setting("armhf", "Debian's name of the target architecture", _one_of(*ARCHITECTURES))
     profile: str = _setting("bootable", "bootable (systemd, kernel) or container", _one_of("bootable", "container"))
