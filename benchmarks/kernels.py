@@ -85,9 +85,9 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
 
 
 def _range(item: Mapping[str, Any]) -> str:
-    """Return the ranges of a share and a time in the model, and the assumption with the largest effect."""
+    """Describe the model's ranges for a share and a time, and name the assumption with the largest effect."""
     return (
-        f"model: {100 * item['shareLow']:.1f} to {100 * item['shareHigh']:.1f} %, most by {item['movedBy']}; "
+        f"model: {100 * item['shareLow']:.1f} to {100 * item['shareHigh']:.1f} %, mostly due to {item['movedBy']}; "
         f"{1e3 * item['seconds']:.2f} ms, {1e3 * item['secondsLow']:.2f} to {1e3 * item['secondsHigh']:.2f} ms"
     )
 

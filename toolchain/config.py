@@ -190,7 +190,7 @@ def _gpu_architectures(values: tuple[str, ...]) -> str:
 class ImageConfig:
     """The system image: section ``image``."""
 
-    flavour: str = _setting("debian", "distribution: a file in images/flavours/", _one_of("debian", "raspbian"))
+    flavour: str = _setting("debian", "distribution, defined in images/flavours/", _one_of("debian", "raspbian"))
     suite: str = _setting("trixie", "the distribution's release", _one_of("trixie", "bookworm"))
     architecture: str = _setting("armhf", "Debian's name of the target architecture", _one_of(*ARCHITECTURES))
     profile: str = _setting("bootable", "bootable (systemd, kernel) or container", _one_of("bootable", "container"))
@@ -210,7 +210,7 @@ class ImageConfig:
     documentation: bool = _setting(False, "install packages with their documentation, translations and tests")
     name: str = _setting("pitorch", "first part of all image names", _name)
     mirror: str = _setting("", "apt mirror; empty: the mirror that this host's apt uses", _url)
-    security_mirror: str = _setting("", "mirror for the security pocket; empty: as image.mirror", _url)
+    security_mirror: str = _setting("", "mirror for the security pocket; empty: the same as image.mirror", _url)
     strict: bool = _setting(False, "report a mirror pocket that cannot be verified as an error instead of a warning")
     source_date_epoch: int = _setting(
         1735689600,
@@ -243,7 +243,7 @@ class BuildConfig:
     )
     jobs: int = _setting(
         0,
-        "number of parallel compiler processes; 0: according to cores, free memory and cgroup limits",
+        "number of parallel compiler processes; 0: determined from cores, free memory and cgroup limits",
         _between(0, 1024),
     )
     memory_per_job_mib: int = _setting(
@@ -335,9 +335,9 @@ class SdConfig:
     locale: str = _setting("", "locale that the first boot generates, such as en_GB.UTF-8", _locale)
     wifi_name: str = _setting("", "name (SSID) of the wireless network that the board uses; empty: none")
     wifi_psk: str = _setting(
-        "", "key of that network, which wpa_passphrase prints as psk; empty: an open one", _wifi_psk
+        "", "key of the wireless network, which wpa_passphrase prints as psk; empty: an open network", _wifi_psk
     )
-    wifi_country: str = _setting("", "country whose rules for radio apply, such as GB", _country)
+    wifi_country: str = _setting("", "country whose radio regulations apply, such as GB", _country)
     url: str = _setting("", "URL of the folder in which the image is published, for Raspberry Pi Imager", _url)
 
 

@@ -28,7 +28,7 @@ def render(document: dict[str, Any]) -> str:
     speed, tests = document["speed"], document["tests"]
     device = f"{document['device']} ({document['devices']} in the machine), torch {document['torch']}"
     if "wheel_sha256" in document:
-        device += f", with the wheel with SHA-256 {document['wheel_sha256'][:16]}"
+        device += f", with the wheel whose SHA-256 begins with {document['wheel_sha256'][:16]}"
     lines = [
         _paragraph(
             f"Measured on {document['date'][:10]} on {device}. The limit is {speed['limit_gb_s']:.0f} GB/s, according "
@@ -54,7 +54,7 @@ def render(document: dict[str, Any]) -> str:
         *textwrap.wrap(document["timing"]["cuda_timing"]["sentence"], 118),
         "```",
         "",
-        "Kernels in its [timeline](cuda/timeline.json):",
+        "Kernels in the [timeline](cuda/timeline.json) of this run:",
         "",
         "```text",
         *document["timing"]["timeline"],

@@ -420,7 +420,7 @@ def test_kernel_goals_are_read_from_the_output() -> None:
     found = {figure.name: figure for figure in kernels.figures(lines)}
     assert found["elementwise add, share of the bus"].value == pytest.approx(93)
     assert found["elementwise add, share of the bus"].note == (
-        "model: 25.0 to 98.5 %, most by stores; 9.00 ms, 4.00 to 50.00 ms"
+        "model: 25.0 to 98.5 %, mostly due to stores; 9.00 ms, 4.00 to 50.00 ms"
     )
     assert found[kernels.QPULIB_ADD].value == pytest.approx(3)
     assert found["matrix-vector 100 x 10^5, share of the bus"].met is True
