@@ -117,7 +117,7 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
             f"SSH login denied: {access}",
             expected=f"a login with the key {access.key}" if access.key else "a login with one of your SSH keys",
             found=output.strip().splitlines()[-1],
-            fix="boot the board from the exported tree, which has that key in /root/.ssh/authorized_keys"
+            fix="boot the board from the exported tree: its /root/.ssh/authorized_keys contains the key"
             if access.key
             else f"run ssh-copy-id {access}",
         )

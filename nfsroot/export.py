@@ -265,7 +265,7 @@ def _client_key(final: Layout, metadata: Path) -> str:
 
 
 def _pack(tree: Path, tarball: Path) -> Artefact:
-    """Pack the tree with numeric owners, xattrs and hard links; sorted, so that equal trees yield equal archives."""
+    """Pack the tree with numeric owners, xattrs and hard links. Entries are sorted: equal trees give equal archives."""
     # tar selects the compression by the file's suffix.
     aside = tarball.with_name(f".part.{tarball.name}")
     try:
@@ -311,7 +311,7 @@ def locked(final: Layout) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Convert an OSError from the folder, such as that of a read-only file system, into a user error."""
+    """Convert an OSError caused by the folder, for example on a read-only file system, into a user error."""
     try:
         with room_for("an export", folder):
             yield
@@ -403,7 +403,7 @@ def _aside(final: Layout) -> Iterator[Path]:
 
 
 def _swap_in(final: Layout, tree: Path | None, metadata: Path, manifest: Manifest) -> None:
-    """Move the finished parts into place. All files have been written by then, so a full disk changes nothing."""
+    """Move the finished parts into place. All files are written first, so a full disk leaves the old export intact."""
     written = metadata.with_name(final.manifest.name)
     manifest.write(written)
     holder = metadata.with_name(f"{final.place.name}.new")

@@ -164,7 +164,7 @@ def test_a_board_that_fetches_files_and_mounts_is_shown_with_its_state(exported:
             board = wait_for(lambda board: board.file == "config.txt")
             assert (board.address, board.state) == ("192.168.77.50", "files")
             assert "not found" in fetched(namespace, "vmlinuz")
-            assert "profile bootable" in wait_for(lambda board: "vmlinuz" in board.absent).advice(0.0)
+            assert "bootable profile" in wait_for(lambda board: "vmlinuz" in board.absent).advice(0.0)
             assert on_board(namespace, "nfs-ls", f"nfs://{PC}{Layout.of(exported).tree}?version=4&nfsport=12049") == ""
             client = f"import socket, time; s = socket.create_connection(({PC!r}, 12049)); time.sleep(60)"
             mounting = subprocess.Popen(["ip", "netns", "exec", namespace, sys.executable, "-c", client])
