@@ -363,7 +363,7 @@ def test_configured_mirror_takes_precedence() -> None:
 
 
 def test_trailing_slash_of_a_mirror_is_ignored() -> None:
-    """A trailing slash once caused the security pocket to be searched for in the main archive and left out."""
+    """Because of a trailing slash, the security pocket was once looked for in the main archive, and left out."""
 
     def places(**image: str) -> list[str]:
         return [item.uri for item in apt.sources_for(load_config({"image": image}), Path("/nonexistent"))]
