@@ -942,7 +942,7 @@ FILTERS = {
     "CM4": {"pi4", "cm4"},
     "5": {"pi5"},
 }
-"""Sections of config.txt that a board reads (documentation of the firmware)."""
+"""Sections of config.txt that a board reads, according to the firmware's documentation."""
 
 
 def read_by(board: str, text: str) -> dict[str, str]:
