@@ -95,8 +95,8 @@ def deploy(config: Config) -> Deployed:
     """Bring libqpu and the extension up to date and install them in the exported tree.
 
     Raises RootNeeded, ArtefactMissing (no export), PlatformMismatch (the tree is for another architecture, contains the
-    other QPU library, or contains another build of torch than the extension was compiled against), InUse (an export is
-    running), ArtefactDamaged, and the errors of the build steps.
+    other QPU library, or contains a build of torch other than the one that the extension was compiled against), InUse
+    (an export is running), ArtefactDamaged, and the errors of the build steps.
     """
     process.require_root("to write into the exported tree", "./inv deploy")
     began = time.monotonic()

@@ -61,7 +61,7 @@ class SshAccess:
 
 
 def parse_host(text: str) -> tuple[str, str, int]:
-    """Return user (default root), host and port (default 22) of ``[USER@]HOST[:PORT]`` (IPv6: ``[ADDRESS]:PORT``)."""
+    """Parse ``[USER@]HOST[:PORT]`` (IPv6: ``[ADDRESS]:PORT``) into user (default root), host, port (default 22)."""
     found = re.fullmatch(
         r"(?:(?P<user>[\w.][\w.-]*)@)?(?:\[(?P<six>[0-9A-Fa-f:%\w.]+)\]|(?P<host>[\w.][\w.-]*))(?::(?P<port>\d+))?",
         text,

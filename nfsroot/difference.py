@@ -35,7 +35,7 @@ from toolchain.errors import UserError
 
 _STATUS = "var/lib/dpkg/status"
 _OF_EXPORT = frozenset({".dockerenv", "dev/console", "etc/resolv.conf", "etc/hostname", "etc/hosts"})
-"""Files that the engine adds to a container's tree or truncates."""
+"""Files that the engine adds or truncates in a container's tree."""
 _SHOWN = 30
 _FORMS = "the name of an image in the engine, a folder or a tar of a root filesystem, or a bill of materials (.json)"
 

@@ -204,7 +204,8 @@ def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
 def write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: Path) -> dict[str, str]:
     """Write the tree's bill of materials into a folder; return its file names with their SHA-256.
 
-    For an image that was built here, the build's bill of materials is used. A tree without dpkg's status has none.
+    For an image that was built here, the build's bill of materials is used. A tree without dpkg's status has no bill of
+    materials.
     """
     if not (tree / "var/lib/dpkg/status").is_file():
         return {}

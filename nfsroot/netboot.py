@@ -44,7 +44,7 @@ _BANNER_WAIT_S = 5.0
 _KEY_LIMIT = 4096
 _RESOLVE_S = 5.0
 _KEPT_EVENTS = 500
-"""The maximum number of events that are kept for a board whose address belongs to no name."""
+"""The maximum number of events that are kept for a board whose address belongs to no name in ``lab.boards``."""
 _PUBLIC_KEY = re.compile(r"^(?:ssh-ed25519|ecdsa-sha2-nistp256) [A-Za-z0-9+/=]+", re.MULTILINE)
 _STATES = {"address": "has an address", "files": "fetches files", "mounted": "mounted", "up": "up"}
 

@@ -229,7 +229,7 @@ def _on_boards(lab: Lab, names: Sequence[str], how: How) -> merge.Merged:
 
 
 def _in_parallel(names: Collection[str], action: Callable[[str], _Result]) -> dict[str, _Result]:
-    """The results of an action on each board. Ctrl-C stops all actions, and the call ends after all of them."""
+    """The results of an action on each board. After Ctrl-C, all actions are stopped before the exception is raised."""
     running: dict[str, concurrent.futures.Future[_Result]] = {}
     with concurrent.futures.ThreadPoolExecutor(max(1, len(names))) as pool:
         try:

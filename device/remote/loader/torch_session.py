@@ -451,7 +451,7 @@ def main() -> None:
     path, queue_s, session_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     if not locked(path, queue_s):
         raise SystemExit(1)
-    # Ends a step that blocks while this process waits for no other one, for example an import.
+    # This alarm is for the time when this process does not wait for another one, for example if an import blocks.
     signal.alarm(math.ceil(session_s) + 5)
     deadline = time.monotonic() + session_s
     model = Path("/proc/device-tree/model")
