@@ -575,7 +575,7 @@ def test_a_mirror_with_another_signature_is_reported(archive: Archive, tmp_path:
 def test_a_stale_security_pocket_is_reported(
     archive: Archive, tmp_path: Path, direct: None, strict: bool, verdict: Verdict
 ) -> None:
-    """The pocket's index exists and is signed. Only fetching the lists reveals that it is outdated."""
+    """The pocket's index exists and is signed. That it is outdated is detected only when the lists are fetched."""
     archive.make_stale("stone-security")
     try:
         with served(archive.folder) as uri:

@@ -1,4 +1,4 @@
-"""Tests of enter-nfsroot on this PC, with real mounts and terminals; test_device_on_board.py uses NFS."""
+"""Tests of enter-nfsroot on this PC, with real mounts and terminals. test_device_on_board.py tests it over NFS."""
 
 from __future__ import annotations
 
