@@ -94,9 +94,9 @@ class Deployed:
 def deploy(config: Config) -> Deployed:
     """Bring libqpu and the extension up to date and install them in the exported tree.
 
-    Raises RootNeeded, ArtefactMissing (no export), PlatformMismatch (the tree is for another architecture, or contains
-    the other QPU library, or a torch other than the one that the extension was compiled against), InUse (an export is
-    running), ArtefactDamaged, and the errors of the build steps.
+    Raises RootNeeded, ArtefactMissing (no export), PlatformMismatch (the tree is for another architecture, contains the
+    other QPU library, or contains a build of torch other than the one that the extension was compiled against), InUse
+    (an export is running), ArtefactDamaged, and the errors of the build steps.
     """
     process.require_root("to write into the exported tree", "./inv deploy")
     began = time.monotonic()
@@ -164,13 +164,13 @@ def require_same_library(tree: Path, chosen: str) -> None:
 def require_same_torch(tree: Path, staged: Path) -> None:
     """Raise PlatformMismatch if the tree's torch differs from the staged one.
 
-    An extension works only with the torch that it was compiled against.
+    An extension works only with the build of torch that it was compiled against.
     """
     records = {folder: _torch_record(folder) for folder in (tree, staged)}
     if records[staged] and records[tree] != records[staged]:
         raise PlatformMismatch(
             "the torch in the exported tree is not the one that the extension was compiled against",
-            expected=f"torch whose RECORD has the SHA-256 {records[staged]}",
+            expected=f"a torch wheel whose RECORD has the SHA-256 {records[staged]}",
             found=records[tree] or "no torch",
             fix="run ./inv build-image, then ./inv export-nfsroot",
         )
@@ -385,7 +385,7 @@ def _stale(tree: Path, content: Mapping[str, _Item], current: set[str], prefixes
         if match := re.fullmatch(r"(?P<site>.+)/(?P<name>[^/]+?)-[^/-]+\.dist-info/RECORD", path):
             for record in follow(tree, match["site"]).glob(f"{match['name']}-*.dist-info/RECORD"):
                 found |= _files_in_record(tree, match["site"], record)
-        # Layers have fixed time stamps, so Python could use the old source's byte code for the new source.
+        # Layers have fixed timestamps, so Python could use the old source's byte code for the new source.
         found |= _byte_code(tree, path)
     return sorted(path for path in found if path not in current and not re.search(r"/\.[^/]+\.\d+\.part$", path))
 

@@ -2,12 +2,12 @@
 
     pytest --lg-env ENVIRONMENT tests/device
 
-``tests/device/conftest.py`` registers the plugin when labgrid's plugin has an environment. This machine imports nothing
-from the suite, because torch and the extension modules exist only on the board. The strategy brings the board to a
-shell. The suite is sent as one tar archive on standard input, and ``device.onboard`` runs it in one process. Each line
-that the board prints becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work as usual. If the board
-stops responding, the current test fails and the earlier results are kept. If the suite ends early (an internal error of
-pytest, ``pytest.exit``), every test without a result is an error.
+``tests/device/conftest.py`` registers the plugin if an environment is passed to labgrid's plugin. This machine imports
+nothing from the suite, because torch and the extension modules exist only on the board. The strategy brings the board
+to a shell. The suite is sent as one tar archive on standard input, and ``device.onboard`` runs it in one process. Each
+line that the board prints becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work as usual. If the
+board stops responding, the current test fails and the earlier results are kept. If the suite ends early (an internal
+error of pytest, ``pytest.exit``), every test without a result is an error.
 
 The environment's ``options`` configure a run:
 
@@ -268,7 +268,7 @@ class DeviceSession:
         self.current = ""
 
     def _abort(self, reason: str, not_run: str) -> None:
-        """Fail the current test, or the suite as a whole, for ``reason``, and the remaining tests with ``not_run``."""
+        """Fail the current test (or the whole suite) with ``reason``, and the remaining tests with ``not_run``."""
         tail = "\n".join(["", "--- last lines of its output ---", *self.last_lines]) if self.last_lines else ""
         self._fail(self.current or "device::suite", reason + tail)
         self._fail_tests_without_result(not_run)
@@ -304,7 +304,7 @@ class DeviceSession:
 
 
 def archive(suite: Path) -> bytes:
-    """Return a tar archive of the suite and its runner, without a top folder."""
+    """Return a tar archive of the suite and its runner, without a top-level folder."""
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w") as packed:
         packed.add(onboard.__file__, arcname="onboard.py")
@@ -339,7 +339,7 @@ def _location(nodeid: str) -> tuple[str, int | None, str]:
 
 
 def _targets(suite: Path, arguments: Sequence[str], invoked_in: Path) -> Iterator[str]:
-    """Yield the arguments relative to the suite, as the board needs them, without the suite itself."""
+    """Yield the arguments as paths relative to the suite, for use on the board. The suite itself is left out."""
     for argument in arguments:
         path, mark, name = str(argument).partition("::")
         absolute = (invoked_in / path).resolve()

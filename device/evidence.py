@@ -18,7 +18,7 @@ guessed.
 ``rootfs``      the exported tree: ``path``, ``sha256`` over names, owners, modes and contents, the same hash for the
                 tree in the image (``image_tree_sha256``), ``counts``, the audit's ``findings``, the layers
                 ``deployed`` to it since, and the ``source`` that exported it
-``device``      the board's description of itself (``device.onboard.facts``), and the run's ``access``, ``init`` and
+``device``      the facts that the board reported (``device.onboard.facts``), and the run's ``access``, ``init`` and
                 ``cpu`` (of a virtual machine), ``boot_seconds``, ``through`` (``boot`` or ``enter-nfsroot``),
                 ``execution`` and ``execution_reason``
 ``tools``       versions of the programs on the host

@@ -93,7 +93,7 @@ def prepare(
     place: RemoteBoard | None = None,
     test_files: Sequence[str] = (),
 ) -> None:
-    """Write labgrid's environment for this run, and export the bare system if the run enters the tree from it.
+    """Write labgrid's environment for this run, and export the bare system if the run chroots into the tree from it.
 
     Raises ArtefactMissing without an exported tree, RootNeeded if the tree has to be served, and the export's errors.
     """
@@ -181,13 +181,13 @@ def prepare(
 
 
 def _bare_system(config: Config) -> Layout:
-    """Return the system from which the virtual machine enters the tree: the tree itself if there is no image."""
+    """Return the system that the virtual machine boots before the chroot: the tree itself if there is no image."""
     try:
         return bare_system.ready(config)
     except ArtefactMissing as fault:
         progress.warn(
-            f"{fault.summary}: booting the exported tree and entering it from there instead (./inv build-image "
-            "builds the image)"
+            f"{fault.summary}: the virtual machine boots the exported tree and chroots into the same tree instead "
+            "(./inv build-image builds the image)"
         )
         return Layout.of(config)
 

@@ -13,8 +13,8 @@ type of the line. All other output goes to standard error. The lines, in order:
     {"pitorch": "timing", "document": …}          the document from timing.py, or {"reason": …} if there is none
     {"pitorch": "end", "status": …, "seconds": …} pytest's exit status
 
-Without an ``end`` line, the connection to the board was lost. With a status other than 0, 1 and 5, or without the
-result of a collected test, pytest exited early.
+If there is no ``end`` line, the connection to the board was lost. If the status is not 0, 1 or 5, or a collected test
+has no result, pytest exited early.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PROBE_LIMIT_S = 300.0
 
 
 def facts() -> dict[str, Any]:
-    """Return the board's properties, each from its authoritative source; missing ones are empty."""
+    """Return the board's properties, each from its authoritative source; missing values are empty."""
     release = dict(line.rstrip("\n").split("=", 1) for line in _text("/etc/os-release").splitlines() if "=" in line)
     return {
         "model": _text("/proc/device-tree/model").rstrip("\0"),
@@ -220,7 +220,7 @@ def absent_components(path: Path) -> list[str]:
 
 
 def run_tests(folder: Path, targets: Sequence[str], keyword: str, say: Say) -> int:
-    """Run pytest in this process and return its exit status; files whose component is missing count as skipped."""
+    """Run pytest in this process and return its exit status. Files whose component is missing count as skipped."""
     import pytest
 
     words = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={folder}", "--import-mode=importlib"]
@@ -274,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parent)
     parser.add_argument("--keyword", default="")
     parser.add_argument("--timing", action="append", default=[], help="an argument for timing.py")
-    parser.add_argument("--timing-limit", type=float, default=0.0, help="seconds for timing.py; 0: no timing")
+    parser.add_argument("--timing-limit", type=float, default=0.0, help="time limit of timing.py in s; 0: no timing")
     options = parser.parse_args(arguments)
 
     began = time.monotonic()
@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = run_tests(options.folder, options.targets, options.keyword, say)
     if options.timing_limit > 0:
         ran = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        none = {"reason": f"no test ran, or not all selected tests (pytest's status {status})"}
+        none = {"reason": f"no test ran, or some of the selected tests did not run (pytest's status {status})"}
         timed = run_timing(options.folder, options.timing, options.timing_limit) if ran else none
         say("timing", document=timed)
     say("end", status=status, seconds=round(time.monotonic() - began, 3))

@@ -48,7 +48,7 @@ def execution_label(document: Mapping[str, Any]) -> str:
 
 
 def series_of(timing: Mapping[str, Any]) -> list[Series]:
-    """Return the lines of the chart; empty without timing."""
+    """Return the lines of the chart; none if the run was not timed."""
     rows: Sequence[Mapping[str, Any]] = timing.get("rows", ())
 
     def points(method: str, key: str) -> tuple[tuple[int, float], ...]:
@@ -71,9 +71,9 @@ def series_of(timing: Mapping[str, Any]) -> list[Series]:
 
 
 def chart(timing: Mapping[str, Any], label: str) -> str:
-    """Return the timing as an SVG element with logarithmic axes; empty without timing.
+    """Return the timing as an SVG element with logarithmic axes; empty if the run was not timed.
 
-    ``label`` is the machine's name in the picture, because pictures are copied without the surrounding text.
+    ``label`` names the machine in the picture, because pictures are copied without the surrounding text.
     """
     lines = series_of(timing)
     return svg({label: lines}, height=timing["height"], legend_columns=3) if lines else ""
@@ -84,7 +84,7 @@ _drawing = threading.Lock()
 
 
 def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: int) -> str:
-    """Return charts by title, two in a row, as one SVG element: time over columns, with logarithmic axes.
+    """Return one SVG element with a chart per title, two in a row: time over columns, on logarithmic axes.
 
     ``height`` is the number of rows in the matrix. Lines with the same name share an entry of the legend.
     """
@@ -231,7 +231,7 @@ def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def qpu_rows(info: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Return the output of ``qpu-info --json`` as rows of a name and its lines."""
+    """Return the output of ``qpu-info --json`` as table rows. Each row is a name and its lines of text."""
     backend, board = info.get("backend") or {}, info.get("board") or {}
     kms, memory = info.get("kms") or {}, info.get("gpu_memory") or {}
     revision = board.get("revision") or {}

@@ -89,7 +89,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self._record("ssh", f"logged in as {self.ssh.access}")
 
     def _boot(self) -> None:
-        """Record the console, connect the card to the board, and switch the board off and on, as far as possible."""
+        """Record the console, connect the card, and switch the board off and on, if there are drivers for these."""
         if self.console is not None:
             self.target.activate(self.console)
         if self.power is not None:
@@ -110,7 +110,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             found = f"{type(fault).__name__}: {fault}"
             self._record("power", f"the card cannot be connected: {found}")
             raise UserError(
-                "the card of the board cannot be connected to it",
+                "the SD card cannot be connected to the board",
                 expected=f"a {self.card.tool} that works on {self.card.mux.host}",
                 found=found,
                 fix="check card=MODEL/SERIAL in lab.boards, and that this user can log in to that PC over SSH",

@@ -44,7 +44,7 @@ _REPORT = "the report of the device suite"
 _INTERNAL_ERROR = 3  # pytest.ExitCode
 _RAISED_IN_PYTEST = re.compile(r"^INTERNALERROR> (OSError: .*)", re.MULTILINE)
 _RAISED_AT_EXIT = re.compile(r"^(OSError: .*)\Z", re.MULTILINE)
-"""An OSError that ended pytest on this PC. The output of the board's pytest can also contain lines like the first."""
+"""An OSError that ended pytest on this PC. The board's pytest can also print lines that match the first pattern."""
 
 
 def test_on_pi(
@@ -82,7 +82,7 @@ def test_on_pi(
             "--host and --qemu are mutually exclusive",
             expected="either --host or --qemu",
             found=f"--host {host} --qemu",
-            fix="remove one of them",
+            fix="omit one of the two options",
         )
     host = None if qemu or place else host or config.device.host or None
     if keyword:
@@ -246,7 +246,7 @@ def _error_from_record(recorded: Mapping[str, Any]) -> UserError:
 
 
 def _require_expression(keyword: str) -> None:
-    """Raise UserError for an invalid -k expression before the boot, after which the board's pytest would reject it.
+    """Raise UserError for an invalid -k expression, which the board's pytest would reject only after the boot.
 
     pytest has no public function for this check, but its release is pinned.
     """

@@ -126,7 +126,7 @@ def label_junit(path: Path, document: Mapping[str, Any]) -> None:
     """Add the machine and the chain to the JUnit file as properties."""
     if not path.is_file():
         return
-    tree = ElementTree.parse(path)  # noqa: S314 - written by our own pytest
+    tree = ElementTree.parse(path)  # noqa: S314 - written by pytest on this PC
     for suite in tree.getroot().iter("testsuite"):
         properties = suite.find("properties")
         if properties is None:

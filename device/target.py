@@ -54,7 +54,7 @@ class ExportedTree(Resource):  # type: ignore[misc]
 class TreeServerDriver(Driver):  # type: ignore[misc]
     """Serves the tree over NFS while it is active.
 
-    ``second_folder`` is the bare system from which the tree is entered.
+    ``second_folder`` is also served if it is set: the bare system from which the virtual machine enters the tree.
     """
 
     bindings = {"tree": "ExportedTree"}  # noqa: RUF012 - labgrid requires a plain dict
@@ -163,7 +163,7 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def off(self, power_off: Callable[[], object] | None = None) -> None:
-        """Stop the machine: with ``power_off`` through the guest, otherwise immediately."""
+        """Stop the machine: through the guest if ``power_off`` is given, otherwise immediately."""
         if self.machine is not None:
             self._end(self.machine, power_off)
 

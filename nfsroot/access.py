@@ -61,7 +61,7 @@ class SshAccess:
 
 
 def parse_host(text: str) -> tuple[str, str, int]:
-    """Return user (default root), host and port (default 22) of ``[USER@]HOST[:PORT]`` (IPv6: ``[ADDRESS]:PORT``)."""
+    """Parse ``[USER@]HOST[:PORT]`` (IPv6: ``[ADDRESS]:PORT``) into user (default root), host, port (default 22)."""
     found = re.fullmatch(
         r"(?:(?P<user>[\w.][\w.-]*)@)?(?:\[(?P<six>[0-9A-Fa-f:%\w.]+)\]|(?P<host>[\w.][\w.-]*))(?::(?P<port>\d+))?",
         text,
@@ -117,7 +117,7 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
             f"SSH login denied: {access}",
             expected=f"a login with the key {access.key}" if access.key else "a login with one of your SSH keys",
             found=output.strip().splitlines()[-1],
-            fix="boot the board from the exported tree, which has that key in /root/.ssh/authorized_keys"
+            fix="boot the board from the exported tree: its /root/.ssh/authorized_keys contains the key"
             if access.key
             else f"run ssh-copy-id {access}",
         )

@@ -3,8 +3,8 @@
 The audit only reads and writes files in the tree: it executes none of them and needs neither a chroot nor an emulator.
 Links are resolved as on the board and never lead out of the tree. A second audit finds nothing to fix.
 
-The checks, in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that carries the
-root must not be configured again), host-keys, root-login, capabilities, engine-files, dev, clock, proxies, helper.
+The checks, in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that the NFS root uses
+must not be configured again), host-keys, root-login, capabilities, engine-files, dev, clock, proxies, helper.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Finding:
     fixed: bool = True
 
     def as_json(self) -> dict[str, str | bool]:
-        """Return the finding as an entry of the manifest."""
+        """Return the finding as a manifest entry."""
         return {"check": self.check, "path": self.path, "found": self.found, "fix": self.fix, "fixed": self.fixed}
 
 
@@ -295,11 +295,12 @@ def _network(tree: Audit) -> None:
         wanted = re.sub(r"^(\s*iface\s+(?!lo\b)\S+\s+inet\s+)(dhcp|static)\b", r"\1manual", text, flags=re.MULTILINE)
         if wanted != text:
             tree.rewrite(path, wanted)
-            tree.note("network", path, "configures the interface of the root", "set to manual")
+            tree.note("network", path, "configures the network interface that the NFS root uses", "set to manual")
     path = "/etc/NetworkManager/conf.d/nfsroot.conf"
     if tree.has("/usr/sbin/NetworkManager") and not tree.has(path):
         tree.write(path, "[keyfile]\nunmanaged-devices=type:ethernet\n")
-        tree.note("network", path, "NetworkManager reconfigures the interface of the root", "set to unmanaged")
+        found = "NetworkManager reconfigures the network interface that the NFS root uses"
+        tree.note("network", path, found, "set to unmanaged")
     for path, fix in (
         ("/etc/systemd/network", "give its .network files KeepConfiguration=yes"),
         ("/etc/dhcpcd.conf", "add `denyinterfaces eth0` there"),
@@ -307,7 +308,7 @@ def _network(tree: Audit) -> None:
         units = [item for item in tree.listing(path, "*.network") if "DHCP=" in (tree.text(item) or "")]
         text = tree.text(path) or ""
         if units or (text and "denyinterfaces" not in text):
-            tree.note("network", path, "may configure the interface of the root", fix, fixed=False)
+            tree.note("network", path, "may configure the network interface that the NFS root uses", fix, fixed=False)
 
 
 def _host_keys(tree: Audit) -> None:
@@ -369,7 +370,7 @@ def _capabilities(tree: Audit) -> None:
             if os.fsdecode(name) in _SETUID_WILL_DO and mode & stat.S_IXOTH:
                 os.chmod(place, stat.S_IMODE(mode) | stat.S_ISUID)  # noqa: PTH101
                 tree.touched.append(path.lstrip("/"))
-                tree.note("capabilities", path, found, "setuid root, the fallback of its package")
+                tree.note("capabilities", path, found, "made setuid root, the fallback of its Debian package")
             else:
                 tree.note("capabilities", path, found, "run it as root, or as a service with AmbientCapabilities",
                           fixed=False)  # fmt: skip
@@ -437,7 +438,7 @@ def _clock(tree: Audit) -> None:
     if (before := tree.text(path)) is not None and before.strip() < stamp:
         tree.rewrite(path, f"{stamp}\n")
         tree.note("clock", path, f"older time: {before.strip()}", stamp)
-    # systemd sets the clock to at least this file's time stamp (systemd(1), since 250); pi-init also reads it.
+    # systemd sets the clock at least to this file's timestamp (systemd(1), since 250). pi-init also reads it.
     path = "/usr/lib/clock-epoch"
     if tree.has("/usr/lib") and (not tree.has(path) or inside(tree.root, path).lstat().st_mtime < now):
         first = not tree.has(path)

@@ -1,8 +1,8 @@
-"""Export the system that the virtual machine boots before it enters the exported tree as a chroot.
+"""Export the system that the virtual machine boots before it chroots into the exported tree.
 
 A real board that runs enter-nfsroot has another system on its card. In QEMU, the image of the root filesystem without
 torch, libqpu and the extension modules replaces that system; it is exported to a separate folder. If the suite finds
-torch and the modules, they must come from the entered tree.
+torch and the modules, they must come from the exported tree.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def ready(config: Config) -> Layout:
     Raises RootNeeded, ArtefactMissing if the engine does not have the image (because the system image was pulled, not
     built here), and the same errors as ``export``.
     """
-    process.require_root("to export and serve the system that enters the tree", "./inv test-on-pi --chroot")
+    process.require_root("to export and serve the system that chroots into the tree", "./inv test-on-pi --chroot")
     layout = layout_of(config)
     ensure_running(config)
     with contextlib.closing(connect()) as client:

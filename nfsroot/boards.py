@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 STALLED_S = 120.0
-"""The seconds without an event after which advice is shown for a board that has not booted."""
+"""If a board has not booted and no event has occurred for this many seconds, advice is shown."""
 
 _STATES = ("address", "files", "mounted", "up")
 """The stages of a boot, in order."""
@@ -101,7 +101,7 @@ class Board:
 
 
 _FIXES = {
-    **dict.fromkeys(("vmlinuz", "initrd.img"), "build and export the profile bootable"),
+    **dict.fromkeys(("vmlinuz", "initrd.img"), "build and export the bootable profile"),
     **dict.fromkeys(
         ("bootcode.bin", "start.elf", "fixup.dat", "start4.elf", "fixup4.dat"),
         "install the package raspi-firmware in the image",

@@ -23,10 +23,10 @@ from toolchain.config import Config
 from toolchain.errors import NetworkUnreachable, ProgramMissing
 
 GPU_MEMORY_MIB = 128
-"""The memory for the firmware and the buffers of QPU kernels. Half of it is enough for small arrays."""
+"""The memory for the firmware and the buffers of QPU kernels. For small arrays, half of this size is enough."""
 
 _SMALL_SUBNET = 16
-"""In a subnet with fewer addresses than this, boards may use all of them."""
+"""If a subnet has fewer addresses than this, boards may use any of them."""
 
 _DEVICE_TREES = re.compile(r"bcm(2709|2710|2711|2712(d0)?|2836|2837)-rpi-[a-z0-9-]+\.dtb")
 _OF_THE_RASPBERRY_PI_KERNEL = re.compile(r"bcm27(09|10)-")
@@ -35,7 +35,7 @@ _ETHERNET_DRIVERS = {
     "bcm2711": re.compile(r"CONFIG_BCMGENET=[ym]"),
     "bcm2712": re.compile(r"CONFIG_(MFD|MISC)_RP1=[ym]"),
 }
-"""Settings of kernels that support the Ethernet port of a Pi 4 and 5. Linux 6.12 supports the Pi 4's port on arm64
+"""Kernel options that enable the Ethernet port of a Pi 4 and of a Pi 5. Linux 6.12 supports the Pi 4's port on arm64
 only, and its device tree for a Pi 5 does not contain the port."""
 
 _TREES_OF = {
@@ -47,7 +47,7 @@ _TREES_OF = {
     "pi400": "bcm2711-rpi-400.dtb",
     "cm4": "bcm2711-rpi-cm4-io.dtb",
 }
-"""The distribution's device trees by config.txt filter. Order matters: a Pi 3B+ also reads section [pi3]."""
+"""The distribution's device tree for each config.txt filter. The order matters: a Pi 3B+ also reads section [pi3]."""
 
 _FIRMWARE = ("bootcode.bin", "start.elf", "fixup.dat", "start4.elf", "fixup4.dat")
 """The first three files are for Pi 2 and 3, the others for Pi 4. A Pi 5 has its firmware in the EEPROM."""
@@ -56,7 +56,7 @@ _FIRMWARE_FOLDERS = ("boot/firmware", "usr/lib/raspi-firmware", "boot")
 
 @dataclass(frozen=True, kw_only=True)
 class BootParts:
-    """A tree's files that a board fetches before it mounts its root; None or empty if absent."""
+    """The files of a tree that a board fetches before it mounts its root. Absent files are None or empty."""
 
     kernel: Path | None
     initramfs: Path | None
@@ -77,7 +77,7 @@ class BootParts:
         return gone + ([f"{', '.join(absent)} (package raspi-firmware)"] if absent else [])
 
     def boots(self, soc: str) -> bool:
-        """Return whether boards with this system on chip, such as ``bcm2712``, can boot the files over the network."""
+        """Return whether boards with this system on chip, such as ``bcm2712``, can boot from the files."""
         return any(item.name.startswith(soc) for item in self.device_trees)
 
 
@@ -137,7 +137,7 @@ def trees_by_filter(device_trees: Iterable[Path]) -> dict[str, str]:
 def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) -> list[str]:
     """Write the files for ``tree`` into ``folder``; the files refer to the paths in ``final``.
 
-    Returns warnings about missing files for a network boot, or about an unknown server address.
+    Returns a warning if files for a network boot are missing or the server's address is unknown.
     """
     warnings: list[str] = []
     try:
@@ -241,7 +241,7 @@ def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: 
 
 
 def overlay_arguments(config: Config, layout: Layout) -> list[str]:
-    """Return the kernel arguments for the initramfs script ``nfs4`` that follow from ``nfs.overlay``."""
+    """Return the kernel arguments that pass the settings for ``nfs.overlay`` to the initramfs script ``nfs4``."""
     if not config.nfs.overlay:
         return []
     kept = [f"pitorch.boards={layout.boards}", f"pitorch.persistent={','.join(config.nfs.persistent)}"]

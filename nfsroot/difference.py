@@ -1,7 +1,7 @@
 """``diff``: list the packages, wheels and files that differ between two systems.
 
 A system is an image in the engine, an exported tree, a tar of a root filesystem, or a bill of materials, which does not
-list files. Except for a bill of materials, packages are read from dpkg's status, and wheels from their records in
+list files. In all other systems, packages are read from dpkg's status, and wheels from their records in
 /usr/local and /opt.
 """
 
@@ -35,7 +35,7 @@ from toolchain.errors import UserError
 
 _STATUS = "var/lib/dpkg/status"
 _OF_EXPORT = frozenset({".dockerenv", "dev/console", "etc/resolv.conf", "etc/hostname", "etc/hosts"})
-"""Files that the engine adds to a container's tree, or empties there."""
+"""Files that the engine adds or truncates in a container's tree."""
 _SHOWN = 30
 _FORMS = "the name of an image in the engine, a folder or a tar of a root filesystem, or a bill of materials (.json)"
 
@@ -143,7 +143,7 @@ def _cell(text: str, size: int | None) -> str:
 
 
 def compare(config: Config, old: str, new: str, *, folder: Path) -> Difference:
-    """Return the differences between two systems. Names are paths, relative to ``folder``, or names of images.
+    """Return the differences between two systems. A name is a path (relative to ``folder``) or an image's name.
 
     Raises UserError if a name does not denote a system, ArtefactMissing, PlatformMismatch or EngineUnavailable.
     """
@@ -222,7 +222,7 @@ def read(config: Config, name: str, folder: Path) -> System:
 
 
 _Entry = tuple[str, File, bytes]
-"""A path, its description, and the content of those files that are read."""
+"""A path, its description, and its content (empty for files that are not read)."""
 
 
 def _with_contents(system: System, entries: Iterator[_Entry]) -> System:

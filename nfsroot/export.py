@@ -204,7 +204,8 @@ def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
 def write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: Path) -> dict[str, str]:
     """Write the tree's bill of materials into a folder; return its file names with their SHA-256.
 
-    For an image that was built here, the build's bill of materials is used. A tree without dpkg's status has none.
+    For an image that was built here, the build's bill of materials is used. A tree without dpkg's status has no bill of
+    materials.
     """
     if not (tree / "var/lib/dpkg/status").is_file():
         return {}
@@ -265,7 +266,7 @@ def _client_key(final: Layout, metadata: Path) -> str:
 
 
 def _pack(tree: Path, tarball: Path) -> Artefact:
-    """Pack the tree with numeric owners, xattrs and hard links; sorted, so that equal trees yield equal archives."""
+    """Pack the tree with numeric owners, xattrs and hard links. Entries are sorted: equal trees give equal archives."""
     # tar selects the compression by the file's suffix.
     aside = tarball.with_name(f".part.{tarball.name}")
     try:
@@ -311,7 +312,7 @@ def locked(final: Layout) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Convert an OSError from the folder, such as that of a read-only file system, into a user error."""
+    """Convert an OSError caused by the folder, for example on a read-only file system, into a user error."""
     try:
         with room_for("an export", folder):
             yield
@@ -403,7 +404,7 @@ def _aside(final: Layout) -> Iterator[Path]:
 
 
 def _swap_in(final: Layout, tree: Path | None, metadata: Path, manifest: Manifest) -> None:
-    """Move the finished parts into place. All files have been written by then, so a full disk changes nothing."""
+    """Move the finished parts into place. All files are written first, so a full disk leaves the old export intact."""
     written = metadata.with_name(final.manifest.name)
     manifest.write(written)
     holder = metadata.with_name(f"{final.place.name}.new")

@@ -160,7 +160,7 @@ def _birth_of(folder: Path) -> int:
 
 
 def named_trees(layout: Layout) -> frozenset[str]:
-    """Return the identities of the trees in the marker; none without a valid marker."""
+    """Return the identities of the trees that the marker lists; none if the marker is missing or invalid."""
     try:
         marker = json.loads(layout.marker.read_text())
         # Markers from earlier versions contain only inodes.

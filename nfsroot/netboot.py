@@ -44,7 +44,7 @@ _BANNER_WAIT_S = 5.0
 _KEY_LIMIT = 4096
 _RESOLVE_S = 5.0
 _KEPT_EVENTS = 500
-"""The maximum number of events that are kept for a board whose address belongs to no name."""
+"""The maximum number of events that are kept for a board whose address belongs to no name in ``lab.boards``."""
 _PUBLIC_KEY = re.compile(r"^(?:ssh-ed25519|ecdsa-sha2-nistp256) [A-Za-z0-9+/=]+", re.MULTILINE)
 _STATES = {"address": "has an address", "files": "fetches files", "mounted": "mounted", "up": "up"}
 
@@ -132,7 +132,7 @@ def _recording(config: Config) -> Iterator[Callable[[Board, str, str], None]]:
             if ended.wait(_RESOLVE_S):
                 return
 
-    # A thread, which is not waited for, because the resolver may block for seconds.
+    # Use a thread and do not wait for it, because the resolver may block for seconds.
     threading.Thread(target=resolve, name="resolve-boards", daemon=True).start()
     try:
         yield record
@@ -145,14 +145,14 @@ def _require_overlay(layout: Layout) -> None:
     if not (script.is_file() and "share_deployed" in script.read_text(errors="replace")):
         raise ArtefactMissing(
             "the exported tree does not support nfs.overlay",
-            expected="an initramfs with the script nfs4 that makes the overlay",
+            expected="an initramfs whose script nfs4 creates the overlay",
             found="an older image, or one that does not boot",
             fix="run ./inv build-image (image.profile: bootable) and ./inv export-nfsroot, or set nfs.overlay: false",
         )
 
 
 def _parts(layout: Layout, fetch_firmware: Callable[[], Path] | None) -> BootParts:
-    """Return the files that boards fetch. Fetch firmware that the tree lacks; warn if that fails."""
+    """Return the files that boards fetch. Download firmware that the tree lacks; print a warning if this fails."""
     parts = boot_parts(layout.tree)
     if parts.absent_firmware and fetch_firmware is not None:
         try:
@@ -235,13 +235,13 @@ def _await_ready(lines: queue.Queue[str | None]) -> None:
             "another DHCP or TFTP server runs on this PC",
             expected="UDP ports 67 and 69 free",
             found=tail,
-            fix="stop it, for example: systemctl stop dnsmasq isc-dhcp-server tftpd-hpa",
+            fix="stop the other server, for example: systemctl stop dnsmasq isc-dhcp-server tftpd-hpa",
         )
     raise UserError(
         "dnsmasq did not start",
         expected="a DHCP and TFTP server",
         found=tail or "no message",
-        fix="read its last lines above",
+        fix="read the last lines of its log above",
     )
 
 

@@ -20,7 +20,7 @@ from toolchain.errors import UserError
 _CLONE_NEWNET = 0x40000000
 _HERE = Path("/proc/thread-self/ns/net")
 _ADDRESS = "192.0.2.1"
-"""An address for documentation (RFC 5737). NFS-Ganesha cannot resolve its own address if only lo has one."""
+"""An address for documentation (RFC 5737). NFS-Ganesha cannot resolve its own address if only lo has an address."""
 
 _made: set[int] = set()
 

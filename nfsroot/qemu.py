@@ -166,8 +166,8 @@ class MachineSpec:
 
     ``nfs_path`` is the tree's path on the NFS server, and ``nfs_port`` the server's port on the loopback interface.
     ``init`` is ``lean`` or ``systemd``; ``cpu`` is a name from ``cpu_of``. ``extra_arguments`` are added to the kernel
-    command line. With ``disk``, a card's raw image, the machine does not use NFS, and ``extra_arguments`` select its
-    root.
+    command line. If ``disk`` (a card's raw image) is given, the machine does not use NFS, and ``extra_arguments``
+    must select its root.
     """
 
     boot: BootFiles
@@ -320,7 +320,7 @@ class Machine:
     def end(self, power_off: Callable[[], object] | None = None, *, polite_s: float = 30.0) -> None:
         """Shut down the machine: call ``power_off``, wait ``polite_s`` seconds, then terminate QEMU.
 
-        The wait also follows a failed ``power_off``, because the guest may shut down before it has answered.
+        The method waits even if ``power_off`` fails, because the guest may shut down before it responds.
         """
         running = self._process
         if running is None:

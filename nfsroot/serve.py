@@ -40,11 +40,11 @@ _SCRATCH = "pitorch-nfs."
 _YOUNG_S = 60.0
 _PORTMAPPER = 111
 _RESERVED = 1024
-"""NFS-Ganesha's PrivilegedPort accepts only client ports below this one."""
+"""NFS-Ganesha's PrivilegedPort accepts only client ports below this number."""
 _READY_LIMIT_S = 60.0
 _STOP_LIMIT_S = 10.0
 _TAIL_LINES = 15
-# Messages that the server always prints without D-Bus, Kerberos or a portmapper, and lines without information.
+# Messages that the server always prints if D-Bus, Kerberos or a portmapper is missing, and uninformative lines.
 _HARMLESS = re.compile(r"DBUS|dbus|krb5|gssd|RADOS|Cannot register NFS V4|:-{10,}|svc_vc_wait|successfully$")
 
 
@@ -74,7 +74,7 @@ class ServeResult:
 
 
 def plugin_folder() -> Path:
-    """Return the folder with the server's back ends. Raises ProgramMissing without the one for local folders."""
+    """Return the folder with the server's back ends. Raises ProgramMissing if the one for local folders is absent."""
     for found in sorted(glob.glob("/usr/lib/*/ganesha/libfsalvfs.so")) + glob.glob("/usr/lib/ganesha/libfsalvfs.so"):
         return Path(found).parent
     raise ProgramMissing(
@@ -385,7 +385,7 @@ def _failed(server: NfsServer, summary: str, found: str = "", *, fix: str = "") 
     tail = _tail(server.log, _TAIL_LINES)
     if "No IP address found for" in tail:
         # The resolver omits loopback addresses unless another interface has an address (AI_ADDRCONFIG).
-        fix = "add an address to an interface other than lo, which the server requires"
+        fix = "assign an address to an interface other than lo: the server requires one"
     return UserError(
         summary + (f"\n--- last lines of its log ---\n{tail}\n---" if tail else ""),
         expected=f"a server that exports {server.source()}",

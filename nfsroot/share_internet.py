@@ -6,7 +6,7 @@ two settings outside the table, which ``off`` restores:
 - ``net.ipv4.ip_forward``: its previous value is stored in the state file;
 - other programs' forward chains with policy drop, such as the Docker engine's: a drop verdict is final in netfilter,
   even if another table accepts the packet. ``on`` adds accept rules for the subnet to each such chain and marks them
-  with our comment; ``off`` removes these rules.
+  with a comment; ``off`` removes these rules.
 
 A chain with policy accept and a final reject rule, such as firewalld's, is not changed, because an earlier rule may
 accept the subnet. The chain is reported as a possible cause of problems.
@@ -160,7 +160,7 @@ def _set_forward(value: str) -> None:
     except OSError as fault:
         raise UserError(
             f"net.ipv4.ip_forward cannot be set to {value}",
-            expected=f"{_FORWARD} to be writable by root",
+            expected=f"{_FORWARD} writable by root",
             found=fault.strerror or str(fault),
             fix=f"make sysctl net.ipv4.ip_forward={value} work (a container needs --privileged)",
         ) from fault

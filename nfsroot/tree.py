@@ -2,9 +2,9 @@
 
 The hash is the SHA-256 over one record per entry, in the byte order of the paths. A record consists of these fields,
 separated by NUL and terminated by a line feed: path, type with permission bits (octal ``st_mode``), uid, gid, content
-(a regular file's SHA-256, a link's target, or a device's numbers), the first path of the hard-link group (empty without
-one), and extended attributes. Times and the labels of the host's security module are not included, so an image has the
-same hash on every machine.
+(a regular file's SHA-256, a link's target, or a device's numbers), the first path of the hard-link group (empty if
+there is none), and extended attributes. Times and the labels of the host's security module are not included, so an
+image has the same hash on every machine.
 """
 
 # Names in a root filesystem are bytes; pathlib supports only text.
@@ -65,9 +65,9 @@ class TreeHash:
         return made
 
     def refresh(self, changed: Iterable[str | bytes]) -> None:
-        """Read entries, given by paths relative to the root, and their parent folders again.
+        """Reread the entries at the given paths (relative to the root), and their parent folders.
 
-        The records of removed entries are dropped, together with those below them.
+        The records of removed entries, and of all entries below them, are dropped.
         """
         top = os.fsencode(self.root)
         wanted: set[bytes] = {b"."}

@@ -226,7 +226,7 @@ class ChunkReader(io.RawIOBase):
         self._chunks, self._rest, self._bar, self._done, self._total = iter(chunks), b"", bar, 0, total
 
     def readable(self) -> bool:
-        """Return whether ``readinto`` works."""
+        """Return True: the object supports ``readinto``."""
         return True
 
     def readinto(self, buffer: Any) -> int:

@@ -24,8 +24,8 @@ def acquired(coordinator: Coordinator, filters: Mapping[str, str], *, limit_s: f
     """Reserve and acquire a place with these tags, and release it at the end; ``{"name": NAME}`` selects one place.
 
     labgrid's reservations form a queue, so users get a board in the order of their requests. Raises UserError if no
-    place has the tags or the board's exporter is not running, InUse with the holder after ``limit_s`` seconds, and
-    NetworkUnreachable.
+    place has the tags or the board's exporter is not running, InUse (with the holder's name) after ``limit_s`` seconds,
+    and NetworkUnreachable.
     """
     _require_match(coordinator, filters)
     words = [f"{key}={value}" for key, value in filters.items()]
@@ -85,7 +85,7 @@ def _allocation(coordinator: Coordinator, filters: Mapping[str, str], token: str
                     "the board is in use",
                     expected=f"a free board within {limit_s:g} s",
                     found=text,
-                    fix="wait and try again, ask the user to release it, or increase lab.queue_limit_s",
+                    fix="wait and try again, ask the holder to release the board, or increase lab.queue_limit_s",
                 )
             if text != shown:
                 progress.say(f"    waiting for up to {limit_s:g} s: {text}")

@@ -18,7 +18,7 @@ def lines(config: Config, name: str) -> list[str]:
         )
     recorded = [
         board_events.of_netboot(config, name),
-        *config.build_root.glob(f"*/lab*/{name}/**/events.jsonl"),  # for all targets, also of lab check and --shard
+        *config.build_root.glob(f"*/lab*/{name}/**/events.jsonl"),  # of all targets, also from lab check and --shard
     ]
     events = [event for path in recorded for event in board_events.read(path)]
     if not events:

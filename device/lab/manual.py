@@ -19,7 +19,7 @@ _one_question = threading.Lock()
 
 
 def ask_to_switch(name: str, terminal: Path = Path("/dev/tty")) -> None:
-    """Ask to switch the board off and on, and wait for the answer. Boards that run in parallel ask in turn.
+    """Ask to switch the board off and on, and wait for the answer. Parallel runs ask one after the other.
 
     Raises UserError without a terminal, and CommandFailed if Ctrl-C interrupts the question.
     """

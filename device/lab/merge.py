@@ -46,7 +46,7 @@ class Outcome:
     document: Mapping[str, Any] = field(default_factory=dict)
     evidence_sha256: str = ""
     suites: tuple[ElementTree.Element, ...] = ()
-    """The suites in its JUnit file. The files are read once, because a later run on the board replaces them."""
+    """The test suites in the board's JUnit file, which is read only once, because the board's next run replaces it."""
     files: tuple[str, ...] = ()
     """The test files (or tests) that were assigned to the board; empty if it had to run the whole suite."""
     turn: int = 1
@@ -56,7 +56,7 @@ class Outcome:
 
     @classmethod
     def of(cls, board: str, paths: Paths, error: str, files: tuple[str, ...] = (), turn: int = 1) -> Outcome:
-        """The outcome of a run that has just ended, with or without evidence."""
+        """The outcome of a run that has just ended, whether or not it wrote evidence."""
         if not paths.evidence.is_file():
             return cls(board=board, paths=paths, error=error, files=files, turn=turn)
         content = paths.evidence.read_bytes()
@@ -66,7 +66,7 @@ class Outcome:
             error=error,
             document=json.loads(content),
             evidence_sha256=hashlib.sha256(content).hexdigest(),
-            suites=tuple(ElementTree.parse(paths.junit).getroot().iter("testsuite")),  # noqa: S314 - our own file
+            suites=tuple(ElementTree.parse(paths.junit).getroot().iter("testsuite")),  # noqa: S314 - a file of this program
             files=files,
             turn=turn,
         )
@@ -328,6 +328,6 @@ def _add_error(suite: ElementTree.Element, outcome: Outcome, name: str) -> None:
 
 
 def _count(suite: ElementTree.Element, errors: int) -> None:
-    """Change the number of a suite's tests that ended with an error."""
+    """Add ``errors`` to a suite's number of tests and to its number of errors."""
     for counter in ("tests", "errors"):
         suite.set(counter, str(int(suite.get(counter, "0")) + errors))

@@ -157,7 +157,7 @@ def _in_turns(
     """Split test files between held boards; then split tests without a result between those that still respond.
 
     A board that has left a test without a result takes no further part, so the number of turns is limited. The test
-    during which a board stopped responding has a result, an error: it may be the cause.
+    that was running when a board stopped responding is an error and is not repeated, because it may be the cause.
     """
     boards, turn = list(held), 1
     done: list[Outcome] = []
@@ -229,7 +229,7 @@ def _on_boards(lab: Lab, names: Sequence[str], how: How) -> merge.Merged:
 
 
 def _in_parallel(names: Collection[str], action: Callable[[str], _Result]) -> dict[str, _Result]:
-    """The results of an action on each board. Ctrl-C stops all actions, and returns when they have ended."""
+    """The results of an action on each board. After Ctrl-C, all actions are stopped before the exception is raised."""
     running: dict[str, concurrent.futures.Future[_Result]] = {}
     with concurrent.futures.ThreadPoolExecutor(max(1, len(names))) as pool:
         try:
@@ -243,7 +243,7 @@ def _in_parallel(names: Collection[str], action: Callable[[str], _Result]) -> di
 
 
 def _remove_results(lab: Lab, how: How) -> None:
-    """Remove results of an earlier run: an interrupted run must not leave them."""
+    """Remove the results of an earlier run, so that they do not remain if this run is interrupted."""
     folder = report_folder(lab.config, how)
     for place in (folder, *folder.glob("*/turn*")):
         for old in Paths(folder=place).results:
@@ -384,7 +384,7 @@ def _address(service: Mapping[str, Any]) -> str:
 
 
 def _interrupt(running: Iterable[concurrent.futures.Future[Any]]) -> None:
-    """Stop the programs of all threads until the threads have released their boards, even after a second Ctrl-C."""
+    """Stop all threads' programs, and wait until the threads have released their boards, despite a second Ctrl-C."""
     left = set(running)
     with process.deferred_signals():
         while left:

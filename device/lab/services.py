@@ -40,10 +40,10 @@ PROJECT = "pitorch"
 
 _START_LIMIT_S = 60.0
 _BAUD = 115200
-"""The speed of a Raspberry Pi's serial console."""
+"""The speed of a Raspberry Pi's serial console, in baud."""
 _CARDS = {"usbsdmux": "USBSDMuxDevice", "sdwire": "USBSDWireDevice"}
 _TOOLS = {"usbsdmux": "usbsdmux", "sdwire": "sd-mux-ctrl", lab_boards.USB_HUB: "uhubctl"}
-"""The program that labgrid runs on this PC for a device."""
+"""The program that labgrid runs on this PC for each type of device."""
 # $@ contains the program and its arguments. The pause limits the restart rate if the program cannot start.
 _SUPERVISE = """
 trap 'kill "$child" 2>/dev/null; wait; exit 0' TERM INT HUP
@@ -141,7 +141,7 @@ class LabState:
 
 
 def target_of(config: Config, tags: Mapping[str, str]) -> Config:
-    """The configuration for a board: with the architecture in its tag ``architecture``, if it has one."""
+    """The configuration for a board. If the board has the tag ``architecture``, the tag overrides the setting."""
     architecture = tags.get(lab_boards.ARCHITECTURE, config.image.architecture)
     return replace(config, image=replace(config.image, architecture=architecture))
 
@@ -250,7 +250,7 @@ def down(config: Config) -> LabState:
                     "the lab is in use",
                     expected="free boards",
                     found="; ".join(place.held_text() for place in held),
-                    fix=f"wait until they are free; to take a board away from its user, run {release}",
+                    fix=f"wait until the boards are free; to take a board away from its user, run {release}",
                 )
             for place in places:
                 lab.coordinator.delete(place.name)

@@ -25,7 +25,7 @@ def measured(reports: Iterable[Path]) -> dict[str, float]:
     """
     times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for report in reports:
-        for case in ElementTree.parse(report).getroot().iter("testcase"):  # noqa: S314 - our own file
+        for case in ElementTree.parse(report).getroot().iter("testcase"):  # noqa: S314 - a file of this program
             if case.find("error") is None and case.find("skipped") is None:
                 times[case.get("classname", ""), case.get("name", "")].append(float(case.get("time", "0")))
     found: defaultdict[str, float] = defaultdict(float)

@@ -8,7 +8,7 @@
     proxy://HOST:PORT/KEY     a board that connected to the proxy, without a tracker
     tree://[USER@]HOST[:PORT] the loader, over SSH, on a board that booted the exported tree; uses the tree's keys
     ssh://[USER@]HOST[:PORT]  the loader, over SSH, on any other board; uses your SSH keys and your known_hosts
-    adb://[SERIAL|HOST:PORT]  the loader, through adb, on a phone; without a serial number, on the only phone
+    adb://[SERIAL|HOST:PORT]  the loader, through adb, on a phone; without a serial number, on the only connected phone
     emulator                  the loader, under qemu-user on this PC
 """
 
@@ -64,7 +64,7 @@ class Address:
 
 
 def parse(text: str) -> Address:
-    """Parse an address. Raises UserError for an invalid one."""
+    """Parse an address. Raises UserError if it is invalid."""
     if text in ("local", "emulator"):
         return Address(kind=text)
     if (found := _SSH.fullmatch(text)) is not None:

@@ -64,8 +64,8 @@ def measure(
 ) -> tuple[Eager, ...]:
     """Run the model of ``description`` (``model_graph``) on the board in each precision.
 
-    ``python`` are the environment variables with which this PC's Python imports PyTorch. An error does not affect the
-    measurement of TVM, so it becomes the reason.
+    ``python`` contains the environment variables that this PC's Python needs to import PyTorch. An error does not
+    affect TVM's measurement, so it is not raised: each result states it as the reason.
     """
     try:
         with progress.step(f"run the model in PyTorch on {address}"):

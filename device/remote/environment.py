@@ -41,7 +41,7 @@ class TvmEnvironment:
             "PYTHONPATH": os.pathsep.join(map(str, [self.site, *self.others, ROOT])),
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "TVM_USE_RUNTIME_LIB": "0",  # 1, for TVM's tracker and proxy, would leave out the compiler
+            "TVM_USE_RUNTIME_LIB": "0",  # TVM's tracker and proxy use 1, which leaves out the compiler
         }
 
     def command(self, module: str, *words: str) -> list[str]:

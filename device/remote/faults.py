@@ -115,14 +115,14 @@ TABLE = {
     "model": Row(
         UserError,
         "the model cannot be compiled",
-        "a model with static shapes that torch.export, and TVM's importer, support",
+        "a model with static shapes that both torch.export and TVM's importer support",
         "see docs/remote.md for what a model may contain, and remote/worker.log in the build folder for the traceback",
     ),
     "operator": Row(
         UserError,
         "the model has operators that TVM's importer lacks",
         "operators that tvm.relax.frontend.torch converts",
-        "replace them in the model by operators that the importer supports",
+        "in the model, replace these operators by others that the importer supports",
     ),
     "refused": Row(
         UserError,
@@ -158,13 +158,13 @@ TABLE = {
         UserError,
         "the work group is too large for {where}",
         "a work group that the device can run",
-        "return a smaller one from the kernel's launch()",
+        "return a smaller work group from the kernel's launch()",
     ),
     "driver": Row(
         UserError,
         "the OpenCL driver of {where} reports an error",
         "CL_SUCCESS",
-        "check that the kernel accesses only its arrays, and the driver with clinfo on the board",
+        "check that the kernel accesses only its arrays, and test the driver with clinfo on the board",
     ),
     "driver-crashed": Row(
         UserError,

@@ -136,7 +136,7 @@ class LoaderSession:
         return self._ask(f"load {entry} {len(content)}", content)
 
     def devices(self) -> tuple[opencl.Device, ...]:
-        """The board's OpenCL devices. Raises UserError without OpenCL or without a device."""
+        """The board's OpenCL devices. Raises UserError if there is no OpenCL or no device."""
         self._crash = "driver-crashed"
         size = int(self._ask("devices"))
         return opencl.parse_devices(self._bytes(size, self._deadline()).decode(errors="replace"))
@@ -305,8 +305,8 @@ def session(
 ) -> Iterator[LoaderSession]:
     """A session with the board at ``address``. ``libraries`` are folders with libraries that the kernel needs.
 
-    Phones need a static ``loader``. With ``python``, ``loader`` is a script, which this PC's Python runs with these
-    environment variables if the board is this PC.
+    Phones need a static ``loader``. If ``python`` (environment variables) is given, ``loader`` is a Python script. If
+    the board is this PC, the Python interpreter of this program runs the script with these variables.
 
     Raises InUse, BoardSilent, and the other errors that ``LoaderSession`` and ``phone.connected`` raise.
     """

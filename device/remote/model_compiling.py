@@ -177,7 +177,7 @@ def _require_same(what: str, planned: list[Tensor], arrays: tuple[Any, ...]) -> 
 
 
 def _without_runtime(name: str, function: Any) -> Any:
-    """The operator's function, with parallel loops, which use TVM's thread pool, replaced by serial ones.
+    """The operator's function. Parallel loops, which use TVM's thread pool, are replaced by serial loops.
 
     Raises Fault ``model`` if the function calls TVM's runtime.
     """
@@ -226,7 +226,7 @@ def _lowered(module: Any) -> Any:
         *cpu_generic.library_dispatch_passes(target),
         *cpu_generic.legalize_passes(target),
         transform.DeadCodeElimination(),
-        # Without RewriteDataflowReshape, which calls the virtual machine: a reshape is a copy.
+        # RewriteDataflowReshape is omitted, because its calls need the virtual machine. A reshape is a copy instead.
         transform.ToNonDataflow(),
         transform.RemovePurityChecking(),
         transform.CallTIRRewrite(),

@@ -2,14 +2,14 @@
 
 A file of ``torch.export`` can be loaded only by a similar version of PyTorch, and boards have an older one than this
 PC. The description is a JSON object with the list of the calls to ATen operators, a newline, and the tensors' bytes. It
-is written before the operators are decomposed, when a call is a whole layer, as in eager mode. Only the functions
+is written before the operators are decomposed, so each call is a whole layer, as in eager mode. Only the functions
 import ``torch``.
 
 The JSON object contains ``inputs`` (names), ``tensors`` (the constants by name), ``calls``, ``outputs``, the records of
-the ``examples`` and ``expected`` tensors, the ``tolerance``, and how many ``runs`` are timed after how many for
-``warm_up``. A call consists of a name, the operator, arguments, options, and the rank of the result, which is null if
-the result is not a floating-point tensor. A record consists of the type, the shape, and the offset in the bytes. In
-arguments, {"node": NAME} is a tensor.
+the ``examples`` and ``expected`` tensors, the ``tolerance``, and the numbers of timed ``runs`` and of ``warm_up`` runs.
+A call consists of a name, the operator, arguments, options, and the rank of the result, which is null if the result is
+not a floating-point tensor. A record consists of the type, the shape, and the offset in the bytes. In arguments,
+{"node": NAME} is a tensor.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def describe(
         elif node.op == "output":
             outputs = [_encoded(item) for item in torch.utils._pytree.tree_leaves(node.args)]
         elif node.op == "call_function":
-            if not node.users and "._assert" in str(node.target):  # newer than the board's PyTorch, and without effect
+            if not node.users and "._assert" in str(node.target):  # has no effect; the board's PyTorch lacks it
                 continue
             name = "getitem" if node.target is operator.getitem else str(node.target)
             if name.count(".") != 2 and name != "getitem":
@@ -103,7 +103,7 @@ def _array(value: Any, name: str) -> Any:
 
 
 def _encoded(item: Any) -> Any:
-    """An argument for JSON. Raises Fault ``model``."""
+    """An argument of a call, converted for JSON. Raises Fault ``model``."""
     import torch
 
     if isinstance(item, (list, tuple)):

@@ -95,7 +95,7 @@ class _Reader:
         return plan
 
     def _results(self, value: Any, bound: Mapping[Any, Any]) -> list[Any]:
-        """The variables and constants that the function returns, without aliases and tuples."""
+        """The variables and constants that the function returns, with aliases and tuples resolved."""
         from tvm import relax
 
         while isinstance(value, relax.Var) and isinstance(bound.get(value), (relax.Var, relax.Tuple)):

@@ -47,7 +47,7 @@ def _run(request: Mapping[str, Any]) -> None:
 
 
 def _describe(model: Model, path: Path, request: Mapping[str, Any]) -> None:
-    """Write the description for the board's PyTorch. A model that has none can still run with TVM."""
+    """Write the description for the board's PyTorch. A model that cannot be described can still run with TVM."""
     try:
         made = model_graph.describe(
             model.whole, model.inputs, model.expected,

@@ -102,7 +102,7 @@ class ModelProfile:
         return found
 
     def comparison(self) -> list[tuple[str, ...]]:
-        """The rows of the table that compares TVM with eager PyTorch, starting with its head."""
+        """The rows of the table that compares TVM with eager PyTorch, starting with the header row."""
         text = profiling.seconds_text
 
         def cells(name: str, tvm: str, shown: Callable[[Eager], str]) -> tuple[str, ...]:
@@ -215,7 +215,7 @@ def profile(
             f"{export} already exists",
             expected="--export with a folder that does not exist yet",
             found="a folder" if export.is_dir() else "a file",
-            fix="delete it, or choose another folder",
+            fix="delete the folder, or choose another one",
         )
     with files.scratch_folder(config.build_root / "remote", "run") as scratch:
         environment = environments.ready_for_models(config)

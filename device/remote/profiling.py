@@ -164,7 +164,7 @@ def profile(
 
 
 def kernel_file(name: str) -> Path:
-    """The file of a kernel, which is in the project or the user's own. Raises UserError."""
+    """The file of a kernel: either one of the project's or the user's own. Raises UserError."""
     known = sorted(path.stem for path in KERNELS.glob("*.py") if path.stem != "__init__")
     if name in known:
         return KERNELS / f"{name}.py"
@@ -317,7 +317,7 @@ class _Job:
         return dataclasses.replace(self._on_board(kernel, build, []), **measured)
 
     def _opencl_program(self, kernel: compiling.Kernel) -> opencl.Program:
-        """The user's OpenCL file, or without one the source that TVM generates."""
+        """The user's OpenCL file or, if there is none, the source that TVM generates."""
         if self.path.with_suffix(".cl").is_file() or not hasattr(kernel.source, "opencl_module"):
             return self._guarded(lambda: opencl.program(self.path, kernel))
         made: dict[str, Any] = {}
@@ -409,7 +409,7 @@ def run_worker(
     scratch: Path,
     name: str,
 ) -> None:
-    """Run a worker with ``request`` and collect its results in ``facts``. Raises an error that names ``name``."""
+    """Run a worker with ``request`` and collect its results in ``facts``. Error messages contain ``name``."""
     run = _WorkerRun(facts)
     done = process.run(
         environment.command(module),

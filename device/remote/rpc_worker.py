@@ -1,4 +1,4 @@
-"""Compile a kernel and, unless only that is requested, run and time it over TVM's RPC.
+"""Compile a kernel and, if the request has an address, run and time it over TVM's RPC.
 
     python -m device.remote.rpc_worker < REQUEST
 

@@ -1,6 +1,6 @@
 """TVM's servers on this PC: a tracker, a proxy, and RPC servers that represent boards.
 
-Each server runs in a separate process. Its ``with`` block starts when the server is ready, and stops it at the end.
+Each server runs in a separate process. The server is ready when its ``with`` block starts, and stops at the end.
 """
 
 from __future__ import annotations

@@ -555,7 +555,7 @@ def test_project_larger_than_the_free_space_is_reported(tmp_path: Path, kind: st
 
 
 def test_libraries_that_a_wheel_requires_are_listed(tmp_path: Path) -> None:
-    """An extension module of this machine's Python is a real ELF file that requires libraries."""
+    """The test uses an extension module of this machine's Python: a real ELF file that requires libraries."""
     import _ssl
 
     if not getattr(_ssl, "__file__", ""):
@@ -755,7 +755,7 @@ setup(name="needs-torch", version=f"{os.environ['MINE']}+{metadata.version('torc
 def test_build_that_requires_torch_gets_the_images_torch(
     built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
-    """The test builds with and without build isolation; the builds get the caller's environment variables."""
+    """Two builds, with and without build isolation; the second reads an environment variable that the caller set."""
     assert built.manifests
     isolated = '[build-system]\nrequires = ["setuptools", "torch"]\n'
     project(tmp_path / "first", setup_py=NEEDS_TORCH, pyproject_toml=isolated)

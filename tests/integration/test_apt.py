@@ -325,7 +325,7 @@ def test_mirror_of_this_pc_is_the_default() -> None:
 def test_first_mirror_of_a_list_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, text: str | None, found: str | None
 ) -> None:
-    """Debian's cloud images have such a list; the images built here do not."""
+    """Debian's cloud images have a mirror list; the images built here do not."""
     (tmp_path / "archive").mkdir()
     (tmp_path / "lists" / "partial").mkdir(parents=True)
     listed = tmp_path / "mirrors" / "debian.list"
@@ -363,7 +363,7 @@ def test_configured_mirror_takes_precedence() -> None:
 
 
 def test_trailing_slash_of_a_mirror_is_ignored() -> None:
-    """A trailing slash once caused the security pocket to be searched for in the main archive and left out."""
+    """Because of a trailing slash, the security pocket was once looked for in the main archive, and left out."""
 
     def places(**image: str) -> list[str]:
         return [item.uri for item in apt.sources_for(load_config({"image": image}), Path("/nonexistent"))]

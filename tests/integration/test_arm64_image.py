@@ -104,7 +104,7 @@ mkdir /tmp/i; unmkinitramfs /boot/initrd.img-* /tmp/i; find /tmp/i -type f
 
 
 def test_boards_can_boot_the_kernel_over_ethernet(for_64_bit: Config) -> None:
-    """The firmware boots an uncompressed Image, not an EFI program that extracts one; genet is for the Pi 4."""
+    """The firmware boots an uncompressed Image, not an EFI program that extracts one. A Pi 4 needs genet."""
     with contextlib.closing(connect()) as client:
         done = run_in(
             client,
@@ -167,7 +167,7 @@ def exported(for_64_bit: Config) -> Config:
 
 
 def test_the_exported_root_is_entered_as_arm64_only(exported: Config) -> None:
-    """This PC's kernel runs the root's programs, as a board's kernel of another architecture does."""
+    """This PC's kernel runs the root's programs, although it has another architecture, as a board's kernel may have."""
     helper = (HELPER, "--local", Layout.of(exported).tree)
     assert process.output_of([*helper, "-a", "arm64", "uname", "-m"], limit_s=300) == "aarch64"
     refused = process.run([*helper, "uname", "-m"], limit_s=300, check=False)

@@ -557,7 +557,7 @@ def builder_here(config: Config, step: str, root: bytes, **facts: str) -> str:
 
 
 def push_in_order(config: Config, tmp_path: Path, name: str, keys: Mapping[str, str], recipe: str) -> None:
-    """Push the same recipe's wheels with different keys, as several machines would; the last one is the newest."""
+    """Push wheels of one recipe with different keys, as several machines would. The last wheel is the newest."""
     for machine, key in keys.items():
         other = teammate(config, tmp_path / machine)
         artefacts.put(other, name, key, products(tmp_path / machine, content=f"of = {machine!r}\n"), recipe=recipe)
@@ -617,7 +617,7 @@ COMPILERS = {
 
 
 def small_builder() -> bytes:
-    """Make a root's tar with programs that report packages and compilers as in torch's builder."""
+    """Make a root's tar whose programs report the packages and compilers of torch's builder."""
     shell = os.path.realpath(shutil.which("sh") or "/bin/sh")
     listed = subprocess.run(["ldd", shell], capture_output=True, text=True, check=True).stdout
     files = {"bin/sh": Path(shell).read_bytes()}

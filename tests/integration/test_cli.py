@@ -239,7 +239,7 @@ def test_an_invalid_number_is_refused(words: tuple[str, ...], said: str) -> None
     done = run(*words)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    assert done.returncode in (1, 11), "Invoke's exit code for an invalid command line, or ours"
+    assert done.returncode in (1, 11), "the exit code for an invalid command line, of Invoke or of this program"
 
 
 LONG = "n" * 256

@@ -107,7 +107,7 @@ def test_files_written_by_the_guest_are_on_the_host(board: Board) -> None:
 
 
 def test_the_kernel_uses_a_reserved_port_for_nfs(board: Board) -> None:
-    """serve-nfsroot requires such a port. Here, QEMU's user-mode network changes the port on the way."""
+    """serve-nfsroot accepts only ports below 1024. Here, QEMU's user-mode network changes the port on the way."""
     connections = [line.split()[1:3] for line in board.run("cat", "/proc/net/tcp").splitlines()[1:]]
     ports = [[int(end.rpartition(":")[2], 16) for end in ends] for ends in connections]
     ours = [local for local, remote in ports if remote == board.server.port]
@@ -116,7 +116,7 @@ def test_the_kernel_uses_a_reserved_port_for_nfs(board: Board) -> None:
 
 
 def test_a_board_names_itself_to_the_nfs_server(board: Board) -> None:
-    """Without such a name, a server for several boards drops the state of one board when another one connects."""
+    """If two clients have the same NFS name, the server drops the state of one when the other one connects."""
     name = board.run("cat", "/sys/module/nfs/parameters/nfs4_unique_id").strip()
     assert name == board.run("sh", "-c", "cat /sys/class/net/e*/address").strip().replace(":", "")
 
@@ -158,7 +158,7 @@ def test_results_come_back_as_junit_evidence_and_report(board: Board, config: Co
     assert document["rootfs"]["sha256"] == Manifest.read(Layout.of(config).manifest).facts.get("rootfs_sha256", "")  # type: ignore[union-attr]
     assert [link for link in document["links"] if link["holds"] is False and link["severity"] == "error"] == []
     assert any("root is the exported tree" in link["name"] for link in document["links"])
-    cases = {case.get("name") for case in ElementTree.parse(result.junit).iter("testcase")}  # noqa: S314 - our own
+    cases = {case.get("name") for case in ElementTree.parse(result.junit).iter("testcase")}  # noqa: S314 - a file of this program
     assert {"test_word", "test_many[1]", "test_many[2]", "test_left_out"} <= cases
     assert "nothing here was measured on hardware" in result.report.read_text()
     assert "passed" in result.summary()
@@ -502,7 +502,7 @@ REFUSALS = {
 
 @pytest.fixture(scope="module")
 def refusals(board: Board) -> dict[str, str]:
-    """Run the commands above; return outputs and exit codes. They share a connection, as opening one takes seconds."""
+    """Run the commands above over one connection, because each takes seconds to open. Return outputs and exit codes."""
     script = ""
     for name, (words, _) in REFUSALS.items():
         command = words.replace("PORT", str(board.server.port)).replace("TREE", str(Layout.of(board.config).tree))

@@ -1,4 +1,4 @@
-"""Tests of what doctor's checks report, with and without each problem.
+"""Tests of the results of doctor's checks, with and without each problem.
 
 The tests create problems with the machine in separate namespaces. A user namespace has its own binfmt_misc, in which no
 emulator is registered until the test registers one (Linux 6.7 and newer), and can mount a tmpfs of any size.
@@ -399,7 +399,7 @@ def test_memory_is_compared_with_the_compile_jobs(jobs: int, available_mib: int,
 
 @pytest.mark.parametrize("below", ["", "child"])
 def test_memory_is_computed_as_for_builds(below: str) -> None:
-    """Whether this process's cgroup or its parent has a limit, doctor and builds compute the same job count."""
+    """Doctor and builds compute the same number of jobs. The limit applies to this process's cgroup or its parent."""
     program = """
 from doctor.resources import check_memory
 from toolchain.config import BuildConfig
@@ -575,7 +575,7 @@ def test_a_mirror_with_another_signature_is_reported(archive: Archive, tmp_path:
 def test_a_stale_security_pocket_is_reported(
     archive: Archive, tmp_path: Path, direct: None, strict: bool, verdict: Verdict
 ) -> None:
-    """The pocket's index exists and is signed. Only fetching the lists reveals that it is outdated."""
+    """The pocket's index exists and is signed. That it is outdated is detected only when the lists are fetched."""
     archive.make_stale("stone-security")
     try:
         with served(archive.folder) as uri:

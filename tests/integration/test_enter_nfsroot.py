@@ -1,4 +1,4 @@
-"""Tests of enter-nfsroot on this PC, with real mounts and terminals; test_device_on_board.py uses NFS."""
+"""Tests of enter-nfsroot on this PC, with real mounts and terminals. test_device_on_board.py tests it over NFS."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRAMS = ("sh", "true", "sleep", "cat", "id", "mount", "mkdir", "touch", "pwd"
 
 @pytest.fixture(scope="module")
 def little_root() -> Iterator[Path]:
-    """Make a small root filesystem from this machine's programs, sufficient for a shell."""
+    """Make a small root filesystem that has a shell, from this machine's programs."""
     made = Path(tempfile.mkdtemp(prefix="pitorch-little-root-"))
     try:
         for folder in ("bin", "dev", "proc", "sys", "run", "etc", "tmp", "root", "mnt"):
@@ -339,7 +339,7 @@ class Terminal:
         os.close(self.descriptor)
 
     def wait(self, limit_s: float = 30) -> int:
-        """Wait for the end, and return the exit status, which is negative after a signal."""
+        """Wait for the program to exit, and return its exit status, which is negative after a signal."""
         deadline = time.monotonic() + limit_s
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -450,7 +450,7 @@ def test_host_keys_identify_a_tree_without_birth_time(config: Config, ext4: Path
 @pytest.mark.engine
 @needs_root
 def test_a_marker_of_an_earlier_version_is_valid(config: Config, tmp_path: Path) -> None:
-    """Such a marker contains only inodes."""
+    """A marker of an earlier version contains only inodes."""
     layout = Layout(tmp_path / "nfsroot")
     export(config, destination=layout.place)
     layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
@@ -466,7 +466,7 @@ def test_a_marker_of_an_earlier_version_is_valid(config: Config, tmp_path: Path)
 @pytest.mark.engine
 @needs_root
 def test_a_tree_of_an_earlier_version_is_replaced(config: Config, tmp_path: Path) -> None:
-    """In that version, the tree was the given folder itself, and open to all users."""
+    """In earlier versions, the tree was the given folder itself, and all users could enter it."""
     layout = Layout(tmp_path / "nfsroot")
     export(config, destination=layout.place)
     layout.tree.rename(tmp_path / "moved")
@@ -641,7 +641,7 @@ def test_missing_space_is_reported_before_writing(heavy: str, tmp_path: Path) ->
 def test_a_full_disk_is_reported_at_every_point(
     config: Config, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of inodes varies, so that the disk fills up at the lock, copy, boot files or audit, or never."""
+    """With each number of inodes, the disk fills up at another step (lock, copy, boot files, audit) or not at all."""
     if method == "layers":
         monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
     reports = set()
@@ -659,7 +659,7 @@ def test_a_full_disk_is_reported_at_every_point(
         pytest.fail("the export failed with every number of inodes")
     program = "cp:" if method == "overlay" else "tar:"
     assert any(words.startswith(program) for words in reports), "the copy program reported it"
-    assert {"No space left on device"} < reports, "and so did our code"
+    assert {"No space left on device"} < reports, "and so did this program's code"
     assert all("No space left on device" in words for words in reports)
 
 
@@ -942,7 +942,7 @@ FILTERS = {
     "CM4": {"pi4", "cm4"},
     "5": {"pi5"},
 }
-"""Sections of config.txt that a board reads (documentation of the firmware)."""
+"""Sections of config.txt that a board reads, according to the firmware's documentation."""
 
 
 def read_by(board: str, text: str) -> dict[str, str]:

@@ -416,10 +416,10 @@ def switched(folder: Path, address: str, **tools: str) -> Environment:
 
 
 def kernel(text: bytes) -> bytes:
-    """Return a kernel for QEMU's machine virt that prints a text and does nothing more."""
+    """Return a kernel for QEMU's virt machine that prints a text and does nothing else."""
     return struct.pack(
         "<8I",
-        0xE3A00409,  # mov r0, #0x09000000, the UART of QEMU's machine virt
+        0xE3A00409,  # mov r0, #0x09000000, the UART of QEMU's virt machine
         0xE28F1014,  # adr r1, text
         0xE4D12001,  # next: ldrb r2, [r1], #1
         0xE3520000,  # cmp r2, #0
@@ -462,7 +462,7 @@ def test_power_and_console_of_a_virtual_machine_are_recorded(tmp_path: Path) -> 
 
 
 def test_a_serial_port_of_this_pc_is_recorded(config: Config, coordinator: Coordinator) -> None:
-    """A pseudo-terminal stands for the serial port. labgrid's exporter makes it available through ser2net."""
+    """A pseudo-terminal takes the place of the serial port. labgrid's exporter makes it available through ser2net."""
     board, device = os.openpty()
     tty.setraw(device)
     ended = threading.Event()
@@ -654,7 +654,7 @@ def test_a_board_that_does_not_boot_twice_is_quarantined(
     assert coordinator.places()["dead"].tags["quarantine"] == "yes"
     assert not coordinator.places()["dead"].holder
     folder = run.report_folder(quick, run.How())
-    (case,) = ElementTree.parse(folder / "junit.xml").getroot().iter("testcase")  # noqa: S314 - our own file
+    (case,) = ElementTree.parse(folder / "junit.xml").getroot().iter("testcase")  # noqa: S314 - a file of this program
     assert case.find("error") is not None
     assert "the suite did not run" in (folder / "index.html").read_text()
     services.up(quick)

@@ -43,7 +43,7 @@ def test_all_boards_run_the_suite_in_parallel(exported_config: Config, tmp_path:
     finally:
         with contextlib.suppress(FileNotFoundError):
             (made.nfsroot / "tree" / "root" / "first").rmdir()
-    suites = list(ElementTree.parse(folder / "junit.xml").getroot().iter("testsuite"))  # noqa: S314 - our own file
+    suites = list(ElementTree.parse(folder / "junit.xml").getroot().iter("testsuite"))  # noqa: S314 - a file of this program
     assert sorted(suite.get("name", "") for suite in suites) == ["qemu1", "qemu2"]
     assert len({case.get("classname", "") + case.get("name", "") for suite in suites for case in suite}) >= 4
     page = (folder / "index.html").read_text()
@@ -99,7 +99,7 @@ def test_a_suite_is_split_between_boards(exported_config: Config, tmp_path: Path
 
     def cases() -> list[str]:
         """Return the cases in the merged JUnit file as ``BOARD.MODULE.TEST``."""
-        root = ElementTree.parse(folder / "junit.xml").getroot()  # noqa: S314 - our own file
+        root = ElementTree.parse(folder / "junit.xml").getroot()  # noqa: S314 - a file of this program
         return sorted(f"{case.get('classname')}.{case.get('name')}" for case in root.iter("testcase"))
 
     with emulated_board(made) as one, emulated_board(made) as two:

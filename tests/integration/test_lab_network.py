@@ -237,7 +237,7 @@ def test_a_pc_without_network_loses_only_its_own_boards(lab: Lab) -> None:
 
 
 def waiting(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """Return a suite that creates a file and waits for another, then the awaited file and the created one."""
+    """Return a suite that creates one file and waits for another; the awaited file; and the file that it creates."""
     started, go = tmp_path / "started", tmp_path / "go"
     text = WAITS.format(started=str(started), go=str(go), limit_s=300)
     return write_suite(tmp_path / "suite", a=text, b="def test_after(): pass"), go, started
@@ -364,7 +364,7 @@ def test_tests_of_lost_boards_run_on_the_others(lab: Lab, tmp_path: Path) -> Non
     assert task.returncode == 1, "a board is dead, and a test ended a board's run"
     assert "the device suite did not pass" in output
     folder = run.report_folder(lab.hub.config, run.How())
-    root = ElementTree.parse(folder / "junit.xml").getroot()  # noqa: S314 - our own file
+    root = ElementTree.parse(folder / "junit.xml").getroot()  # noqa: S314 - a file of this program
     assert sorted(f"{case.get('classname')}.{case.get('name')}" for case in root.iter("testcase")) == [
         "c.test_x.test_x",
         "c.test_y.test_later",

@@ -209,7 +209,7 @@ SENT, KEPT = "sent, and kept on the board", "kept on the board"
 
 
 def parameters_of_a_session(library: Path, content: bytes) -> tuple[bytes, str]:
-    """Return the content that a new session maps, and its origin."""
+    """Return the content that a new session maps, and where the content came from."""
     with loader_session.session(config(), targets.load("local"), parse("emulator")) as board:
         board.load(library, "-")
         number, origin = board.parameters(content)

@@ -206,7 +206,7 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
     kernel_of_tvm: None,
     keyword: str | None,
 ) -> None:
-    """Tests that start a Python interpreter take half of the suite's time in QEMU, so the whole suite runs weekly."""
+    """Tests that start a Python interpreter take half of the suite's time in QEMU, so they are run only weekly."""
     result = suite.test_on_pi(exported_config, qemu=True, keyword=keyword, timing=keyword is None)
     assert result.ok, result.summary()
     if "torch" not in result.without:

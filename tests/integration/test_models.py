@@ -161,7 +161,7 @@ def description(call: str = "aten.relu.default", expected: float = 0, runs: int 
     [
         ("has no operator aten.no_such.default", description("aten.no_such.default")),
         ("wrong result: its outputs differ by up to 1 ", description(expected=1)),
-        ("an output is NaN in only one of PyTorch on the board and on the PC", description(expected=numpy.nan)),
+        ("an output is NaN either only on the board or only in PyTorch on the PC", description(expected=numpy.nan)),
         ("still running after 60 s", description(runs=10**9)),
     ],
 )

@@ -164,7 +164,7 @@ def test_a_board_that_fetches_files_and_mounts_is_shown_with_its_state(exported:
             board = wait_for(lambda board: board.file == "config.txt")
             assert (board.address, board.state) == ("192.168.77.50", "files")
             assert "not found" in fetched(namespace, "vmlinuz")
-            assert "profile bootable" in wait_for(lambda board: "vmlinuz" in board.absent).advice(0.0)
+            assert "bootable profile" in wait_for(lambda board: "vmlinuz" in board.absent).advice(0.0)
             assert on_board(namespace, "nfs-ls", f"nfs://{PC}{Layout.of(exported).tree}?version=4&nfsport=12049") == ""
             client = f"import socket, time; s = socket.create_connection(({PC!r}, 12049)); time.sleep(60)"
             mounting = subprocess.Popen(["ip", "netns", "exec", namespace, sys.executable, "-c", client])
@@ -407,7 +407,7 @@ def bridged(name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def router() -> Iterator[None]:
-    """Run another DHCP server on the bridge. It also names the PC and the script for U-Boot."""
+    """Run another DHCP server on the bridge. Its replies also name the PC as boot server, and U-Boot's script."""
     with bridged("router") as namespace:
         ip("-n", namespace, "address", "add", "192.168.77.254/24", "dev", "eth0")
         words = ["dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--leasefile-ro", "--pid-file"]
@@ -462,7 +462,7 @@ def boot_script(text: bytes) -> bytes:
 
 @pytest.fixture
 def u_boot(tmp_path: Path) -> Path:
-    """Provide U-Boot for QEMU's machine virt, from the distribution's package."""
+    """Provide U-Boot for QEMU's virt machine, from the distribution's package."""
     process.run(["apt-get", "download", "u-boot-qemu"], cwd=tmp_path, limit_s=300)
     (package,) = tmp_path.glob("u-boot-qemu_*.deb")
     process.run(["dpkg-deb", "--extract", package, tmp_path / "u-boot"])
@@ -635,7 +635,7 @@ LOSS = b"""table bridge lossy {
   }
 }
 """
-"""In about one of twenty exchanges, the packet or its acknowledgement is lost. The kernel lacks tc's netem."""
+"""In about one of twenty exchanges, the packet or its acknowledgement is lost. The kernel may lack netem."""
 
 
 @pytest.mark.expensive

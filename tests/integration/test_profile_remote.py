@@ -26,7 +26,7 @@ from toolchain.errors import BoardLost, BoardSilent, InUse, PlatformMismatch, Re
 
 QUICK = Timing(number=3, repeat=2, min_repeat_ms=1, warm_up=1)
 ENDLESS = Timing(number=10**11, repeat=1, min_repeat_ms=0, warm_up=0)
-"""Timing for add_one that takes hours."""
+"""Timing parameters with which add_one takes hours."""
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ class Running:
 
 @contextlib.contextmanager
 def serving(shared: Config, folder: Path, *, with_torch: bool) -> Iterator[Running]:
-    """Run a board. Its Python imports this PC's PyTorch, if wanted."""
+    """Run a board. If ``with_torch`` is set, its Python imports this PC's PyTorch."""
     tvm = environment.ready_for_models(shared)
     config = exported_in(folder)
     (config.build_root / "remote").mkdir(parents=True)

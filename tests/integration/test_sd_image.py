@@ -49,7 +49,7 @@ CHANGED = {
 """Paths at which a card and its image may differ."""
 
 ADDED = ("usr/lib/firmware", "usr/share/doc/firmware-brcm80211")
-"""Folders that a card has in addition: the firmware for Wi-Fi, and its licence."""
+"""Additional folders of a card, with the firmware for Wi-Fi and its licence."""
 
 
 STATUS = b"""Package: dpkg
@@ -460,7 +460,7 @@ def test_an_emulated_pi_boots_from_the_card(real_card: RealCard, tmp_path: Path)
 @pytest.mark.machine
 @pytest.mark.timeout(3600)
 def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path) -> None:
-    """Systemd and cloud-init create a user without a password, set host name, locale and keys, and enlarge the root."""
+    """Systemd and cloud-init create a user without a password, set host name, locale and keys, and grow the root."""
     tools = image.ready_tools(real_card.config)
     for name in ("vmlinuz", "initrd.img", "cmdline.txt"):
         tools.run("mcopy", "-i", real_card.boot, f"::{name}", tmp_path)

@@ -1,4 +1,4 @@
-"""Tests of the user-space NFS server with a real NFS client, and of its failures."""
+"""Tests of the user-space NFS server: access from a real NFS client, and error handling."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ def examined(wheel: Path) -> audit.Examined:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_undefined_symbol_is_detected(tmp_path: Path, whole: bool) -> None:
-    """A torch with such a symbol was once linked without one of its backends, and could not be imported."""
+    """A build of torch was once linked without one of its backends, and could not be imported."""
     sources = {
         "one": "int missing(void); int Py_Of(void); int one(void) { return missing() + Py_Of(); }",
         "two": "int missing(void) { return 2; }" if whole else "int two(void) { return 2; }",
@@ -707,7 +707,7 @@ def test_results_agree_with_those_of_this_pc(
 def test_the_torch_tests_of_the_device_suite_pass(
     built: main_job.Built, product_config: Config, client: docker.DockerClient, names: tuple[str, ...], marker: str
 ) -> None:
-    """They cover sizes beyond 32 bits, gradients, layers, unaligned memory, saving, loading, NEON and int8 networks.
+    """Run the tests of sizes beyond 32 bits, gradients, layers, unaligned memory, saving, loading, NEON and int8.
 
     test_main_job.py runs the tests without the marker on the emulated board. This test runs all of them weekly, under
     QEMU's emulation of single programs, which also supports instructions of newer CPUs.

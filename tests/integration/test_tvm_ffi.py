@@ -107,7 +107,7 @@ def test_the_patches_apply_to_the_source(unpacked: Path) -> None:
 def test_tools_for_a_newer_glibc_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str, newest: int
 ) -> None:
-    """The tools run in a container of that release."""
+    """The tools run in a container of the release ``suite``."""
     release, platform = load_suite(suite), host_architecture().wheel_platform.removeprefix("linux_")
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)

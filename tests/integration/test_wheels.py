@@ -94,7 +94,7 @@ def test_releases_have_different_pythons() -> None:
 @pytest.mark.parametrize("suite", ["trixie", "bookworm"])
 @pytest.mark.parametrize("name", ["armhf", "arm64", "amd64"])
 def test_platform_tags_equal_those_of_packaging(monkeypatch: pytest.MonkeyPatch, suite: str, name: str) -> None:
-    """``packaging`` computes the tags that pip accepts on such a machine."""
+    """``packaging`` computes the tags that pip accepts on a machine of the architecture."""
     release, target = load_suite(suite), ARCHITECTURES[name]
     machine = target.wheel_platform.removeprefix("linux_")
     version = _manylinux._GLibCVersion(2, int(release.glibc.split(".")[1]))

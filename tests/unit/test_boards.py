@@ -73,7 +73,7 @@ def test_pi_4_requests_files_in_its_own_folder_first(folder: str, serial: str) -
         ("start4.elf", "package raspi-firmware"),
         ("bcm2711-rpi-4-b.dtb", "linux-image-arm64"),
         ("bcm2712-rpi-5-b.dtb", "linux-image-rpi-v8"),
-        ("vmlinuz", "profile bootable"),
+        ("vmlinuz", "bootable profile"),
         ("x.dtb", "export"),
     ],
 )

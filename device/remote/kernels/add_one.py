@@ -8,7 +8,7 @@ import numpy
 
 SIZE = 1024
 TOLERANCE = (0.0, 0.0)
-"""Relative and absolute. The sum is the same on every machine that rounds float32 to nearest."""
+"""The relative and absolute tolerance. The sum is the same on every machine that rounds float32 to nearest."""
 QPU_TOLERANCE = (2.0**-22, 0.0)
 """One unit in the last place, because QPUs round towards zero."""
 

@@ -25,7 +25,7 @@ namespace pitorch {
 
 constexpr double NO_MODEL = -1;
 
-// Measures the time of this thread's later emulator runs, according to the emulator's model of a board.
+// Measures the time of all later emulator runs in this thread, according to the emulator's model of a board.
 class ModelClock {
  public:
   ModelClock() : began_(now()) {}

@@ -1,5 +1,5 @@
-// For a static loader, which cannot open libraries: the symbols of the kernel, which TVM compiled and the linker added
-// to the loader. PITORCH_ENTRY is the kernel's function.
+// The symbols of a linked kernel, for a static loader, which cannot open libraries. TVM compiled the kernel, and the
+// linker added it to the loader. PITORCH_ENTRY is the kernel's function.
 #include <cstdint>
 #include <cstring>
 

@@ -8,8 +8,9 @@ The board's Python runs this script, which imports nothing of this project. The 
 description of the model (device/remote/model_graph.py). The response is "ok BYTES" and a JSON object with the results
 for "float32" and "int8", or with the "reason" why there are none.
 
-Each precision runs in a process of its own, which is forked after ``import torch``, so its peak memory is its own and a
-crash does not affect the other one. The processes end if the client disconnects, and when the session's time is over.
+Each precision runs in a separate process, which is forked after ``import torch``. Peak memory is thus measured for each
+precision, and a crash does not affect the other one. The processes end when the client disconnects or the session's
+time limit is reached.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class _Builder:
         return self.torch.fx.GraphModule(self.root, self.graph).eval()
 
     def _value(self, item: Any) -> Any:
-        """An argument of a call: the records of the description stand for tensors and torch's constants."""
+        """An argument of a call. Records of the description are replaced by the tensors and torch constants."""
         if isinstance(item, list):
             return [self._value(each) for each in item]
         if not isinstance(item, dict):
@@ -120,7 +121,7 @@ class _Builder:
             found, index = self._value(arguments[0]), arguments[1]
             return found[index] if isinstance(found, list) else self._item(found, index)
         made = None
-        if rank is not None and not options:  # torch does not quantise integers, nor calls with other options
+        if rank is not None and not options:  # torch quantises neither integers nor calls with other options
             if target in _LAYERS:
                 made = getattr(self, _LAYERS[target])(name, arguments, rank)
             elif target in _METHODS:
@@ -226,7 +227,7 @@ _LAYERS = {
     "aten.add.Tensor": "_add",
     "aten.mul.Tensor": "_mul",
 }
-"""Methods that make layers. If a method returns None, the operator is called."""
+"""Methods that create layers. If a method returns None, the operator is called."""
 
 _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "aten.relu.default": ("nn.functional.relu", {}),
@@ -256,9 +257,9 @@ _METHODS = {
 
 
 def quantized(torch: Any, module: Any, inputs: Sequence[Any]) -> Any:
-    """The model with int8 layers: static quantisation, calibrated with the example inputs; LSTMs are dynamic.
+    """The model with int8 layers: static quantisation, calibrated with the example inputs, and dynamic for LSTMs.
 
-    Raises NotRun if torch has no suitable engine, or the model no layer to quantise.
+    Raises NotRun if torch has no suitable engine, or if the model has no layer to quantise.
     """
     if ENGINE not in torch.backends.quantized.supported_engines:
         raise NotRun(f"torch {torch.__version__} on the board was built without {ENGINE}")
@@ -279,7 +280,7 @@ def quantized(torch: Any, module: Any, inputs: Sequence[Any]) -> Any:
 
 
 def prepared(torch: Any, precision: str, description: Mapping[str, Any], content: bytearray) -> tuple[Any, list[Any]]:
-    """The model in a precision, and its example inputs. Raises NotRun."""
+    """The model in the given precision, and its example inputs. Raises NotRun."""
     tensor = tensors_of(torch, content)
     module = module_of(torch, description, tensor)
     inputs = [tensor(record) for record in description["examples"]]
@@ -324,14 +325,14 @@ def require_close(torch: Any, found: Sequence[Any], expected: Sequence[Any], tol
 
 
 def difference_of(torch: Any, found: Sequence[Any], expected: Sequence[Any]) -> float:
-    """The largest absolute difference. Raises NotRun for outputs of another shape, and for a NaN in one place only."""
+    """The largest absolute difference. Raises NotRun if shapes differ, or if only one of two values is a NaN."""
     largest = 0.0
     for one, other in zip(found, expected):  # noqa: B905 - Python 3.9
         if one.shape != other.shape:
-            raise NotRun(f"an output has the shape {tuple(one.shape)}, in PyTorch on the PC {tuple(other.shape)}")
+            raise NotRun(f"an output has the shape {tuple(one.shape)}, but {tuple(other.shape)} in PyTorch on the PC")
         one, other = one.double(), other.double()
         if not torch.equal(one.isnan(), other.isnan()):
-            raise NotRun("an output is NaN in only one of PyTorch on the board and on the PC")
+            raise NotRun("an output is NaN either only on the board or only in PyTorch on the PC")
         gap = torch.where(one == other, torch.zeros_like(one), (one - other).abs()).nan_to_num(nan=0.0, posinf=math.inf)
         largest = max(largest, float(gap.max()) if gap.numel() else 0.0)
     return largest
@@ -385,8 +386,8 @@ def forked(action: Callable[[], Mapping[str, Any]], deadline: float, limit_s: fl
         number = os.WTERMSIG(status)
         if number == signal.SIGALRM:
             return {"reason": f"still running after {limit_s:g} s"}
-        hint = ", perhaps for lack of memory" if number == signal.SIGKILL else ""
-        return {"reason": f"PyTorch ended by {signal.Signals(number).name}{hint}"}
+        hint = ", perhaps because memory ran out" if number == signal.SIGKILL else ""
+        return {"reason": f"PyTorch was terminated by {signal.Signals(number).name}{hint}"}
     return dict(json.loads(text))
 
 
@@ -450,7 +451,7 @@ def main() -> None:
     path, queue_s, session_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     if not locked(path, queue_s):
         raise SystemExit(1)
-    # For the time in which this process does not wait for another one, such as a blocked import.
+    # This alarm is for the time when this process does not wait for another one, for example if an import blocks.
     signal.alarm(math.ceil(session_s) + 5)
     deadline = time.monotonic() + session_s
     model = Path("/proc/device-tree/model")
