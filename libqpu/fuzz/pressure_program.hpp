@@ -41,8 +41,8 @@ struct Expression {
 enum class Kind : std::uint8_t {
   Declare, Assign,        // assigns `expression` to variable `target`
   If, Where,              // use `expression`, body and other
-  // Counts variable `target` down from `expression`; a While loop if `variant` is 0, else a For
-  // loop.
+  // Counts variable `target` down from `expression`, in a While loop if `variant` is 0, and in a
+  // For loop otherwise.
   Loop,
   // Stores `expression` to scratch slot `target`; variant 0: waits, 1: does not wait, 2: only
   // `words` words.

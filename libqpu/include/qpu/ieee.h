@@ -1,4 +1,4 @@
-// Variants of the functions in math.h that treat NaN and Inf as IEEE 754 requires. QPUs do not
+// Variants of the functions in qpu/math.h that treat NaN and Inf as IEEE 754 requires. QPUs do not
 // support NaN and Inf in this way: an addition turns NaN into Inf, and min and max treat NaN as a
 // number. The functions in this header therefore test the operands' bits, which takes a few more
 // instructions. They treat denormals as 0.
