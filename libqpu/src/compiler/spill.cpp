@@ -210,7 +210,7 @@ class Spiller {
         const bool isFree = state_[v].stored || canRematerialise(v);
         if (!isFree && (barriers_.noStore[i] != 0 || !memory_)) continue;
         // Evict the vector whose next use is farthest away. If evicting a vector needs no store,
-        // its distance counts one and a half times.
+        // its distance is multiplied by 1.5.
         std::uint64_t score = std::min<std::uint64_t>(nextUse(block_, v, i), 1U << 24U) * 2;
         if (isFree) score += score / 2 + 1;
         if (score >= best) {

@@ -399,8 +399,8 @@ void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, 
   static const auto pack = compile(packTiles, "pack");
   const int tiles = (p.m + kRows - 1) / kRows;
   const int rowInTile = (p.k + kDepth - 1) / kDepth * kDepth;
-  // The kernel also requests the values for one iteration after the last one, so the memory is
-  // larger.
+  // The kernel also requests the values for one iteration after the last one, so the memory must
+  // have room for them.
   const Scratch packed(static_cast<std::size_t>(tiles * kRows) *
                            static_cast<std::size_t>(rowInTile) +
                        std::size_t{kRows} * kDepth);

@@ -225,7 +225,7 @@ class Pattern {
   bool fits_ = true;
 };
 
-// Determines for each expression if it reads memory.
+// Determines for each expression whether it reads memory.
 std::vector<bool> findLoads(const Source& source) {
   std::vector<bool> loads(source.expressions.size(), false);
   for (std::size_t i = 0; i < loads.size(); ++i) {
