@@ -80,7 +80,7 @@ void same(SharedArray<T>& array, F f, A... arguments) {
   sameOn({1, 2, 3, 5, 12}, array, f, arguments...);
 }
 
-// Checks kernels that write the same words on all QPUs. They run on one QPU.
+// Checks a kernel that writes the same words on all QPUs, and therefore must run on one QPU.
 template <typename T, typename F, typename... A>
 void sameOnOne(SharedArray<T>& array, F f, A... arguments) {
   sameOn({1}, array, f, arguments...);

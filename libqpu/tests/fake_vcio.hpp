@@ -50,7 +50,7 @@ class FakeVcio final : public qpu::runtime::Os {
   // Runs the launched programs and returns how they ended. If it is not set, the emulator runs
   // the programs.
   std::function<Ends(const std::vector<Launched>&)> runs;
-  std::string fault;  // error of a program on the emulator; such a program does not end
+  std::string fault;  // error of a program on the emulator; a program with an error does not end
 
   // These functions return the observed behaviour. complaints() lists violations of the
   // interface.

@@ -1,7 +1,7 @@
 // Tests kernels that the fuzzer can generate. The first kind has more live vectors than there are
 // registers. The second kind comes from kernel_maker.hpp; for these kernels, only the clocks are
-// compared. QPU_FUZZ_KERNELS sets the number of kernels of the first kind, and QPU_FUZZ_FIRST
-// sets the number of the first one.
+// compared. QPU_FUZZ_KERNELS sets how many kernels of the first kind are tested, and
+// QPU_FUZZ_FIRST sets the number of the first of them.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -93,8 +93,8 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
 
 TEST_CASE("random kernels are not slower at level 2") {
   // Most of these kernels execute each instruction once, so fetching the instructions takes most
-  // of the time. Which of these fetches overlap with DMA depends on where the stores are in the
-  // cache lines, and can take one fetch more than at level 0.
+  // of the time. Which of these fetches overlap with DMA depends on the positions of the stores in
+  // the cache lines. A kernel may therefore take one fetch longer than at level 0.
   const auto fetch = static_cast<std::uint64_t>(qpu::emu::kDefaultBoard.fetchMemoryClocks);
   std::uint32_t count = 0, slower = 0;
   for (std::uint32_t seed = 0; seed < 1500; ++seed) {

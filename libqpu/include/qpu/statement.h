@@ -17,7 +17,7 @@ inline void While_(const Cond& c, Location where = QPU_HERE) {
 inline void For_(const Cond& c, Location where = QPU_HERE) { detail::beginFor(c.node(), where); }
 inline void ForBody_() { detail::beginForBody(); }
 // An assignment inside a Where block changes only the elements where `mask` holds. Where blocks
-// can be nested. A load in such a block still reads all 16 words. Stores and loops are not
+// can be nested. A load in a Where block still reads all 16 words. Stores and loops are not
 // allowed in a Where block.
 inline void Where_(const BoolExpr& mask, Location where = QPU_HERE) {
   detail::beginWhere(mask.node(), where);

@@ -238,7 +238,7 @@ inline FloatExpr abs(const FloatExpr& a) { return detail::floatOp(detail::Op::FM
 // results are Inf, Inf, about 1 and -Inf. The typical relative error is 3e-5, and the maximum is
 // 1e-4. For log2 results below 1, these figures are absolute errors. The results for powers of
 // two are not exact. The interpreter and the emulator produce identical bits, but a board
-// produces different ones. qpu/math.h has functions with errors of a few ulp. Source: samples and
+// produces different bits. qpu/math.h has functions with errors of a few ulp. Source: samples and
 // hardware tests published by VC4C and py-videocore.
 inline FloatExpr recip(const FloatExpr& a) { return detail::floatOp(detail::Op::Recip, a); }
 inline FloatExpr rsqrt(const FloatExpr& a) { return detail::floatOp(detail::Op::RecipSqrt, a); }

@@ -6,9 +6,9 @@
 //
 // A request for `a` loads 16 values of k in one row. These values form a cache line that is not
 // requested again. `a` therefore need not be copied, regardless of the distance between its rows.
-// Eight such rows are transposed in registers, so that two vectors contain the values of all rows
-// for four values of k. During an iteration, both vectors stay in accumulators, where a broadcast
-// takes one operation. After the last values of k, the first values for the next tile are
+// Eight of these rows are transposed in registers, so that two vectors contain the values of all
+// rows for four values of k. During an iteration, both vectors stay in accumulators, where a
+// broadcast takes one operation. After the last values of k, the first values for the next tile are
 // requested, so that the QPUs do not wait for them while stores occupy the bus.
 //
 // Between two tiles, the finished tiles are written to memory through the VPM, as in matmul.cpp.
