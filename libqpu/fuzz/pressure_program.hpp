@@ -1,5 +1,5 @@
-// Represents random kernels with 30 to 120 live vectors as data. pressure_record.hpp records such
-// a kernel, and pressure_evaluate.hpp computes its expected results.
+// Represents random kernels with 30 to 120 live vectors as data. pressure_record.hpp records a
+// kernel from this data, and pressure_evaluate.hpp computes the expected results.
 #ifndef QPU_FUZZ_PRESSURE_PROGRAM_HPP
 #define QPU_FUZZ_PRESSURE_PROGRAM_HPP
 

@@ -61,8 +61,8 @@ QPU_C_API size_t qpu_buffer_bytes(const qpu_buffer *buffer);
 QPU_C_API void *qpu_buffer_data(const qpu_buffer *buffer);
 /* Returns the bus address at which the QPUs access the buffer. */
 QPU_C_API uint32_t qpu_buffer_address(const qpu_buffer *buffer);
-/* Copy a block of words to the buffer or from it. `offset`, `bytes` and `data` must be multiples
- * of 4. Both functions return 0, or -1 on failure. */
+/* Copy a block of words to or from the buffer. `offset`, `bytes` and `data` must be multiples of
+ * 4. Both functions return 0, or -1 on failure. */
 QPU_C_API int qpu_buffer_write(qpu_buffer *buffer, size_t offset, const void *data, size_t bytes);
 QPU_C_API int qpu_buffer_read(const qpu_buffer *buffer, size_t offset, void *data, size_t bytes);
 

@@ -77,9 +77,9 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
     spilled += outcome.spillBytes[2] > 0 ? 1 : 0;
     for (std::size_t level = 0; level < 3; ++level) clocks[level] += outcome.clocks[level];
     CHECK(outcome.clocksOnOne[2] <= outcome.clocksOnOne[0]);
-    // The order in which several QPUs get DMA is known only at run time, and can make the faster
-    // code slower. In the model, this applies to 2 of 3,500 kernels; the worst one takes 1.05 times
-    // as long as at level 0.
+    // The order in which several QPUs get access to DMA is known only at run time, and can make the
+    // optimised code slower. In the model, this applies to 2 of 3,500 kernels; the slowest one
+    // takes 1.05 times as long as at level 0.
     slower += outcome.clocks[2] > outcome.clocks[0] ? 1 : 0;
     CHECK(outcome.clocks[2] * 100 <= outcome.clocks[0] * 110);
   }

@@ -359,8 +359,8 @@ auto compileProduct(Variant variant, const char* name) {
       name);
 }
 
-// Returns true if copying `a` is worthwhile. Rows evict each other from the caches if they are a
-// multiple of 1 KB apart, and so do contiguous columns.
+// Returns true if copying `a` is worthwhile. Rows that are a multiple of 1 KB apart evict each
+// other from the caches. The same applies if the columns are contiguous.
 bool shouldPack(const Product& p) {
   const bool collides = p.aRow % 256 == 0 || p.aColumn != 1;
   return p.n >= (collides ? 128 : 256) && p.m >= kRows && p.k >= 16 * kDepth;
