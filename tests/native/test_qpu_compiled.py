@@ -23,7 +23,7 @@ PLAIN: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_operators_pass_opcheck(name: str) -> None:
-    """opcheck tests the schema, fake tensors, autograd registration and AOT dispatch on CPU tensors."""
+    """``opcheck`` tests the schema, fake tensors, autograd registration and AOT dispatch on CPU tensors."""
     operator = getattr(torch.ops.qpu, name)
     a, b = (torch.randn(shape) for shape in PLAIN[name])
     torch.library.opcheck(operator.default, (a, b))
