@@ -1,5 +1,5 @@
 // Makes a kernel from arbitrary bytes. compile() must accept the kernel, or reject it with a
-// CompileError or an ArgumentError. An accepted kernel is compiled at every level.
+// CompileError or an ArgumentError. An accepted kernel is compiled at every optimisation level.
 // qpu::isa::verify must find no fault in the code, except faults that the kernel itself causes by
 // its use of the VPM. If the kernel terminates quickly, it runs on the interpreter and on the
 // emulator. If the interpreter completes the run, the emulator must produce the same bits. If the

@@ -1,6 +1,6 @@
 // Makes a kernel from bytes through the language's public interface. A byte selects an operator
-// or a statement, and the bytes after it select the operands. Most kernels are valid, so many of
-// them run. The highest codes misuse the language.
+// or a statement, and the bytes after it select the operands. Most kernels are valid, so that
+// many of them can be run. The highest byte values misuse the language.
 #ifndef QPU_FUZZ_KERNEL_MAKER_HPP
 #define QPU_FUZZ_KERNEL_MAKER_HPP
 
@@ -329,7 +329,7 @@ class Maker {
     }
   }
 
-  // Uses only rows below 48. The compiler does not use these rows.
+  // Uses only VPM rows below 48, because the compiler does not use them.
   void vpm(int code) {
     if (inWhere()) return;
     facts_.onOneQpu = true;

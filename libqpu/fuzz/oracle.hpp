@@ -74,8 +74,8 @@ inline Word sum(Word a, Word b) {
     large = small;
     small = other;
   }
-  // If an operand is this far below the last bit of the other, it affects only the direction of
-  // rounding.
+  // If an operand is this far below the last bit of the other operand, it affects only the
+  // direction of rounding.
   constexpr int kFar = 36;
   if (large.exponent - small.exponent > kFar) small = {small.negative, 1, large.exponent - kFar};
   large.significand <<= static_cast<unsigned>(large.exponent - small.exponent);
@@ -91,7 +91,7 @@ inline Word times(Word a, Word b) {
   const Parts y = parts(b);
   return floatOf({x.negative != y.negative, x.significand * y.significand, x.exponent + y.exponent});
 }
-// Returns a number that orders normal floats and +0.
+// Converts normal floats and +0 to integers that have the same order.
 inline std::int64_t rank(Word x) { return x >= kSignBit ? -std::int64_t{x - kSignBit} : std::int64_t{x}; }
 inline Word smaller(Word a, Word b) { return rank(a) <= rank(b) ? a : b; }
 inline Word larger(Word a, Word b) { return rank(a) >= rank(b) ? a : b; }

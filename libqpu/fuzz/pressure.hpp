@@ -1,6 +1,6 @@
-// Checks a kernel with many live vectors, which is generated from bytes. The kernel is compiled
-// at every level and runs on the emulator and on the interpreter. Its results are compared with
-// those of plain C++.
+// Generates a kernel with many live vectors from bytes, and checks it. The kernel is compiled at
+// every optimisation level and runs on the emulator and on the interpreter. Its results are
+// compared with those of plain C++.
 #ifndef QPU_FUZZ_PRESSURE_HPP
 #define QPU_FUZZ_PRESSURE_HPP
 
@@ -21,7 +21,7 @@ namespace fuzz::pressure {
 
 struct Outcome {
   std::string fault;  // a description of the failure, or "" if there is none
-  // Indexed by level: clocks in the emulator's model, on the kernel's number of QPUs and on one QPU.
+  // The clocks in the emulator's model, indexed by level: with the kernel's number of QPUs, and with one QPU.
   std::array<std::uint64_t, 3> clocks{}, clocksOnOne{};
   std::array<std::uint32_t, 3> spillBytes{};
 };

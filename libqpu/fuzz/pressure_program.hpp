@@ -1,5 +1,5 @@
-// Represents random kernels with 30 to 120 live vectors as data. pressure_record.hpp records such
-// a kernel, and pressure_evaluate.hpp computes its expected results.
+// Represents random kernels with 30 to 120 live vectors as data. pressure_record.hpp records a
+// kernel from this data, and pressure_evaluate.hpp computes the expected results.
 #ifndef QPU_FUZZ_PRESSURE_PROGRAM_HPP
 #define QPU_FUZZ_PRESSURE_PROGRAM_HPP
 
@@ -41,8 +41,8 @@ struct Expression {
 enum class Kind : std::uint8_t {
   Declare, Assign,        // assigns `expression` to variable `target`
   If, Where,              // use `expression`, body and other
-  // Counts variable `target` down from `expression`; a While loop if `variant` is 0, else a For
-  // loop.
+  // Counts variable `target` down from `expression`, in a While loop if `variant` is 0, and in a
+  // For loop otherwise.
   Loop,
   // Stores `expression` to scratch slot `target`; variant 0: waits, 1: does not wait, 2: only
   // `words` words.

@@ -200,7 +200,7 @@ class Record {
   qpu::Ptr<qpu::Int>& in_;
   qpu::Ptr<qpu::Float>& inFloat_;
   qpu::Ptr<qpu::Int> area_;
-  // One entry per variable, which is filled when the variable is declared.
+  // One entry per variable. The entry is filled in when the variable is declared.
   std::vector<std::deque<qpu::Int>> ints_;
   std::vector<std::deque<qpu::Float>> floats_;
 };

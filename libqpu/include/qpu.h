@@ -20,7 +20,7 @@ extern "C" {
 /* Returns the version of libqpu.so as "major.minor.patch". */
 QPU_C_API const char *qpu_version(void);
 
-/* Returns the name of the current backend, as it is written in QPU_BACKEND. Returns NULL if
+/* Returns the name of the current backend in the form that QPU_BACKEND accepts. Returns NULL if
  * QPU_BACKEND names an unknown backend or a backend that does not work on this machine. */
 QPU_C_API const char *qpu_backend_name(void);
 
@@ -61,8 +61,8 @@ QPU_C_API size_t qpu_buffer_bytes(const qpu_buffer *buffer);
 QPU_C_API void *qpu_buffer_data(const qpu_buffer *buffer);
 /* Returns the bus address at which the QPUs access the buffer. */
 QPU_C_API uint32_t qpu_buffer_address(const qpu_buffer *buffer);
-/* Copy a block of words to the buffer or from it. `offset`, `bytes` and `data` must be multiples
- * of 4. Both functions return 0, or -1 on failure. */
+/* Copy a block of words to or from the buffer. `offset`, `bytes` and `data` must be multiples of
+ * 4. Both functions return 0, or -1 on failure. */
 QPU_C_API int qpu_buffer_write(qpu_buffer *buffer, size_t offset, const void *data, size_t bytes);
 QPU_C_API int qpu_buffer_read(const qpu_buffer *buffer, size_t offset, void *data, size_t bytes);
 
@@ -98,7 +98,7 @@ QPU_C_API int qpu_program_run(qpu_program *program, int qpus, const uint32_t *ar
                               size_t count);
 /* Runs a program like qpu_program_run(), but with separate uniforms for each QPU: `count` words
  * for QPU 0, then `count` words for QPU 1, and so on. On vc4-mailbox the program must raise the
- * host interrupt once, after all QPUs have finished. Compiled kernels do that. */
+ * host interrupt once, after all QPUs have finished. Compiled kernels meet this requirement. */
 QPU_C_API int qpu_program_run_raw(qpu_program *program, int qpus, const uint32_t *uniforms,
                                   size_t count);
 
@@ -108,7 +108,7 @@ QPU_C_API void qpu_program_profile(qpu_program *program, int on);
 /* Statistics of a run on the emulator. They come from the emulator's model of a board and were
  * not measured on hardware. All values except `clocks` and `seconds` are sums over the QPUs.
  * `seconds` is the time that the kernel alone takes. The last two members are the additional time
- * that `launches` launches take on each backend. */
+ * for this number of launches on each hardware backend. */
 struct qpu_cycles {
   uint64_t instructions;
   uint64_t clocks;
@@ -125,7 +125,7 @@ struct qpu_cycles {
   double mailbox_launch_seconds;
 };
 /* Writes the statistics of the program's last run on the emulator to `cycles`. Returns 0, or -1
- * if the program has not run there. */
+ * if the program has not run on the emulator. */
 QPU_C_API int qpu_program_cycles(const qpu_program *program, struct qpu_cycles *cycles);
 
 /* Writes the sum of the statistics of all runs on the emulator that this thread started,

@@ -1,6 +1,6 @@
-// Measures the time of matrix-vector multiplications on the current backend: 100 rows of 10^0 ..
-// 10^5 columns on 4 QPUs. Only the call itself is measured. The interpreter's times do not
-// predict those of the hardware.
+// Measures the time of matrix-vector multiplications on 4 QPUs of the current backend. The
+// matrices have 100 rows and 10^0 .. 10^5 columns. Only the call itself is measured. The
+// interpreter's times do not predict those of the hardware.
 #include <chrono>
 #include <cstdio>
 

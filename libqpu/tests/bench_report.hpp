@@ -1,5 +1,6 @@
-// Prints the results of the kernel benchmarks: the clocks in the emulator's model, their share of
-// a limit, and the range of that share when the model's parameters change within their ranges.
+// Prints the results of the kernel benchmarks: the clocks in the emulator's model, the share of
+// the limit that the kernel reaches, and the range of this share when the model's parameters
+// change within their ranges.
 #ifndef TESTS_BENCH_REPORT_HPP
 #define TESTS_BENCH_REPORT_HPP
 
@@ -44,7 +45,7 @@ inline Lines lines;
 
 // The range of a kernel's results with several models.
 struct Range {
-  double low = 1e9, high = 0;  // of the share
+  double low = 1e9, high = 0;  // of `share`
   double leastSeconds = 1e9, mostSeconds = 0;
   double moves = 0;  // the largest change of the share that a single assumption causes
   std::string mover;

@@ -1,5 +1,5 @@
 // Checks that qpu-calibrate on the emulator finds the model's own parameters, and that it marks
-// only measurements on hardware as such.
+// results as measured on hardware only if they are.
 #include <doctest/doctest.h>
 
 #include <cmath>

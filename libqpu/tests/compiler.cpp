@@ -9,7 +9,7 @@
 #include "isa/verify.hpp"
 #include "lang/gathers.hpp"
 
-// This header is included last, because it defines words of the language as macros.
+// This header is included last, because it defines the language's keywords as macros.
 #include "tests/compiler_cases.hpp"
 
 using fuzz::listing;
@@ -312,7 +312,7 @@ TEST_CASE("gathers outstanding on some paths are received at the end") {
           End
           store(n, q + 1024 * me());
         }) == "1 -> 1");
-  // Such a kernel uses a single TMU, which can hold four requests.
+  // A kernel whose gathers depend on the path uses a single TMU, which can hold four requests.
   const auto five = [](Ptr<Int> p, Int n) {
     for (int i = 0; i < 5; ++i) gather(p + 16 * i);
     Int x;

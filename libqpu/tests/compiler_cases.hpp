@@ -80,7 +80,7 @@ void same(SharedArray<T>& array, F f, A... arguments) {
   sameOn({1, 2, 3, 5, 12}, array, f, arguments...);
 }
 
-// Checks kernels that write the same words on all QPUs. They run on one QPU.
+// Checks a kernel that writes the same words on all QPUs, and therefore must run on one QPU.
 template <typename T, typename F, typename... A>
 void sameOnOne(SharedArray<T>& array, F f, A... arguments) {
   sameOn({1}, array, f, arguments...);
@@ -187,7 +187,7 @@ TEST_CASE("tutorial: Rot3D") {
     x[i] = static_cast<float>(i);
     y[i] = 500.0F - 2.0F * static_cast<float>(i);
   }
-  // y must start with the same contents in each run too, so x and y are in the same array.
+  // y must also have the same contents at the start of each run, so x and y are in the same array.
   SharedArray<float> both(2 * x.size());
   std::copy(x.begin(), x.end(), both.begin());
   std::copy(y.begin(), y.end(), both.begin() + static_cast<std::ptrdiff_t>(x.size()));

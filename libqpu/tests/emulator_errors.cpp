@@ -73,7 +73,7 @@ TEST_CASE("file registers are readable after two instructions") {
   passes({move(toA(3), r(0)), nop(), move(toR(1), ra(3))});
   passes({move(toA(3), r(0)), move(toR(1), rb(3))});
   passes({move(toR(2), r(0)), move(toR(1), r(2))});
-  // The rule also applies across a jump, but not across a jump that leaves this path.
+  // The rule also applies across a jump, but only on the path that the jump takes.
   Code code;
   code << move(toA(3), r(0)) << branch(0) << nop() << nop() << move(toA(4), r(0));
   code << move(toR(1), ra(4));

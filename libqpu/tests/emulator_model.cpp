@@ -201,7 +201,8 @@ TEST_CASE("repeated runs take the same clocks") {
 
 namespace {
 
-// Returns a Pi 1 on which only those actions take time that a test sets.
+// Returns a Pi 1 on which the VPM port, semaphores and opening a page take no time. Tests set these
+// times.
 qpu::emu::Board bare() {
   qpu::emu::Board b = kPi1;
   b.vpmPortClocks = b.semaphoreClocks = b.pageMissNs = 0;

@@ -321,7 +321,7 @@ TEST_CASE("a polling QPU does not starve the others") {
     return;
   }
   k(&flag, &out);
-  CHECK(out[0] == 1000);  // the number of loop iterations that is documented
+  CHECK(out[0] == 1000);  // the documented number of loop iterations
 }
 
 TEST_CASE("repeated runs have the same result despite races") {

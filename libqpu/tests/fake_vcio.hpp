@@ -50,7 +50,7 @@ class FakeVcio final : public qpu::runtime::Os {
   // Runs the launched programs and returns how they ended. If it is not set, the emulator runs
   // the programs.
   std::function<Ends(const std::vector<Launched>&)> runs;
-  std::string fault;  // error of a program on the emulator; such a program does not end
+  std::string fault;  // error of a program on the emulator; a program with an error does not end
 
   // These functions return the observed behaviour. complaints() lists violations of the
   // interface.
@@ -62,8 +62,8 @@ class FakeVcio final : public qpu::runtime::Os {
   std::uint32_t firstHandle() const;
   std::uint32_t launches() const;   // number of launched programs
   std::uint32_t cacheClears() const;
-  // Returns the host address for bus address `bus`, or null unless locked memory contains the
-  // `bytes` bytes there.
+  // Returns the host address for bus address `bus`, or null unless locked memory contains `bytes`
+  // bytes at this address.
   unsigned char* memory(std::uint32_t bus, std::uint32_t bytes) const;
   // Returns the number of words from `bus` to the end of the locked memory that contains `bus`.
   std::uint32_t wordsFrom(std::uint32_t bus) const;

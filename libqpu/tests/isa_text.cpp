@@ -156,8 +156,8 @@ TEST_CASE("fields without effect are listed on request") {
       // A pipe has no operation, but it has a condition and sources.
       {0x10024821219e7293 & ~(Word{7} << 29U), "fadd r0, r1, r2",
        "fadd r0, r1, r2; with cond_mul=1, waddr_mul=33, mul_a=2, mul_b=3"},
-      // A read port has an address that no ALU uses. The address of a peripheral would be read
-      // nevertheless.
+      // A read port has an address that no ALU uses. If the address belonged to a
+      // peripheral, the peripheral would still be read.
       {0x100009e7000c3000, "nop", "nop; with raddr_a=3, raddr_b=3"},
       {0x100009e700c83000, "nop; read vpm_ld_wait", "nop; read vpm_ld_wait; with raddr_b=3"},
       // There are unpack and pack modes, but no value is read or written with them.

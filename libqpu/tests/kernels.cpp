@@ -1,5 +1,6 @@
-// Compares the kernel library with plain C++. Checks the results, sizes close to the size of a
-// block, any number of QPUs, and that no function writes outside the given ranges.
+// Compares the results of the kernel library with those of plain C++. The tests use sizes close to
+// the block size and different numbers of QPUs, and check that no function writes outside the given
+// ranges.
 #include "qpu/kernels.h"
 #include "qpu_kernels.h"
 
@@ -34,7 +35,7 @@ float uniform(float low, float high) {
 }
 
 // An array inside a larger array, whose other words must not change. The inner array starts at a
-// word with an odd number in a 64-byte line.
+// random word of a 64-byte cache line.
 class Guarded {
  public:
   explicit Guarded(int n, float low = -4, float high = 4)

@@ -224,8 +224,8 @@ Clocks clocksAt(int level, const std::vector<Work>& all) {
   return result;
 }
 
-// The allowed increase, because full optimisation may cause contention that does not occur at
-// lower levels.
+// The maximum ratio of the clocks at level 2 to those at level 1. Full optimisation may cause
+// contention that does not occur at lower levels.
 constexpr double kMoreContention = 1.25;
 
 double times(const Clocks& x, const Clocks& y, std::size_t i) {

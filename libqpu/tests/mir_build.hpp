@@ -1,4 +1,4 @@
-// Builds machine operations: given ones and random ones.
+// Builds machine operations: specific sequences, and random programs.
 #ifndef QPU_TESTS_MIR_BUILD_HPP
 #define QPU_TESTS_MIR_BUILD_HPP
 

@@ -15,7 +15,7 @@ struct PlainStore {
   }
 };
 
-// n is a multiple of 16 times the number of QPUs. a and b have one more block for each QPU.
+// n is a multiple of 16 times the number of QPUs. a and b have one additional block per QPU.
 template <typename F, typename Store>
 void elementwise(Int& n, Ptr<Float>& out, Ptr<Float>& a, Ptr<Float>& b, F f, Store storeVector) {
   Int inc = numQPUs() << 4;

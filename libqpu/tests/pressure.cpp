@@ -1,7 +1,7 @@
 // Tests kernels that the fuzzer can generate. The first kind has more live vectors than there are
 // registers. The second kind comes from kernel_maker.hpp; for these kernels, only the clocks are
-// compared. QPU_FUZZ_KERNELS sets the number of kernels of the first kind, and QPU_FUZZ_FIRST
-// sets the number of the first one.
+// compared. QPU_FUZZ_KERNELS sets how many kernels of the first kind are tested, and
+// QPU_FUZZ_FIRST sets the number of the first of them.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -77,9 +77,9 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
     spilled += outcome.spillBytes[2] > 0 ? 1 : 0;
     for (std::size_t level = 0; level < 3; ++level) clocks[level] += outcome.clocks[level];
     CHECK(outcome.clocksOnOne[2] <= outcome.clocksOnOne[0]);
-    // The order in which several QPUs get DMA is known only at run time, and can make the faster
-    // code slower. In the model, this applies to 2 of 3,500 kernels; the worst one takes 1.05 times
-    // as long as at level 0.
+    // The order in which several QPUs get access to DMA is known only at run time, and can make the
+    // optimised code slower. In the model, this applies to 2 of 3,500 kernels; the slowest one
+    // takes 1.05 times as long as at level 0.
     slower += outcome.clocks[2] > outcome.clocks[0] ? 1 : 0;
     CHECK(outcome.clocks[2] * 100 <= outcome.clocks[0] * 110);
   }
@@ -93,8 +93,8 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
 
 TEST_CASE("random kernels are not slower at level 2") {
   // Most of these kernels execute each instruction once, so fetching the instructions takes most
-  // of the time. Which of these fetches overlap with DMA depends on where the stores are in the
-  // cache lines, and can take one fetch more than at level 0.
+  // of the time. Which of these fetches overlap with DMA depends on the positions of the stores in
+  // the cache lines. A kernel may therefore take one fetch longer than at level 0.
   const auto fetch = static_cast<std::uint64_t>(qpu::emu::kDefaultBoard.fetchMemoryClocks);
   std::uint32_t count = 0, slower = 0;
   for (std::uint32_t seed = 0; seed < 1500; ++seed) {

@@ -41,7 +41,7 @@ inline void matrixVector(Int rows, Int columns, Ptr<Float> a, Ptr<Float> x, Ptr<
   dmaWaitWrite();
 }
 
-// The addition of the course project. a and b have one more block for each QPU.
+// The addition of the course project. a and b have one additional block per QPU.
 inline void add(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   naive::elementwise(n, out, a, b, [](Float& x, Float& y) { return x + y; }, storeWords);
   dmaWaitWrite();

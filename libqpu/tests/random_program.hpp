@@ -19,7 +19,8 @@ constexpr int kAreaWords = 16 * kSlots;
 
 class RandomProgram {
  public:
-  // Generates at most `length` statements. If a program fails, a smaller `length` reduces it.
+  // Generates at most `length` statements. If a program fails, a smaller `length` gives a shorter
+  // program that may also fail.
   explicit RandomProgram(std::uint32_t seed, int length = 1000) : random_(seed), length_(length) {}
 
   void operator()(Ptr<Int>& in, Ptr<Int>& out, Int& n, Float& x) {

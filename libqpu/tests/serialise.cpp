@@ -131,8 +131,8 @@ TEST_CASE("files of a later version are rejected") {
 }
 
 TEST_CASE("invalid objects with a valid checksum are rejected") {
-  // Sizes in bytes: name 4+5, parameters 4, spill area 4, SFU flag 1, uniforms 4+25. After them
-  // follow the sites, the words and the sites of the words.
+  // Sizes in bytes: name 4+5, parameters 4, spill area 4, SFU flag 1, uniforms 4+25. The sites, the
+  // words and the sites of the words follow.
   constexpr std::size_t kSpill = 13, kSfu = 17, kUniforms = 18, kArgument = 22 + 2 * 5;
   REQUIRE(loadPatched(0, ""));
   CHECK_FALSE(loadPatched(0, "\xff\xff\xff\xff"));

@@ -222,7 +222,7 @@ TEST_CASE("Mandelbrot counts match single-precision C++") {
   const int limit = 64;
   const float left = -2.0F;
   const float top = -1.25F;
-  // Can be represented exactly, so that c does not depend on the rounding.
+  // This step can be represented exactly, so that c does not depend on the rounding.
   const float step = 0.03125F;
   auto k = compile(tutorial::mandelbrot);
   std::vector<int> first;

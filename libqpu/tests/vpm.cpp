@@ -115,7 +115,7 @@ TEST_CASE("read pitch and write stride are measured as documented") {
   SharedArray<int> a = counting(256), out(256);
   compile([](Ptr<Int> p, Ptr<Int> q) {
     dmaSetReadPitch(128);              // selects every other row of 16 words
-    // Loads the first 8 words of these rows to VPM rows 0, 2, 4 and 6.
+    // Loads the first 8 words of these rows into VPM rows 0, 2, 4 and 6.
     dmaSetupRead(HORIZ, 4, 0, 8, 2);
     dmaStartRead(p);
     dmaWaitRead();

@@ -1,4 +1,4 @@
-"""Train two networks on generated images of digits and compare their accuracy on the QPUs and the CPU.
+"""Train a network on generated images of digits and compare its accuracy on the QPUs and the CPU.
 
     QPU_BACKEND=emulator python digits.py lenet
 
@@ -50,12 +50,12 @@ def digits(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def perceptron() -> nn.Module:
-    """Make a network with 144 pixels, 48 hidden units and 10 classes."""
+    """Return a network with 144 inputs, 48 hidden units and 10 classes."""
     return nn.Sequential(nn.Flatten(), nn.Linear(144, 48), nn.ReLU(), nn.Linear(48, 10))
 
 
 def lenet() -> nn.Module:
-    """Return a network with two convolutions with pooling and two linear layers."""
+    """Return a network of two convolutions, each followed by pooling, and two linear layers."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2),
         nn.ReLU(),
@@ -74,7 +74,7 @@ NETWORKS = {"perceptron": perceptron, "lenet": lenet}
 
 
 def accuracy(name: str, device: str, epochs: int) -> float:
-    """Train a network from fixed weights with images in a fixed order; return its accuracy on unseen images."""
+    """Train a network from fixed initial weights on images in a fixed order; return its accuracy on unseen images."""
     torch.manual_seed(7)
     network = NETWORKS[name]().to(device)
     images, labels = digits(500, seed=1)
@@ -93,7 +93,7 @@ def accuracy(name: str, device: str, epochs: int) -> float:
 
 
 def compared(name: str, epochs: int) -> dict[str, Any]:
-    """Return both accuracies, and the time in seconds, the launches and the fallbacks of the training on the QPUs."""
+    """Return both accuracies, and the seconds, launches and fallbacks of training and evaluation on the QPUs."""
     on_cpu = accuracy(name, "cpu", epochs)
     torch_qpu.reset_counters()
     began = time.perf_counter()

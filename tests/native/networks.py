@@ -1,4 +1,4 @@
-"""Small networks of common types as plain modules, and a few training steps on either device."""
+"""Small networks of common types as plain modules, and a function that trains them on either device."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Inverted(nn.Module):  # type: ignore[misc]
 
 
 class MobileNetV2(nn.Module):  # type: ignore[misc]
-    """All types of blocks in MobileNetV2, with fewer channels and repeats."""
+    """A MobileNetV2 with all of its block types, but with fewer channels and repeats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Residual(nn.Module):  # type: ignore[misc]
 
 
 class ResNet18(nn.Module):  # type: ignore[misc]
-    """ResNet18's eighteen layers, with fewer channels."""
+    """A ResNet18 with all of its eighteen layers, but with fewer channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Encoder(nn.Module):  # type: ignore[misc]
 
 
 class Recurrent(nn.Module):  # type: ignore[misc]
-    """A classifier with an explicit LSTM: the four gates, and the two states."""
+    """A classifier with an LSTM whose four gates and two states are computed explicitly."""
 
     def __init__(self, words: int = 20, width: int = 12, hidden: int = 16) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]
 
 
 class Lstm(nn.Module):  # type: ignore[misc]
-    """The same classifier with ``nn.LSTM``."""
+    """A classifier like Recurrent, but with ``nn.LSTM``."""
 
     def __init__(self, words: int = 20, width: int = 12, hidden: int = 16) -> None:
         super().__init__()

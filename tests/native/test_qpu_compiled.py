@@ -23,7 +23,7 @@ PLAIN: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_operators_pass_opcheck(name: str) -> None:
-    """This tests the schema, fake tensors, autograd registration and AOT dispatch on CPU tensors."""
+    """``opcheck`` tests the schema, fake tensors, autograd registration and AOT dispatch on CPU tensors."""
     operator = getattr(torch.ops.qpu, name)
     a, b = (torch.randn(shape) for shape in PLAIN[name])
     torch.library.opcheck(operator.default, (a, b))
@@ -71,7 +71,7 @@ def test_large_matrices_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_shape_mismatch_error_names_both_shapes(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """The implementation, torch.compile's trace, and a trace with symbolic sizes raise the error."""
+    """The implementation, the fake kernel and a trace with symbolic sizes all raise the error."""
     operator = getattr(torch.ops.qpu, name)
     said = set()
     for device in ("cpu", "meta"):

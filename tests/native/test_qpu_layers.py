@@ -31,7 +31,7 @@ def run(function: Function, operands: tuple[torch.Tensor, ...], device: str) -> 
 
 
 def assert_alike(function: Function, *operands: torch.Tensor, tolerance: float = 2e-5) -> None:
-    """Check that both devices agree, relative to the largest element."""
+    """Check that the results of both devices agree within a tolerance relative to the largest element."""
     expected = run(function, operands, "cpu")
     torch_qpu.reset_counters()
     found = run(function, operands, "qpu")

@@ -72,7 +72,7 @@ def test_nan_and_inf_match_the_cpu(name: str) -> None:
         assert same(KEPT[name](b[95:140][-9:].to("qpu")), KEPT[name](b[95:140][-9:]))
 
 
-# For an infinity, some of these return NaN on the CPU and a number on the QPUs.
+# For infinite inputs, some of these functions return NaN on the CPU and a number on the QPUs.
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "elu": functional.elu,
     "expm1": torch.expm1,

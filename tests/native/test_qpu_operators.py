@@ -1,8 +1,8 @@
 """Test every QPU operator with the samples that PyTorch uses for its own kernels.
 
-Results are compared with the CPU's in float64. Each operator has a bound in units in the last place (ULP, here 2^-23 of
-the magnitude) plus the loss from flushed denormals: ``magnitude`` is that of the exact result or, for sums, the sum of
-the magnitudes of the terms.
+Results are compared with those of the CPU in float64. Each operator has a bound in units in the last place (ULP, here
+2^-23 of the magnitude), plus the loss from flushed denormals. The magnitude is that of the exact result or, for sums,
+the sum of the magnitudes of the terms.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Bound:
     inputs: bool = False
     """Whether the magnitude includes the result and the input."""
     minus: bool = False
-    """Like ``terms``, for an operator that subtracts: the magnitudes of its terms are added explicitly."""
+    """Like ``sums``, for an operator that subtracts: the magnitudes of its terms are added explicitly."""
 
 
 BOUNDS = {

@@ -13,7 +13,7 @@ import torch_qpu
 
 
 def python(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script with the device in a separate process."""
+    """Run a script that uses the device in a separate process."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", "import torch, torch_qpu\n" + script],
         env={**os.environ, **environment},
@@ -60,8 +60,8 @@ print(a.cpu().equal(torch.arange(40.0)))
 
 
 def test_forks_while_threads_compute() -> None:
-    # Call each operator once first: at an operator's first call, torch stores its choice of kernel in a C++ static
-    # (DispatchStub), and a child that is forked while another thread initialises that static waits forever.
+    # Call each operator once first: at an operator's first call, torch stores its choice of kernel in a static C++
+    # variable (DispatchStub). A child that is forked while another thread initialises the variable waits forever.
     script = """
 import os, threading, warnings
 warnings.simplefilter("ignore", DeprecationWarning)

@@ -21,7 +21,7 @@ struct Cycles {
   std::uint64_t memoryReadBytes;
   std::uint64_t memoryWriteBytes;
   std::uint64_t launches;
-  // The additional time that `launches` launches take on each backend.
+  // The additional time for this number of launches on each hardware backend.
   double registersLaunchSeconds;
   double mailboxLaunchSeconds;
 

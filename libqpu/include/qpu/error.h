@@ -62,7 +62,7 @@ class QPU_API ExecutionError : public Error {
   int qpu() const noexcept;
 };
 
-// A kernel accessed an address that is outside every live SharedArray, or a misaligned address.
+// A kernel accessed an address outside all live SharedArrays, or a misaligned address.
 class QPU_API BoundsError : public ExecutionError {
  public:
   using ExecutionError::ExecutionError;
@@ -70,7 +70,7 @@ class QPU_API BoundsError : public ExecutionError {
   BoundsError& operator=(const BoundsError&) = default;
   ~BoundsError() noexcept override;
 
-  // The first bus address in the access that is outside every buffer.
+  // The first bus address of the access that lies outside all buffers.
   std::uint32_t address() const noexcept;
 };
 
@@ -104,7 +104,7 @@ class QPU_API AllocationError : public Error {
 };
 
 // QPU_BACKEND names an unknown backend or a backend that does not work on this machine, or
-// another library setting is out of range.
+// another setting of the library is out of range.
 class QPU_API BackendError : public Error {
  public:
   using Error::Error;

@@ -124,8 +124,8 @@ class Kernel {
   explicit Kernel(const detail::Program* program)
       : program_(program, detail::releaseProgram) {}
 
-  // Sets the number of QPUs for later calls to n (1..12). The default is 1. Throws ArgumentError
-  // if n is out of range.
+  // Sets the number of QPUs, n (1..12), that later calls use. The default is 1. Throws
+  // ArgumentError if n is out of range.
   void setNumQPUs(int n) {
     detail::requireQpuCount(*program_, n);
     qpus_ = n;
@@ -155,7 +155,7 @@ class Kernel {
   void save(const char* path) const { detail::saveProgram(*program_, path); }
 
   // Runs the kernel to completion. Throws ArgumentError if an array argument is null or not
-  // allocated. Throws ExecutionError or a derived class if the running kernel fails.
+  // allocated. Throws ExecutionError, or an error derived from it, if the running kernel fails.
   void operator()(typename detail::Argument<Ts>::Host... arguments) const {
     const std::array<std::uint32_t, sizeof...(Ts) + 1> uniforms = {
         {detail::Argument<Ts>::uniform(arguments)..., 0}};
@@ -194,10 +194,10 @@ struct Callable<void (C::*)(Ts...)> : Callable<void (C::*)(Ts...) const> {};
 
 }  // namespace detail
 
-// Runs f once to record its program, and returns a kernel that is made from the recording. Error
-// messages contain `name`, or the function's symbol if `name` is null and the dynamic loader finds
-// a symbol. Throws CompileError if the kernel's source is invalid, and BackendError if
-// QPU_BACKEND names an unusable backend.
+// Runs f once to record its program, and compiles the recording to a kernel. Error messages contain
+// `name`, or the function's symbol if `name` is null and the dynamic loader finds a symbol. Throws
+// CompileError if the kernel's source is invalid, and BackendError if QPU_BACKEND names an unusable
+// backend.
 template <typename... Ts>
 Kernel<typename detail::Plain<Ts>::type...> compile(void (*f)(Ts...), const char* name = nullptr) {
   return detail::compileFunction<void (*)(Ts...), Ts...>(f, name,

@@ -61,8 +61,8 @@ inline FloatExpr exp(const FloatExpr& x) {
   static const std::array<float, 6> c = {{1.9875691500e-4F, 1.3981999507e-3F, 8.3334519073e-3F,
                             4.1665795894e-2F, 1.6666665459e-1F, 5.0000001201e-1F}};
   const FloatExpr v = min(max(x, -87.5F), 89.4F);
-  // The conversion truncates toward zero. Adding 192 makes the value positive, so that it is
-  // rounded down.
+  // The conversion truncates toward zero. Adding 192 makes the value positive, so that the
+  // conversion rounds down.
   const IntExpr n = toInt(v * 1.44269504F + 192.5F) - 192;
   const FloatExpr scale = toFloat(n);
   const FloatExpr f = v - scale * detail::kLn2High - scale * detail::kLn2Low;

@@ -155,8 +155,8 @@ class SharedArray {
     return getPointer()[static_cast<std::size_t>(i)];
   }
 
-  // Copy a block of n elements to or from the array's elements first, first + 1 and so on. Both
-  // functions throw ArgumentError if the array does not contain all of these elements.
+  // Copy n elements to or from the array, starting at element `first`. Both functions throw
+  // ArgumentError if the array does not contain all n elements.
   void copyFrom(const value_type* source, std::size_t n, std::size_t first = 0) {
     words_.requireRange(first, n, "copyFrom");
     detail::copyWords(words_.words() + first, source, n);

@@ -17,7 +17,7 @@ inline void While_(const Cond& c, Location where = QPU_HERE) {
 inline void For_(const Cond& c, Location where = QPU_HERE) { detail::beginFor(c.node(), where); }
 inline void ForBody_() { detail::beginForBody(); }
 // An assignment inside a Where block changes only the elements where `mask` holds. Where blocks
-// can be nested. A load in such a block still reads all 16 words. Stores and loops are not
+// can be nested. A load in a Where block still reads all 16 words. Stores and loops are not
 // allowed in a Where block.
 inline void Where_(const BoolExpr& mask, Location where = QPU_HERE) {
   detail::beginWhere(mask.node(), where);
@@ -28,9 +28,9 @@ inline void End_(Location where = QPU_HERE) { detail::end(where); }
 // Requests the word at each of the 16 addresses in p, without waiting. The low two bits of an
 // address are ignored. At most 4 requests can be outstanding. The limit is 8 if the kernel does
 // not read *p while requests are outstanding, and if the compiler can make gathers and receives
-// alternate between the two TMUs. This requires that all paths to a point in the kernel lead to the
-// same number of outstanding requests there, and that each loop iteration makes an even number of
-// requests.
+// alternate between the two TMUs. This requires that the number of outstanding requests at each
+// point in the kernel is the same on all paths, and that each loop iteration makes an even number
+// of requests.
 template <typename T>
 void gather(const PtrExpr<T>& p, Location where = QPU_HERE) {
   detail::gather(p.node(), detail::Element<T>::type(), where);
@@ -82,8 +82,8 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, const IntExpr& n,
 // one-word stores. To iterate over an array, gather(p + index() * 2) is faster.
 //
 // Programs for QPULib use these functions, but QPULib's documentation does not define what they
-// do. Here the stride is the distance from the end of one part to the start of the next, as in
-// dmaSetWriteStride(), but in elements.
+// do. Here, the stride is the distance from the end of one element to the start of the next, as in
+// dmaSetWriteStride(), but measured in elements.
 inline void setReadStride(int elements, Location where = QPU_HERE) {
   detail::readStride(elements, where);
 }

@@ -33,8 +33,8 @@ constexpr int kShort = 4;
 constexpr int kQpusWithLong = kVpmRows / kLong;
 static_assert(kVpmRows / kShort == 12, "all QPUs have rows for a short block");
 
-// Returns true if each of this many QPUs has enough rows for long blocks. Also returns true for
-// 0, because the library then chooses the number.
+// Returns true if each of `qpus` QPUs has enough rows for long blocks. Also returns true if
+// `qpus` is 0, because the library then chooses the number of QPUs.
 inline bool mayBeLong(int qpus) { return qpus <= kQpusWithLong; }
 inline int orLong(int qpus) { return qpus == 0 ? kQpusWithLong : qpus; }
 // Returns true if n elements are stored faster with long blocks. The comparison includes the
@@ -88,7 +88,7 @@ void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntE
     int place = 0;
     const auto request = [&] {
       if (place == Length) {
-        // After its last block, the worker requests this block again and discards the data.
+        // After its last block, the worker requests the same block again and discards the data.
         place = 0;
         fetched = fetched + step;
         Int move = (step << shift) & ((fetched - blocks) >> 31);
@@ -163,8 +163,8 @@ inline void finishBursts() { dmaWaitWrite(); }
 // Iterates over planes of `size` outputs each. Blocks of vectors are distributed round-robin
 // among the QPUs. compute(plane, first) returns the vector that starts at output `first` of the
 // plane; it is also called for vectors beyond the plane's end. whole(vectors, to) stores a
-// complete block. rest(vectors, to, left) stores the `left` outputs in the last, incomplete block
-// of a plane.
+// complete block. rest(vectors, to, left) stores the last `left` outputs of a plane, which do not
+// fill a block.
 template <int Length, typename F, typename Whole, typename Rest>
 void overBlocks(const Int& planes, const Int& size, const Ptr<Float>& out, F compute, Whole whole,
                 Rest rest) {

@@ -238,7 +238,7 @@ inline FloatExpr abs(const FloatExpr& a) { return detail::floatOp(detail::Op::FM
 // results are Inf, Inf, about 1 and -Inf. The typical relative error is 3e-5, and the maximum is
 // 1e-4. For log2 results below 1, these figures are absolute errors. The results for powers of
 // two are not exact. The interpreter and the emulator produce identical bits, but a board
-// produces different ones. qpu/math.h has functions with errors of a few ulp. Source: samples and
+// produces different bits. qpu/math.h has functions with errors of a few ulp. Source: samples and
 // hardware tests published by VC4C and py-videocore.
 inline FloatExpr recip(const FloatExpr& a) { return detail::floatOp(detail::Op::Recip, a); }
 inline FloatExpr rsqrt(const FloatExpr& a) { return detail::floatOp(detail::Op::RecipSqrt, a); }
@@ -258,7 +258,7 @@ inline IntExpr toInt(const FloatExpr& a) {
   return IntExpr(detail::FromNode(detail::unary(detail::Op::FtoI, detail::Type::Int, a.node())));
 }
 
-// Moves element i to element (i + n) mod 16. An amount of 1 rotates right by one element, and 15
+// Moves element i to position (i + n) mod 16. An amount of 1 rotates right by one element, and 15
 // rotates left by one. Only the low four bits of n's element 0 are used.
 inline IntExpr rotate(const IntExpr& a, const IntExpr& n) {
   return detail::intOp(detail::Op::Rotate, a, n);
@@ -326,7 +326,7 @@ class Int : public IntExpr {
   Int& operator|=(const IntExpr& b) { return *this = *this | b; }
   Int& operator^=(const IntExpr& b) { return *this = *this ^ b; }
   Int& operator++() { return *this = *this + 1; }
-  // The postfix operator is a statement without a value, because the old value is not kept.
+  // The postfix operator returns nothing, because the old value is not kept.
   void operator++(int) { ++*this; }
 
  private:
@@ -402,11 +402,11 @@ class Ptr : public PtrExpr<T> {
 inline IntExpr index() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::ElementNumber, detail::Type::Int)));
 }
-// Returns this QPU's number (0 .. numQPUs() - 1) in all elements.
+// Returns this QPU's number (0 .. numQPUs() - 1), broadcast to all elements.
 inline IntExpr me() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::QpuNumber, detail::Type::Int)));
 }
-// Returns the number of QPUs that run this kernel, in all elements.
+// Returns the number of QPUs that run this kernel, broadcast to all elements.
 inline IntExpr numQPUs() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::QpuCount, detail::Type::Int)));
 }

@@ -62,7 +62,7 @@ void dmaStartWrite(const PtrExpr<T>& memory, Location where = QPU_HERE) {
 inline void dmaWaitWrite(Location where = QPU_HERE) { detail::dmaWriteWait(where); }
 
 // Sets up the VPM so that the kernel can read `vectors` (1..16) vectors. The first is at
-// `address`, and each of the others is `stride` (1..64) after its predecessor. The kernel must
+// `address`, and the addresses of consecutive vectors are `stride` (1..64) apart. The kernel must
 // read all of them before the next setup.
 inline void vpmSetupRead(VPMDirection d, int vectors, const IntExpr& address, int stride = 1,
                          Location where = QPU_HERE) {

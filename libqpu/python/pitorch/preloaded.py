@@ -5,9 +5,9 @@
     python3 -m pitorch.preloaded --stop                     stop the server process
 
 The first call starts a server process that imports torch, which takes seconds on a Pi and half a minute on an emulated
-one. The server forks a process for every run. A run has its caller's arguments, folder, environment, files, umask and
-signals, and exits with the script's status. Each user has one server per Python version; it exits after half an hour
-without a run (``--idle=SECONDS``).
+Pi. The server forks a process for every run. A run has its caller's arguments, working directory, environment, standard
+streams and umask, receives its caller's signals, and exits with the script's status. Each user has one server per
+Python version; it exits after half an hour without a run (``--idle=SECONDS``).
 
 The server does not import anything that ``./inv deploy`` installs, so the next run uses a changed extension, libqpu or
 script. If torch itself or a variable that affects the import (``OMP_NUM_THREADS``, ``PYTHONPATH`` …) has changed, the
@@ -45,7 +45,7 @@ NOT_STARTED = 125
 
 _IDLE_S = 1800.0
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""With 0, ``import torch`` does not load external backends. The backend of the device qpu is loaded after the fork."""
+"""Unless this variable is 0, ``import torch`` loads external backends. The qpu backend is loaded after the fork."""
 
 _IMPORT_VARIABLES = (
     *("ATEN_", "GOMP_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_"),
@@ -174,7 +174,7 @@ def _try_connect(connection: socket.socket, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _short_path(folder: Path) -> Iterator[str]:
-    """Provide a socket path that fits into an address's 107 bytes (unix(7)), however long the folder's path is."""
+    """Provide a socket path that fits into the 107 bytes of an address (unix(7)), however long the folder's path is."""
     number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{number}/socket"
@@ -217,7 +217,7 @@ def _start(folder: Path, modules: Sequence[str], idle_s: float, reason: str) -> 
 
 
 def _request(connection: socket.socket, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Send a request with this process's standard files, and forward signals until the response is complete."""
+    """Send a request with this process's standard streams, and forward signals until the response is complete."""
     body = json.dumps(request).encode()
     with contextlib.ExitStack() as stack:
         files = [_open_or_null(number, stack) for number in range(3)]
@@ -351,7 +351,7 @@ class _Server:
                     os.close(number)
 
     def _stale(self, request: Mapping[str, Any]) -> str:
-        """Return the reason why this server cannot run a request; empty if it can."""
+        """Return the reason why this server cannot run a request, or an empty string if it can."""
         if request["modules"] != self._modules:
             return f"the previous server had imported {', '.join(self._modules)}"
         requested = _import_variables(request["environment"])
@@ -364,7 +364,7 @@ class _Server:
         return ""
 
     def _forward(self, child: int, ready: selectors.BaseSelector) -> None:
-        """Forward a caller's signals. If the caller has exited, send SIGHUP, as when a terminal closes."""
+        """Forward a caller's signals. If the caller has exited, send SIGHUP, as a closing terminal does."""
         connection = self._connections[child]
         try:
             numbers = connection.recv(64)
@@ -389,7 +389,7 @@ class _Server:
             _finish(connection, {"status": code if code >= 0 else 128 - code})
 
     def _close(self, ready: selectors.BaseSelector) -> None:
-        """Accept no more requests, and remove the socket, so that a new server can start."""
+        """Stop accepting requests, and remove the socket, so that a new server can start."""
         if self._open:
             self._open = False
             self._path.unlink(missing_ok=True)
@@ -398,7 +398,7 @@ class _Server:
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Receive a request and the caller's three standard files. Raises OSError, ValueError, EOFError."""
+    """Receive a request and the caller's three standard streams. Raises OSError, ValueError, EOFError."""
     user = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[1]
     head, files, _flags, _address = socket.recv_fds(connection, _LENGTH.size, 3)
     try:
@@ -511,7 +511,7 @@ def _execute(request: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _report_ready(number: int) -> Iterator[None]:
-    """Write "ready" to the pipe after the block. If the process exits before that, the reader gets end of file."""
+    """Write "ready" to the pipe after the block. If the process exits earlier, the reader gets end-of-file."""
     with os.fdopen(number, "w") as pipe:
         yield
         pipe.write("ready")

@@ -1,7 +1,7 @@
 """Call kernels compiled by TVM with numpy arrays and torch tensors, on a board without TVM's runtime.
 
-``./inv profile-remote --target armv7 --keep FILE.so`` writes such a library. If ``apache-tvm-ffi`` is installed
-(``./inv build-tvm-ffi``), a library exported by TVM itself also works::
+``./inv profile-remote --target armv7 --keep FILE.so`` writes a library of kernels for these boards. If
+``apache-tvm-ffi`` is installed (``./inv build-tvm-ffi``), a library exported by TVM itself also works::
 
     from pitorch import tvm
 
@@ -33,7 +33,7 @@ _CPU = 1
 _TENSOR_POINTER = 7
 _CAPSULE = b"dltensor"
 _RUNTIME_FUNCTIONS = ("ParallelLaunch", "ParallelBarrier", "AllocWorkspace", "FreeWorkspace", "GetFuncFromEnv")
-"""Suffixes of function names in TVM's runtime. A kernel that uses one has a null pointer of that name."""
+"""Suffixes of function names in TVM's runtime. A library that uses one of them has a null pointer with that name."""
 
 
 class KernelError(RuntimeError):
@@ -120,7 +120,7 @@ class Library:
         self._sources = tuple(source for source in (ffi, own) if source is not None)
 
     def __getitem__(self, name: str) -> Kernel:
-        """Return the kernel of that name. Raises KernelError."""
+        """Return the kernel with this name. Raises KernelError."""
         try:
             entry = getattr(self._library, f"__tvm_ffi_{name}")
         except AttributeError as fault:
@@ -135,7 +135,7 @@ class Library:
 
 
 class Kernel:
-    """A kernel, which any thread may call."""
+    """A kernel. Any thread may call it."""
 
     def __init__(self, name: str, entry: Any, raised: Callable[[], str]) -> None:
         self.name = name
@@ -143,7 +143,7 @@ class Kernel:
         self._last_error = raised
 
     def __call__(self, *arrays: Any) -> None:
-        """Run the kernel on its inputs, followed by its outputs. If KernelError is raised, nothing was computed."""
+        """Run the kernel. Pass its inputs, followed by its outputs. If KernelError is raised, nothing was computed."""
         capsules = [_to_capsule(number, item) for number, item in enumerate(arrays)]
         tensors = [_Tensor.from_address(_pointer_of(item, _CAPSULE)) for item in capsules]
         given = (_Any * len(tensors))()

@@ -33,9 +33,9 @@ constexpr bool isAccumulator(Place p) { return p >= kR0 && p < kR4; }
 // Returns the register's bit in the bit mask of its file.
 constexpr std::uint32_t registerBit(Place p) { return 1U << (p % kFileB); }
 
-// Returns the home register of each vector in `live.globals`. This is the register in file A or B
-// that holds the vector at the start and the end of every block at which the vector is live.
-// Returns an empty list if there are not enough registers.
+// Returns the home register of each vector in `live.globals`. The home register, in file A or B,
+// holds the vector at every block boundary at which the vector is live. Returns an empty list if
+// there are not enough registers.
 std::vector<Place> findHomes(const Function& function, const Liveness& live, int fileRegisters);
 
 }  // namespace qpu::compiler

@@ -16,8 +16,8 @@ namespace {
 
 constexpr std::uint32_t kLeastRegisters = 7;  // the lowest limit at which spilling is tried
 // The cost does not show how the DMA transfers of several QPUs overlap, which is known only at run
-// time. Code with spills is therefore used only if its cost is at most this share of the cost
-// without the front end's optimisations, where the transfers are the same as at level 0.
+// time. Code with spills is therefore used only if its cost is at most this fraction of the cost of
+// the code without the front end's optimisations, whose transfers are the same as at level 0.
 constexpr double kMostCost = 0.9;
 
 // Thrown if there are not enough registers even after spilling.

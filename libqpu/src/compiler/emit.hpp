@@ -10,10 +10,10 @@ namespace qpu::compiler {
 
 struct Emitted {
   code::Object object;
-  // Instructions and stalls, weighted by loop depth, if 12 QPUs start the same DMA transfers at
-  // the same time.
+  // The instructions and stalls, weighted by loop depth, under the assumption that 12 QPUs start
+  // the same DMA transfers at the same time.
   double cost = 0;
-  bool hasSpilled = false;  // true also if a vector was rematerialised
+  bool hasSpilled = false;  // also true if a vector was rematerialised
 };
 
 // Returns nothing if there are not enough registers.

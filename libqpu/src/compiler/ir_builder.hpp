@@ -1,5 +1,5 @@
-// Builds values of the intermediate representation. As it builds them, it folds constants,
-// simplifies operations algebraically and eliminates common subexpressions.
+// Builds values of the intermediate representation. The builder also folds constants, simplifies
+// operations algebraically and eliminates common subexpressions.
 //
 // Common subexpressions are found with scoped hash-based value numbering: Preston Briggs, Keith
 // D. Cooper and L. Taylor Simpson, "Value Numbering", 1997.

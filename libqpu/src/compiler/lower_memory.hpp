@@ -23,7 +23,7 @@ struct LinearSum {
   std::map<ir::Value, std::uint32_t> times;
   std::uint32_t constant = 0;
 
-  // Adds `factor` times v. If additions and shifts compute v, adds their operands instead.
+  // Adds `factor` times v. If v is the result of additions and shifts, adds their operands instead.
   void add(const ir::Graph& graph, ir::Value v, std::uint32_t factor, int depth = 0);
   bool operator==(const LinearSum& o) const { return constant == o.constant && times == o.times; }
 };

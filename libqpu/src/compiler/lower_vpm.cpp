@@ -14,7 +14,7 @@ using detail::StatementKind;
 class VpmAnalysis {
  public:
   explicit VpmAnalysis(const Source& source) : source_(source) {
-    // An expression that contains VPM reads repeats them each time it is evaluated.
+    // The VPM reads in an expression are repeated each time the expression is evaluated.
     reads_.resize(source.expressions.size(), 0);
     for (std::size_t i = 0; i < reads_.size(); ++i) {
       const Expression& e = source.expressions[i];

@@ -1,7 +1,7 @@
-// Analyses kernels that set up the VPM themselves ("by hand"). If the compiler uses the VPM for a
-// load or store in such a kernel, it must restore some of the kernel's setups afterwards. The
-// analysis determines which ones. It consists of backward and forward data-flow analyses: Gary A.
-// Kildall, "A Unified Approach to Global Program Optimization", 1973.
+// Analyses kernels that set up the VPM themselves ("by hand"). If the compiler itself uses the VPM
+// for one of the kernel's loads or stores, it must restore some of the kernel's setups afterwards.
+// The analysis determines these setups. It consists of backward and forward data-flow analyses:
+// Gary A. Kildall, "A Unified Approach to Global Program Optimization", 1973.
 #ifndef QPU_SRC_COMPILER_LOWER_VPM_HPP
 #define QPU_SRC_COMPILER_LOWER_VPM_HPP
 
@@ -33,8 +33,8 @@ struct VpmNeeds {
 struct VpmByHand {
   // The setups that are live after a statement or within it, indexed by Site::number.
   std::vector<VpmNeeds> needs;
-  // The entry is true if vectors that vpmSetupRead announced may still be unread when the
-  // statement starts. Also indexed by Site::number.
+  // Indexed by Site::number: true if vectors that vpmSetupRead announced may still be unread when
+  // the statement starts.
   std::vector<bool> unread;
 };
 

@@ -59,9 +59,9 @@ enum class Op : std::uint8_t {
 //   condition holds. It therefore also reads its target register. Only Add, Mul, Move and Load
 //   can have conditions.
 // - An operation with `setsFlags` and without a target is a comparison. Flags are live until the
-//   next operation that sets them. They are not live across blocks; only the branch at the end of
-//   the block reads them. An operation under a condition sets the flags of only those elements
-//   where the condition holds.
+//   next operation that sets them. They are not live across blocks; the last operation that can
+//   read them is the branch at the end of the block. An operation under a condition sets the flags
+//   of only those elements where the condition holds.
 // - Registers are not in SSA form: several operations may write the same register.
 // - The operations in each of these groups keep their order:
 //   - the operations of one TMU;
@@ -71,8 +71,8 @@ enum class Op : std::uint8_t {
 //   they may access the same memory.
 // - Operations on a semaphore or the mutex, and HostInterrupt, are not reordered with any
 //   operation named above.
-// - A request may move before a receive from the same TMU only if at most 4 requests stay in
-//   flight.
+// - A request may be moved before a receive from the same TMU only if at most 4 requests are then
+//   in flight.
 struct Operation {
   static constexpr Vreg kNone = UINT32_MAX;
 

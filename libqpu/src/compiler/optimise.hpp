@@ -39,8 +39,8 @@ void hoistInvariants(ir::Graph& graph, std::uint32_t limit);
 // new induction variables.
 void reduceStrength(ir::Graph& graph, std::uint32_t limit);
 
-// Constant hoisting: loads a constant that needs a register before the loop that uses it. The
-// pass does this only as long as at most `limit` values are live in the loop.
+// Constant hoisting: moves the loads of constants that need a register out of the loops that use
+// them, as long as at most `limit` values are live in the loop.
 void hoistConstants(ir::Graph& graph, std::uint32_t limit);
 
 }  // namespace qpu::compiler

@@ -120,8 +120,8 @@ class Rematerialiser {
     return true;
   }
 
-  // Keeps a value live if many other values can be computed from it. Returns the number of values
-  // that are kept live in addition.
+  // Keeps a value live if many other values can be computed from it. Returns the number of
+  // additional values that are kept live.
   std::uint32_t keepOperands(const std::vector<Value>& atPeak) {
     constexpr std::uint32_t kMany = 3;
     std::unordered_map<Value, std::uint32_t> dependents;

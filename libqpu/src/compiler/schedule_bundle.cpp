@@ -153,7 +153,7 @@ void Bundler::addFollower(Bundle& bundle) {
   }
 }
 
-// Uses the MUL pipe, if it is idle, to move the value out of r5.
+// If the MUL pipe is idle, uses it to move the value out of r5.
 void Bundler::vacateR5(Bundle& bundle) {
   if (followerCount_ == kMostFollowers || bundle.count == bundle.candidates.size()) return;
   for (const Candidate* c : bundle)
@@ -165,7 +165,7 @@ void Bundler::vacateR5(Bundle& bundle) {
   bundle.add(candidate);
 }
 
-// A bundle of two operations scores higher than a bundle of one. The pipe with more remaining
+// A bundle of two operations scores higher than a single operation. The pipe with more remaining
 // work should execute operations that the other pipe cannot execute.
 int Bundler::scoreOf(const Bundle& bundle) const {
   const std::uint8_t scarce = state_.work.mul > state_.work.add ? kMulPipe : kAddPipe;

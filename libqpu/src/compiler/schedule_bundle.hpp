@@ -1,5 +1,5 @@
-// Packs candidates into one instruction. An instruction has an ADD pipe, a MUL pipe and further
-// units.
+// Packs candidates into one instruction. An instruction can use the ADD pipe, the MUL pipe and
+// further units.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_BUNDLE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_BUNDLE_HPP
 

@@ -85,8 +85,8 @@ class Planner {
   void keepRequests(std::size_t count) { requests_.resize(std::min(count, requests_.size())); }
 
  private:
-  // The ability of one instruction to read all operands from their registers: possible now,
-  // possible later, or possible only after a copy.
+  // Whether one instruction can read all operands from their registers: now, later, or only after a
+  // copy.
   enum class Operands : std::uint8_t { Readable, NotYet, NeedCopy };
 
   bool planSources(std::uint32_t n, const Node& node, Candidate& candidate);

@@ -22,9 +22,8 @@ class CopyPlanner {
   void evictR4(std::int32_t priority);
   // Adds candidates that move the values out of r4 and r5.
   void evictR4AndR5();
-  // Plans a copy that moves the value out of r5. Does this only if the value blocks the next
-  // broadcast, has many remaining reads and is read only by the ADD pipe. Otherwise returns
-  // false.
+  // Plans a copy that moves the value out of r5, if the value blocks the next broadcast, has many
+  // remaining reads and is read only by the ADD pipe. Returns false otherwise.
   bool planVacateR5(Candidate& candidate) const;
 
  private:

@@ -127,8 +127,8 @@ struct BlockContext {
   const Liveness* live = nullptr;
   const std::vector<Place>* homes = nullptr;  // indexed like live->globals
   std::size_t block = 0;
-  // By TMU: the minimum and maximum number of requests that are in flight at the start of the
-  // block, over all paths.
+  // Indexed by TMU: the minimum and maximum number of requests that are in flight at the start of
+  // the block, over all paths.
   std::array<std::uint32_t, 2> fewestInFlight{};
   std::array<std::uint32_t, 2> mostInFlight{};
   bool fuse = false;       // allows operations to write results directly to I/O addresses

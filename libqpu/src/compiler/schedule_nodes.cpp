@@ -143,7 +143,7 @@ class NodeBuilder {
   }
 
   // Adds a node whose result the hardware puts into r4 or r5. If the result is updated later, a
-  // second node moves it immediately to another register, where it is a new value.
+  // second node immediately moves it to another register, where it becomes a new value.
   void pushResult(Node n, const Operation& o, Place result) {
     n.result = result;
     n.cond = isa::Cond::Always;
@@ -274,8 +274,8 @@ class NodeBuilder {
       case Op::SemaphoreAcquire: addSemaphore(n, (o.constant & 15U) | 16U); break;
       case Op::SemaphoreRelease: addSemaphore(n, o.constant & 15U); break;
       case Op::MutexAcquire:
-        // Acquiring the mutex requires an ALU operation. A read of the mutex without an ALU
-        // operation was observed not to acquire it.
+        // Acquiring the mutex requires an ALU operation. It was observed that a read without an ALU
+        // operation does not acquire the mutex.
         makeMove(n);
         n.a = {Source::Kind::ReadEither, address::kMutex};
         n.exclusive = kUnitAccess | kVpmAccess;

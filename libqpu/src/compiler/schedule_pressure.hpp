@@ -36,8 +36,8 @@ class PressureTracker {
   // than in source order.
   void define(std::uint32_t node, std::uint32_t oldest) { add(oldest, node, 1); }
 
-  // Returns true if one more value can be live from operation `oldest` up to operation `node`,
-  // exclusive.
+  // Returns true if one more value can be live from operation `oldest` up to, but not including,
+  // operation `node`.
   bool hasRoom(std::uint32_t oldest, std::uint32_t node) const;
 
  private:

@@ -37,7 +37,7 @@ struct Users {
 
 // Operations whose predecessors have all issued. The operation with the longest critical path
 // comes first. Operations that write r4 and those that write r5 are kept in separate lists,
-// because each list competes for a single register.
+// because the operations in each list compete for a single register.
 class ReadyLists {
  public:
   explicit ReadyLists(const Graph& graph) : graph_(graph) {}
@@ -90,7 +90,7 @@ struct BlockState {
   bool isShortLived(std::uint32_t v) const;
   // Returns true if the value is a rotation amount, which must stay in r5.
   bool isPinned(std::uint32_t v) const;
-  // Frees the registers of a value that is not needed any more.
+  // Frees the registers of a value that is no longer needed.
   void release(std::uint32_t v);
 
   // --- registers ---

@@ -110,8 +110,8 @@ class Selection {
   }
 
   // Each phi gets a register that all predecessors write and that a copy at the start of the
-  // phi's block reads. Critical edges are split. Loop back edges are not, because splitting one
-  // would cost a jump per iteration.
+  // phi's block reads. Critical edges are split, except loop back edges, because splitting a back
+  // edge would cost a jump per iteration.
   void preparePhis() {
     phiRegister_.assign(graph_.values.size(), kNone);
     for (const ir::Block& b : graph_.blocks)

@@ -33,8 +33,8 @@ class MaskSelector {
 
   bool isLeaf(ir::Value mask) const;
   std::optional<FlagSets> sets(ir::Value mask) const;
-  // Returns the flags after a comparison with `first` and then one with `second`, if one
-  // condition represents the combined result.
+  // Returns the flags after a comparison with `first`, followed by a comparison with `second`, if
+  // a single condition represents the combined result.
   std::optional<FlagSets> combined(const ir::Instruction& i, ir::Value first, ir::Value second) const;
   // Sets flags for the mask in the elements where `cond` holds.
   void setFlags(ir::Value mask, isa::Cond cond);

@@ -31,7 +31,8 @@ class OperationWriter {
   void load(Vreg target, std::uint32_t bits, isa::Cond cond = isa::Cond::Always);
   void move(Vreg target, ir::Value from, isa::Cond cond = isa::Cond::Always);
 
-  // Returns v in a register. Constants that cannot be immediates are loaded once per block.
+  // Returns a register that contains v. Constants that cannot be immediates are loaded once per
+  // block.
   Operand inRegister(ir::Value v);
   Operand operand(ir::Value v);
   // Returns the two operands of an operation. Only one of them can be an immediate.

@@ -14,7 +14,7 @@ bool isWriteSide(Op op) {
 }
 
 // Marks the operations between a write setup and the DMA that stores the vectors, or the last
-// operation on the VPM's write side. No store can be inserted there.
+// operation on the VPM's write side. No store can be inserted before a marked operation.
 void findWriteBarriers(const std::vector<Operation>& operations, std::vector<char>& noStore) {
   std::size_t lastWrite = 0;
   for (std::size_t i = 0; i < operations.size(); ++i)
@@ -28,7 +28,7 @@ void findWriteBarriers(const std::vector<Operation>& operations, std::vector<cha
 }
 
 // Marks the operations between an operation on the VPM's read side and the next operation that
-// depends on its setup. No reload can be inserted there.
+// depends on its setup. No reload can be inserted before a marked operation.
 void findReadBarriers(const std::vector<Operation>& operations, std::vector<char>& noReload) {
   std::size_t next = operations.size();  // the next operation on the read side
   for (std::size_t i = operations.size(); i-- > 0;) {

@@ -11,8 +11,8 @@
 
 namespace qpu::compiler {
 
-// The number of registers for the base address and the VPM row of spill code. Both are live in
-// the whole function.
+// The number of registers for the base address and the VPM row of spill code. Both are live
+// throughout the function.
 constexpr std::uint32_t kSpillRegisters = 2;
 
 // Returns one entry per register, which is nonzero if the vector is spilled or rematerialised

@@ -15,7 +15,7 @@ class SlotColouring {
   SlotColouring(const Function& function, const std::vector<SlotAccess>& accesses)
       : function_(function), accesses_(accesses), numberOf_(function.registers, kNoSlot) {
     // Vectors are numbered in the order of their first access. In straight-line code, their live
-    // ranges begin in the same order. Greedy colouring in this order is optimal there.
+    // ranges begin in the same order, so greedy colouring in this order is optimal.
     for (const SlotAccess& a : accesses)
       if (numberOf_[a.vector] == kNoSlot) numberOf_[a.vector] = vectors_++;
     starts_.resize(function.blocks.size() + 1);
@@ -40,7 +40,7 @@ class SlotColouring {
   // path from there reloads it.
   void findLiveOut() {
     const std::size_t blocks = function_.blocks.size();
-    // Indexed by block: vectors that it reloads before it stores them.
+    // Indexed by block: the vectors that the block reloads before it stores them.
     std::vector<Bits> read(blocks, Bits(vectors_));
     std::vector<Bits> stored(blocks, Bits(vectors_));
     for (std::size_t b = 0; b < blocks; ++b)

@@ -40,9 +40,8 @@ void storeWords(Vector& v, std::size_t at, __m128i x) {
 
 // The fast path uses the host's float instructions with rounding toward zero. An overflow then
 // produces the greatest finite float, and operands that are Inf or NaN produce Inf or NaN. These
-// cases take the exact path. The few results that equal the greatest float exactly take it too.
+// cases take the exact path, and so do the few results that are exactly the greatest finite float.
 // Adding +0 turns -0 into +0.
-// greatest float exactly. Adding +0 turns -0 into +0.
 template <typename F>
 inline void hostFloats(Vector& r, const Vector& a, const Vector& b, Exact rare, F f) {
   const __m128 magnitude = _mm_castsi128_ps(_mm_set1_epi32(0x7fffffff));

@@ -11,7 +11,7 @@ namespace qpu::emu {
 struct Board {
   const char* name = "";
   double clockHz = 0;
-  double tmuL1Clocks = 0;       // from a request to its data if the TMU's cache has them
+  double tmuL1Clocks = 0;       // from a request to its data if the TMU's cache contains the data
   double tmuL2Clocks = 0;
   double tmuMemoryClocks = 0;
   double tmuRequestClocks = 0;  // minimum interval between two requests to one TMU
@@ -30,7 +30,7 @@ struct Board {
   double vpmSetupClocks = 0;    // from a read setup to its first vector
   double semaphoreClocks = 0;   // from a semaphore's release until the waiting QPU continues
   double sfuClocks = 0;         // in addition to the instructions that write and read the SFU
-  double l1Bytes = 0;           // cache size of one TMU; direct-mapped
+  double l1Bytes = 0;           // size of one TMU's cache, which is direct-mapped
   double l2Bytes = 0;
   double icacheBytes = 0;       // instruction cache size of one slice
   double uniformCacheBytes = 0;

@@ -11,7 +11,7 @@ using isa::Instruction;
 using isa::MulOp;
 
 // Both ALUs may write the same peripheral if they write the same value. Some published programs
-// end with such an instruction.
+// end with an instruction that does this.
 void Machine::requireEqual(const Qpu& q, std::uint32_t at, const Vector& x, const Vector& y,
                            Mask where) const {
   for (std::size_t e = 0; e < kElements; ++e)
@@ -23,8 +23,8 @@ void Machine::requireEqual(const Qpu& q, std::uint32_t at, const Vector& x, cons
 }
 
 // Returns the rule that instruction `at` breaks by rotating an accumulator that the previous
-// instruction has written, or null. It is not defined whether such a rotation reads the old or
-// the new value. The instruction breaks no rule if the two values are equal.
+// instruction has written, or null. It is not defined whether the rotation reads the old or the
+// new value. The instruction breaks no rule if the two values are equal.
 const char* Machine::rotatesChanged(const Qpu& q, std::uint32_t at, std::uint32_t before) const {
   const Traits& t = program_->traits[at];
   const std::uint32_t affected = rotatedTooSoon(program_->traits[before], t);
@@ -45,8 +45,8 @@ void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
     return s < slot::kRegisters ? q.poison[s] : PoisonNumber{0};
   };
   // addPlain and mulPlain are true if the pipe can copy its operand without changing or testing
-  // it. The ADD pipe sets the flags, or the MUL pipe if the ADD pipe does nothing. Only the MUL
-  // pipe rotates. Either pipe can pack.
+  // it. The ADD pipe sets the flags; if it does nothing, the MUL pipe sets them. Only the MUL pipe
+  // rotates. Either pipe can pack.
   const bool alu = i.form == Form::Alu;
   const bool flags = (op.after & need::kFlags) != 0;
   const bool packs = (op.after & need::kPack) != 0;

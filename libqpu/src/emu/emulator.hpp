@@ -1,6 +1,7 @@
 // Runs machine code on an emulated VideoCore IV. The emulation is bit-exact where the hardware's
-// arithmetic is known. It reports an error if a program breaks a hardware rule. Times come from a
-// cycle model. The emulator uses one host thread, and a run depends only on its inputs.
+// arithmetic is known. The emulator reports an error if a program breaks a hardware rule. Times
+// come from a cycle model. A launch uses one host thread, and its results depend only on its
+// inputs.
 #ifndef QPU_SRC_EMU_EMULATOR_HPP
 #define QPU_SRC_EMU_EMULATOR_HPP
 

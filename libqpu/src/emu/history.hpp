@@ -1,7 +1,6 @@
 // Records which thread wrote each word in the current launch. Vector clocks order the writes.
-// Semaphores, the mutex and waits for DMA synchronise these clocks. Each QPU is a thread, and so
-// are its DMA load engine and its DMA store engine, because a DMA store is complete only after a
-// wait.
+// Semaphores, the mutex and waits for DMA synchronise these clocks. Each QPU, its DMA load engine
+// and its DMA store engine are separate threads, because a DMA store is complete only after a wait.
 #ifndef QPU_SRC_EMU_HISTORY_HPP
 #define QPU_SRC_EMU_HISTORY_HPP
 
@@ -23,8 +22,8 @@ void empty(std::vector<T>& v) {
   if (v.capacity() > few) v.shrink_to_fit();
 }
 
-// Identifies a write: the thread that wrote, and the thread's time at the write. 0 means that
-// nothing was written.
+// Identifies a write by the thread that performed it and by the thread's time at the write. 0 means
+// that nothing was written.
 using Tag = std::uint32_t;
 
 class History {
@@ -58,8 +57,8 @@ class History {
     return isOver(t, qpu) || qpuOf(t) == qpu;
   }
   static std::uint32_t qpuOf(Tag t) { return thread(t) % kQpus; }
-  // Returns the instruction that started the DMA transfer that wrote, or kUnknown if the QPU
-  // itself wrote.
+  // Returns the instruction that started the DMA transfer, or kUnknown if the QPU itself performed
+  // the write.
   static constexpr std::uint32_t kUnknown = UINT32_MAX;
   std::uint32_t instructionOf(Tag t) const;
 

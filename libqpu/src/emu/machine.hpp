@@ -3,8 +3,8 @@
 //
 // The actors are the QPUs, the load engine and the store engine, in this order. They act in the
 // order of their clocks; if the clocks are equal, the actor with the lower number acts first. A
-// QPU runs ahead of the others until it accesses shared state. A DMA transfer moves its data when
-// it is started, although the transfer then takes time. A TMU request reads memory at the time of
+// QPU runs ahead of the others until it accesses shared state. A DMA transfer moves all of its
+// data when it starts, although it finishes only later. A TMU request reads memory at the time of
 // the request.
 #ifndef QPU_SRC_EMU_MACHINE_HPP
 #define QPU_SRC_EMU_MACHINE_HPP

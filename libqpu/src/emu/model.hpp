@@ -36,7 +36,7 @@ struct Parameter {
   double Board::*member;
   Unit unit;
   std::array<Amount, 3> amounts;  // indexed by Bound
-  const char* group;   // parameters with the same group depend on the same assumption
+  const char* group;   // parameters in the same group depend on the same assumption
   const char* source;  // in short form; docs/model.md has the details
 };
 constexpr std::size_t kParameters = 26;

@@ -55,7 +55,7 @@ constexpr std::uint16_t kEnd = 1U << 7U;
 constexpr std::uint16_t kSlot = 1U << 8U;       // the last delay slot of a branch
 constexpr std::uint16_t kLast = 1U << 9U;       // the second instruction after a program end
 constexpr std::uint16_t kBothWrite = 1U << 10U;  // both ALUs write to the same address; the values must be equal
-constexpr std::uint16_t kKeepOld = 1U << 11U;   // keeps the old accumulators for a rotation that can follow
+constexpr std::uint16_t kKeepOld = 1U << 11U;   // keeps the old accumulators, because a rotation may follow
 }  // namespace need
 
 struct Op {

@@ -18,7 +18,7 @@ constexpr std::uint32_t kVpmWords = kVpmRows * kVpmColumns;
 // colon, the test:
 // - Reads of 8 or 16 bits are zero-extended: write 0xffffffff, read laned bytes.
 // - DMA of 8 or 16 bits fills consecutive bytes or halfwords in the words from X on, and starts
-//   with the byte or halfword that MODEW selects: load 64 counting bytes with MODEW 5.
+//   with the byte or halfword that MODEW selects: load 64 ascending bytes with MODEW 5.
 // - VPITCH carries into the upper bits of Y: load 4 rows from Y = 14.
 // - A row of a transfer does not continue in the next row of the VPM; the emulator reports an
 //   error: store one row of 32 words.

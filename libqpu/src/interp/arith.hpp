@@ -19,7 +19,7 @@ constexpr std::uint32_t kMagnitude = 0x7fffffffU;
 //   0x3f800002.
 constexpr bool kFmulTruncates = true;
 // - An overflow of fadd gives Inf. Test: add 0x7f7fffff to itself.
-// - ftoi gives 0x80000000 for -2^31, and 0 for larger magnitudes, as for Inf. Test: convert such
+// - ftoi gives 0x80000000 for -2^31, and 0 for larger magnitudes, as for Inf. Test: convert these
 //   numbers.
 // - mul24 sets the carry flag if the product exceeds the value below. Test: set flags from the MUL
 //   pipe (op_add nop) with the products of 0xffffff and 1, 2 and 0x1000.

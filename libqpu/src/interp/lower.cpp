@@ -125,7 +125,7 @@ class Lowering {
     return entry->second;
   }
 
-  // Computes expression number `id`. The result goes to slot `wanted`, unless that is kNone.
+  // Computes expression number `id`. The result goes to slot `wanted`, unless `wanted` is kNone.
   // Returns the slot that contains the result. A leaf stays in its own slot.
   std::uint32_t evaluate(std::uint32_t id, std::uint32_t wanted = kNone) {
     const Expression& e = source_.expressions[id];

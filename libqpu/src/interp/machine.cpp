@@ -24,7 +24,7 @@ constexpr std::uint32_t kMaxPitch = 8191;
 constexpr std::uint32_t kVectorBytes = 4 * kElements;
 
 // A gather from addresses outside all arrays. Software pipelines fetch one vector too many and
-// discard it, so such a gather is an error only if the vector is used.
+// discard it, so the gather is an error only if the vector is used.
 struct Stray {
   std::uint32_t address;
   std::uint32_t element;

@@ -16,7 +16,7 @@ namespace qpu::interp {
 
 constexpr int kIterationsPerTurn = 1000;
 
-// Throws ExecutionError or a derived class if the kernel fails.
+// Throws ExecutionError, or an error derived from it, if the kernel fails.
 void run(const Code& code, int qpus, const std::uint32_t* uniforms, std::size_t count);
 
 }  // namespace qpu::interp

@@ -50,7 +50,8 @@ struct Dma {
   bool ready = false;
   bool running = false;  // started, and the QPU has not waited for it yet
   bool hasPitch = false;
-  // In bytes; load: from start to start of memory rows, store: from end to start.
+  // The distance in bytes from the start (loads) or the end (stores) of a memory row to the start
+  // of the next.
   std::uint32_t pitch = 0;
   Direction direction = Direction::Horizontal;
   std::uint32_t row = 0;

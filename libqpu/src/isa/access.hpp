@@ -17,7 +17,7 @@ struct Write {
   std::uint8_t address = 0;
   bool fileA = true;
   bool always = true;  // writes all elements
-  bool never = false;  // writes no element; an I/O address has its effect nevertheless
+  bool never = false;  // writes no element, but an I/O address still has its effect
 
   bool isRegister() const { return address < 32 && !never; }
   bool isAccumulator() const { return !never && (address < 36 || isR5()) && address >= 32; }

@@ -91,7 +91,8 @@ struct Instruction {
   Mux addB = Mux::R0;
   Mux mulA = Mux::R0;
   Mux mulB = Mux::R0;
-  // Branch: signed number of bytes; Semaphore: bit 4 means acquire, bits 3:0 are its number.
+  // Branch: signed number of bytes; Semaphore: bit 4 means acquire, bits 3:0 are the number of the
+  // semaphore.
   std::uint32_t immediate = 0;
   BranchCond branchCond = BranchCond::Always;
   bool branchRelative = false;
@@ -110,8 +111,8 @@ Word encode(const Instruction& instruction);
 // set that the form ignores.
 std::optional<Instruction> decode(Word word);
 
-// Returns the value that small-immediate code 0..63 has on mux B. Manual: table of small
-// immediates. Codes 48..63 are rotations. Their values are -16..-1.
+// Returns the value on mux B for a small-immediate code (0..63). Manual: table of small immediates.
+// Codes 48..63 are rotations. Their values are -16..-1.
 std::uint32_t smallImmediate(std::uint8_t code);
 
 // Returns the code in 0..47 whose value is `bits`, or nothing if there is none.

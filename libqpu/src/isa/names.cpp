@@ -95,7 +95,7 @@ std::optional<Address> readAddress(std::string_view name) {
   if (name.empty() || (name[0] != 'a' && name[0] != 'b')) return {};
   const auto number = decimal(name.substr(1));
   if (!number || *number < kFirst || *number > 63) return {};
-  // An address that has a name must be written with it.
+  // An address that has a name must be written by its name.
   if (!inTable(kReadA, *number).empty()) return {};
   return Address{*number, name[0] == 'a' ? File::A : File::B};
 }

@@ -34,7 +34,7 @@ namespace qpu::isa {
 //
 // Unused fields of an instruction (such as the sources of a nop, or the address of a register
 // that is not read) can have any value. assemble() sets them to default values. With Fields::All,
-// the line lists those that differ from the default values:
+// the line lists the unused fields whose values differ from the defaults:
 //
 //   nop; fmul r0, r1, r2; with cond_add=1, raddr_a=3
 //

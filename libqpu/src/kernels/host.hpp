@@ -1,4 +1,4 @@
-// Code on the host that the kernels share: checks, scratch memory and calls.
+// Host code that the kernels share: checks, scratch memory and calls.
 #ifndef QPU_SRC_KERNELS_HOST_HPP
 #define QPU_SRC_KERNELS_HOST_HPP
 

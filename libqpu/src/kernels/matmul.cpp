@@ -359,8 +359,8 @@ auto compileProduct(Variant variant, const char* name) {
       name);
 }
 
-// Returns true if copying `a` is worthwhile. Rows evict each other from the caches if they are a
-// multiple of 1 KB apart, and so do contiguous columns.
+// Returns true if copying `a` is worthwhile. Rows that are a multiple of 1 KB apart evict each
+// other from the caches. The same applies if the columns are contiguous.
 bool shouldPack(const Product& p) {
   const bool collides = p.aRow % 256 == 0 || p.aColumn != 1;
   return p.n >= (collides ? 128 : 256) && p.m >= kRows && p.k >= 16 * kDepth;
@@ -399,8 +399,8 @@ void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, 
   static const auto pack = compile(packTiles, "pack");
   const int tiles = (p.m + kRows - 1) / kRows;
   const int rowInTile = (p.k + kDepth - 1) / kDepth * kDepth;
-  // The kernel also requests the values for one iteration after the last one, so the memory is
-  // larger.
+  // The kernel also requests the values for one iteration after the last one, so the memory must
+  // have room for them.
   const Scratch packed(static_cast<std::size_t>(tiles * kRows) *
                            static_cast<std::size_t>(rowInTile) +
                        std::size_t{kRows} * kDepth);

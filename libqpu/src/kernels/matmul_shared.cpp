@@ -5,10 +5,10 @@
 // block. One block is read while the other block is loaded.
 //
 // A request for `a` loads 16 values of k in one row. These values form a cache line that is not
-// requested again. `a` therefore need not be copied, whatever the distance between its rows is.
-// Eight such rows are transposed in registers, so that two vectors contain the values of all rows
-// for four values of k. During an iteration, both vectors stay in accumulators, where a broadcast
-// takes one operation. After the last values of k, the first values for the next tile are
+// requested again. `a` therefore need not be copied, regardless of the distance between its rows.
+// Eight of these rows are transposed in registers, so that two vectors contain the values of all
+// rows for four values of k. During an iteration, both vectors stay in accumulators, where a
+// broadcast takes one operation. After the last values of k, the first values for the next tile are
 // requested, so that the QPUs do not wait for them while stores occupy the bus.
 //
 // Between two tiles, the finished tiles are written to memory through the VPM, as in matmul.cpp.
@@ -125,7 +125,7 @@ class SharedTile : public Sums {
     for (Float& a : a_) receive(a);
     for (int r = 0; r < kRows / 2; r += 2) requestTwo();
   }
-  // Receives the values that the last tile has requested for a next tile.
+  // Receives and discards the values that the last tile requested for the tile after it.
   static void receiveRest() {
     Float unused;
     for (int r = 0; r < kRows / 2; ++r) receive(unused);
@@ -161,8 +161,8 @@ class SharedTile : public Sums {
     semaInc(kRead);
   }
 
-  // Stores the tile. A QPU without a tile also waits for a half, because some QPUs may not have
-  // taken their last permission before that.
+  // Stores the tile. A QPU without a tile also waits for a half: until then, some QPUs may not have
+  // taken their last permission.
   void write(const Numbers& params, const Int& row, const Int& column) {
     Int rows = params.get(kM) - row;
     Int half = (me() & 1) * kRows;

@@ -149,8 +149,8 @@ void joinSegments(Int m, Int segments, Ptr<Float> out, Ptr<Float> parts) {
   End
 }
 
-// Returns the number of column segments. It is small, but large enough to give all QPUs about the
-// same number of tasks.
+// Returns the number of column segments. The number is small, but large enough to give all QPUs
+// about the same number of tasks.
 int segmentsFor(int groups, int chunks) {
   int best = 1;
   double bestShare = 0;

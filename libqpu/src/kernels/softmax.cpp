@@ -1,6 +1,6 @@
 // Softmax of rows. Each row is computed by one QPU. Rows of up to four vectors stay in registers.
-// Longer rows are read twice: first for the maximum and the sum of the powers, and then for the
-// results.
+// Longer rows are read twice: first for the maximum and the sum of the exponentials, and then for
+// the results.
 #include <limits>
 
 #include "kernels/host.hpp"
@@ -10,9 +10,9 @@
 namespace qpu::kernels {
 namespace {
 
-// Returns 1 / (the sum of a row's powers) in all elements. The result is NaN if an element is NaN
-// or +Inf, or if all elements are -Inf. `size` contains the bits of the greatest magnitude among
-// the row's elements.
+// Returns 1 / (the sum of a row's exponentials) in all elements. The result is NaN if an element is
+// NaN or +Inf, or if all elements are -Inf. `size` contains the bits of the greatest magnitude
+// among the row's elements.
 Float factorOf(const FloatExpr& total, const Int& size) {
   Float sum = sumOf(total);
   return select(maxOf(size) > ieee::kInf || sum == 0 || asInt(sum) == ieee::kInf, ieee::nan(),
@@ -56,9 +56,9 @@ void longRows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> a, Int rowStride
   For (Int row = me(), row < rows, row = row + numQPUs())
     Pointers<1> from;
     from[0] = a + row * rowStride;
-    // For each of the 16 elements: the maximum so far, and the sum of the powers relative to this
-    // maximum. Elements that are -Inf stay below the initial value of the maximum, and their
-    // powers are 0.
+    // For each of the 16 elements: the maximum so far, and the sum of the exponentials relative to
+    // this maximum. Elements that are -Inf stay below the initial value of the maximum, and their
+    // exponentials are 0.
     Float most = -std::numeric_limits<float>::max();
     Sum sum;
     Int size = 0;

@@ -202,7 +202,7 @@ std::int64_t inputSize(const Window& w) {
   return std::int64_t{w.batch} * w.channels * w.height * w.width;
 }
 
-// The images at `a`, with padding that consists of the value `fill`.
+// The images at `a`, padded with the value `fill`.
 class Padded {
  public:
   Padded(const Window& w, const Plan& plan, Floats a, float fill, int qpus) : data_(a) {

@@ -69,8 +69,7 @@ struct Source {
   std::vector<std::string> files;
   std::vector<Statement> body;
 
-  // Returns a text such as "store at rot3d.cpp:12" or "*p = ... (statement 7, after
-  // rot3d.cpp:12)".
+  // Returns text such as "store at rot3d.cpp:12" or "*p = ... (statement 7, after rot3d.cpp:12)".
   std::string describe(const Site& site) const;
 };
 

@@ -21,12 +21,12 @@ struct Block {
 };
 
 // The live blocks, sorted by bus address. A table is immutable. A running kernel keeps the table
-// that was current when the kernel started, and this keeps the memory of all blocks in the table.
+// that was current when it started, so that the memory of all blocks in this table stays allocated.
 class Table {
  public:
   // Returns the block that contains `address`, or null.
   const Block* find(std::uint32_t address) const;
-  // Returns a text that describes the position of `address` relative to the nearest block.
+  // Describes the position of `address` relative to the nearest block.
   std::string nearest(std::uint32_t address) const;
 
   std::vector<std::shared_ptr<const Block>> blocks;

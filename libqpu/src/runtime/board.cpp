@@ -58,7 +58,7 @@ std::optional<std::uint32_t> revisionLine(const std::string& cpuinfo) {
 }
 
 // Reads the revision code that the firmware passes in the device tree. 64-bit kernels do not show
-// it in /proc/cpuinfo, except those from Raspberry Pi.
+// the code in /proc/cpuinfo, except the kernels from Raspberry Pi.
 std::optional<std::uint32_t> revisionOfTree(const Root& root) {
   const std::string bytes = root.read("/proc/device-tree/system/linux,revision").value_or("");
   if (bytes.size() != 4) return std::nullopt;

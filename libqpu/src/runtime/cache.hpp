@@ -1,4 +1,4 @@
-// The cache of compiled kernels. The content of a kernel's source is the key. The cache is kept
+// The cache of compiled kernels. The key is the content of the kernel's source. The cache is kept
 // in this process's memory, and on disk for later processes.
 #ifndef QPU_SRC_RUNTIME_CACHE_HPP
 #define QPU_SRC_RUNTIME_CACHE_HPP
@@ -16,8 +16,8 @@ namespace qpu::runtime {
 // Serialises everything that the compiler reads from the kernel's source and from the options.
 std::string canonical(const detail::Source& source, const compiler::Options& options);
 
-// Returns the compiler options that QPU_OPTIMISE (0..2) selects. Throws BackendError if it has
-// any other value.
+// Returns the compiler options that QPU_OPTIMISE (0..2) selects. Throws BackendError for any
+// other value.
 compiler::Options compilerOptions();
 
 // Returns the compiled kernel. Throws CompileError if the kernel cannot be compiled. Disk errors

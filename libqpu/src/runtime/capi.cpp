@@ -1,4 +1,4 @@
-// Implements qpu.h. The functions do not let exceptions escape.
+// Implements qpu.h. No exception propagates out of these functions.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>

@@ -18,8 +18,8 @@ constexpr const char* kDevMem = "/dev/mem";
 constexpr std::uint32_t kPage = 4096;
 
 // Flags for the allocation of GPU memory. On boards whose CPU bypasses the VideoCore's L2 cache,
-// the memory must not be cached there. On other boards, it is cached in L2. This is not confirmed
-// on hardware: the round-trip test determines whether it is right.
+// the memory must not be cached there. On other boards, it is cached in L2. These flags have not
+// been confirmed on hardware: the round-trip test determines whether they are right.
 constexpr std::uint32_t kDirect = 0x4;
 constexpr std::uint32_t kL1NonAllocating = 0xc;
 
@@ -100,7 +100,7 @@ void Device::recover() {
       held = held || e.record.kind == Record::Kind::Holder;
     } else if (e.record.kind == Record::Kind::Memory) {
       // Clear the record before the handle is released. If this process is interrupted in
-      // between, the memory is never released, which costs only memory. In the opposite order,
+      // between, the memory is never released, which only wastes memory. In the opposite order,
       // the handle could be released twice, and it could belong to another program the second
       // time.
       state_->clear(e.index);

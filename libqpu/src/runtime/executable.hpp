@@ -23,8 +23,8 @@ constexpr std::uint32_t kEmulatedCode = 0x00100000;
 constexpr std::uint32_t kEmulatedSpill = 0x10000000;
 
 // Returns the board that the emulator models. This is QPU_BOARD or, by default, a Pi 3. QPU_MODEL
-// selects its parameters: "fast" or "slow" for that end of their ranges, or the path of a file.
-// Throws BackendError if a setting is invalid.
+// selects the board's parameters: "fast" or "slow" selects that end of each range, and any other
+// value is the path of a file. Throws BackendError if a setting is invalid.
 const emu::Board& emulatedBoard();
 
 // Returns true if QPU_EMULATOR is "lenient". The default is "strict". Throws BackendError for any

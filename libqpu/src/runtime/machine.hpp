@@ -38,8 +38,8 @@ class WithHost {
   Host before_;
 };
 
-// Disables the QPUs and releases GPU memory on exit(), and on each fatal signal whose action is
-// the default action.
+// Disables the QPUs and releases GPU memory on exit(), and on each fatal signal that has its
+// default action.
 void closeWhenProcessEnds(const std::shared_ptr<Device>& device);
 
 }  // namespace qpu::runtime

@@ -16,8 +16,8 @@ namespace qpu::runtime {
 void saveObject(const code::Object& object, const std::string& path);
 
 // Converts the contents of a file to an object. The file was written by saveObject(), or consists
-// of 8-byte words in little-endian order. Throws ArgumentError if it is neither. `name` appears
-// in the error message, and is the name of programs that have no other name.
+// of 8-byte words in little-endian order. Throws ArgumentError for any other contents. `name`
+// appears in the error message, and is the name of programs that have no other name.
 code::Object readObject(std::string_view data, const std::string& name);
 code::Object openObject(const std::string& path);
 

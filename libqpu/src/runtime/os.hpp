@@ -25,7 +25,7 @@ class Os {
   virtual int map(int fd, std::size_t bytes, std::uint32_t offset, void** at) noexcept = 0;
   virtual int unmap(void* at, std::size_t bytes) noexcept = 0;
 
-  // These functions access a device register in such a mapping.
+  // These functions access a device register in memory that map() has mapped.
   virtual std::uint32_t load(const volatile std::uint32_t* at) noexcept = 0;
   virtual void store(volatile std::uint32_t* at, std::uint32_t value) noexcept = 0;
   // Makes earlier stores by the CPU visible to the GPU, and earlier stores by the GPU visible to

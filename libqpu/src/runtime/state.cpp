@@ -126,9 +126,9 @@ bool readStat(std::uint32_t pid, char& state, std::uint64_t& start) noexcept {
   return true;
 }
 
-// Returns true if every user can write to the folder, such as /dev/shm. In such a folder, only
-// the owner gets access to the file. Any other user who could write to the file could cause GPU
-// memory to be freed while it is in use.
+// Returns true if every user can write to the folder, as with /dev/shm. In a world-writable
+// folder, only the owner gets access to the file. Any other user who could write to the file
+// could cause GPU memory to be freed while it is in use.
 bool isOpenToAll(const std::string& folder) noexcept {
   struct stat s {};
   return stat(folder.c_str(), &s) == 0 && (s.st_mode & S_IWOTH) != 0;

@@ -51,7 +51,7 @@ class State {
   State& operator=(const State&) = delete;
   ~State();
 
-  // Excludes other processes, but not other threads of this process.
+  // A lock that excludes other processes, but not other threads of this process.
   class Lock {
    public:
     explicit Lock(const State& state);
@@ -62,8 +62,8 @@ class State {
    private:
     int fd_;
   };
-  // Held while the QPUs run programs, because the hardware does not isolate launches from each
-  // other.
+  // A lock that is held while the QPUs run programs, because the hardware does not isolate launches
+  // from each other.
   class LaunchLock {
    public:
     explicit LaunchLock(const State& state);

@@ -105,7 +105,7 @@ void readConfig(const Root& root, System& s) {
         s.kmsSettings.push_back(setting);
       if (setting.text.rfind("gpu_mem=", 0) == 0) s.gpuMemSetting = setting;
     }
-    return;  // if both files exist, the one in /boot is not used any more
+    return;  // if both files exist, the file in /boot is no longer used
   }
 }
 

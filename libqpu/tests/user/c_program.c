@@ -1,4 +1,4 @@
-/* Uses qpu.h in plain C: memory, and a program in assembly with its run, its listing and its
+/* Uses qpu.h in plain C: allocates memory, assembles, runs and lists a program, and reads its
  * cycles. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// Saves a kernel to the file that the argument names, for users of other languages than C++.
+// Saves a kernel to the file that the argument names, for use in languages other than C++.
 #include "QPULib.h"
 
 namespace {

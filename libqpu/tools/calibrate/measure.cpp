@@ -75,7 +75,7 @@ class Measurer {
   double ns(double clocks) const { return clocks / clockHz_ * 1e9; }
 
   // Returns the number of clocks that fetching an instruction cache line takes. Measures it with
-  // a loop of this many instructions, and subtracts the time for executing them.
+  // a loop of `instructions` instructions, and subtracts the time for executing them.
   double fetching(int instructions, std::uint32_t rounds) {
     constexpr int kLoopOverhead = 5;
     Assembly a;
@@ -127,7 +127,7 @@ class Measurer {
     }
   }
 
-  // Returns the latency of loads of which each waits for the previous one. `next` computes the
+  // Returns the latency of loads, each of which waits for the previous one. `next` computes the
   // next address in r2 while a load is in flight.
   double latency(const std::vector<std::string>& next, const std::vector<std::string>& before,
                  std::uint32_t rounds) {
@@ -311,8 +311,8 @@ class Measurer {
         (clocks(one.end(), 1, 50) - 5 * kInstruction) / kVectors - kInstruction);
   }
 
-  // Two QPUs release each other. The difference between two loop lengths eliminates the unknown
-  // overhead of the loop.
+  // Two QPUs alternately wait for each other and release each other. The difference between two
+  // loop lengths eliminates the unknown overhead of the loop.
   double exchanges(int times) {
     Assembly a;
     a << "nop" << "mov.sf r0, ra1";

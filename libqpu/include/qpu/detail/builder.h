@@ -21,7 +21,7 @@ enum class Type : std::uint8_t { Int, Float, Address, Mask, Scalar };
 enum class Op : std::uint8_t {
   // leaves
   Constant, Variable, ElementNumber, QpuNumber, QpuCount, VpmRead,
-  // Int; the names are those of the operations of the ADD and MUL pipes
+  // Int; named after the operations of the ADD and MUL pipes
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
   // Float
   FAdd, FSub, FMul, FMin, FMax, FMaxAbs, ItoF, FtoI,
@@ -106,12 +106,11 @@ QPU_API void releaseProgram(const Program* program) noexcept;
 
 class Recorder;
 
-// Represents one call to compile(). Everything that this thread does from construction to
-// finish() is recorded.
+// Represents one call to compile(). Every construct of the language that this thread executes
+// between construction and finish() is recorded.
 class QPU_API Trace {
  public:
-  // `name` can be null. In this case the kernel's name is derived from `function`, which can also
-  // be null.
+  // If `name` is null, the kernel's name is derived from `function`, which can also be null.
   Trace(const char* name, const void* function, const Type* parameters, std::size_t count);
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;

@@ -44,7 +44,7 @@ Argument = Union[int, float, "numpy.generic", "Buffer"]
 
 
 class QpuError(RuntimeError):
-    """An error of libqpu. ``kind`` is the name of its C++ class."""
+    """An error from libqpu. ``kind`` is the name of its C++ class."""
 
     def __init__(self, text: str, kind: str) -> None:
         super().__init__(text)
@@ -61,8 +61,8 @@ class Backend(NamedTuple):
 class Cycles(NamedTuple):
     """The cost of a run on the emulator, according to its model of a board; not measured on hardware.
 
-    All numbers are sums over the QPUs, except clocks and seconds. ``seconds`` is the kernel's time alone. The
-    additional time for the ``launches`` is given for both methods of launching programs on the QPUs.
+    All numbers are sums over the QPUs, except clocks and seconds. ``seconds`` is the time that the kernel alone takes.
+    The additional time for the ``launches`` is given for both methods of launching programs on the QPUs.
     """
 
     instructions: int
@@ -187,7 +187,7 @@ def backend() -> Backend:
 
 
 def machine(root: str = "/") -> dict[str, Any]:
-    """Return the report of ``qpu-info --json``: the backends with reasons, the board, and obstacles with fixes."""
+    """Return the report of ``qpu-info --json``: the backends, the board, and the obstacles to using the QPUs."""
     found: dict[str, Any] = json.loads(_text(_library().qpu_machine_report(os.fsencode(root), 1)))
     return found
 
@@ -212,7 +212,7 @@ def disassemble(words: numpy.typing.ArrayLike) -> str:
 class Buffer:
     """Zero-filled memory that the CPU and the QPUs share. If kernels run on the QPUs, it is GPU memory.
 
-    ``array`` is the memory itself. On hardware it is not cached: copy whole arrays with ``write`` and ``read``.
+    ``array`` accesses the memory directly. On hardware it is not cached: copy whole arrays with ``write`` and ``read``.
     """
 
     def __init__(self, shape: int | Sequence[int], dtype: numpy.typing.DTypeLike = numpy.float32) -> None:
@@ -245,7 +245,7 @@ class Buffer:
 
     @property
     def address(self) -> int:
-        """The bus address, which the QPUs use."""
+        """The bus address at which the QPUs access the buffer."""
         return int(_library().qpu_buffer_address(self._handle))
 
     @property
@@ -257,7 +257,7 @@ class Buffer:
         return words.view(self.dtype).reshape(self.shape)
 
     def write(self, values: numpy.typing.ArrayLike) -> None:
-        """Copy values into the buffer; they must fit its shape."""
+        """Copy values into the buffer. They are broadcast to its shape."""
         array = numpy.ascontiguousarray(numpy.broadcast_to(numpy.asarray(values, dtype=self.dtype), self.shape))
         _require(_library().qpu_buffer_write(self._handle, 0, array.ctypes.data, array.nbytes))
 
@@ -301,7 +301,7 @@ class Program:
 
     @classmethod
     def from_words(cls, words: numpy.typing.ArrayLike, name: str = "program") -> Program:
-        """Create a program from raw words; ``run_raw`` passes all of its uniforms."""
+        """Create a program from raw words. All of its uniforms must be passed to ``run_raw``."""
         code = _words64(words)
         return cls(_library().qpu_program_from_words(code.ctypes.data_as(_WORDS64), code.size, name.encode()))
 
@@ -342,7 +342,7 @@ class Program:
         _require(_library().qpu_program_run(self._handle, qpus, words.ctypes.data_as(_WORDS32), words.size))
 
     def run_raw(self, uniforms: Sequence[Sequence[Argument]]) -> None:
-        """Run on one QPU per row, with the row as its uniforms. All rows must have the same length."""
+        """Run on one QPU per row. The row contains the QPU's uniforms. All rows must have the same length."""
         if len({len(row) for row in uniforms}) > 1:
             raise ValueError("expected the same number of uniforms for each QPU")
         words = numpy.array([[_uniform(item) for item in row] for row in uniforms], dtype=numpy.uint32)
@@ -362,5 +362,5 @@ class Program:
         return Cycles(**{**facts, "board": found.board.decode()})
 
     def listing(self) -> str:
-        """Return the instructions with the source's constructs and, after a profiled run, their counts."""
+        """Return the instructions, their source constructs and, after a profiled run, their execution counts."""
         return _text(_library().qpu_program_listing(self._handle))
