@@ -30,7 +30,7 @@ _WITHOUT_PROVENANCE = (tvm_ffi.NAME, companions.NAME)
 
 
 def wanted(config: Config) -> list[tuple[str, str]]:
-    """Return the names and keys of the artefacts this configuration builds. Raises RecipeInvalid if none."""
+    """Return the names and keys of the artefacts that this configuration builds; raise RecipeInvalid if it builds none."""
     key = resolve.key(config)
     if not key:
         raise RecipeInvalid(
@@ -88,7 +88,7 @@ def artefact_key(config: Config, name: str, key: str) -> str:
 
 
 def _versions(config: Config, made: Manifest) -> dict[str, str]:
-    """Return the versions of torch's builder. Raises EngineUnavailable, ArtefactMissing, CommandFailed."""
+    """Return the versions in torch's builder image. Raises EngineUnavailable, ArtefactMissing or CommandFailed."""
     reference = config.image_reference(made.step)
     with contextlib.closing(connect()) as client:
         try:

@@ -232,7 +232,7 @@ def fetch_packages(pins: Sequence[str], to: Path, log: Path) -> Path:
 
 
 def unpack(archive: Path, place: Path) -> None:
-    """Unpack a source archive's folder ``test`` to ``place``, which is created only on success.
+    """Unpack a source archive's ``test`` folder to ``place``, which is created only on success.
 
     Raises DiskFull or CommandFailed.
     """
@@ -422,7 +422,7 @@ def tally(
 
 
 def _ended(status: int | None, tests: Collected | None, not_run: int, *, hung: bool, cut_off: str) -> str:
-    """Return why a file was not completed; empty if it was. ``status`` is pytest's exit status, or None."""
+    """Return why a file was not completed, or an empty string. ``status`` is pytest's exit status, or None."""
     if hung:
         return "hung, and could not be stopped by a signal"
     if status not in (None, 0, 1, 2, 5):
