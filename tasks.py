@@ -682,7 +682,7 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, 
         "checks-only": "only the linters and the type checker",
         "quick": "only the linters and unit tests; needs no root, engine or network, and takes under 90 s",
         "lanes": "2: run the tests that share a build in parallel with the others; 1: run all tests one after another",
-        "partial": "if this machine cannot build images: skip the tests that need one instead of failing",
+        "partial": "if this machine cannot build images: skip the tests that need an image instead of failing",
     },
 )
 @_reported
@@ -823,7 +823,7 @@ def cuda_timing(
     runs: int = 10,
     timeline: bool = False,
 ) -> None:
-    """Time a GPU operation in four ways, with and without synchronisation, and mark the kernel's own time."""
+    """Time a GPU operation in four ways, with and without synchronisation, and mark the kernel's time in the output."""
     _at_least(1, runs=runs)
     done = cuda_timing_tool.measure(_config(context), op=op, inputs=input, runs=runs, timeline=timeline)
     print(f"{done.text}\nfiles: {done.folder}")

@@ -1,8 +1,8 @@
 """Test the wheel with CUDA operators on this machine with PyPI's torch, on the CPU if there is no GPU.
 
 The same wheel is tested with each requested torch release in a separate environment: ``cuda/torch-VERSION`` in the
-build folder. An environment contains all dependencies of its torch. For PyPI's torch, these include gigabytes of CUDA
-libraries.
+build folder. An environment contains all dependencies of its torch release. For PyPI's torch, these include gigabytes
+of CUDA libraries.
 """
 
 from __future__ import annotations

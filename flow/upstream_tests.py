@@ -2,7 +2,7 @@
 
 The files come from the source package that the recipe pins. A failure is *explained* if ``upstream.toml`` states a
 reason; otherwise it is an error. Tests that ``upstream.toml`` lists as *left out* are not run and are counted
-separately. If a file exceeds the time limit, it is stopped and its results so far are counted.
+separately. If a file exceeds the time limit, pytest is stopped and the results so far are counted.
 
 pytest's exit status does not show whether a file was completed: it may be that of a process that a test forked, and
 pytest itself can be killed. Therefore the collected tests are compared with those whose teardown was reported. The

@@ -658,7 +658,7 @@ def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...], *,
 
 
 def preferences_text(sources: tuple[Source, ...]) -> str:
-    """Return apt's preferences for a root with these sources; empty if there are none.
+    """Return apt's preferences for a root with these sources, or an empty string if there are none.
 
     apt installs from each source only the packages that the source may provide (``only``).
     """

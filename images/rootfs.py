@@ -364,8 +364,8 @@ def _mmdebstrap(
             stack.callback(files.remove, named)
 
         def build(memory_mib: int) -> None:
-            # A private mount namespace: no mount remains on the host. If there is enough memory, the tree is built there:
-            # dpkg calls fsync often, and 32-bit programs cannot list every folder on ext4.
+            # A private mount namespace: no mount remains on the host. If there is enough memory, the tree is built in
+            # it: dpkg calls fsync often, and 32-bit programs cannot list every folder on ext4.
             apart = ["unshare", "--mount", "--propagation", "private", "--"]
             run(
                 [*apart, "sh", "-euc", _SCRATCH_SCRIPT, str(scratch), str(memory_mib), *words, str(named), "-"],

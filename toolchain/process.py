@@ -150,7 +150,7 @@ class _Reaper:
         self.send("")
 
     def send(self, line: str) -> None:
-        """Write a line to the reaper. If it was killed, start a new one, which receives only the later lines."""
+        """Write a line to the reaper. If the reaper was killed, start a new one, which receives only later lines."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = subprocess.Popen(

@@ -416,10 +416,10 @@ def switched(folder: Path, address: str, **tools: str) -> Environment:
 
 
 def kernel(text: bytes) -> bytes:
-    """Return a kernel for QEMU's machine virt that prints a text and does nothing more."""
+    """Return a kernel for QEMU's virt machine that prints a text and does nothing more."""
     return struct.pack(
         "<8I",
-        0xE3A00409,  # mov r0, #0x09000000, the UART of QEMU's machine virt
+        0xE3A00409,  # mov r0, #0x09000000, the UART of QEMU's virt machine
         0xE28F1014,  # adr r1, text
         0xE4D12001,  # next: ldrb r2, [r1], #1
         0xE3520000,  # cmp r2, #0

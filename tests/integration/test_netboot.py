@@ -462,7 +462,7 @@ def boot_script(text: bytes) -> bytes:
 
 @pytest.fixture
 def u_boot(tmp_path: Path) -> Path:
-    """Provide U-Boot for QEMU's machine virt, from the distribution's package."""
+    """Provide U-Boot for QEMU's virt machine, from the distribution's package."""
     process.run(["apt-get", "download", "u-boot-qemu"], cwd=tmp_path, limit_s=300)
     (package,) = tmp_path.glob("u-boot-qemu_*.deb")
     process.run(["dpkg-deb", "--extract", package, tmp_path / "u-boot"])
