@@ -1,4 +1,4 @@
-"""The tasks. Each parses its options, calls a function in one of the packages and prints the result."""
+"""The tasks of ``./inv``. Each task parses its options, calls a function of a package and prints the result."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _for_all: dict[str, str] = {}
 
 
 def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
-    """Declare a task like ``task``, with error reporting and the additional option ``--architecture``."""
+    """Declare a task as ``task`` does, and add error reporting and the option ``--architecture``."""
     texts = {"architecture": "armhf, arm64 or amd64 (default: image.architecture)", **settings.pop("help", {})}
 
     def decorate(body: Callable[..., None]) -> Any:
@@ -114,7 +114,7 @@ def _path(option: str, given: str) -> Path:
 
 
 def _at_least(low: float, **options: float) -> None:
-    """Raise ConfigError for options below a limit."""
+    """Raise ConfigError if the value of an option is below the limit."""
     faults = [
         f"--{name}: expected at least {low}, found {given}" for name, given in options.items() if not given >= low
     ]
@@ -350,7 +350,7 @@ def share_internet(context: Context, state: str) -> None:
     help={
         "host": "[USER@]HOST[:PORT] of a running board that booted the exported tree",
         "qemu": "use a virtual machine that boots the exported tree over NFS (default without device.host)",
-        "chroot": "enter the tree with enter-nfsroot from the board's system (in QEMU: one without torch and libqpu)",
+        "chroot": "enter the tree with enter-nfsroot from the board's system (in QEMU: without torch and libqpu)",
         "init": "init system of the virtual machine: lean or systemd (default: device.init)",
         "cpu": "CPU of the virtual machine: cortex-a53 (Pi 3), -a72 (Pi 4), -a76 (Pi 5) or -a7 (default: device.cpu)",
         "select": "only tests whose names match this expression (pytest -k)",
@@ -439,7 +439,7 @@ def lab(context: Context, action: str, name: str = "") -> None:
         "model": "a PyTorch model instead of a kernel: FILE.pt2, or MODULE:FUNCTION (docs/remote.md)",
         "target": "aarch64, armv7, local, opencl or qpu",
         "device": "a board from remote.devices, or HOST:PORT, tracker://HOST:PORT/KEY, place://NAME, adb://SERIAL …",
-        "size": "problem size (default: the kernel's)",
+        "size": "problem size (default: the size that the kernel defines)",
         "number": "runs per measurement",
         "repeat": "number of measurements",
         "min-repeat-ms": "minimum duration of a measurement; the number of runs is increased to reach it",
@@ -447,7 +447,7 @@ def lab(context: Context, action: str, name: str = "") -> None:
         "keep": "write the kernel's library to this file if its result is correct",
         "export": "write the model's library, parameters, C header and an example program to this folder",
         "json": "print JSON",
-        "html": "write a report with the time of each operator of the model to this file",
+        "html": "write a report with the times of the model's operators to this file",
     },
 )
 def profile_remote(
@@ -547,7 +547,7 @@ _IMAGES_HELP = {
 
 
 def _configs(context: Context) -> list[Config]:
-    """Return the configuration of each architecture in the option."""
+    """Return a configuration for each architecture that the option lists."""
     names = _for_all["image.architecture"].split(",")
     found = [_config(context, {"image.architecture": name}) for name in names]
     return list({config.image.architecture: config for config in found}.values())
@@ -638,7 +638,7 @@ def registry(context: Context, action: str, purge: bool = False) -> None:
 
 @_target_task(help={"json": "print JSON"})
 def doctor(context: Context, json: bool = False) -> None:
-    """Check this machine by performing a build's operations; each problem is reported with a fix."""
+    """Check this machine by performing the operations of a build, and print a fix for each problem."""
     findings = examination.examine(_config(context))
     if json:
         sys.stdout.write(report.as_json(findings))
@@ -682,7 +682,7 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, 
         "checks-only": "only the linters and the type checker",
         "quick": "only the linters and unit tests; needs no root, engine or network, and takes under 90 s",
         "lanes": "2: run the tests that share a build in parallel with the others; 1: run all tests one after another",
-        "partial": "if this machine cannot build images: skip the tests that need one instead of failing",
+        "partial": "if this machine cannot build images: skip the tests that need an image instead of failing",
     },
 )
 @_reported
@@ -823,7 +823,7 @@ def cuda_timing(
     runs: int = 10,
     timeline: bool = False,
 ) -> None:
-    """Time a GPU operation in four ways, with and without synchronisation, and mark the time of its kernel."""
+    """Time a GPU operation in four ways, with and without synchronisation, and mark the kernel's time in the output."""
     _at_least(1, runs=runs)
     done = cuda_timing_tool.measure(_config(context), op=op, inputs=input, runs=runs, timeline=timeline)
     print(f"{done.text}\nfiles: {done.folder}")

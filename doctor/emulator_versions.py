@@ -35,7 +35,7 @@ class Pair:
     kernel_below: str = ""
 
     def applies(self, *, guest: str, qemu: str, package: str, kernel: str) -> bool:
-        """Return whether all conditions are met. An empty version is unknown and meets no condition."""
+        """Return whether all conditions are met. An empty string is an unknown version, which meets no condition."""
         return (
             guest in self.guests
             and _within(qemu, self.qemu_from, self.qemu_below, _numbers_below)

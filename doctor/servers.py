@@ -12,14 +12,15 @@ from toolchain import process
 
 def check_virtual_machine(emulator: str) -> Finding:
     """Check QEMU's system emulator, a program. KVM is not used: it runs only guests of the host's architecture."""
-    name, done = "virtual machine", f"listed the machines of {emulator}"
+    name, done = "virtual machine", f"listed the machine types of {emulator}"
     program = process.require_program(emulator, "to boot the exported tree")
     machines = process.output_of([program, "-machine", "help"], limit_s=RUN_LIMIT_S)
     version = first_version(process.output_of([program, "--version"], limit_s=RUN_LIMIT_S))
     if not re.search(r"^virt\s", machines, re.MULTILINE):
-        return fail(name, done, f"version {version} does not support the machine virt", f"install a newer {emulator}")
+        found = f"version {version} does not support the virt machine type"
+        return fail(name, done, found, f"install a newer {emulator}")
     kvm = "/dev/kvm is not needed: the guest's architecture is not this machine's"
-    return ok(name, done, f"version {version} supports the machine virt; {kvm}")
+    return ok(name, done, f"version {version} supports the virt machine type; {kvm}")
 
 
 def check_nfs_server() -> Finding:

@@ -1,7 +1,7 @@
 """Mount the cgroup hierarchies that dockerd needs.
 
 On a machine with systemd, systemd mounts them. In a container without systemd they are not mounted. This module then
-mounts them as the package cgroupfs-mount does: the unified hierarchy, unless controllers are bound to version 1.
+mounts them as the cgroupfs-mount package does: the unified hierarchy, unless controllers are bound to version 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def mount_commands(proc_cgroups: str, mounted: Sequence[str]) -> list[list[str]]:
-    """Return the commands that mount the cgroup hierarchies; none if some are already mounted.
+    """Return the commands that mount the cgroup hierarchies, or an empty list if some are already mounted.
 
     ``proc_cgroups`` is the text of /proc/cgroups (name, hierarchy, number, enabled). ``mounted`` lists the types of the
     file systems mounted at and below /sys/fs/cgroup. A controller with hierarchy 0 is available to version 2.

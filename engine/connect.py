@@ -28,7 +28,7 @@ ENGINE_ERRORS = (
     *(docker.errors.DockerException, requests.RequestException),
     *(urllib3.exceptions.HTTPError, http.client.HTTPException, ConnectionError),
 )
-"""The exceptions of docker-py if the engine rejects a request, does not respond, or exits during a response."""
+"""The exceptions that docker-py raises if the engine rejects a request, does not respond, or exits while responding."""
 
 
 class Selection(NamedTuple):
@@ -100,7 +100,7 @@ def connect_to(selection: Selection, *, timeout_s: float) -> docker.DockerClient
             "docker's configuration file for this user cannot be read",
             expected="a JSON object in ~/.docker/config.json (or in the folder DOCKER_CONFIG names)",
             found=str(fault),
-            fix="repair or remove that file",
+            fix="repair or remove this configuration file",
         ) from fault
     except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as fault:
         raise unavailable(selection, fault) from fault
@@ -124,7 +124,7 @@ def unavailable(selection: Selection, fault: BaseException | None = None) -> Eng
             f"the Docker engine in {selection.source} does not respond",
             expected=expected,
             found=_reason(fault),
-            fix=f"start that engine, or {selection.undo} to use the default engine",
+            fix=f"start the engine in {selection.source}, or {selection.undo} to use the default engine",
         )
     return EngineUnavailable(
         "no Docker engine responds",
@@ -140,7 +140,7 @@ def engine_lost(action: str, fault: BaseException) -> EngineUnavailable:
         f"the Docker engine stopped responding while it {action}",
         expected="an engine that responds until the step is done",
         found=_reason(fault),
-        fix="find the cause in its log, run ./inv doctor to start and check it again, then run the task again",
+        fix="find the cause in the engine's log, restart the engine with ./inv doctor, then run the task again",
     )
 
 

@@ -75,7 +75,7 @@ def remove_abandoned() -> None:
 
 
 def _creator_runs(text: str) -> bool:
-    """Return whether the creating process may still be running; true if it is in another PID namespace."""
+    """Return whether the creating process may still be running. It may, if it is in another PID namespace."""
     try:
         creator = json.loads(text)
         return creator["namespace"] != _namespace() or find_recorded(creator) is not None
@@ -133,7 +133,7 @@ def container(
         try:
             if patience_s:
                 _end(made, patience_s)
-        finally:  # even if a second Ctrl-C arrives during that wait
+        finally:  # even if a second Ctrl-C arrives during the wait
             _remove(made)
 
 
@@ -253,7 +253,7 @@ def run_in(
 def _collect(
     stream: Iterator[bytes], write: Callable[[str], object] | None, on_line: Callable[[str], None] | None
 ) -> str:
-    """Return the full output; pass each block to ``write`` and each line to ``on_line``."""
+    """Pass each block of the output to ``write`` and each line to ``on_line``, and return the full output."""
     output: list[str] = []
     rest = ""
     decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode  # a block may split a character

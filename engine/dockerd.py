@@ -53,7 +53,7 @@ class Daemon:
         return self.folder / "dockerd.pid"
 
     def read_record(self) -> dict[str, int | float] | None:
-        """Return the identity of the process on record, or None if there is no valid record."""
+        """Return the identity of the recorded process, or None if there is no valid record."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             identity = json.loads(self.state.read_text())
             return {"pid": int(identity["pid"]), "created": float(identity["created"])}
@@ -79,14 +79,14 @@ class Daemon:
                 f"the engine's record cannot be stored in {self.folder}",
                 expected="a folder that you may write to",
                 found=str(fault),
-                fix=caller.as_root("./inv TASK") if isinstance(fault, PermissionError) else "move that file away",
+                fix=caller.as_root("./inv TASK") if isinstance(fault, PermissionError) else "move the file away",
             ) from fault
         with locked(self.folder):
             yield
 
 
 def sudo_prefix(purpose: str) -> list[str]:
-    """Return the prefix for a command that needs root; empty for root. Print the purpose if sudo is used."""
+    """Return the prefix for a command that needs root, which is empty for root. Print the purpose if sudo is used."""
     if os.geteuid() == 0:
         return []
     sudo = process.require_program("sudo", f"{purpose}, since you are not root")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 SOCKS_MISSING = "Missing dependencies for SOCKS support"
-"""What requests and pip report for a SOCKS proxy if PySocks is not installed."""
+"""The error message of requests and pip for a SOCKS proxy if PySocks is not installed."""
 SOCKS_FIX = "set http_proxy and https_proxy to an HTTP proxy, or install PySocks into .venv from a file"
 
 _NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")

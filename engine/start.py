@@ -163,7 +163,7 @@ def _start(daemon: Daemon) -> EngineInfo:
 
 
 def socket_group() -> int:
-    """Return the group with access to the socket of a ``dockerd`` started here; its members can become root.
+    """Return the group that can access the socket of a ``dockerd`` started here. Its members can become root.
 
     For root this is root's group, for other users their primary group or, if that has other members, the group docker.
     Raises EngineUnavailable if the user is not in the group docker.
@@ -188,7 +188,7 @@ def socket_group() -> int:
 
 
 def _refuse_second(daemon: Daemon) -> None:
-    """Raise EngineUnavailable if another dockerd that does not respond runs on the default paths; leave it running."""
+    """Raise EngineUnavailable if another dockerd uses the default paths and does not respond. It is left running."""
     if daemon.host != DEFAULT_HOST:
         return
     with contextlib.suppress(OSError, ValueError, psutil.Error):
@@ -198,7 +198,7 @@ def _refuse_second(daemon: Daemon) -> None:
                 "a dockerd that pitorch did not start is running, but does not respond",
                 expected=f"a response from {daemon.host}",
                 found=f"pid {other.pid} from {_SYSTEM_PIDFILE}",
-                fix="look at its log, then stop or restart it yourself",
+                fix="check the log of that dockerd, then stop or restart it yourself",
             )
 
 
@@ -253,7 +253,7 @@ def _fix_for(tail: str) -> str:
         ("devices cgroup", "cgroups are not mounted: run this container with --privileged"),
         ("iptables", "iptables must work: run with --privileged or --cap-add=NET_ADMIN, and install iptables"),
         ("no space left", "free some space below /var/lib/docker"),
-        ("no sockets found", "start it without socket activation"),
+        ("no sockets found", "start dockerd without socket activation"),
         ("pid file found", "another dockerd is running: use it (DOCKER_HOST) or stop it"),
     )
     return next((fix for words, fix in known if words in lowered), "fix the error in the log")

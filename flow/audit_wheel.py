@@ -73,7 +73,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Audited:
-    """The results of both parts."""
+    """The results of the static check and of the run on the emulated CPU."""
 
     wheel: str
     sha256: str
@@ -144,7 +144,7 @@ class Audited:
 
 
 def _static_table(static: Static) -> Table:
-    table = Table(title="functions with instructions beyond the CPU", title_justify="left", width=80)
+    table = Table(title="functions with instructions that the CPU lacks", title_justify="left", width=80)
     table.add_column("file", overflow="fold")
     for state in (CHECKED, UNCHECKED, UNPROVEN):
         table.add_column(state, justify="right", no_wrap=True)
@@ -271,7 +271,7 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
         raise PlatformMismatch(
             f"the emulator does not emulate {cpu.name}",
             expected=f"a CPU without the capability {name}",
-            found=f"a CPU with it, although QEMU_CPU={cpu.name}",
+            found=f"a CPU with this capability, although QEMU_CPU={cpu.name}",
             fix="install a newer qemu-user (./inv doctor)",
         )
     return Probed(tuple(Step(**line) for line in lines[1:]))

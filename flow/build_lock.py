@@ -21,7 +21,7 @@ def build_lock(folder: Path) -> Iterator[None]:
         f"another build is running in {folder}",
         expected="one build of a target at a time",
         found="its lock is held",
-        fix="wait for it, or set build.folder to another folder",
+        fix="wait for the other build, or set build.folder to another folder",
     )
     with contextlib.ExitStack() as stack:
         try:

@@ -8,7 +8,7 @@ from toolchain import progress
 
 
 def emulated_compiler_reason(context: Context) -> str:
-    """Return the reason why the target's own compiler is needed; empty if the code can be cross-compiled."""
+    """Return the reason why the target's own compiler is needed, or "" if the code can be cross-compiled."""
     flavour = target_flavour(context.image)
     if not flavour.compiles_for:
         return ""

@@ -1,8 +1,8 @@
 """Test the wheel with CUDA operators on this machine with PyPI's torch, on the CPU if there is no GPU.
 
 The same wheel is tested with each requested torch release in a separate environment: ``cuda/torch-VERSION`` in the
-build folder. An environment contains all dependencies of its torch. For PyPI's torch, these include gigabytes of CUDA
-libraries.
+build folder. An environment contains all dependencies of its torch release. For PyPI's torch, these include gigabytes
+of CUDA libraries.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def require_checkable(architecture: str, *, check: bool, torch: Sequence[str]) -
             f"a wheel for {architecture} cannot be tested on this machine",
             expected=f"a wheel for {here}, or neither --check nor --torch",
             found=f"--architecture={architecture}",
-            fix="omit these options; benchmarks/cuda/on_gpu.py runs the tests on a machine with such a GPU",
+            fix="omit these options; benchmarks/cuda/on_gpu.py runs the tests on a machine with the GPU",
         )
 
 
@@ -75,7 +75,7 @@ def _require_release(version: str) -> None:
 
 
 def other_torch(config: Config, version: str) -> Path:
-    """Return the interpreter of the environment with that torch release; create the environment if necessary.
+    """Return the interpreter of the environment with this torch release; create the environment if necessary.
 
     Raises WheelUnusable for an unsupported release, SourceUnavailable if the package index does not have the release,
     or NetworkUnreachable.
@@ -120,7 +120,7 @@ def other_torch(config: Config, version: str) -> Path:
 
 
 def install(config: Config, wheel: Path) -> Mapping[str, str]:
-    """Install the wheel into a separate folder; return the variables with which Python finds it."""
+    """Install the wheel into a separate folder; return the environment variables that make Python find it."""
     site = config.build_root / "cuda" / "site"
     with files.scratch_folder(site.parent, site.name) as scratch:
         made = scratch / "made"

@@ -48,7 +48,8 @@ def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 
             "there is no CUDA GPU to time",
             expected="a GPU, its driver, and a torch built for CUDA",
             found=f"{python} finds none",
-            fix="run it on a machine with one, or set cuda.python to a Python interpreter that has such a torch",
+            fix="run it on a machine with a CUDA GPU, or set cuda.python to a Python interpreter whose torch is built "
+            "for CUDA",
         )
     if done.returncode == _USAGE:
         raise UserError(

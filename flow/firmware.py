@@ -1,4 +1,4 @@
-"""Fetch firmware of boards and show its licence once."""
+"""Fetch firmware for boards, and show its licence once."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Firmware:
 
 
 def ready(config: Config, name: str = "card-firmware") -> Firmware:
-    """Return the boot firmware, or that of another step (``card_firmware.PARTS``); fetch it with apt if necessary.
+    """Return the boot firmware or the firmware of another step (``card_firmware.PARTS``). apt fetches it if necessary.
 
-    Prints the boot firmware's licence, or the path of another one, when it is called for the first time. Raises the
-    failed step's UserError.
+    The first call prints the boot firmware's licence or, for other firmware, the path of the licence. Raises the failed
+    step's UserError.
     """
     with Context(for_all_targets(config, SUITE)) as context, build_lock(context.root):
         pipeline = pipelines.firmware_job(context, name)

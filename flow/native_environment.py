@@ -33,7 +33,7 @@ def python_of(config: Config) -> Path:
 
 
 def environment_of(config: Config) -> dict[str, str]:
-    """Return variables with which the interpreter finds libqpu and ignores the caller's packages."""
+    """Return the environment variables that make the interpreter find libqpu and ignore the caller's packages."""
     return {"LD_LIBRARY_PATH": str(folder_of(config) / "libqpu" / "lib"), "PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}
 
 
@@ -46,7 +46,7 @@ def torch_include(config: Config) -> Path:
         "torch's headers are missing",
         expected=f"torch/include in {root}",
         found="no such folder",
-        fix="run the task again: it creates that environment",
+        fix="run the task again: it creates the environment",
     )
 
 

@@ -168,7 +168,7 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
             _require_same_statement(signed, statement)
     if path.name.endswith((".spdx.json", ".cdx.json")):
         sbom.require_valid(path)
-        lines.append("bill of materials: the library of its format accepts it")
+        lines.append("bill of materials: accepted by the library for its format")
     elif path.suffix == ".whl" and statement.is_file():
         provenance.read(statement, path)
         lines.append(f"provenance: the file has the SHA-256 in {statement.name}")
@@ -207,7 +207,7 @@ def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
 
 
 def _checked_products(path: Path, signed: Mapping[str, Any]) -> list[str]:
-    """Compare the products that a signed provenance lists with the files next to ``path``; return lines on them.
+    """Compare the products that a signed provenance lists with the files next to ``path``; return a line about each.
 
     Raises SignatureRefused.
     """
@@ -279,7 +279,7 @@ def _record(config: Config) -> Path:
 
 
 def _record_name(config: Config, wanted: Reference) -> str:
-    """Return an image's name in the record. It includes the platform, because an index has an image for each."""
+    """Return an image's name in the record. It includes the platform, because an index has one image per platform."""
     return f"{wanted} {config.image.target.oci_platform}"
 
 

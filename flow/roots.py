@@ -52,7 +52,7 @@ def common_packages(context: Context) -> tuple[str, ...]:
     if context.image.ml_packages:
         common |= set(packages_for("ml_packages", context.image))
     if context.config.torch.source == "distribution":
-        common |= {"python3-torch", *context.suite.torch_python}  # it requires setuptools, which is not a dependency
+        common |= {"python3-torch", *context.suite.torch_python}  # it imports setuptools without depending on it
     if context.config.remote.ffi_in_image:
         common |= {*context.suite.torch_python}  # includes the packages that TVM's FFI imports
     return tuple(sorted(common))

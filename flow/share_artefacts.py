@@ -30,7 +30,7 @@ _WITHOUT_PROVENANCE = (tvm_ffi.NAME, companions.NAME)
 
 
 def wanted(config: Config) -> list[tuple[str, str]]:
-    """Return the names and keys of the artefacts this configuration builds. Raises RecipeInvalid if none."""
+    """Return the names and keys of the artefacts for this configuration. Raises RecipeInvalid if there are none."""
     key = resolve.key(config)
     if not key:
         raise RecipeInvalid(
@@ -68,7 +68,7 @@ def pull_artefacts(config: Config, *, registry: str | None = None, user: str | N
 
 
 def artefact_key(config: Config, name: str, key: str) -> str:
-    """Return the key of the artefact that this machine's builder would produce; empty without a builder.
+    """Return the key of the artefact that this machine's builder would produce, or an empty string without a builder.
 
     Prints a warning if the builder's contents cannot be read.
     """
@@ -88,7 +88,7 @@ def artefact_key(config: Config, name: str, key: str) -> str:
 
 
 def _versions(config: Config, made: Manifest) -> dict[str, str]:
-    """Return the versions of torch's builder. Raises EngineUnavailable, ArtefactMissing, CommandFailed."""
+    """Return the versions in torch's builder image. Raises EngineUnavailable, ArtefactMissing or CommandFailed."""
     reference = config.image_reference(made.step)
     with contextlib.closing(connect()) as client:
         try:

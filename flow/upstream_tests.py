@@ -2,7 +2,7 @@
 
 The files come from the source package that the recipe pins. A failure is *explained* if ``upstream.toml`` states a
 reason; otherwise it is an error. Tests that ``upstream.toml`` lists as *left out* are not run and are counted
-separately. If a file exceeds the time limit, it is stopped and its results so far are counted.
+separately. If a file exceeds the time limit, pytest is stopped and the results so far are counted.
 
 pytest's exit status does not show whether a file was completed: it may be that of a process that a test forked, and
 pytest itself can be killed. Therefore the collected tests are compared with those whose teardown was reported. The
@@ -232,7 +232,7 @@ def fetch_packages(pins: Sequence[str], to: Path, log: Path) -> Path:
 
 
 def unpack(archive: Path, place: Path) -> None:
-    """Unpack a source archive's folder ``test`` to ``place``, which is created only on success.
+    """Unpack a source archive's ``test`` folder to ``place``, which is created only on success.
 
     Raises DiskFull or CommandFailed.
     """
@@ -422,7 +422,7 @@ def tally(
 
 
 def _ended(status: int | None, tests: Collected | None, not_run: int, *, hung: bool, cut_off: str) -> str:
-    """Return why a file was not completed; empty if it was. ``status`` is pytest's exit status, or None."""
+    """Return why a file was not completed, or an empty string. ``status`` is pytest's exit status, or None."""
     if hung:
         return "hung, and could not be stopped by a signal"
     if status not in (None, 0, 1, 2, 5):

@@ -49,7 +49,7 @@ class Verified:
 
 
 def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: int | None = None) -> Verified:
-    """Build objects or the whole wheel again, and compare.
+    """Rebuild a sample of objects or the whole wheel, and compare the results.
 
     Raises RecipeInvalid, before the engine is started, for a target that the recipe does not build, ChecksFailed with
     the names of the differing files, or ArtefactMissing without a complete build. If an object does not compile, raises
@@ -124,7 +124,7 @@ def _require_made(tree: Path, objects: Sequence[str]) -> None:
             "the build tree of torch is not complete",
             expected="every chosen object, from a complete build",
             found=f"no {absent[0].rsplit('/', 1)[-1]}{more}",
-            fix="run ./inv build-torch --again, which continues from there",
+            fix="run ./inv build-torch --again to complete the build",
         )
 
 

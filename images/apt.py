@@ -48,7 +48,7 @@ _UPDATE_LIMIT_S = 300.0
 _DOWNLOADER = "/usr/lib/apt/apt-helper"
 _LISTS = "the mirror's package lists"
 _LEAST_ROOM = 1 << 16
-"""A limit in bytes: if less space was free when apt failed, the disk was full, even if apt reports a truncated file."""
+"""A limit in bytes. If less space was free when apt failed, the disk is considered full, whatever apt reports."""
 _FIELD = re.compile(r"^(Codename|Date|Origin): (.+)$", re.MULTILINE)
 """Matches the fields of Release and InRelease files."""
 _FETCHING = re.compile(r"^[EW]: (?:Failed to fetch \S+ *)?")
@@ -63,7 +63,7 @@ UNREACHABLE = re.compile(
     r"^[EW]: .*(?:Could not (?:resolve|connect)|Temporary failure resolving|Failed to fetch|Unable to connect)",
     re.MULTILINE,
 )
-"""Matches apt's errors for a mirror that does not respond, or that lacks files in its verified lists.
+"""Matches apt's errors for a mirror that does not respond, or that lacks files that its verified lists contain.
 
 Downloads that succeeded on a retry, and messages of package scripts, are not matched: apt does not mark them as errors.
 """
@@ -115,7 +115,7 @@ class Verified:
 def host_mirrors() -> dict[str, str]:
     """Return the Debian mirrors that apt uses on this host: URIs under the keys ``main`` and ``security``, if found.
 
-    For a list of mirrors in a local file, the URI is the first mirror's. A list that cannot be read is ignored.
+    If apt uses a local file with a list of mirrors, the first mirror is returned. An unreadable list is ignored.
     """
     listed = output_of(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(LABEL)|$(ORIGIN)", "Created-By: Packages"]
@@ -134,7 +134,7 @@ def host_mirrors() -> dict[str, str]:
 
 
 def _first_mirror(uri: str) -> str:
-    """Return the mirror that a URI refers to: for ``mirror+file:/…``, the file's first one (apt-transport-mirror(1)).
+    """Return the mirror that a URI refers to: for ``mirror+file:/…``, the file's first entry (apt-transport-mirror(1)).
 
     Return an empty string if the file does not exist, or if the list is fetched over the network and can thus change.
     """
@@ -189,9 +189,9 @@ def _mirrors(config: Config) -> dict[str, str]:
     main = (image.mirror.rstrip("/") if debian_target else "") or host.get("main", "")
     if not main:
         fix = (
-            "name one in invoke.yaml, or by INVOKE_IMAGE_MIRROR=http://HOST/debian"
+            "set it in invoke.yaml, or with INVOKE_IMAGE_MIRROR=http://HOST/debian"
             if debian_target
-            else "programs that run on this PC are installed from it: name one in /etc/apt/sources.list.d"
+            else "programs that run on this PC are installed from it: add one to /etc/apt/sources.list.d"
         )
         raise ConfigError([f"image.mirror: no Debian mirror is set, and this host's apt does not use one; {fix}"])
     derived = main + "-security" if main.endswith("/debian") else ""
@@ -216,7 +216,7 @@ def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
 def for_root(
     sources: tuple[Source, ...], image: ImageConfig, architectures: tuple[str, ...], packages: Sequence[str]
 ) -> tuple[Source, ...]:
-    """Return the sources for a root with these packages; its own architecture is the first.
+    """Return the sources for a root with these packages. The first architecture is the root's own.
 
     A root with only the target's architecture is for the target. It uses the target's distribution, and other archives
     if they provide one of the packages. All other roots run on this PC and use Debian, even for the target's headers
@@ -369,8 +369,8 @@ def _verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s:
 def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> tuple[str, str]:
     """Update a pocket under its other name, and store the lists in ``scratch`` under the pocket's own name.
 
-    Returns the index's date and the reason for a failure, of which one is empty; both are empty if there is no other
-    name.
+    Returns the index's date and the reason for a failure. One of them is empty. Both are empty if the pocket has no
+    other name.
     """
     also = source.pocket.also
     if not also:
@@ -395,7 +395,7 @@ def _release_fields(scratch: Path) -> dict[str, str]:
 
 
 def _with_origin(source: Source, scratch: Path) -> Source:
-    """Return the source; if it is restricted to some packages, with the origin from the index in ``scratch``.
+    """Return the source. If it is restricted to some packages, add the origin from the index in ``scratch``.
 
     Raises MirrorPocketUnusable if the index does not contain the origin.
     """
@@ -404,7 +404,7 @@ def _with_origin(source: Source, scratch: Path) -> Source:
     if not (origin := _release_fields(scratch).get("Origin", "")):
         raise MirrorPocketUnusable(
             f"packages from {source.uri} cannot be distinguished from those of other archives",
-            expected=f"an index of {source.pocket.suite} that names its origin, as the archive's own does",
+            expected=f"an index of {source.pocket.suite} that names its origin, as the archive's own index does",
             found="an index without an origin",
             fix="use the archive itself, or a mirror that is an exact copy",
         )
@@ -440,7 +440,7 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
                 f"no room for {_LISTS}",
                 expected=f"free space at {scratch.parent}",
                 found=f"{least[0]} bytes free while apt-get update ran, which reported: {first}",
-                fix="free some space there, or point build.folder in invoke.yaml at a larger disk",
+                fix="free some disk space, or point build.folder in invoke.yaml at a larger disk",
             )
         return first
     return ""
@@ -488,7 +488,7 @@ def download(
             *(("APT::Architectures::", name) for name in architectures),
             ("APT::Install-Recommends", "false"),
             ("APT::Default-Release", ""),
-            ("pkgCacheGen::ForceEssential", ","),  # otherwise apt regards itself as essential
+            ("pkgCacheGen::ForceEssential", ","),  # otherwise apt treats the package apt as essential
             ("Dir::Etc::preferences", "/dev/null"),
             ("Dir::Etc::preferencesparts", scratch / "etc/preferences.d"),
             ("Acquire::Retries", "3"),
@@ -658,7 +658,7 @@ def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...], *,
 
 
 def preferences_text(sources: tuple[Source, ...]) -> str:
-    """Return apt's preferences for a root with these sources; empty if there are none.
+    """Return apt's preferences for a root with these sources, or an empty string if there are none.
 
     apt installs from each source only the packages that the source may provide (``only``).
     """

@@ -64,7 +64,7 @@ def tool_mounts(tools: Path, target: Architecture, suite: Suite) -> Mounts:
         f"{PLACE}/as_target.py": HERE / "as_target.py",
         INSTALL: HERE / "install",
     }
-    # pkgconf has its own machine's paths compiled in.
+    # The paths of the machine that pkgconf was built for are compiled into it.
     folders = [f"/usr/{local}lib/{gnu}" for local in ("local/", "")]
     searched = [f"{folders[0]}/pkgconfig", "/usr/local/lib/pkgconfig", "/usr/local/share/pkgconfig"]
     searched += [f"{folders[1]}/pkgconfig", "/usr/lib/pkgconfig", "/usr/share/pkgconfig"]
@@ -82,5 +82,5 @@ def tool_mounts(tools: Path, target: Architecture, suite: Suite) -> Mounts:
 
 
 def together(first: Mounts, second: Mounts) -> Mounts:
-    """Return two sets of mounts combined."""
+    """Return the union of two sets of mounts."""
     return Mounts({**first.paths, **second.paths}, {**first.environment, **second.environment})

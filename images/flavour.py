@@ -45,7 +45,7 @@ class Flavour:
     keyring: Path | None
     keyring_package: str
     keyring_in_root: str
-    """The keyring's path in that package, which may differ from the path on this PC."""
+    """The keyring's path in ``keyring_package``, which may differ from the path on this PC."""
     key: SigningKey | None
     architectures: tuple[str, ...]
     packages: Mapping[str, tuple[str, ...]]
@@ -55,7 +55,7 @@ class Flavour:
     from_debian: tuple[str, ...]
     """Patterns for the packages that this flavour's roots install from Debian's archive: the kernel."""
     compiles_for: str
-    """The target CPU of its compiler, if Debian's cross compiler generates different code for the architecture."""
+    """The target CPU of the distribution's compiler, if Debian's cross compiler generates different code."""
 
 
 @dataclass(frozen=True, kw_only=True)

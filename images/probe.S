@@ -2,7 +2,7 @@
  *
  * Without arguments it writes a line to stdout and ends with status 0.
  *
- * With a directory as its argument it lists that directory by getdents64, and applies the rule that the C library's
+ * With a directory as its argument it lists that directory with getdents64, and applies the rule that the C library's
  * 32-bit readdir applies to each entry: inode number and offset must fit its 32-bit fields. It ends with
  *     0   at least 66 entries were seen, and all fit
  *     2   the directory cannot be opened
@@ -13,7 +13,7 @@
  * System call numbers: arch/arm/tools/syscall.tbl of Linux. struct linux_dirent64 (getdents(2)): inode number, 8
  * bytes; offset of the next entry, 8 bytes; length of this record, 2 bytes; type; name.
  *
- * Assembled form: images/probe.py. To make it again:
+ * Assembled form: images/probe.py. To regenerate it:
  *     arm-linux-gnueabihf-gcc -nostdlib -c probe.S && arm-linux-gnueabihf-objcopy -O binary probe.o probe.bin
  */
     .syntax unified

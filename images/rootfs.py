@@ -100,7 +100,7 @@ class RootSpec:
     native_tools: Path | None = None
     keyring_package: str = ""
     split_usr: bool = False
-    """As in images.flavour.Suite."""
+    """The same as in images.flavour.Suite."""
 
     @property
     def architecture(self) -> Architecture:
@@ -364,8 +364,8 @@ def _mmdebstrap(
             stack.callback(files.remove, named)
 
         def build(memory_mib: int) -> None:
-            # A private mount namespace: no mount remains on the host. The tree is built in memory if there is enough:
-            # dpkg calls fsync often, and 32-bit programs cannot list every folder on ext4.
+            # A private mount namespace: no mount remains on the host. If there is enough memory, the tree is built in
+            # it: dpkg calls fsync often, and 32-bit programs cannot list every folder on ext4.
             apart = ["unshare", "--mount", "--propagation", "private", "--"]
             run(
                 [*apart, "sh", "-euc", _SCRATCH_SCRIPT, str(scratch), str(memory_mib), *words, str(named), "-"],
@@ -418,7 +418,7 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
             f"the packages of the {spec.role} root cannot be downloaded",
             expected="all packages in the verified lists on the mirror",
             found=found,
-            fix="check the network; if the mirror has changed since, run ./inv build-image --update",
+            fix="check the network; if the mirror has changed since then, run ./inv build-image --update",
         )
     if missing := apt.UNKNOWN.search(text):
         return CommandFailed(

@@ -158,7 +158,7 @@ def _status_of(tar: Path, folder: Path) -> Path:
 
 
 def _sums(packages: Iterable[str]) -> dict[str, str]:
-    """Return Debian packages' SHA-256 by NAME_VERSION_ARCHITECTURE from lines with SHA-256 and file name."""
+    """Return the SHA-256 of each NAME_VERSION_ARCHITECTURE. Each line has the SHA-256 and file name of a package."""
     pairs = (line.split() for line in packages)
     return {unquote(name).removesuffix(".deb"): digest for digest, name in pairs}
 
@@ -245,7 +245,7 @@ def require_valid(path: Path) -> None:
             f"{path.name} is not a valid bill of materials",
             expected="a document that the library for its format accepts",
             found="; ".join(faults[:3]),
-            fix="run the task that wrote it again",
+            fix="repeat the task that wrote it",
         )
 
 

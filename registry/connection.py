@@ -57,7 +57,7 @@ class Connection:
     """A connection to one registry, for one repository and tag."""
 
     def __init__(self, reference: Reference, *, insecure: bool, actions: str) -> None:
-        """Prepare a session with the scope ``actions`` (``pull`` or ``pull,push``); ``insecure`` as in TlsAdapter."""
+        """Prepare a session for ``actions`` (``pull`` or ``pull,push``). TlsAdapter describes ``insecure``."""
         self.reference = reference
         self.activity = Activity()
         self._scope = f"repository:{reference.repository}:{actions}"

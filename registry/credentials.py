@@ -137,7 +137,7 @@ def require_readable() -> None:
             f"Docker's configuration {path} cannot be read",
             expected="a JSON object as written by docker login",
             found=fault,
-            fix="fix or delete that file, then run docker login again",
+            fix="fix or delete the file, then run docker login again",
         )
 
 
@@ -151,7 +151,7 @@ def _stored(host: str) -> Credentials | None:
             "Docker's credential helper failed",
             expected=f"output of the helper in {_config_file()}",
             found=" ".join(str(fault).split())[:200],
-            fix=f"install or unlock that helper, set {PASSWORD_VARIABLE}, or remove it from config.json",
+            fix=f"install or unlock the helper, set {PASSWORD_VARIABLE}, or remove it from config.json",
         ) from fault
     except ValueError:
         # The exception would quote the helper's output.

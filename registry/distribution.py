@@ -133,7 +133,7 @@ def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict
             f"the manifest of {reference} cannot be read",
             expected="a JSON object",
             found=one_line(answer.text[:80]),
-            fix="check that registry's log",
+            fix="check the registry's log",
         )
     return body, Blob(digest=digest, size=len(answer.content))
 
@@ -179,7 +179,7 @@ def _not_found(remote: Connection, fix: str) -> ReferenceNotFound:
         f"{reference} is not in the registry",
         expected=f"the tag {reference.tag} in {reference.name}",
         found=f"the tags {shown}" if existing else "no such repository, or one without tags",
-        fix=fix or ("pass one of these with --tag" if existing else "run ./inv push first, or check --registry"),
+        fix=fix or ("pass one of these tags with --tag" if existing else "run ./inv push first, or check --registry"),
     )
 
 
@@ -211,7 +211,7 @@ def require_space(remote: Connection) -> None:
 
 
 def tags(remote: Connection) -> list[str]:
-    """Return the first page of the repository's tags; none if there are no tags or the request fails."""
+    """Return the first page of the repository's tags, or an empty list if there are none or the request fails."""
     answer = remote.request("GET", f"/v2/{remote.reference.repository}/tags/list")
     if answer.status_code != 200:
         return []

@@ -133,7 +133,7 @@ def full(reference: Reference, found: str) -> RegistryFull:
         f"no space left at {reference.host}",
         expected="space for the image's layers",
         found=found,
-        fix="delete old tags there and run its garbage collection, or have the namespace's quota raised",
+        fix="delete old tags in the registry and run its garbage collection, or have the namespace's quota raised",
     )
 
 
@@ -143,7 +143,7 @@ def stalled(host: str, found: str = "") -> RegistryFailed:
         f"the transfer with {host} stalled",
         expected=f"progress within {STALL_S:.0f} s",
         found=found or "none",
-        fix="check the network and that registry's log, then run the task again: complete layers are not sent twice",
+        fix="check the network and the registry's log, then run the task again: complete layers are not sent twice",
     )
 
 
@@ -153,7 +153,7 @@ def connection_lost(host: str, found: str, expected: str = "a response") -> Regi
         f"connection to {host} lost",
         expected=expected,
         found=found,
-        fix="check that registry's log, then run the task again: complete layers are not sent twice",
+        fix="check the registry's log, then run the task again: complete layers are not sent twice",
     )
 
 
@@ -184,7 +184,7 @@ def unreachable(host: str, found: str) -> RegistryUnreachable:
         f"no response from a registry at {host}",
         expected="a registry",
         found=found,
-        fix=f"check --registry, the network and no_proxy, and whether it responds (curl -i http://{host}/v2/)",
+        fix=f"check --registry, the network, no_proxy, and whether the registry responds (curl -i http://{host}/v2/)",
     )
 
 
@@ -194,7 +194,7 @@ def untrusted(host: str, found: str) -> RegistryUntrusted:
         f"{host} cannot be trusted",
         expected="TLS with a certificate that this machine trusts",
         found=found,
-        fix=f"put the certificate of its authority into {CERTIFICATES}/{host}/ca.crt",
+        fix=f"put the certificate of the registry's CA into {CERTIFICATES}/{host}/ca.crt",
     )
 
 
@@ -202,7 +202,7 @@ def plain_http(host: str) -> RegistryUntrusted:
     """Return the error for a registry that does not support TLS."""
     fault = untrusted(host, "it uses plain HTTP")
     fault.fix = (
-        f'enable TLS there, or add "insecure-registries": ["{host}"] to /etc/docker/daemon.json and reload the engine '
-        "(anyone on the network can then read and change transfers)"
+        f'enable TLS on the registry, or add "insecure-registries": ["{host}"] to /etc/docker/daemon.json and reload '
+        "the engine (anyone on the network can then read and change transfers)"
     )
     return fault

@@ -159,7 +159,7 @@ def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
     if not argv:
         how = f"kill -HUP {pid}" if pid else "kill -HUP $(pidof dockerd)"
         return replace(state, reload=f"reload it yourself, because neither systemd nor ./inv started it: {how}")
-    process.run(argv, limit_s=60, fix="reload the engine by hand")
+    process.run(argv, limit_s=60, fix="reload the engine manually")
     deadline = time.monotonic() + _RELOAD_LIMIT_S
     while True:
         state = replace(state, active=_active(), reload=process.pasteable(argv))
@@ -173,7 +173,8 @@ def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
         "the engine does not use the mirrors",
         expected=f"the mirrors {', '.join(state.configured) or 'none'} after {process.pasteable(argv)}",
         found="no response" if state.active is None else f"it uses {', '.join(state.active) or 'none'}",
-        fix=f"read its log ({log}), check that it reads {state.file} (--config-file), and restart it if necessary",
+        fix=f"read the engine's log ({log}), check that the engine reads {state.file} (--config-file), and restart it "
+        "if necessary",
     )
 
 
@@ -197,7 +198,7 @@ def _reload_restored(daemon: Daemon | None, used: Sequence[str] | None) -> str:
 
 
 def _reload_command(daemon: Daemon | None) -> list[str]:
-    """Return the command that reloads an engine that ``./inv`` or systemd started; empty for other engines."""
+    """Return the command that reloads an engine that ``./inv`` or systemd started, or [] for other engines."""
     sudo = ["sudo"] if os.geteuid() != 0 else []
     if daemon is not None and (started := daemon.recorded_process()):
         return [*sudo, "kill", "-HUP", str(started.pid)]
@@ -367,7 +368,7 @@ def _refuse_option(daemon: Daemon | None) -> None:
             "mirrors are set on the engine's command line",
             expected="mirrors in daemon.json only: with both, the engine would not start again",
             found=f"--registry-mirror among the arguments of dockerd (pid {pid})",
-            fix="remove that option from the engine's unit or start script, restart it, then run the task again",
+            fix="remove the option from the engine's unit or start script, restart the engine, then run the task again",
         )
 
 

@@ -319,6 +319,6 @@ class _Reader:
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether a file name from a registry cannot lead out of the folder that it is written to."""
+    """Return whether a file name from a registry is a plain name, which cannot refer to another folder."""
     plain = bool(name) and PurePosixPath(name).name == name and "\\" not in name
     return plain and name.isprintable() and not name.startswith(".")

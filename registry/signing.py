@@ -154,7 +154,7 @@ def sign(content: bytes, signer: CryptoSigner) -> str:
 
 
 def require_signed(content: bytes, signature: str, key: PublicKey, what: str) -> None:
-    """Raise SignatureRefused if the key does not verify cosign's signature for the given bytes."""
+    """Raise SignatureRefused unless cosign's signature of the given bytes verifies with the key."""
     try:
         raw = base64.b64decode(signature, validate=True).hex()
         key.key.verify_signature(Signature(_KEY_ID, raw), content)
@@ -163,10 +163,10 @@ def require_signed(content: bytes, signature: str, key: PublicKey, what: str) ->
 
 
 def wrong_key(what: str, key: PublicKey) -> SignatureRefused:
-    """Return the error for a signature that the key does not verify."""
+    """Return the error for a signature that does not verify with this key."""
     return SignatureRefused(
         f"{what} was not signed with this key, or was changed afterwards",
         expected=f"a signature that is valid for the key in {key.path}",
-        found="a signature that the key does not verify",
+        found="a signature that does not verify with this key",
         fix="pass the signer's public key with --key; if this key is correct, do not use the image",
     )

@@ -1,9 +1,9 @@
 """Follow the engine's event stream during a push or pull to show progress per layer and to detect errors.
 
 The engine immediately responds with success and reports errors in the stream: an error is an event with ``error`` (or
-``errorDetail``) and ends the stream. ``total`` counts uncompressed bytes during a push, when ``current`` may exceed it,
-and compressed bytes during a pull. Messages differ between engine versions (20.10 to 28), so errors are recognised by
-the parts of a message that all versions share; the order of the checks matters.
+``errorDetail``) and ends the stream. ``total`` counts uncompressed bytes during a push, and compressed bytes during a
+pull. During a push, ``current`` may exceed ``total``. Messages differ between engine versions (20.10 to 28), so errors
+are recognised by the parts of a message that all versions share; the order of the checks matters.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def events(
 ) -> Iterator[Iterator[Mapping[str, Any]]]:
     """Make the engine push or pull; yield its event stream, which is closed at the end of the block.
 
-    docker-py's own methods are not used, because their generators cannot close the connection, which stops the engine's
-    transfer. ``auth`` is sent even if it is empty, because docker-py would otherwise look for credentials itself.
-    Raises EngineReported if the engine immediately rejects the request.
+    Closing the connection stops the engine's transfer. docker-py's own methods are not used, because their generators
+    cannot close it. ``auth`` is sent even if it is empty, because docker-py would otherwise look for credentials
+    itself. Raises EngineReported if the engine immediately rejects the request.
     """
     api = client.api
     answer = api.post(
@@ -224,7 +224,7 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
         return PlatformMismatch(
             f"{reference} has no image for this platform",
             found=found,
-            fix="pass another --tag, or push an image for it first",
+            fix="pass another --tag, or push an image for this platform first",
         )
     if has("no space left on device") and has("write /", "mkdir /", "failed to register layer", "/var/lib/docker"):
         return DiskFull(

@@ -126,7 +126,7 @@ def build(config: Config) -> Manifest:
     """Make the card image of the configuration; return its manifest.
 
     Raises RootNeeded, ConfigError, EngineUnavailable, ArtefactMissing (no image, or one without a kernel),
-    PlatformMismatch, InUse (another run), DiskFull.
+    PlatformMismatch, InUse (another run) or DiskFull.
     """
     process.require_root("to set the files' owners", "./inv sd-image")
     first_boot.require_complete(config.sd)
@@ -154,7 +154,7 @@ def build(config: Config) -> Manifest:
 
 @contextlib.contextmanager
 def _room(folder: Path) -> Iterator[None]:
-    """Raise DiskFull if the block or a program started by it finds the disk full."""
+    """Raise DiskFull if the block, or a program that it starts, fails because of a full disk."""
     try:
         with files.room_for("the card image", folder):
             yield
@@ -308,7 +308,7 @@ def _root_of(tree: Path, root: Path, tools: Tools, ids: Identifiers, counts: dic
             "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime,hdrcharset:=BINARY", ".",
         ],
         env={"LC_ALL": "C"},
-        fix="see its last lines; the usual cause is a full disk",
+        fix="see the last lines of the output; the usual cause is a full disk",
     )  # fmt: skip
     files.remove(tree)
     entries = counts["files"] + counts["folders"]
@@ -373,10 +373,10 @@ _IMAGER_DEVICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "armhf": {"pi2-32bit": ("bcm2836", "bcm2709"), "pi3-32bit": ("bcm2837", "bcm2710")},
     "arm64": {"pi3-64bit": ("bcm2837", "bcm2710"), "pi4-64bit": ("bcm2711",), "pi5-64bit": ("bcm2712",)},
 }
-"""Raspberry Pi Imager's names for boards, and for each the systems on chip named in its device trees' file names.
+"""Maps Raspberry Pi Imager's names for boards to the systems on chip in the file names of the boards' device trees.
 
-Imager lists a Zero 2 W under Pi 3, a Pi 400 under Pi 4, and a Pi 500 under Pi 5. A 32-bit kernel for a Pi 4 or 5 is not
-among the kernels that an image can have.
+Imager lists a Zero 2 W under Pi 3, a Pi 400 under Pi 4, and a Pi 500 under Pi 5. An image cannot have a 32-bit kernel
+for a Pi 4 or 5.
 """
 
 

@@ -41,5 +41,5 @@ class Tools:
             stdin=stdin,
             limit_s=_LIMIT_S,
             merge_stderr=False,
-            fix="see its last lines; the usual cause is a full disk",
+            fix="see the last lines of the output; the usual cause is a full disk",
         ).output

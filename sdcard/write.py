@@ -35,9 +35,9 @@ class Written:
 def write_card(config: Config, device: Path, *, removable: bool = True) -> Written:
     """Write the configuration's card image to a block device, then read the device back and compare the content.
 
-    With ``removable``, only a card or USB device is accepted. Raises ArtefactMissing or ArtefactDamaged (no image, or
-    one that was changed), RootNeeded, UserError (not such a device, or too small), InUse (something on it is mounted),
-    and ArtefactDamaged if the content differs.
+    With ``removable``, only a card or USB device is accepted. Raises ArtefactMissing if there is no
+    image, ArtefactDamaged if the image was changed or the device's content differs, RootNeeded, UserError if the
+    device is too small or of another kind, or InUse if it is mounted.
     """
     began = time.monotonic()
     folder = Folder.of(config)
@@ -51,7 +51,7 @@ def write_card(config: Config, device: Path, *, removable: bool = True) -> Writt
         process.run(
             [program, "copy", "--bmap", folder.bmap, folder.image, device],
             limit_s=_LIMIT_S,
-            fix="if the card was removed or is worn out, try another one",
+            fix="if the card was removed or is worn out, try another card",
         )
     with progress.step(f"read {device} back"):
         _compare(device, blocks)
@@ -73,7 +73,7 @@ def _require_card(device: Path, size: int, *, removable: bool) -> None:
             f"{device} is not a whole device",
             expected="a device with all its partitions",
             found=f"type {listed['type']}",
-            fix=f"name the device that it is a part of; {names}",
+            fix=f"pass the whole device that contains it; {names}",
         )
     mounted = [point for item in _with_children(listed) for point in item["mountpoints"] if point]
     if mounted:

@@ -35,7 +35,7 @@ def _unknown(reason: str) -> dict[str, Any]:
 
 
 def origin(folder: Path = ROOT) -> dict[str, Any]:
-    """Return ``commit`` and ``dirty`` for a manifest; empty outside a checkout."""
+    """Return ``commit`` and ``dirty`` for a manifest, or an empty dictionary outside a checkout."""
     found = state(folder)
     return {"commit": found["commit"], "dirty": found["dirty"]} if found["commit"] else {}
 
@@ -47,7 +47,7 @@ def described(source: Mapping[str, Any]) -> str:
 
 
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool | None:
-    """Return whether both states are the same commit without changes, or None if either is unknown."""
+    """Return whether both states are the same commit without uncommitted changes, or None if either is unknown."""
     if not one.get("commit") or not other.get("commit"):
         return None
     return one["commit"] == other["commit"] and not one.get("dirty") and not other.get("dirty")

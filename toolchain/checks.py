@@ -31,7 +31,7 @@ _DIRECTIVE = b"# shellcheck shell="
 
 
 def files_of_the_project() -> tuple[Path, ...]:
-    """Return files under version control and new files that Git does not ignore, without symbolic links."""
+    """Return files under version control and new files that Git does not ignore, except symbolic links."""
     listed = process.output_of(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
     paths = (ROOT / name for name in listed.splitlines())
     return tuple(path for path in paths if path.is_file() and not path.is_symlink())
@@ -43,7 +43,7 @@ def shell_scripts() -> tuple[Path, ...]:
 
 
 def is_shell_script(path: Path) -> bool:
-    """Return whether its suffix, shebang line or a shellcheck directive marks a file as a shell script."""
+    """Return whether a file is a shell script according to its suffix, shebang line or shellcheck directive."""
     if path.suffix in (".sh", ".bash"):
         return True
     if path.suffix:
@@ -56,7 +56,7 @@ def is_shell_script(path: Path) -> bool:
 
 
 def folders_of_tests() -> tuple[str, ...]:
-    """Return the folders for separate mypy runs: they are not packages, and contain modules with the same names."""
+    """Return the folders that mypy checks separately, because they are not packages and share module names."""
     folders = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/*.py")}
     return ("tests/conftest.py", *sorted(folders))
 

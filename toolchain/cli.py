@@ -2,7 +2,7 @@
 
 ``mirror URL URL`` accepts any number of URLs. Invoke supports only a fixed number of positional arguments, so they are
 converted into repeated options. ``lab log NAME`` becomes ``lab log --name=NAME``, because Invoke requires all
-positional arguments, and the other actions of ``lab`` have no name. ``TASK --help`` works for every task; Invoke alone
+positional arguments, and the other actions of ``lab`` take no name. ``TASK --help`` works for every task; Invoke alone
 would interpret ``--help`` as the value of a positional argument.
 
 Errors for which Invoke would print a traceback end the program with a message and an exit code. These are a malformed
@@ -81,7 +81,7 @@ def _report_invalid_numbers() -> None:
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output, whose OSErrors, such as a full disk, name "standard output" as the file."""
+    """Standard output. Its OSErrors, for example for a full disk, contain "standard output" as the file name."""
 
     def write(self, text: str) -> int:
         with _named("standard output"):

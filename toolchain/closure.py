@@ -1,6 +1,6 @@
 """Find the code behind a product: the modules of this project that a module imports, directly and indirectly.
 
-They are determined from the import statements anywhere in a file; nothing is imported. ``LEAVES`` lists exceptions.
+The modules are found by parsing all import statements in a file; nothing is imported. ``LEAVES`` lists exceptions.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _is_leaf(module: str) -> bool:
 
 
 def _has_code(content: bytes) -> bool:
-    """Return whether a file has more than a docstring, which is all that most ``__init__.py`` files contain."""
+    """Return whether a file contains more than a docstring. Most ``__init__.py`` files do not."""
     return any(not isinstance(item, ast.Expr) for item in _parsed(content).body)
 
 

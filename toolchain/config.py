@@ -1,4 +1,4 @@
-"""The configuration, which is read from Invoke's hierarchy, validated once, and then immutable.
+"""The configuration. It is read from Invoke's configuration hierarchy, validated once, and then immutable.
 
 There is one dataclass per section of invoke.yaml. It defines each setting's type, default and help text, from which the
 INVOKE_* variables, the documentation tables and the messages are derived. All errors are reported at once. For an
@@ -524,9 +524,9 @@ def load_config(
 
     ``environment`` contains the INVOKE_* variables (see ``take_variables``). They override the tree, except for its
     part ``named``, which comes from the --config file. ``options`` contains settings from the command line, such as
-    ``{"qpu.library": "upstream"}``; they override both, and empty ones are ignored. For a list, a variable's text is
-    split at commas; a list in ``options`` is used unchanged. Raises ConfigError with all errors, including variables
-    that do not name a setting.
+    ``{"qpu.library": "upstream"}``; they override both, and empty ones are ignored. If a setting is a list, the
+    variable's text is split at commas; a list in ``options`` is used unchanged. Raises ConfigError with all errors,
+    including variables that do not name a setting.
     """
     faults: list[str] = []
     stronger = {
@@ -562,7 +562,7 @@ def load_config(
 
 
 def _with_its_variable(fault: str) -> str:
-    """Return an error message; if the wrong value is that of SOURCE_DATE_EPOCH, add this variable's name."""
+    """Return an error message. If the invalid value comes from SOURCE_DATE_EPOCH, add the variable's name."""
     value = os.environ.get(EPOCH_VARIABLE)
     from_variable = fault.startswith("image.source_date_epoch:") and value and fault.endswith(f"found {value!r}")
     return f"{fault} in {EPOCH_VARIABLE}" if from_variable else fault

@@ -236,13 +236,13 @@ class ChecksFailed(UserError):
 
 
 _FIXES = {
-    errno.ENOSPC: "free some space there",
-    errno.EDQUOT: "free some space there, or have your quota raised",
+    errno.ENOSPC: "free some disk space",
+    errno.EDQUOT: "free some disk space, or have your quota raised",
     errno.EFBIG: "raise the file size limit (ulimit -f unlimited), or use a file system that supports larger files",
-    errno.EACCES: "run the task as a user with that permission, or name another path",
-    errno.EPERM: "run the task as a user with that permission, or name another path",
-    errno.EROFS: "name a path on a writable file system",
-    errno.ENAMETOOLONG: "name a shorter path",
+    errno.EACCES: "run the task as a user with the required permission, or use another path",
+    errno.EPERM: "run the task as a user with the required permission, or use another path",
+    errno.EROFS: "use a path on a writable file system",
+    errno.ENAMETOOLONG: "use a shorter path",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENOMEM: "free some memory",
     errno.EIO: "check the disk; dmesg shows the reported error",
@@ -250,7 +250,7 @@ _FIXES = {
 
 
 def of_system(fault: OSError) -> UserError:
-    """Return the user error for an OSError, with the path that it names; for a full disk, DiskFull."""
+    """Return the user error for an OSError, with the path in it. For a full disk, the error is DiskFull."""
     names = [
         os.fsdecode(name) for name in (fault.filename, fault.filename2) if isinstance(name, (str, bytes, os.PathLike))
     ]
@@ -260,5 +260,5 @@ def of_system(fault: OSError) -> UserError:
         f"{place or 'an operation'}: {fault.strerror}",
         expected="free space on the disk" if full else "a usable file or folder",
         found=f"{fault.strerror} (errno {fault.errno})",
-        fix=_FIXES.get(fault.errno or 0, "check that path" if place else "check the arguments of the task"),
+        fix=_FIXES.get(fault.errno or 0, "check the path" if place else "check the arguments of the task"),
     )

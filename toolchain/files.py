@@ -23,12 +23,12 @@ MARKER = ".pitorch-owned"
 """The name of the file that marks a folder as created by this project. Only marked folders are deleted."""
 
 NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|enough free space|Wrote only \d+ of \d+ bytes")
-"""Matches programs' messages about a full disk or an exceeded quota. The last one is GNU tar's, the third one apt's."""
+"""Matches messages about a full disk or an exceeded quota. apt prints the third one, and GNU tar the last one."""
 
 _BLOCK = 1 << 20
 _POLL_S = 0.05
 _UNFINISHED = re.compile(r"\..+\.(?:scratch|part|part\.tar)")
-"""Matches the names of scratch folders and partly written files. For mmdebstrap, the names have another suffix."""
+"""Matches the names of scratch folders and partly written files. mmdebstrap requires the suffix ``.tar``."""
 
 
 def absolute(path: Path) -> Path:
@@ -45,7 +45,8 @@ _VIRTUAL = ("/proc", "/sys")
 def path_fault(path: Path) -> str:
     """Return the reason why a path cannot name a file or folder to read or create, or an empty string.
 
-    The limits are those in limits.h (NAME_MAX, PATH_MAX). Nothing is created. Paths that cannot be examined are valid.
+    The limits are those in limits.h (NAME_MAX, PATH_MAX). Nothing is created. Paths that cannot be examined are
+    accepted.
     """
     name = os.fspath(path)
     if "\0" in name:
@@ -137,7 +138,7 @@ def _hold(folder: Path, stack: contextlib.ExitStack) -> bool:
 
 
 def unfinished_in(folder: Path) -> Iterator[Path]:
-    """Yield the scratch folders and partly written files in ``folder``, in use or left by killed tasks."""
+    """Yield the scratch folders and partly written files in ``folder``: those in use and leftovers of killed tasks."""
     if not folder.is_symlink():
         yield from (path for path in folder.glob(".*") if _UNFINISHED.fullmatch(path.name))
 
@@ -160,7 +161,10 @@ def locked(folder: Path, *, lock_file: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Create a folder with our marker and run the block in one process at a time. Raises as ``require_owned`` does."""
+    """Create a folder with our marker and run the block in one process at a time.
+
+    Raises the same errors as ``require_owned``.
+    """
     require_owned(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARKER).touch()
@@ -170,9 +174,10 @@ def owned(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock file, which is created and never removed. Raises ``refusal`` at once if another process holds it.
+    """Hold a lock file, which is created if necessary and never removed.
 
-    Read permission is enough for another user's file. Raises PermissionError if the file cannot be read or created.
+    Raises ``refusal`` immediately if another process holds the file. Read permission is enough for another user's file.
+    Raises PermissionError if the file cannot be read or created.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -194,7 +199,7 @@ def belongs_to_another(folder: Path, found: str) -> RootNeeded:
         f"{folder} belongs to another user",
         expected="a build folder with write permission",
         found=found,
-        fix=f"run it as the user who built there: {caller.as_root('./inv TASK')}; or change build.folder",
+        fix=f"run the task as the owner of the folder: {caller.as_root('./inv TASK')}; or change build.folder",
     )
 
 
@@ -255,13 +260,15 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
             f"not enough disk space for {purpose}",
             expected=f"{needed_mib} MiB free at {existing}",
             found=f"{free_mib} MiB",
-            fix="free some space there, or point build.folder in invoke.yaml at a larger disk",
+            fix="free some disk space, or point build.folder in invoke.yaml at a larger disk",
         )
 
 
 @contextlib.contextmanager
 def least_room(folder: Path) -> Iterator[list[int]]:
-    """Yield the minimum of free bytes at ``folder``, or its nearest existing parent, since the block began.
+    """Yield a list with the smallest number of free bytes since the block began.
+
+    The bytes are those at ``folder`` or its nearest existing parent.
 
     The free space is polled, because a program that fails on a full disk may remove its files before it exits.
     """
@@ -288,7 +295,7 @@ def least_room(folder: Path) -> Iterator[list[int]]:
 
 
 def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
-    """Return the error for a program that reports a full disk or quota, with that line, or None otherwise."""
+    """Return DiskFull with the program's message if it reports a full disk or an exceeded quota, else None."""
     lines = (line.strip() for line in said.splitlines() if NO_ROOM.search(line))
     if (found := next(lines, None)) is None:
         return None
@@ -296,7 +303,7 @@ def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
         f"no room for {purpose}",
         expected=f"free space at {folder}",
         found=found,
-        fix="free some space there, or point build.folder in invoke.yaml at a larger disk",
+        fix="free some disk space, or point build.folder in invoke.yaml at a larger disk",
     )
 
 
@@ -314,7 +321,7 @@ def room_for(purpose: str, folder: Path) -> Iterator[None]:
             f"no room for {purpose}",
             expected=f"free space at {folder}",
             found=words[0] if words else fault.strerror or "",
-            fix="free some space there, or point build.folder in invoke.yaml at a larger disk",
+            fix="free some disk space, or point build.folder in invoke.yaml at a larger disk",
         ) from fault
 
 
@@ -324,7 +331,7 @@ def pack(
     """Write a folder as a reproducible tar: sorted, owned by root, no time stamp newer than ``epoch``.
 
     The same tree produces the same bytes. The tar is not compressed, because it becomes an image layer. ``overlay`` is
-    a second folder whose files replace or complete those in the first. A file or folder in the first is omitted if
+    a second folder whose files are added to or replace those in the first. A file or folder in the first is omitted if
     ``leave_out`` matches its whole relative name (with ``/``). Raises DiskFull.
     """
     found = dict(_below(folder, leave_out))
@@ -362,7 +369,7 @@ def _below(folder: Path, leave_out: re.Pattern[str] | None = None, inside: str =
 
 
 def unpack(tar: Path, folder: Path) -> None:
-    """Extract a tar that ``pack`` wrote, and replace ``folder`` by its contents. Raises DiskFull."""
+    """Extract a tar that ``pack`` wrote, and replace ``folder`` with the tar's contents. Raises DiskFull."""
     with scratch_folder(folder.parent, folder.name) as scratch:
         stage = scratch / "root"
         stage.mkdir()

@@ -12,7 +12,7 @@ OWN_TAGS = ("kind", "project", "quarantine")
 """Tags that ``./inv lab`` sets itself."""
 
 ARCHITECTURE = "architecture"
-"""The tag that selects another export than that for ``image.architecture``."""
+"""The tag that selects an export for an architecture other than ``image.architecture``."""
 
 MANUAL = "manual"
 """The value of ``power`` for a board that a person switches."""

@@ -38,14 +38,14 @@ class Artefact:
     def verify(self) -> None:
         """Raise ArtefactMissing or ArtefactDamaged if the file has changed since it was created."""
         if not self.path.is_file():
-            raise ArtefactMissing(f"{self.path} is missing", fix="run the step that creates it again")
+            raise ArtefactMissing(f"{self.path} is missing", fix="repeat the step that creates it")
         found = Artefact.of(self.path)
         if found != self:
             raise ArtefactDamaged(
                 f"{self.path} does not match its manifest",
                 expected=f"{self.size} bytes, SHA-256 {self.sha256}",
                 found=f"{found.size} bytes, SHA-256 {found.sha256}",
-                fix="delete it and run the step that creates it again",
+                fix="delete the file, then repeat the step that creates it",
             )
 
 
@@ -61,7 +61,7 @@ class Manifest:
     warnings: tuple[str, ...] = ()
     seconds: float = 0.0
     source: Mapping[str, Any] = field(default_factory=dict)
-    """``commit`` and ``dirty`` of the checkout (toolchain.checkout); empty without one."""
+    """``commit`` and ``dirty`` of the checkout (toolchain.checkout); empty outside a checkout."""
 
     @property
     def product(self) -> str:

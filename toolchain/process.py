@@ -2,8 +2,8 @@
 
 Each child leads its own session and process group. After an error or Ctrl-C, the entire group is stopped with SIGTERM,
 then SIGKILL. If this process is killed, a reaper stops the groups (toolchain.reaper). Error messages explain exit
-codes: 127 and ENOENT mean a missing program, 137 usually the kernel's out-of-memory killer, and negative ones a signal,
-which is named.
+codes: 127 and ENOENT mean a missing program, and 137 usually means the kernel's out-of-memory killer. A negative code
+means a signal, which the message names.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class _Reaper:
         self.send("")
 
     def send(self, line: str) -> None:
-        """Write a line to the reaper. If it was killed, start a new one, which receives only the later lines."""
+        """Write a line to the reaper. If the reaper was killed, start a new one, which receives only later lines."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = subprocess.Popen(
@@ -359,7 +359,7 @@ def _start_error(words: Sequence[str], fault: OSError) -> UserError:
             f"cannot run {line}",
             expected=f"the program {words[0]}" + (" and the interpreter in its first line" if exists else ""),
             found="no such interpreter" if exists else "no such file",
-            fix=f"check its first line: file {shlex.quote(words[0])}"
+            fix=f"check the program's first line: file {shlex.quote(words[0])}"
             if exists
             else f"apt-get install {_PACKAGES.get(words[0], words[0])}",
         )

@@ -46,7 +46,7 @@ class SettingsFiles(config.Config):
 
 
 def named(settings: Any) -> Mapping[str, Any]:
-    """Return the contents of the --config file; empty without that option."""
+    """Return the contents of the --config file, or an empty mapping without this option."""
     found: Mapping[str, Any] = getattr(settings, "_runtime", {})
     return found
 

@@ -94,7 +94,7 @@ class Shared:
 
 
 def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: str = "") -> tuple[Path, ...]:
-    """Store copies of files under a recipe's name and a key; return their paths. Replace an existing entry.
+    """Store copies of files under a recipe's name and a key, and return their paths. An existing entry is replaced.
 
     ``recipe`` is the recipe's key, which ``of_recipe`` looks up.
 
@@ -139,7 +139,7 @@ def keys(config: Config, name: str) -> tuple[str, ...]:
 
 
 def keys_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
-    """Return the keys of entries with a recipe's key, newest first, without verifying them, which is slow."""
+    """Return the keys of entries with a recipe's key, newest first. Entries are not verified, because this is slow."""
     found: list[tuple[int, str]] = []
     for path in (_folder(config) / name).glob(f"*/{MANIFEST}"):
         manifest = Manifest.read(path) if _KEY.fullmatch(path.parent.name) else None
@@ -149,13 +149,13 @@ def keys_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
 
 
 def of_recipe(config: Config, name: str, recipe: str) -> tuple[Path, ...] | None:
-    """Return files as ``get`` does, for the newest entry with a recipe's key."""
+    """Return the files of the newest entry with a recipe's key, as ``get`` does."""
     keys = keys_of_recipe(config, name, recipe)
     return get(config, name, keys[0]) if keys else None
 
 
 def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
-    """Return the files of an entry in this repository; none if the entry has another recipe key.
+    """Return the files of an entry in this repository, or none if the entry has another recipe key.
 
     Raises ArtefactDamaged if the entry does not match its manifest.
     """
@@ -174,7 +174,7 @@ def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
 
 
 def entry(config: Config, name: str, key: str) -> Entry | None:
-    """Return the entry with the files that ``get`` returns, their sizes and digests. Raises as ``get`` does."""
+    """Return the entry with the files that ``get`` returns, and their sizes and digests. Raises the same exceptions."""
     place = _place(config, name, key)
     while True:
         try:
@@ -284,7 +284,7 @@ def pull(
                     f"the contents of {reference} are inconsistent ({fault.summary})",
                     expected=fault.expected,
                     found=fault.found,
-                    fix="delete that tag from the registry, and push the wheel again from the machine that built it",
+                    fix="delete the tag from the registry, and push the wheel again from the machine that built it",
                 ) from fault
     made = entry(config, name, own)
     assert made is not None, "it was stored above"  # noqa: S101
@@ -370,7 +370,7 @@ def _tag(name: str, key: str) -> str:
 
 
 def _reference(config: Config, tag: str, registry: str | None) -> Reference:
-    """Return an artefact's reference, which is like an image's, but in the repository for artefacts."""
+    """Return an artefact's reference: formed like an image's, but with the repository for artefacts."""
     section = dataclasses.replace(config.registry, repository=config.registry.artefacts)
     return resolve(dataclasses.replace(config, registry=section), registry=registry, tag=tag)
 
@@ -385,7 +385,7 @@ def _folder(config: Config) -> Path:
 
 def _place(config: Config, name: str, key: str) -> Path:
     if not _NAME.fullmatch(name) or not _KEY.fullmatch(key):
-        raise ValueError(f"invalid name or key of an artefact: {name!r}, {key!r}")
+        raise ValueError(f"invalid artefact name or key: {name!r}, {key!r}")
     return _folder(config) / name / key
 
 
@@ -439,7 +439,7 @@ def _require_stated(reference: Reference, received: Sequence[Path]) -> None:
             f"{reference} has no provenance for its files",
             expected="an in-toto statement with the SHA-256 of every file",
             found=f"none for {', '.join(unknown)}" if unknown else "a statement without files",
-            fix="delete that tag from the registry, and build the wheel here or push it again from where it was built",
+            fix="delete the tag from the registry, and build the wheel here or push it again from where it was built",
         )
 
 

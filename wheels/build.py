@@ -213,7 +213,7 @@ def libraries_text(sonames: Sequence[str], owners: Mapping[str, str]) -> str:
 
 
 def wheel_mounts(found: Sequence[Path], wanted: Wanted) -> list[str]:
-    """Return the mounts for wheels that the build may require; of two with the same name, only the first.
+    """Return the mounts for wheels that the build may require. Of wheels with the same name, only the first is mounted.
 
     Wheels of the package itself are excluded, because pip would return them instead of building the package.
     """

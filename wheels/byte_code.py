@@ -47,10 +47,10 @@ while running:
 def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> int:
     """Compile every module below the staged root ``root``; return the number of compiled modules.
 
-    The byte code contains the paths on the target. Every module's time stamp is set to ``epoch``, by which Python
-    validates the byte code; unlike validation by hash (PEP 552), this does not read the source on import. Modules that
-    do not compile (templates, code for other versions) are skipped, as in pip. Raises CommandFailed if no module was
-    compiled.
+    The byte code contains the paths on the target. Every module's time stamp is set to ``epoch``. Python compares this
+    time stamp with the byte code; unlike validation by hash (PEP 552), this does not read the source on import. Modules
+    that do not compile (templates, code for other versions) are skipped, as in pip. Raises CommandFailed if no module
+    was compiled.
     """
     for module in root.rglob("*.py"):
         os.utime(module, (epoch, epoch), follow_symlinks=False)

@@ -61,7 +61,7 @@ def missing_in(output: str) -> list[Missing]:
 
 
 def advice(output: str, sources: Sequence[apt.Source], config: Config) -> str:
-    """Return a line of advice for each file that a build did not find; empty if its output names none.
+    """Return a line of advice for each missing file in a build's output, or an empty string if there is none.
 
     ``sources`` are the image's package sources.
     """

@@ -131,7 +131,7 @@ def _modules(wheel: Path) -> list[str]:
 
 
 def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
-    """Examine a wheel's ELF files, and return the result. Raises CommandFailed, or as ``find.elf_members`` does."""
+    """Examine a wheel's ELF files. Raises CommandFailed, or the same exceptions as ``find.elf_members``."""
     count = 0
     found: list[Function] = []
     with zipfile.ZipFile(wheel) as archive:
@@ -404,7 +404,7 @@ def _reasons(program: _Program, functions: Mapping[int, object], direct: set[int
 
 
 def _callers(program: _Program, targets: Addresses) -> dict[int, set[int]]:
-    """Return, by each target's address, the other functions that call it, jump to it or load its address."""
+    """Return, for each target's address, the other functions that call it, jump to it or load its address."""
     found: dict[int, set[int]] = {}
     for code in program.code:
         jumps = np.flatnonzero(code.words & 0x7C000000 == 0x14000000)  # b, bl

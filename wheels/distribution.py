@@ -29,7 +29,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def make(dev_tar: Path, folder: Path, target: Architecture, suite: Suite) -> None:
-    """Write a wheel of each package in ``NAMES`` that ``dev_tar`` contains; create ``folder`` only when complete.
+    """Write a wheel of each package in ``NAMES`` that ``dev_tar`` contains. ``folder`` is created only on success.
 
     Raises DiskFull.
     """
@@ -94,7 +94,7 @@ def _write(
 
 
 def _below(members: dict[str, tarfile.TarInfo], folder: str) -> dict[str, None]:
-    """Return the paths of files below a folder; follow links to folders, as for the headers of Debian's numpy."""
+    """Return the paths of files below a folder. Links to folders, such as numpy's headers in Debian, are followed."""
     found: dict[str, None] = {}
     for path in [path for path in members if path.startswith(f"{folder}/")]:
         member = members[path]

@@ -40,7 +40,7 @@ def download(requirement: str, folder: Path, target: Architecture, suite: Suite,
 
 
 def dependencies(wheel: Path, folder: Path, target: Architecture, suite: Suite, log: Path) -> list[Path]:
-    """Download the direct and indirect dependencies of a wheel. Raises WheelUnusable, and as ``download`` does.
+    """Download a wheel's direct and indirect dependencies. Raises WheelUnusable, or the same errors as ``download``.
 
     pip would evaluate markers such as ``platform_machine`` for this PC instead of the target, so each package is
     requested separately; the first requirement for a package determines its version.

@@ -64,7 +64,7 @@ def explain(
 
 
 def distribution_package(name: str, config: Config) -> str:
-    """Return the Debian package in the image's verified lists that contains a package from the index; empty if none."""
+    """Return the Debian package in the image's verified lists that contains a package from the index, or ""."""
     canonical = canonicalize_name(name)
     package = f"python3-{_APT_NAMES.get(canonical, canonical.removeprefix('python-'))}"
     known = apt.package_names(config.target_root / "mirror" / "lists", config.image.architecture) if name else set()
@@ -130,7 +130,7 @@ def _explained(
 
 
 def wheels_for_others(name: str, pin: str, config: Config) -> list[str]:
-    """Return a package's wheels for other platforms; none if the index has its source or a suitable wheel.
+    """Return a package's wheels for other platforms, or none if the index has its source or a suitable wheel.
 
     If ``pin`` is ``==VERSION``, only that version is considered. pip on this PC queries the index, because the emulated
     pip would need minutes to list all wheels.
@@ -189,7 +189,7 @@ def _with_advice(fault: CommandFailed, text: str, config: Config, sources: Seque
 
 
 def explain_apt(fault: CommandFailed, text: str, config: Config) -> Exception:
-    """Return the error, from apt's output, for distribution packages that could not be installed for a build."""
+    """Return the error for distribution packages that apt could not install for a build, determined from its output."""
     if full := files.full_disk(text, "packages in the engine's folder", config.target_root):
         return full
     errors = [line.removeprefix("E: ") for line in text.splitlines() if line.startswith("E: ")]

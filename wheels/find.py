@@ -88,7 +88,7 @@ def candidates(
 ) -> tuple[list[Candidate], list[str]]:
     """Return a distribution's wheels that fit, best first, and the reasons why others do not fit.
 
-    An earlier wheelhouse takes precedence over a later one; within one, newer versions come first.
+    An earlier wheelhouse takes precedence over a later one; within a wheelhouse, newer versions come first.
     """
     fitting: list[Candidate] = []
     refused: list[str] = []

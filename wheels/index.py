@@ -1,8 +1,7 @@
 """Serve a given set of wheels over HTTP as a package index for pip (PEP 503).
 
-The index is read-only. A request for anything but one of the wheels returns status 404: no path leads to another file.
-Wheels are listed with their SHA-256, which pip verifies. Byte ranges are supported, so pip can resume an interrupted
-download.
+The index is read-only. It serves its pages and the given wheels; requests for any other file return status 404. Wheels
+are listed with their SHA-256, which pip verifies. Byte ranges are supported, so pip can resume an interrupted download.
 
 The server uses plain HTTP on one address. Use it only on trusted networks.
 """

@@ -59,7 +59,7 @@ class Wanted:
                     f"{path} is not a Python project",
                     expected="a folder with pyproject.toml or setup.py",
                     found=_listing(path),
-                    fix="pass the folder with that file, or NAME==VERSION",
+                    fix="pass the folder that contains one of these files, or NAME==VERSION",
                 )
             return cls(project=path)
         if path.is_file() and path.name.endswith(_ARCHIVES):

@@ -1,4 +1,4 @@
-"""Fetch firmware of boards from Debian's component non-free-firmware with apt, which verifies it."""
+"""Fetch firmware for boards from Debian's non-free-firmware component with apt, which verifies it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the device "qpu" with PyTorch's own samples, networks, processes and torch.compile."""
+"""Test the "qpu" device with PyTorch's own samples, with networks, in several processes, and with torch.compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the device tests that need no board on this machine, with libqpu's interpreter."""
+"""Run, on this machine and with libqpu's interpreter, the device tests that need no board."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = ("test_ops.py", "test_torch.py", "test_torch_qpu.py")
 
 
 def step(context: Context) -> Step:
-    """Return the step that runs tests/device's tests of the extension and of torch, as on a board."""
+    """Return the step that runs the tests of the extension and of torch in tests/device, as on a board."""
     return Step(
         name="native-suite",
         title="device suite on this machine",

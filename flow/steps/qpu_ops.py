@@ -70,7 +70,7 @@ def _omitted(reason: str) -> Made:
 
 
 def place(context: Context, made: Mapping[str, Manifest]) -> qpu_ops.Place:
-    """Return the place to compile the wheel: the image of ``builder`` if ``made`` contains it, else of ``dev``."""
+    """Return the place to compile the wheel: the ``builder`` image if ``made`` contains it, else the ``dev`` image."""
     role = "builder" if is_extension_cross_compiled(context) and "builder" in made else "dev"
     reference, image_id = context.config.image_reference(role), made[role].facts["image"]
     if role == "builder":

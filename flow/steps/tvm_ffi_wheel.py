@@ -17,7 +17,7 @@ from wheels import artefacts
 
 
 def step(context: Context) -> Step:
-    """Return the step that builds it. Raises PlatformMismatch or RecipeInvalid for an unsupported target."""
+    """Return the step that builds the wheel. Raises PlatformMismatch or RecipeInvalid for an unsupported target."""
     data = recipe.load(locate.NAME)
     locate.require_target(data, context.target, context.suite)
     key = locate.recipe_key(data, context.target, context.suite)

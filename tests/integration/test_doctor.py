@@ -342,7 +342,7 @@ def test_a_sudo_timeout_is_a_finding() -> None:
         finding = as_nobody(limited, f"{folder}:/usr/bin:/bin")
     assert (finding.check, finding.verdict) == ("rights", Verdict.FAIL)
     assert finding.found == "sudo --non-interactive true was still running after 1 s"
-    assert "run it yourself" in finding.fix
+    assert "run the program yourself" in finding.fix
 
 
 # ------------------------------------------------------------------------------------------------ the machine

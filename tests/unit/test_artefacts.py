@@ -231,9 +231,9 @@ def test_missing_file_creates_no_entry(config: Config, tmp_path: Path) -> None:
     [("../thing", KEY), ("Thing", KEY), ("", KEY), ("thing", ""), ("thing", "../" + KEY), ("thing", "xyz")],
 )
 def test_invalid_names_and_keys_are_refused(config: Config, tmp_path: Path, name: str, key: str) -> None:
-    with pytest.raises(ValueError, match="invalid name or key"):
+    with pytest.raises(ValueError, match="invalid artefact name or key"):
         artefacts.put(config, name, key, products(tmp_path))
-    with pytest.raises(ValueError, match="invalid name or key"):
+    with pytest.raises(ValueError, match="invalid artefact name or key"):
         artefacts.get(config, name, key)
 
 

@@ -25,7 +25,7 @@ SETTINGS = Settings(
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Make a tree that passes the audit once it has keys; each audit generates its own."""
+    """Make a tree that passes the audit once it has keys, which each audit generates."""
     root = tmp_path / "root"
     for folder in ("etc/ssh", "dev", "root", "usr/lib", "usr/bin", "usr/local/sbin", "var/lib"):
         (root / folder).mkdir(parents=True)

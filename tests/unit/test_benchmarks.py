@@ -1,4 +1,4 @@
-"""Tests of functions that time, compare and print results, on small cases. The benchmarks themselves are not run."""
+"""Tests of the benchmarks' timing, comparison and output, on small cases. The benchmarks themselves are not run."""
 
 from __future__ import annotations
 

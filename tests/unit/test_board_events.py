@@ -1,4 +1,4 @@
-"""Tests of a board's events, which are recorded with time stamps, limited in size, and shown on one time line."""
+"""Tests of a board's events: their time stamps, the limit on their size, and their display in chronological order."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 from toolchain import caller
 from toolchain.config import ROOT
 
-# Replaces the function that each task calls by one that prints the paths. This runs in a separate process, because
+# Replaces the function that each task calls with one that prints the paths. This runs in a separate process, because
 # tasks.py removes the INVOKE_* variables from the environment.
 PRINT_PATHS = """
 import json, sys
@@ -106,7 +106,7 @@ def test_root_command_repeats_arguments_and_settings(monkeypatch: pytest.MonkeyP
 def test_script_is_named_relative_to_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: None
 ) -> None:
-    """Paths on the command line are relative to that folder."""
+    """Paths on the command line are relative to the caller's folder."""
     monkeypatch.setenv("PITORCH_CALLER_CWD", str(tmp_path))
     caller.remember(["export-nfsroot", "--folder=a"], [])
     assert caller.as_root("./inv TASK") == f"sudo {ROOT / 'inv'} export-nfsroot --folder=a"

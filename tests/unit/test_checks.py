@@ -1,4 +1,4 @@
-"""Tests of ``./inv test`` and of the files for continuous integration."""
+"""Tests of ``./inv test`` and of the CI configuration and scripts."""
 
 from __future__ import annotations
 

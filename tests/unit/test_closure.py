@@ -61,7 +61,7 @@ def key(step: Step) -> str:
 
 
 def key_after_change(path: Path, step: Step) -> str:
-    """Compute the key while the file contains one more line."""
+    """Compute the key while the file contains an additional line."""
     content = path.read_bytes()
     path.write_bytes(content + b"# changed\n")
     try:

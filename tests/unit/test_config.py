@@ -452,7 +452,7 @@ FOLDERS = ["build.folder", "torch.wheelhouse", "qpu.upstream_source", "nfs.folde
 
 
 def path_fault_of(name: str, path: str) -> str:
-    """Return the message about a path as the value of a setting; empty if it is accepted."""
+    """Return the error for a setting whose value is this path, or an empty string if the path is accepted."""
     section, _, key = name.partition(".")
     try:
         load_config({section: {key: [path] if key == "wheelhouse" else path}})

@@ -1,4 +1,4 @@
-"""Tests of instruction classes, the plugin's output, and the tables of the benchmark ``cpu``, on small cases."""
+"""Tests of instruction classes, the plugin's output, and the tables of the ``cpu`` benchmark, on small cases."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_modelled_cycles_are_scaled_to_all_instructions() -> None:
 
 
 def rows(factor: int) -> list[Row]:
-    """Return rows of a wheel that executes ``factor`` million vector instructions in most workloads."""
+    """Return the rows for a wheel that executes ``factor`` million vector instructions in most workloads."""
     names = [compare.IMPORT, "mm 256³", "conv 3×3, 64→64 on 56×56", "linear 1×1024×1024", "MobileNetV2 224×224"]
     cycles = model.Modelled(cycles=1e6 * factor, share=0.5)
     made = [Row(name, "", Counter({"NEON": factor * 1_000_000, "branch": 1_000_000}), 1000 * factor) for name in names]

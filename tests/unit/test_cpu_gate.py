@@ -85,7 +85,7 @@ def program(
 
 @pytest.fixture(autouse=True)
 def two_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use two known instructions in place of LLVM's tables, which the integration tests test with LLVM."""
+    """Replace LLVM's tables with two known instructions. The integration tests use LLVM itself."""
 
     def unsupported(_: Disassembler, words: Words, *_args: object, **_options: object) -> Mapping[str, Words]:
         found = {name: np.intersect1d(words, np.array([word], np.uint32)) for name, word in BEYOND.items()}

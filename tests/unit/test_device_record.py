@@ -189,7 +189,7 @@ VIRT = {"model": b"linux,dummy-virt\0", "compatible": b"linux,dummy-virt\0"}
 
 @pytest.fixture
 def timing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Load the board's timing script. Empty modules replace the image's, which the machine label does not need."""
+    """Load the board's timing script. Empty modules replace the image's modules, which the test does not need."""
     for name in ("cpu_cpp", "matrix_cpp", "qpu_ops", "torch"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     spec = importlib.util.spec_from_file_location("timing_of_the_board", ROOT / "tests" / "device" / "timing.py")

@@ -59,7 +59,7 @@ LINKS = {
 
 
 def test_wheels_contain_the_packages_files(tmp_path: Path) -> None:
-    """These include headers, which Debian's numpy has in another folder, behind a symbolic link."""
+    """These include headers, to which Debian's numpy has a symbolic link."""
     distribution_wheels.make(root(tmp_path / "dev.tar", FILES, LINKS), tmp_path / "made", ARMHF, TRIXIE)
     tag = "cp313-cp313-linux_armv7l.whl"
     names = [f"numpy-2.2.4-{tag}", f"scipy-1.15.3-{tag}"]

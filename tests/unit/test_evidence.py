@@ -1,4 +1,4 @@
-"""Tests of the chain from the commit to the board: what breaks each link, and which deviations are legitimate."""
+"""Tests of the chain from the commit to the board: the changes that break a link, and those that do not."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Chain:
         return evidence.collect(self.config, record, started_by_us=True, access="QEMU", through="boot")
 
     def broken(self, severity: str = "error", source: Mapping[str, Any] = CLEAN) -> list[str]:
-        """Return the names of the links that do not hold."""
+        """Return the names of the broken links."""
         return [
             name for name, item in self.links(source).items() if item["holds"] is False and item["severity"] == severity
         ]

@@ -39,8 +39,8 @@ COPIED = (
     *("benchmarks/cpu/workloads.py", "benchmarks/models/on_target.py", "device/remote/loader/torch_session.py"),
     "benchmarks/models/networks.py",
 )
-"""Sources of wheels, which are built in their own folder, scripts for the target's Python, and models, which a process
-with PyTorch imports. They cannot import this project."""
+"""Code that cannot import this project: the sources of wheels, which are built in their own folder; scripts for the
+target's Python; and models, which a process with PyTorch imports."""
 
 
 def modules(package: str) -> list[Path]:

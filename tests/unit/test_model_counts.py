@@ -1,4 +1,4 @@
-"""Tests of the figures and the table of the benchmark ``models``, from small counts."""
+"""Tests of the ``models`` benchmark: its figures and its table, computed from small counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of pitorch.preloaded, whose server imports torch and forks, with small modules instead of torch."""
+"""Tests of pitorch.preloaded, whose server imports torch and forks. Small modules replace torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of subprocesses: results, errors, and the end of all processes."""
+"""Tests of subprocesses: results, errors, and the termination of all processes."""
 
 from __future__ import annotations
 

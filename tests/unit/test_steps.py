@@ -36,7 +36,7 @@ def writer(
     missing: Callable[[Manifest], str] = lambda _: "",
     **inputs: str,
 ) -> Step:
-    """Make a step that writes NAME.txt: the result of ``text``, or its inputs and the files that it needs."""
+    """Make a step that writes the result of ``text``, or its inputs and the files that it needs, to NAME.txt."""
 
     def action(made: Mapping[str, Manifest]) -> Made:
         runs.append(name)

@@ -50,7 +50,7 @@ def a_builder(folder: Path, kind: type[building.Builder] = building.Builder, **t
 
 @pytest.fixture
 def without_container(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
-    """Replace containers.run_in by a function that runs commands here; return the list of their environments."""
+    """Replace containers.run_in with a function that runs commands here; return the list of their environments."""
     seen: list[Mapping[str, str]] = []
 
     def run_in(
@@ -163,7 +163,8 @@ SILENT = {
     "words in two lines": "yes | head -c 90000000 >HOME/file 2>/dev/null; printf 'No space left\\n on device'; exit 1",
     "taken away": "yes | head -c 90000000 >HOME/file 2>/dev/null; sleep 1; rm HOME/file; echo died; exit 1",
 }
-"""Failures without the message: a signal at a mapped page, CMake's lines of 77 columns, a cleaned-up folder."""
+"""Failures whose output lacks the message: a program is killed when it writes to a mapped page, CMake wraps the message
+at 77 columns, or a program removes its files before it exits."""
 
 
 @pytest.mark.usefixtures("without_container")
@@ -573,7 +574,7 @@ Local storage:
   Hits:            2 / 4 (50.00%)
   Misses:          2 / 4 (50.00%)
 """
-"""Output of ``ccache --show-log-stats`` 4.11.2 after compiling two files, one of them three times, and a link."""
+"""Output of ``ccache --show-log-stats`` 4.11.2 after a link and compiling two files, one of them three times."""
 
 
 def test_hits_of_ccache_are_counted_per_tree(tmp_path: Path) -> None:

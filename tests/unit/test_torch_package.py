@@ -38,7 +38,7 @@ BINDING = "int core(void);\nint binding(void) { return core() + 1; }\n"
 
 
 def compiled(folder: Path) -> dict[str, bytes]:
-    """Compile torch/lib/libcore.so, which uses OpenMP, and torch/_C.so, which calls it and names an unused library."""
+    """Compile torch/lib/libcore.so, which uses OpenMP, and its caller torch/_C.so, which needlessly links libgomp."""
     compiler = shutil.which(f"{GNU}-gcc")
     assert compiler, "./inv installs the ARM cross compiler"
     (folder / "core.c").write_text(CORE)

@@ -1,4 +1,4 @@
-"""Tests of the package index's pinned wheels: fetched from a real index, checked, and chosen for the image."""
+"""Tests that the pinned wheels of the package index are fetched from a real index, checked, and selected."""
 
 from __future__ import annotations
 
