@@ -117,7 +117,6 @@ class Registry:
     url: str
     pid: int
     settings: Settings
-    started_now: bool = False
 
     @property
     def running(self) -> bool:
@@ -211,9 +210,7 @@ def _start(program: Path, settings: Settings, port: int) -> Registry:
         )
     try:
         started = process_identity.find(child.pid)
-        running = Registry(
-            address=address, url=f"{scheme}://{address}", pid=child.pid, settings=settings, started_now=True
-        )
+        running = Registry(address=address, url=f"{scheme}://{address}", pid=child.pid, settings=settings)
         deadline = time.monotonic() + _START_LIMIT_S
         while started is None or not _responds(running, settings):
             ended = child.poll()

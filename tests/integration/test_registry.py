@@ -70,7 +70,7 @@ def test_pushed_image_is_in_the_registry(client: docker.DockerClient, plain: Reg
     # An image's ID is the digest of its configuration or, in the containerd image store, of its manifest.
     assert identity in (answer.json()["config"]["digest"], pushed.digest)
     assert str(pushed.reference) == f"{plain.address}/a/b/c:v1"
-    assert (pushed.layers, pushed.sent, pushed.attempts) == (3, 3, 1)
+    assert (pushed.layers, pushed.sent) == (3, 3)
     stored = blobs_on_disk(plain)
     parts = [answer.json()["config"], *answer.json()["layers"]]
     assert pushed.size == sum(stored[part["digest"].removeprefix("sha256:")] for part in parts)

@@ -430,7 +430,6 @@ def test_push_is_retried_if_the_manifest_fails(
         proxy.watch = watch
         with image(client, config.image_reference("system"), (4 * KIB, 256 * KIB)):
             pushed = registry.push(config)
-        assert pushed.attempts == 4
         assert pushed.sent == 2, "each layer once"
         assert_held_once(running, pushed)
         assert len(warnings_printed) == 3
