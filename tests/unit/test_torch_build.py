@@ -546,23 +546,6 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float | None, str
     return shown
 
 
-def test_the_progress_of_a_compilation_is_that_of_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    builder = recorder(tmp_path)
-    shown = bars(monkeypatch)
-    builder.said = [
-        "[1/3] Copying a.h",
-        "[2/3] Building CXX object caffe2/CMakeFiles/torch_cpu.dir/f.cpp.o",
-        "a warning",
-        "[3/3] Linking CXX shared library lib/libtorch_cpu.so",
-    ]
-    builder.compile()
-    assert shown == [
-        (1.0, 3.0, "Copying a.h"),
-        (2.0, 3.0, "f.cpp"),
-        (3.0, 3.0, "libtorch_cpu.so"),
-    ]
-
-
 CCACHE = """Cacheable calls:   4 / 5 (80.00%)
   Hits:            2 / 4 (50.00%)
     Direct:        2 / 2 (100.0%)
