@@ -28,6 +28,7 @@ from registry_parts import (
     forget,
     need,
     small_disk,
+    with_images_on,
 )
 from test_artefacts import KEY, OTHER_KEY, products
 
@@ -38,7 +39,7 @@ from recipes.tvm_ffi import locate as tvm_ffi
 from registry import local as local_registry
 from registry import oras, retries
 from registry.credentials import PASSWORD_VARIABLE
-from registry.local import Registry, Settings
+from registry.local import Registry
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import (
@@ -497,7 +498,7 @@ def test_full_registry_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(progress, "warn", lambda _: None)
     with (
         small_disk(tmp_path / "disk", "4m") as disk,
-        local_registry.serve(Settings(folder=tmp_path / "r", storage=disk)) as running,
+        local_registry.serve(with_images_on(disk, tmp_path / "r")) as running,
     ):
         config = config_for(tmp_path, running.address)
         artefacts.put(config, "thing", KEY, large(tmp_path))

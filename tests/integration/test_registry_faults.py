@@ -36,6 +36,8 @@ from registry_parts import (
     second_engine,
     small_disk,
     tags_of,
+    with_images_on,
+    with_tls,
 )
 
 from registry import client as registry
@@ -181,7 +183,7 @@ def outside_tls(tmp_path: Path) -> Iterator[tuple[Registry, Path]]:
     """Run a registry with a self-signed certificate on an address other than loopback."""
     address = outside_address()
     certificate, key = make_certificate(tmp_path, address)
-    settings = Settings(folder=tmp_path / "tls", host=address, certificate=certificate, key=key)
+    settings = Settings(folder=tmp_path / "tls", host=address, variables=with_tls(certificate, key))
     with local_registry.serve(settings) as running:
         yield running, certificate
 
@@ -219,7 +221,7 @@ def test_suggested_fix_for_an_untrusted_certificate_works(
 def test_certificate_for_another_host_is_refused(client: docker.DockerClient, tmp_path: Path) -> None:
     address = outside_address()
     certificate, key = make_certificate(tmp_path, "192.0.2.77")
-    settings = Settings(folder=tmp_path / "tls", host=address, certificate=certificate, key=key)
+    settings = Settings(folder=tmp_path / "tls", host=address, variables=with_tls(certificate, key))
     need("docker-registry")
     with pytest.raises(Exception, match="did not start"):
         # The check that the registry has started verifies the certificate.
@@ -237,7 +239,7 @@ def _start_with_short_limit(settings: Settings) -> None:
 
 def test_loopback_accepts_any_certificate(client: docker.DockerClient, tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "127.0.0.1")
-    with local_registry.serve(Settings(folder=tmp_path / "r", certificate=certificate, key=key)) as running:
+    with local_registry.serve(Settings(folder=tmp_path / "r", variables=with_tls(certificate, key))) as running:
         config = config_for(tmp_path, running.address)
         with image(client, config.image_reference("system")):
             assert registry.push(config).layers == 1
@@ -339,7 +341,7 @@ def assert_held_once(running: Registry, pushed: registry.Pushed) -> None:
 def test_full_registry_is_reported_at_once(client: docker.DockerClient, tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "disk", "2m") as disk,
-        local_registry.serve(Settings(folder=tmp_path / "r", storage=disk)) as running,
+        local_registry.serve(with_images_on(disk, tmp_path / "r")) as running,
     ):
         config = config_for(tmp_path, running.address)
         with image(client, config.image_reference("system"), (4 * KIB, 4 * MIB)):
