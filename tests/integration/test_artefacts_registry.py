@@ -199,9 +199,7 @@ def test_second_pull_receives_nothing(plain: Registry, tmp_path: Path) -> None:
     assert (pulled.moved, pulled.note) == (0, "already here")
 
 
-def test_damaged_local_entry_is_pulled_again(plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    warnings: list[str] = []
-    monkeypatch.setattr(progress, "warn", warnings.append)
+def test_damaged_local_entry_is_pulled_again(plain: Registry, tmp_path: Path, warned: list[str]) -> None:
     config = config_for(tmp_path, plain.address, namespace="fixed")
     stored = artefacts.put(config, "thing", KEY, products(tmp_path))
     right = stored[1].read_bytes()
@@ -211,7 +209,7 @@ def test_damaged_local_entry_is_pulled_again(plain: Registry, tmp_path: Path, mo
     pulled = artefacts.pull(config, "thing", KEY)
     assert pulled.moved == 3
     assert stored[1].read_bytes() == right
-    assert "pulling it again" in warnings[0]
+    assert "pulling it again" in warned[0]
 
 
 def test_damaged_entry_is_not_pushed(plain: Registry, tmp_path: Path) -> None:
@@ -595,10 +593,8 @@ def test_pull_prefers_the_same_builder(plain: Registry, tmp_path: Path, monkeypa
 
 
 def test_pull_without_an_engine_selects_the_newest_torch(
-    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
-    warned: list[str] = []
-    monkeypatch.setattr(progress, "warn", warned.append)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     base = config_for(tmp_path / "base", plain.address, namespace="no-engine")
     push_in_order(base, tmp_path, "torch", {"older": KEY, "newer": OTHER_KEY}, share.wanted(base)[0][1])
@@ -636,11 +632,7 @@ def small_builder() -> bytes:
 
 
 @pytest.mark.engine
-def test_pull_prefers_the_same_compiler_and_packages(
-    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    warned: list[str] = []
-    monkeypatch.setattr(progress, "warn", warned.append)
+def test_pull_prefers_the_same_compiler_and_packages(plain: Registry, tmp_path: Path, warned: list[str]) -> None:
     base = config_for(tmp_path / "base", plain.address, namespace="compilers")
     recipe = share.wanted(base)[0][1]
     versions = {**LISTED, "compiler": "; ".join(COMPILERS.values())}

@@ -46,7 +46,6 @@ from registry import local as local_registry
 from registry.credentials import PASSWORD_VARIABLE
 from registry.local import Registry, Settings
 from registry.reference import Reference, resolve
-from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import (
     DiskFull,
@@ -73,13 +72,6 @@ def _no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
     monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
     monkeypatch.setattr(credentials, "_taken", "")
-
-
-@pytest.fixture
-def warnings_printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    lines: list[str] = []
-    monkeypatch.setattr(progress, "warn", lines.append)
-    return lines
 
 
 def error_from_the_engine(client: docker.DockerClient, config: Config) -> UserError:
@@ -381,7 +373,7 @@ def killed_once(
 
 
 def test_push_survives_a_restart_of_the_registry(
-    client: docker.DockerClient, tmp_path: Path, warnings_printed: list[str]
+    client: docker.DockerClient, tmp_path: Path, warned: list[str]
 ) -> None:
     settings = Settings(folder=tmp_path / "r", port=free_port())
     with local_registry.serve(settings) as running, Proxy(running.address, rate=8 * MIB) as proxy:
@@ -394,7 +386,7 @@ def test_push_survives_a_restart_of_the_registry(
         assert proxy.cuts == 1
         assert pushed.sent == 2
         assert_held_once(running, pushed)
-        assert any("connection to" in line for line in warnings_printed)
+        assert any("connection to" in line for line in warned)
 
 
 def is_manifest(block: bytes, _sent: int) -> bool:
@@ -408,7 +400,7 @@ def is_layer_request(block: bytes, _sent: int) -> bool:
 
 
 def test_push_is_retried_if_the_manifest_fails(
-    client: docker.DockerClient, tmp_path: Path, warnings_printed: list[str], monkeypatch: pytest.MonkeyPatch
+    client: docker.DockerClient, tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine itself never retries a manifest."""
     settings = Settings(folder=tmp_path / "r", port=free_port())
@@ -434,11 +426,11 @@ def test_push_is_retried_if_the_manifest_fails(
             pushed = registry.push(config)
         assert pushed.sent == 2, "each layer once"
         assert_held_once(running, pushed)
-        assert len(warnings_printed) == 3
+        assert len(warned) == 3
 
 
 def test_stopped_registry_is_reported(
-    client: docker.DockerClient, tmp_path: Path, warnings_printed: list[str], monkeypatch: pytest.MonkeyPatch
+    client: docker.DockerClient, tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.1, 0.1))
     with local_registry.serve(Settings(folder=tmp_path / "r")) as running, Proxy(running.address) as proxy:
@@ -455,12 +447,12 @@ def test_stopped_registry_is_reported(
         with image(client, config.image_reference("system")), pytest.raises(RegistryBroke) as caught:
             registry.push(config)
     assert caught.value.exit_code == 35
-    assert len(warnings_printed) == 2
+    assert len(warned) == 2
     assert tags_of(client, config) == before
 
 
 def test_pull_survives_a_restart_of_the_registry(
-    client: docker.DockerClient, tmp_path: Path, warnings_printed: list[str], monkeypatch: pytest.MonkeyPatch
+    client: docker.DockerClient, tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.2, 1.0, 2.0, 5.0, 10.0))
     settings = Settings(folder=tmp_path / "r", port=free_port())

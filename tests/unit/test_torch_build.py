@@ -307,10 +307,8 @@ def test_a_finished_build_removes_the_trees_it_replaces(
 
 
 def test_a_tree_that_cannot_be_removed_is_only_a_warning(
-    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
-    warned: list[str] = []
-    monkeypatch.setattr(progress, "warn", warned.append)
     quick.build(tmp_path / "out")
     old = older_tree(quick, f"torch-{'0' * 12}", (quick.home / "made-for").read_text())
 
