@@ -182,6 +182,17 @@ def exported_config(product_config: Config, built: main_job.Built) -> Config:
 
 
 @pytest.fixture
+def unreachable_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make pip use only an index that does not respond."""
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+
+
+@pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the printed warnings."""
     shown: list[str] = []

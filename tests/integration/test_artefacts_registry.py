@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import nasty_image
 import pytest
 from registry_parts import (
     MIB,
@@ -615,20 +612,11 @@ COMPILERS = {
 
 def small_builder() -> bytes:
     """Make a root's tar with programs that report packages and compilers as in torch's builder."""
-    shell = os.path.realpath(shutil.which("sh") or "/bin/sh")
-    listed = subprocess.run(["ldd", shell], capture_output=True, text=True, check=True).stdout
-    files = {"bin/sh": Path(shell).read_bytes()}
-    files |= {name[1:]: Path(name).read_bytes() for name in re.findall(r"(/\S+)", listed)}
+    files = nasty_image.with_libraries("sh")
     outputs = {"dpkg-query": "\n".join(map(" ".join, LISTED.items()))}
     outputs |= {name: f"{text}\nmore" for name, text in COMPILERS.items()}
     files |= {f"bin/{name}": f"#!/bin/sh\necho '{text}'\n".encode() for name, text in outputs.items()}
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o755
-            archive.addfile(entry, io.BytesIO(content))
-    return stream.getvalue()
+    return nasty_image.root_of(files)
 
 
 @pytest.mark.engine

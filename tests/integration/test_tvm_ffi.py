@@ -150,14 +150,8 @@ def test_another_source_is_rejected_and_removed(
     assert [path.name for path in tmp_path.iterdir()] == ["pip.log"]
 
 
-def test_without_a_network_no_file_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_no_file_remains(tmp_path: Path, unreachable_index: None) -> None:
     """This runs the real pip with an unreachable index."""
-    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
-        monkeypatch.setenv(name, "")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_RETRIES", "1")
-    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     log = tmp_path / "pip.log"
     actions: tuple[Callable[[], object], ...] = (
         lambda: source.tools(DATA, TRIXIE, tmp_path, log),
