@@ -176,12 +176,6 @@ def test_unsupported_targets_are_rejected_with_a_fix(tmp_path: Path) -> None:
     assert not (tmp_path / "build").exists()
 
 
-def test_the_plan_lists_the_steps_that_would_run(tmp_path: Path) -> None:
-    decisions = tvm_ffi_job.plan(load_config({"build": {"folder": str(tmp_path)}}))
-    assert [item.step.name for item in decisions] == ["mirror", "tvm-ffi-builder", "tvm-ffi-wheel"]
-    assert all(item.runs for item in decisions)
-
-
 @pytest.mark.parametrize(("contents", "tag", "kind", "message"), FOR_OTHER_MACHINES)
 def test_a_wheel_for_another_machine_is_rejected(
     tmp_path: Path, contents: dict[str, bytes], tag: str, kind: type[Exception], message: str

@@ -108,23 +108,6 @@ def test_a_full_disk_in_any_program_raises_diskfull(tmp_path: Path, monkeypatch:
     assert "continue from here" in caught.value.fix
 
 
-@pytest.mark.usefixtures("without_container")
-def test_a_linker_on_a_full_disk_leaves_no_partial_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("large.c").write_text(f'const char large[] = "{"x" * 300000}";\n')
-    subprocess.run(["gcc", "-c", "large.c", "-o", "large.o"], check=True)
-    with small_disk(tmp_path / "disk", "400k") as disk:
-        (disk / "others").write_bytes(bytes(300 << 10))
-        rules = f"rule link\n  command = gcc -shared -nostdlib $in -o $out\nbuild {disk}/large.so: link large.o\n"
-        Path("build.ninja").write_text(rules)
-        with pytest.raises(DiskFull, match="the disk became full"):
-            a_builder(tmp_path).run(["ninja"])
-        assert [path.name for path in disk.iterdir()] == ["others"]
-        (disk / "others").unlink()
-        a_builder(tmp_path).run(["ninja"])
-        assert (disk / "large.so").stat().st_size > 300000
-
-
 SAID = (
     "/tmp/ccdfkpK2.s: Fatal error: can't write 3919 bytes to section .rodata of d/large.o: 'No space left on device'",
     "/usr/lib/gcc-cross/arm-linux-gnueabihf/12/../../../../arm-linux-gnueabihf/bin/ld: final link failed: "
