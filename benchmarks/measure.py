@@ -122,7 +122,6 @@ def observe(
     environment: Mapping[str, str],
     log: Path,
     cwd: Path = ROOT,
-    limit_s: float = 3600.0,
     program: str = "benchmarks.observed",
 ) -> Observed:
     """Run a task as a user would, and measure it. Raises CommandFailed with the last lines of its output.
@@ -132,7 +131,7 @@ def observe(
     report = log.with_suffix(".observed.json")
     report.unlink(missing_ok=True)
     done = process.run(
-        [sys.executable, "-m", program, str(report), *words], cwd=cwd, env=environment, log=log, limit_s=limit_s
+        [sys.executable, "-m", program, str(report), *words], cwd=cwd, env=environment, log=log, limit_s=3600.0
     )
     try:
         peak_kib = int(json.loads(report.read_text())["peak_kib"])

@@ -56,12 +56,6 @@ class Run:
         results = [f"results: {self.folder / f'{item.result.name}.json'}" for item in self.reports]
         return "\n".join([*machine, "", *(item.text() for item in self.reports), *results])
 
-    @property
-    def goals(self) -> tuple[int, int]:
-        """The number of goals that were met, and the total number of goals."""
-        tried = [figure.met for item in self.reports for figure in item.result.figures if figure.met is not None]
-        return sum(tried), len(tried)
-
 
 def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False, against: str = "") -> Run:
     """Run one benchmark, or all of them. ``times`` is the number of repetitions of short measurements.

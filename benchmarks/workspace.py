@@ -94,11 +94,11 @@ class Workspace:
             self._create_folder()
             yield
 
-    def ensure_built(self) -> main_job.Built:
+    def ensure_built(self) -> None:
         """Bring the workspace's image up to date without measuring the build."""
         self._create_folder()
         with progress.step("build the image (not timed)"):
-            return main_job.build_image(self.config)
+            main_job.build_image(self.config)
 
     def ensure_workbench(self) -> None:
         """Bring the image, the development root and the development image up to date."""

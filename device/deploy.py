@@ -62,13 +62,11 @@ class Deployed:
     """The result of a deployment.
 
     ``rootfs_sha256`` is the hash of the changed tree; it is empty if the board changed the tree during hashing.
-    ``build_seconds`` is the part of ``seconds`` that was spent on compiling.
     """
 
     layout: Layout
     changes: tuple[Change, ...]
     rootfs_sha256: str
-    build_seconds: float
     seconds: float
     warnings: tuple[str, ...]
 
@@ -105,7 +103,6 @@ def deploy(config: Config) -> Deployed:
     require_same_architecture(layout.tree, config.image.architecture)
     require_same_library(layout.tree, config.qpu.library)
     built = main_job.build_image(config, only=STEPS, reuse=True)
-    compiled = time.monotonic() - began
     require_same_torch(layout.tree, config.target_root / "torch-site")
     manifests = [built.manifest(name) for name in STEPS]
     prefix = str(built.manifest("libqpu").facts["prefix"])
@@ -115,7 +112,6 @@ def deploy(config: Config) -> Deployed:
         done = put(layout, list(layers), owned_prefixes=(prefix,), wheels=wheels)
     return replace(
         done,
-        build_seconds=compiled,
         seconds=time.monotonic() - began,
         warnings=(*dict.fromkeys(warning for item in manifests for warning in item.warnings), *done.warnings),
     )
@@ -241,7 +237,6 @@ def put(
         layout=layout,
         changes=changes,
         rootfs_sha256=rootfs,
-        build_seconds=0.0,
         seconds=time.monotonic() - began,
         warnings=warnings,
     )

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from device.suite_result import Paths
 from nfsroot import access, bare_system
 from nfsroot.layout import Layout, require_export
 from nfsroot.qemu import HOST_SEEN_FROM_GUEST, cpu_of
-from toolchain import files, process, progress
+from toolchain import files, process, progress, templates
 from toolchain.addresses import server_address, subnet_of
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing
@@ -29,15 +27,7 @@ TIMING_BUDGET_S = 120.0
 
 LOGIN_LIMIT_S = 300.0
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent / "templates"),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-    autoescape=False,  # noqa: S701 - YAML; the values are written as JSON
-)
-
+_TEMPLATE = Path(__file__).resolve().parent / "templates" / "environment.yaml.j2"
 
 DRIVERS: Mapping[str, str] = {
     "NetworkPowerPort": "NetworkPowerDriver",
@@ -174,10 +164,8 @@ def prepare(
                     "server_clients": [str(subnet_of(config)), *_addresses(address)],
                 }
                 options |= {"chroot": "served", "chroot_address": this_host}
-    text = _TEMPLATES.get_template("environment.yaml.j2").render(
-        **values, served=served, user=user, address=address, port=port, options=options
-    )
-    files.write_text_atomically(paths.environment, text)
+    values |= {"served": served, "user": user, "address": address, "port": port, "options": options}
+    files.write_text_atomically(paths.environment, templates.render(_TEMPLATE, values, trim_blocks=True))
 
 
 def _bare_system(config: Config) -> Layout:

@@ -416,11 +416,7 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
 
     Raises DiskFull.
     """
-    for name in ("lists/partial", "cache", "etc/preferences.d", "etc/apt.conf.d"):
-        (scratch / name).mkdir(parents=True)
-    (scratch / "status").touch()
-    (scratch / "sources.list").write_text(source.line + "\n")
-    words = [*_apart(scratch), "-o", f"APT::Architecture={source.architectures[0]}"]
+    words = [*_apart(scratch, source.line + "\n"), "-o", f"APT::Architecture={source.architectures[0]}"]
     words += ["-o", "pkgCacheFile::Generate=false"]  # packages are only looked up in the merged lists
     words += [word for name in source.architectures for word in ("-o", f"APT::Architectures::={name}")]
     try:
@@ -468,15 +464,13 @@ def download(
     archives.mkdir(parents=True, exist_ok=True)
     (archives / "partial").mkdir(exist_ok=True)
     with files.scratch_folder(archives.parent, "apt") as scratch:
-        for name in ("cache", "etc/preferences.d", "etc/apt.conf.d"):
-            (scratch / name).mkdir(parents=True)
+        apart = _apart(scratch, sources_text(sources, tuple(architectures)))
         (scratch / "etc/preferences.d/pitorch").write_text(preferences_text(sources))
         (scratch / "status").write_text("".join(_installed(name, architectures[0]) for name in without))
         # apt needs its configuration's location before it reads any settings, so pass the location in a file, as
         # mmdebstrap does.
         config = scratch / "apt.conf"
         config.write_text(f'Dir::Etc::main "/dev/null";\nDir::Etc::parts "{scratch}/etc/apt.conf.d";\n')
-        (scratch / "sources.list").write_text(sources_text(sources, tuple(architectures)))
         # apt prints dpkg's command line instead of running dpkg; apt's hooks receive the paths of the files.
         named = scratch / "named"
         options = [
@@ -498,7 +492,7 @@ def download(
             ("DPkg::Use-Pty", "false"),
             ("DPkg::Pre-Install-Pkgs::", f"cat >{shlex.quote(str(named))}"),
         ]
-        words = [*_apart(scratch), *(word for name, value in options for word in ("-o", f"{name}={value}"))]
+        words = [*apart, *(word for name, value in options for word in ("-o", f"{name}={value}"))]
         argv = ["apt-get", "--yes", *words, "install", *names, *(["?essential"] if essential else [])]
         environment = {**build_environment(), "APT_CONFIG": str(config), "LC_ALL": "C.UTF-8"}
         run(argv, limit_s=_UPDATE_LIMIT_S * 6, env=environment, log=log)
@@ -512,11 +506,8 @@ def download_alone(sources: tuple[Source, ...], lists: Path, package: str, folde
     """
     architecture = sources[0].architectures[0]
     with files.scratch_folder(folder.parent, "apt") as scratch:
-        for name in ("cache", "etc/preferences.d", "etc/apt.conf.d"):
-            (scratch / name).mkdir(parents=True)
-        (scratch / "status").touch()
-        (scratch / "sources.list").write_text(sources_text(sources, (architecture,)))
-        words = [*_apart(scratch), "-o", f"Dir::State::lists={lists}", "-o", f"APT::Architecture={architecture}"]
+        words = _apart(scratch, sources_text(sources, (architecture,)))
+        words += ["-o", f"Dir::State::lists={lists}", "-o", f"APT::Architecture={architecture}"]
         words += ["-o", "Debug::NoLocking=true"]
         run(
             ["apt-get", "download", *words, package],
@@ -543,8 +534,12 @@ def _installed(name: str, architecture: str) -> str:
     return "".join(f"{field}: {value}\n" for field, value in fields) + "\n"
 
 
-def _apart(scratch: Path) -> list[str]:
-    """Return the options that restrict apt to private directories."""
+def _apart(scratch: Path, sources_list: str) -> list[str]:
+    """Create apt's private directories, and return the options that restrict apt to them."""
+    for name in ("lists/partial", "cache/archives/partial", "etc/preferences.d", "etc/apt.conf.d"):
+        (scratch / name).mkdir(parents=True)
+    (scratch / "status").touch()
+    (scratch / "sources.list").write_text(sources_list)
     options = {
         "Dir::Etc::sourcelist": scratch / "sources.list",
         "Dir::Etc::sourceparts": "-",
@@ -584,11 +579,7 @@ def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder
 
 def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folder: Path, log: Path) -> None:
     with files.scratch_folder(folder.parent, "apt") as scratch:
-        for name in ("lists/partial", "cache/archives/partial", "etc/preferences.d", "etc/apt.conf.d"):
-            (scratch / name).mkdir(parents=True)
-        (scratch / "status").touch()
-        (scratch / "sources.list").write_text("".join(_source_line(source) + "\n" for source in sources))
-        words = _apart(scratch)
+        words = _apart(scratch, "".join(_source_line(source) + "\n" for source in sources))
         try:
             for argv in (
                 ["apt-get", "update", *words],

@@ -48,10 +48,6 @@ class Mounts:
     paths: dict[str, Path] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
-    def volumes(self) -> dict[str, dict[str, str]]:
-        """Return the mounts in docker-py's format."""
-        return {str(source): {"bind": target, "mode": "ro"} for target, source in self.paths.items()}
-
     def binds(self) -> list[str]:
         """Return the mounts in the format of the engine's API, which supports several targets per source."""
         return [f"{source}:{target}:ro" for target, source in self.paths.items()]

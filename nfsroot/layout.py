@@ -124,11 +124,6 @@ class Layout:
         return self.tftp / "cmdline.txt"
 
     @property
-    def config_txt(self) -> Path:
-        """The firmware's configuration file."""
-        return self.tftp / "config.txt"
-
-    @property
     def helper(self) -> Path:
         """The script enter-nfsroot, for copying to the board."""
         return self.folder / "enter-nfsroot"

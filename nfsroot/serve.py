@@ -18,7 +18,6 @@ import glob
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -62,15 +61,6 @@ class NfsServer:
     def source(self, folder: Path | None = None) -> str:
         """Return ``ADDRESS:/path``, the source for mount(8)."""
         return f"{self.address}:{folder or self.folders[0]}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeResult:
-    """The result of serving in the foreground."""
-
-    source: str
-    seconds: float
-    ended_by: str
 
 
 def plugin_folder() -> Path:
@@ -151,7 +141,6 @@ def running_server(
     clients: Sequence[str] = ("127.0.0.1",),
     read_only: Collection[Path] = (),
     log: Path | None = None,
-    limit_s: float = _READY_LIMIT_S,
 ) -> Iterator[NfsServer]:
     """Serve folders while the block runs; with port 0, a free port is chosen.
 
@@ -213,7 +202,7 @@ def running_server(
         )
         stack.callback(process.end_group, server, polite_s=_STOP_LIMIT_S)
         made = NfsServer(folders=folders, address=address, port=port, nfsv3=nfsv3, log=log, pid=server.pid)
-        _await_ready(made, server, limit_s)
+        _await_ready(made, server)
         yield made
 
 
@@ -296,7 +285,7 @@ def serve(
     address: str | None = None,
     port: int | None = None,
     stop: threading.Event | None = None,
-) -> ServeResult:
+) -> None:
     """Serve the exported tree in the foreground until Ctrl-C, SIGTERM, SIGHUP, or ``stop``.
 
     Clients in ``nfs.subnet`` and this machine may mount the tree. Prints the commands for the board. Raises the same
@@ -308,9 +297,8 @@ def serve(
     shown = address or server_address(config)
     subnet = subnet_of(config)
     stop = stop or threading.Event()
-    began = time.monotonic()
     with (
-        process.stopped_by_signals(stop) as received,
+        process.stopped_by_signals(stop),
         serving_boards(config, layout, address=shown, port=port, nfsv3=nfsv3) as server,
     ):
         if (first := unprivileged_port_start()) < _RESERVED:
@@ -324,9 +312,6 @@ def serve(
             if process_identity.find(server.pid) is None:
                 raise _failed(server, "the NFS server exited unexpectedly")
         progress.say("stopping the NFS server")
-        source = server.source()
-    ended_by = signal.Signals(received[0]).name if received else "request"
-    return ServeResult(source=source, seconds=time.monotonic() - began, ended_by=ended_by)
 
 
 def unprivileged_port_start() -> int:
@@ -350,15 +335,15 @@ def _what_to_type(server: NfsServer, subnet: str, architecture: str) -> list[str
     ]
 
 
-def _await_ready(server: NfsServer, child: subprocess.Popen[bytes], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
+def _await_ready(server: NfsServer, child: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _READY_LIMIT_S
     waiting = list(server.folders)
     complaint = ""
     while waiting:
         if child.poll() is not None:
             raise _failed(server, f"the NFS server exited immediately: {process.explain_exit(child.returncode)}")
         if time.monotonic() > deadline:
-            raise _failed(server, f"the NFS server does not serve {waiting[0]} after {limit_s:.0f} s", complaint)
+            raise _failed(server, f"the NFS server does not serve {waiting[0]} after {_READY_LIMIT_S:.0f} s", complaint)
         complaint = "" if not _listens(server) else probe(server, waiting[0])
         if _listens(server) and not complaint:
             waiting.pop(0)

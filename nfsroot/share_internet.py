@@ -51,7 +51,6 @@ class Sharing:
     """The interface to the internet; empty if sharing is off."""
     gateway: str
     """This PC's address in the subnet; empty if the PC has none."""
-    ip_forward: bool
     packets: int
     """The number of translated connections."""
     opened: tuple[str, ...]
@@ -210,7 +209,6 @@ def status(config: Config, *, state: Path = STATE) -> Sharing:
         subnet=str(subnet),
         uplink=str(kept["uplink"]) if kept else "",
         gateway=addresses[0] if addresses else "",
-        ip_forward=forwards,
         packets=_translated() if present else 0,
         opened=tuple(opened),
         problems=tuple(problems),

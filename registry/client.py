@@ -61,7 +61,6 @@ class Pushed:
     layers: int
     sent: int
     """The number of layers that were transferred; the registry already had the others."""
-    attempts: int
     seconds: float
 
 
@@ -79,7 +78,6 @@ class Pulled:
     layers: int
     received: int
     """The number of layers that were transferred; the engine already had the others."""
-    attempts: int
     seconds: float
 
 
@@ -221,14 +219,13 @@ def _push(
         _compare(reference, shown.digest, held.digest, held, image)
         return held
 
-    held, attempts = with_retries(attempt, remote)
+    held = with_retries(attempt, remote)
     pushed = Pushed(
         reference=reference,
         digest=held.digest,
         size=held.size,
         layers=len(held.layers),
         sent=len(shown.moved),
-        attempts=attempts,
         seconds=time.monotonic() - began,
     )
     return pushed, held
@@ -270,7 +267,7 @@ def _pull(
         _require_platform(image, by_digest, platform)
         return held, image
 
-    (held, image), attempts = with_retries(attempt, remote)
+    held, image = with_retries(attempt, remote)
     repository, _, local_tag = name.rpartition(":")
     client.api.tag(image["Id"], repository, local_tag)
     found = _inspect(client, name)
@@ -290,7 +287,6 @@ def _pull(
         size=held.size,
         layers=len(held.layers),
         received=len(shown.moved),
-        attempts=attempts,
         seconds=time.monotonic() - began,
     )
 

@@ -259,10 +259,10 @@ def log_in(remote: Connection, *, actions: str, user: str) -> Credentials | None
 
     Server errors, lost connections and timeouts are retried; an unknown host and a refused connection are not.
     """
-    required, _ = with_retries(remote.ping, remote, at_first=True)
+    required = with_retries(remote.ping, remote, at_first=True)
     credentials = stored.find(remote.reference, user=user) if required else None
     if required and credentials is None:
-        anonymous, _ = with_retries(lambda: _allows_anonymous(remote, actions), remote, at_first=True)
+        anonymous = with_retries(lambda: _allows_anonymous(remote, actions), remote, at_first=True)
         credentials = None if anonymous else stored.ask(remote.reference, user=user)
     with_retries(lambda: remote.login(credentials), remote, at_first=True)
     return credentials

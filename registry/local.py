@@ -5,8 +5,8 @@ the response to ``GET /v2/`` (distribution API specification). The process recor
 build folder's ``registry/``. ``down`` preserves the images.
 
 The registry has no access control, and engines accept plain HTTP only on loopback addresses. It therefore listens on
-the loopback address unless ``registry.address`` is an address of this machine. Tests use ``serve`` for registries with
-TLS, passwords, token authentication or another storage folder.
+the loopback address unless ``registry.address`` is an address of this machine. Tests use ``serve`` with variables that
+enable TLS or access control.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -40,32 +40,16 @@ _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenService:
-    """A registry's token server."""
-
-    realm: str
-    """The token server's URL."""
-    service: str
-    issuer: str
-    certificate: Path
-    """The PEM certificate of the key that signs tokens."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Settings:
     """A registry's settings."""
 
     folder: Path
-    """The folder for the configuration, the process record, the log and, unless ``storage`` is set, the images."""
+    """The folder for the configuration, the process record, the log and the images."""
     host: str = _LOOPBACK
     port: int = 0
     """The TCP port; 0 selects a free one."""
-    storage: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    htpasswd: Path | None = None
-    """A password file with bcrypt entries only."""
-    token: TokenService | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables for docker-registry (``REGISTRY_HTTP_TLS_KEY``, for example), which override its configuration."""
 
     @classmethod
     def of(cls, config: Config) -> Settings:
@@ -105,7 +89,12 @@ class Settings:
     @property
     def images(self) -> Path:
         """The folder with the images."""
-        return self.storage or self.folder / "images"
+        return self.folder / "images"
+
+    @property
+    def certificate(self) -> str:
+        """The path of the TLS certificate; empty for plain HTTP."""
+        return self.variables.get("REGISTRY_HTTP_TLS_CERTIFICATE", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +106,6 @@ class Registry:
     url: str
     pid: int
     settings: Settings
-    started_now: bool = False
 
     @property
     def running(self) -> bool:
@@ -197,7 +185,7 @@ def _start(program: Path, settings: Settings, port: int) -> Registry:
     scheme = "https" if settings.certificate else "http"
     # Variables with this prefix override the configuration file.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REGISTRY_")}
-    environment["OTEL_TRACES_EXPORTER"] = "none"
+    environment |= {"OTEL_TRACES_EXPORTER": "none", **settings.variables}
     offset = settings.log.stat().st_size if settings.log.exists() else 0
     with settings.log.open("ab") as log:
         child = subprocess.Popen(
@@ -211,9 +199,7 @@ def _start(program: Path, settings: Settings, port: int) -> Registry:
         )
     try:
         started = process_identity.find(child.pid)
-        running = Registry(
-            address=address, url=f"{scheme}://{address}", pid=child.pid, settings=settings, started_now=True
-        )
+        running = Registry(address=address, url=f"{scheme}://{address}", pid=child.pid, settings=settings)
         deadline = time.monotonic() + _START_LIMIT_S
         while started is None or not _responds(running, settings):
             ended = child.poll()
@@ -247,17 +233,12 @@ def _not_up(settings: Settings, address: str, ended: int | None, offset: int) ->
 
 def _render(settings: Settings, port: int) -> None:
     settings.images.mkdir(parents=True, exist_ok=True)
-    token = settings.token
     text = templates.render(
         Path(__file__).with_name("registry.yml.j2"),
         {
             "address": settings.authority(port),
             "storage": str(settings.images.absolute()),
             "secret": _secret(settings),
-            "certificate": str(settings.certificate or ""),
-            "key": str(settings.key or ""),
-            "htpasswd": str(settings.htpasswd or ""),
-            "token": {name: str(value) for name, value in asdict(token).items()} if token else None,
         },
     )
     files.write_text_atomically(settings.configuration, text, mode=0o600)
@@ -284,9 +265,8 @@ def _recorded(settings: Settings) -> Registry | None:
 def _responds(registry: Registry, settings: Settings) -> bool:
     session = requests.Session()
     session.trust_env = False
-    verify = str(settings.certificate) if settings.certificate else True
     with session, contextlib.suppress(OSError):  # the base class of requests' exceptions
-        answer = session.get(f"{registry.url}/v2/", timeout=5, verify=verify)
+        answer = session.get(f"{registry.url}/v2/", timeout=5, verify=settings.certificate or True)
         version = answer.headers.get("Docker-Distribution-Api-Version", "")
         return answer.status_code in (200, 401) and version == "registry/2.0"
     return False

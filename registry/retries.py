@@ -52,8 +52,8 @@ class Remote(Protocol):
         """Raise an error unless the registry responds."""
 
 
-def with_retries(attempt: Callable[[], Result], remote: Remote, *, at_first: bool = False) -> tuple[Result, int]:
-    """Run ``attempt`` until it succeeds or fails permanently; return its result and the number of attempts.
+def with_retries(attempt: Callable[[], Result], remote: Remote, *, at_first: bool = False) -> Result:
+    """Run ``attempt`` until it succeeds or fails permanently; return its result.
 
     The operation is not retried after ``PATIENCE_S`` seconds without progress. With ``at_first``, it is also not
     retried if the host does not exist or no registry listens there.
@@ -66,7 +66,7 @@ def with_retries(attempt: Callable[[], Result], remote: Remote, *, at_first: boo
         try:
             if number > 1 and not at_first:
                 remote.ping()
-            return attempt(), number
+            return attempt()
         except (RegistryBroke, RegistryUnreachable) as failure:
             delay_s = next(delays, None)
             if delay_s is None or remote.activity.idle_s + delay_s > PATIENCE_S:

@@ -24,7 +24,7 @@ from engine.start import ensure_running
 from engine.stop import stop_engine
 from flow import main_job, pipelines
 from flow.context import Context
-from toolchain import files
+from toolchain import files, progress
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import InUse
 from toolchain.manifest import Manifest
@@ -179,6 +179,25 @@ def exported_config(product_config: Config, built: main_job.Built) -> Config:
     assert built.manifest("system").facts["image"]
     export(product_config)
     return product_config
+
+
+@pytest.fixture
+def unreachable_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make pip use only an index that does not respond."""
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect the printed warnings."""
+    shown: list[str] = []
+    monkeypatch.setattr(progress, "warn", shown.append)
+    return shown
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -435,23 +435,21 @@ def _lines(process: subprocess.Popen[bytes], stdin: bytes | None, deadline: floa
 
 
 @contextlib.contextmanager
-def stopped_by_signals(stop: threading.Event) -> Iterator[list[int]]:
-    """Let SIGINT, SIGTERM and SIGHUP set ``stop``; yield the list of received signals.
+def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Let SIGINT, SIGTERM and SIGHUP set ``stop`` while the block runs.
 
     Only the main thread can handle signals; in other threads this has no effect.
     """
-    received: list[int] = []
 
-    def on_signal(number: int, _: FrameType | None) -> None:
-        received.append(number)
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
         stop.set()
 
     if threading.current_thread() is not threading.main_thread():
-        yield received
+        yield
         return
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield received
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

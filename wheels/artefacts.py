@@ -327,7 +327,7 @@ def _push(config: Config, item: Entry, *, registry: str | None, user: str | None
                 seconds=time.monotonic() - began,
                 note=note,
             )
-        (held, sent), _ = with_retries(lambda: remote.push(KIND, item.paths, annotations), remote.connection)
+        held, sent = with_retries(lambda: remote.push(KIND, item.paths, annotations), remote.connection)
         _tag_as_newest(remote, item)
     return Shared(
         entry=item,

@@ -44,8 +44,8 @@ while running:
 """
 
 
-def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> int:
-    """Compile every module below the staged root ``root``; return the number of compiled modules.
+def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> None:
+    """Compile every module below the staged root ``root``.
 
     The byte code contains the paths on the target. Every module's time stamp is set to ``epoch``. Python compares this
     time stamp with the byte code; unlike validation by hash (PEP 552), this does not read the source on import. Modules
@@ -73,8 +73,7 @@ def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> int:
         limit_s=900,
     )
     modules = sum(1 for _ in root.rglob("*.py"))
-    compiled = sum(1 for _ in root.rglob(f"*.{suite.python_tag.replace('cp', 'cpython-')}.pyc"))
-    if modules and not compiled:
+    if modules and not any(root.rglob(f"*.{suite.python_tag.replace('cp', 'cpython-')}.pyc")):
         raise CommandFailed(
             f"no module below {root} could be byte-compiled",
             returncode=done.returncode,
@@ -83,4 +82,3 @@ def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> int:
             found="none",
             fix="run ./inv build-image --again=tools",
         )
-    return compiled

@@ -23,7 +23,7 @@ from installer import install
 from installer.destinations import SchemeDictionaryDestination
 from installer.exceptions import InstallerError
 from installer.sources import WheelFile
-from packaging.tags import Tag
+from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
@@ -72,15 +72,9 @@ def platforms_for(target: Architecture, suite: Suite) -> list[str]:
 
 def tags_for(target: Architecture, suite: Suite) -> frozenset[Tag]:
     """Return the wheel tags that the target's Python supports (PEP 425), with all platform tags."""
-    python = suite.python_tag
-    major, minor = suite.python.split(".")
-    platforms = platforms_for(target, suite)
-    found = {Tag(python, abi, platform) for abi in (python, "abi3", "none") for platform in platforms}
-    for older in range(2, int(minor)):
-        found |= {Tag(f"cp{major}{older}", "abi3", platform) for platform in platforms}
-    found |= {Tag(f"py{major}", "none", platform) for platform in (*platforms, "any")}
-    found |= {Tag(python, "none", "any"), Tag(f"py{major}{minor}", "none", "any")}
-    return frozenset(found)
+    python, platforms = suite.python_tag, platforms_for(target, suite)
+    version = tuple(map(int, suite.python.split(".")))
+    return frozenset((*cpython_tags(version, [python], platforms), *compatible_tags(version, python, platforms)))
 
 
 def candidates(

@@ -82,7 +82,6 @@ void addTutorial(std::vector<Work>& all) {
     };
     products("productPlain", tutorial::productPlain);
     products("productTiled", tutorial::productTiled);
-    products("naive matrixMatrix", naive::matrixMatrix);
     const auto rotations = [&](const char* name, auto* f) {
       all.push_back({name + count, [f, qpus] {
                        SharedArray<float> x = filled(1920), y = filled(1920);

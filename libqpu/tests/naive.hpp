@@ -73,28 +73,6 @@ inline void matrixVector(Int rows, Int columns, Ptr<Float> a, Ptr<Float> x, Ptr<
   rowSums(rows, columns, a, x, sums, PlainStore());
 }
 
-// Computes 16 columns in a row of c at a time. n is a multiple of 16.
-inline void matrixMatrix(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Float> b) {
-  For (Int i = me(), i < m, i = i + numQPUs())
-    For (Int j = 0, j < n, j = j + 16)
-      Float sum = 0;
-      Ptr<Float> p = a + i * k;
-      Ptr<Float> q = b + j + index();
-      For (Int l = 0, l < k, l = l + 1)
-        gather(p);
-        gather(q);
-        Float u, v;
-        receive(u);
-        receive(v);
-        sum = sum + u * v;
-        p = p + 1;
-        q = q + n;
-      End
-      store(sum, c + i * n + j);
-    End
-  End
-}
-
 }  // namespace naive
 
 #endif

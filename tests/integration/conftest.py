@@ -36,7 +36,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     need("docker-registry")
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "htpasswd").write_text(HTPASSWD)
-    with local_registry.serve(Settings(folder=folder / "r", htpasswd=folder / "htpasswd")) as running:
+    auth = {"REGISTRY_AUTH_HTPASSWD_REALM": "pitorch", "REGISTRY_AUTH_HTPASSWD_PATH": str(folder / "htpasswd")}
+    with local_registry.serve(Settings(folder=folder / "r", variables=auth)) as running:
         yield running
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import nasty_image
 import pytest
 from registry_parts import (
     MIB,
@@ -28,6 +25,7 @@ from registry_parts import (
     forget,
     need,
     small_disk,
+    with_images_on,
 )
 from test_artefacts import KEY, OTHER_KEY, products
 
@@ -38,7 +36,7 @@ from recipes.tvm_ffi import locate as tvm_ffi
 from registry import local as local_registry
 from registry import oras, retries
 from registry.credentials import PASSWORD_VARIABLE
-from registry.local import Registry, Settings
+from registry.local import Registry
 from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import (
@@ -198,9 +196,7 @@ def test_second_pull_receives_nothing(plain: Registry, tmp_path: Path) -> None:
     assert (pulled.moved, pulled.note) == (0, "already here")
 
 
-def test_damaged_local_entry_is_pulled_again(plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    warnings: list[str] = []
-    monkeypatch.setattr(progress, "warn", warnings.append)
+def test_damaged_local_entry_is_pulled_again(plain: Registry, tmp_path: Path, warned: list[str]) -> None:
     config = config_for(tmp_path, plain.address, namespace="fixed")
     stored = artefacts.put(config, "thing", KEY, products(tmp_path))
     right = stored[1].read_bytes()
@@ -210,7 +206,7 @@ def test_damaged_local_entry_is_pulled_again(plain: Registry, tmp_path: Path, mo
     pulled = artefacts.pull(config, "thing", KEY)
     assert pulled.moved == 3
     assert stored[1].read_bytes() == right
-    assert "pulling it again" in warnings[0]
+    assert "pulling it again" in warned[0]
 
 
 def test_damaged_entry_is_not_pushed(plain: Registry, tmp_path: Path) -> None:
@@ -497,7 +493,7 @@ def test_full_registry_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(progress, "warn", lambda _: None)
     with (
         small_disk(tmp_path / "disk", "4m") as disk,
-        local_registry.serve(Settings(folder=tmp_path / "r", storage=disk)) as running,
+        local_registry.serve(with_images_on(disk, tmp_path / "r")) as running,
     ):
         config = config_for(tmp_path, running.address)
         artefacts.put(config, "thing", KEY, large(tmp_path))
@@ -594,10 +590,8 @@ def test_pull_prefers_the_same_builder(plain: Registry, tmp_path: Path, monkeypa
 
 
 def test_pull_without_an_engine_selects_the_newest_torch(
-    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
-    warned: list[str] = []
-    monkeypatch.setattr(progress, "warn", warned.append)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     base = config_for(tmp_path / "base", plain.address, namespace="no-engine")
     push_in_order(base, tmp_path, "torch", {"older": KEY, "newer": OTHER_KEY}, share.wanted(base)[0][1])
@@ -618,28 +612,15 @@ COMPILERS = {
 
 def small_builder() -> bytes:
     """Make a root's tar whose programs report the packages and compilers of torch's builder."""
-    shell = os.path.realpath(shutil.which("sh") or "/bin/sh")
-    listed = subprocess.run(["ldd", shell], capture_output=True, text=True, check=True).stdout
-    files = {"bin/sh": Path(shell).read_bytes()}
-    files |= {name[1:]: Path(name).read_bytes() for name in re.findall(r"(/\S+)", listed)}
+    files = nasty_image.with_libraries("sh")
     outputs = {"dpkg-query": "\n".join(map(" ".join, LISTED.items()))}
     outputs |= {name: f"{text}\nmore" for name, text in COMPILERS.items()}
     files |= {f"bin/{name}": f"#!/bin/sh\necho '{text}'\n".encode() for name, text in outputs.items()}
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o755
-            archive.addfile(entry, io.BytesIO(content))
-    return stream.getvalue()
+    return nasty_image.root_of(files)
 
 
 @pytest.mark.engine
-def test_pull_prefers_the_same_compiler_and_packages(
-    plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    warned: list[str] = []
-    monkeypatch.setattr(progress, "warn", warned.append)
+def test_pull_prefers_the_same_compiler_and_packages(plain: Registry, tmp_path: Path, warned: list[str]) -> None:
     base = config_for(tmp_path / "base", plain.address, namespace="compilers")
     recipe = share.wanted(base)[0][1]
     versions = {**LISTED, "compiler": "; ".join(COMPILERS.values())}

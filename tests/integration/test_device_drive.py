@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import here_board
 import pytest
-from device_parts import write_suite
+from device_parts import DEVICE_PYTEST, write_suite
 
 from device import record
 from toolchain import process
@@ -58,23 +58,9 @@ def drive(
     imports = ["device.target", "device.strategy", here_board.__file__]
     environment = folder / "environment.yaml"
     environment.write_text(json.dumps({"imports": imports, "targets": {"main": target}, "options": options}))
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-c",
-        os.devnull,
-        f"--rootdir={ROOT}",
-        f"--confcutdir={ROOT / 'tests' / 'device'}",
-        "-p",
-        "no:cacheprovider",
-        "-v",
-    ]
-    words += [f"--junit-xml={folder / 'junit.xml'}", f"--lg-env={environment}", *(["-k", keyword] if keyword else [])]
+    words = [f"--junit-xml={folder / 'junit.xml'}", f"--lg-env={environment}", *(["-k", keyword] if keyword else [])]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = process.run(
-        [*words, str(ROOT / "tests" / "device")], cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": path}, check=False
-    )
+    done = process.run([*DEVICE_PYTEST, *words], cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": path}, check=False)
     found = record.Record.read(folder / "record")
     return Run(done.returncode, done.output, found, folder / "junit.xml", folder / "log")
 

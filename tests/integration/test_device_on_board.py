@@ -25,6 +25,7 @@ from xml.etree import ElementTree
 import pytest
 from device_parts import (
     BOOT_LIMIT_S,
+    DEVICE_PYTEST,
     NAME_SERVER,
     WITH_NAME_SERVER,
     Board,
@@ -254,18 +255,7 @@ def enter(board: Board, config: Config, source: str, tests: Path) -> str:
     text = paths.environment.read_text()
     port = f"  chroot_port: {board.server.port}\n"
     paths.environment.write_text(text.replace("options:\n", f"options:\n  chroot: {json.dumps(source)}\n{port}"))
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-c",
-        os.devnull,
-        f"--rootdir={ROOT}",
-        f"--confcutdir={ROOT / 'tests' / 'device'}",
-        "-v",
-    ]
-    words += ["-p", "no:cacheprovider"]
-    words += [f"--lg-env={paths.environment}", str(ROOT / "tests" / "device")]
+    words = [*DEVICE_PYTEST, f"--lg-env={paths.environment}"]
     done = process.run(words, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, check=False, limit_s=1800)
     return done.output
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import nasty_image
 import pytest
 from device_parts import NAME_SERVER, WITH_NAME_SERVER
 
@@ -35,16 +36,11 @@ def little_root() -> Iterator[Path]:
         for folder in ("bin", "dev", "proc", "sys", "run", "etc", "tmp", "root", "mnt"):
             (made / folder).mkdir()
         for name in PROGRAMS:
-            found = shutil.which(name)
-            assert found is not None, name
-            source = os.path.realpath(found)
-            shutil.copy(source, made / "bin" / name)
-            listed = subprocess.run(["ldd", source], capture_output=True, text=True, check=True).stdout
-            for library in re.findall(r"(/\S+)", listed):
-                place = made / library.lstrip("/")
+            for path, content in nasty_image.with_libraries(name).items():
+                place = made / path
                 place.parent.mkdir(parents=True, exist_ok=True)
-                if not place.exists():
-                    shutil.copy(os.path.realpath(library), place)
+                place.write_bytes(content)
+                place.chmod(0o755)
         (made / "etc/resolv.conf").write_text("nameserver 192.0.2.99\n")
         yield made
     finally:

@@ -32,7 +32,7 @@ from registry import client as registry
 from registry import local as local_registry
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config
-from toolchain.errors import CommandFailed, ConfigError, PlatformMismatch
+from toolchain.errors import CommandFailed, PlatformMismatch
 from toolchain.manifest import Manifest
 from toolchain.process import run
 
@@ -98,11 +98,6 @@ def test_the_plan_shows_the_change_and_changes_nothing(built: main_job.Built, pr
     assert plan["system"].reason == "rootfs, base will run again"
     forced = {item.step.name: item.reason for item in main_job.plan(product_config, again=["libqpu"]) if item.runs}
     assert forced["libqpu"] == "requested"
-
-
-def test_an_unknown_step_is_rejected(product_config: Config) -> None:
-    with pytest.raises(ConfigError, match=r"no step 'libcpu'; valid: mirror, "):
-        main_job.plan(product_config, again=["libcpu"])
 
 
 def test_the_root_is_armhf_without_traces_of_the_tools(built: main_job.Built) -> None:

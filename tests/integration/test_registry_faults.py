@@ -36,6 +36,8 @@ from registry_parts import (
     second_engine,
     small_disk,
     tags_of,
+    with_images_on,
+    with_tls,
 )
 
 from registry import client as registry
@@ -44,7 +46,6 @@ from registry import local as local_registry
 from registry.credentials import PASSWORD_VARIABLE
 from registry.local import Registry, Settings
 from registry.reference import Reference, resolve
-from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import (
     DiskFull,
@@ -71,13 +72,6 @@ def _no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
     monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
     monkeypatch.setattr(credentials, "_taken", "")
-
-
-@pytest.fixture
-def warnings_printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    lines: list[str] = []
-    monkeypatch.setattr(progress, "warn", lines.append)
-    return lines
 
 
 def error_from_the_engine(client: docker.DockerClient, config: Config) -> UserError:
@@ -181,7 +175,7 @@ def outside_tls(tmp_path: Path) -> Iterator[tuple[Registry, Path]]:
     """Run a registry with a self-signed certificate on an address other than loopback."""
     address = outside_address()
     certificate, key = make_certificate(tmp_path, address)
-    settings = Settings(folder=tmp_path / "tls", host=address, certificate=certificate, key=key)
+    settings = Settings(folder=tmp_path / "tls", host=address, variables=with_tls(certificate, key))
     with local_registry.serve(settings) as running:
         yield running, certificate
 
@@ -219,7 +213,7 @@ def test_suggested_fix_for_an_untrusted_certificate_works(
 def test_certificate_for_another_host_is_refused(client: docker.DockerClient, tmp_path: Path) -> None:
     address = outside_address()
     certificate, key = make_certificate(tmp_path, "192.0.2.77")
-    settings = Settings(folder=tmp_path / "tls", host=address, certificate=certificate, key=key)
+    settings = Settings(folder=tmp_path / "tls", host=address, variables=with_tls(certificate, key))
     need("docker-registry")
     with pytest.raises(Exception, match="did not start"):
         # The check that the registry has started verifies the certificate.
@@ -237,7 +231,7 @@ def _start_with_short_limit(settings: Settings) -> None:
 
 def test_loopback_accepts_any_certificate(client: docker.DockerClient, tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "127.0.0.1")
-    with local_registry.serve(Settings(folder=tmp_path / "r", certificate=certificate, key=key)) as running:
+    with local_registry.serve(Settings(folder=tmp_path / "r", variables=with_tls(certificate, key))) as running:
         config = config_for(tmp_path, running.address)
         with image(client, config.image_reference("system")):
             assert registry.push(config).layers == 1
@@ -339,7 +333,7 @@ def assert_held_once(running: Registry, pushed: registry.Pushed) -> None:
 def test_full_registry_is_reported_at_once(client: docker.DockerClient, tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "disk", "2m") as disk,
-        local_registry.serve(Settings(folder=tmp_path / "r", storage=disk)) as running,
+        local_registry.serve(with_images_on(disk, tmp_path / "r")) as running,
     ):
         config = config_for(tmp_path, running.address)
         with image(client, config.image_reference("system"), (4 * KIB, 4 * MIB)):
@@ -379,7 +373,7 @@ def killed_once(
 
 
 def test_push_survives_a_restart_of_the_registry(
-    client: docker.DockerClient, tmp_path: Path, warnings_printed: list[str]
+    client: docker.DockerClient, tmp_path: Path, warned: list[str]
 ) -> None:
     settings = Settings(folder=tmp_path / "r", port=free_port())
     with local_registry.serve(settings) as running, Proxy(running.address, rate=8 * MIB) as proxy:
@@ -392,7 +386,7 @@ def test_push_survives_a_restart_of_the_registry(
         assert proxy.cuts == 1
         assert pushed.sent == 2
         assert_held_once(running, pushed)
-        assert any("connection to" in line for line in warnings_printed)
+        assert any("connection to" in line for line in warned)
 
 
 def is_manifest(block: bytes, _sent: int) -> bool:
@@ -406,7 +400,7 @@ def is_layer_request(block: bytes, _sent: int) -> bool:
 
 
 def test_push_is_retried_if_the_manifest_fails(
-    client: docker.DockerClient, tmp_path: Path, warnings_printed: list[str], monkeypatch: pytest.MonkeyPatch
+    client: docker.DockerClient, tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine itself never retries a manifest."""
     settings = Settings(folder=tmp_path / "r", port=free_port())
@@ -430,14 +424,13 @@ def test_push_is_retried_if_the_manifest_fails(
         proxy.watch = watch
         with image(client, config.image_reference("system"), (4 * KIB, 256 * KIB)):
             pushed = registry.push(config)
-        assert pushed.attempts == 4
         assert pushed.sent == 2, "each layer once"
         assert_held_once(running, pushed)
-        assert len(warnings_printed) == 3
+        assert len(warned) == 3
 
 
 def test_stopped_registry_is_reported(
-    client: docker.DockerClient, tmp_path: Path, warnings_printed: list[str], monkeypatch: pytest.MonkeyPatch
+    client: docker.DockerClient, tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.1, 0.1))
     with local_registry.serve(Settings(folder=tmp_path / "r")) as running, Proxy(running.address) as proxy:
@@ -454,12 +447,12 @@ def test_stopped_registry_is_reported(
         with image(client, config.image_reference("system")), pytest.raises(RegistryBroke) as caught:
             registry.push(config)
     assert caught.value.exit_code == 35
-    assert len(warnings_printed) == 2
+    assert len(warned) == 2
     assert tags_of(client, config) == before
 
 
 def test_pull_survives_a_restart_of_the_registry(
-    client: docker.DockerClient, tmp_path: Path, warnings_printed: list[str], monkeypatch: pytest.MonkeyPatch
+    client: docker.DockerClient, tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.2, 1.0, 2.0, 5.0, 10.0))
     settings = Settings(folder=tmp_path / "r", port=free_port())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from registry_parts import HTPASSWD, PASSWORD, USER, ask, config_for, make_certificate, need
+from registry_parts import ask, config_for, need, with_tls
 from spare_bridge import spare_bridge
 
 from registry import local as local_registry
@@ -39,12 +39,10 @@ def config(tmp_path: Path) -> Iterator[Config]:
 
 def test_second_up_changes_nothing(config: Config) -> None:
     first = local_registry.up(config)
-    assert first.started_now
     assert first.address == config.registry.address
     assert ask(first, "/v2/").headers["Docker-Distribution-Api-Version"] == "registry/2.0"
     second = local_registry.up(config)
-    assert (second.pid, second.started_now) == (first.pid, False)
-    assert local_registry.status(config).pid == first.pid
+    assert local_registry.status(config).pid == second.pid == first.pid
 
 
 def test_down_keeps_images_and_purge_deletes_them(config: Config) -> None:
@@ -123,7 +121,7 @@ def test_port_in_use_is_reported(config: Config) -> None:
 
 
 def test_failed_start_shows_the_last_lines_of_the_log(tmp_path: Path) -> None:
-    settings = Settings(folder=tmp_path / "r", certificate=tmp_path / "no.pem", key=tmp_path / "no.key")
+    settings = Settings(folder=tmp_path / "r", variables=with_tls(tmp_path / "no.pem", tmp_path / "no.key"))
     with pytest.raises(UserError) as caught:
         local_registry.start(settings)
     assert "no.pem" in caught.value.found
@@ -216,22 +214,6 @@ def test_configured_address_of_this_machine_is_used(tmp_path: Path) -> None:
 def test_localhost_means_loopback(tmp_path: Path) -> None:
     settings = Settings.of(config_for(tmp_path, "localhost:5001"))
     assert (settings.host, settings.port) == ("127.0.0.1", 5001)
-
-
-def test_registry_with_passwords(tmp_path: Path) -> None:
-    (tmp_path / "htpasswd").write_text(HTPASSWD)
-    with local_registry.serve(Settings(folder=tmp_path / "r", htpasswd=tmp_path / "htpasswd")) as running:
-        assert ask(running, "/v2/").status_code == 401
-        assert ask(running, "/v2/", auth=(USER, "wrong")).status_code == 401
-        assert ask(running, "/v2/", auth=(USER, PASSWORD)).status_code == 200
-    assert not local_registry.look(running.settings).running
-
-
-def test_registry_with_tls(tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path, "127.0.0.1")
-    with local_registry.serve(Settings(folder=tmp_path / "r", certificate=certificate, key=key)) as running:
-        assert running.url.startswith("https://")
-        assert ask(running, "/v2/").status_code == 200
 
 
 def test_configuration_is_private_with_any_path(tmp_path: Path) -> None:

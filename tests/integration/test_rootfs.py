@@ -22,7 +22,7 @@ from flow import roots
 from flow.context import Context
 from flow.main_job import Built
 from images import probe, rootfs
-from toolchain import files, progress
+from toolchain import files
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import Config
 from toolchain.errors import CommandFailed, DiskFull, NetworkUnreachable, UserError
@@ -219,18 +219,16 @@ def test_a_full_disk_under_the_builder_image_is_reported(tmp_path: Path) -> None
 
 @pytest.mark.timeout(600)
 def test_a_root_larger_than_memory_is_built_on_disk(
-    built: Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
     """This can happen with many image.extra_packages. The memory limit is reduced here."""
-    printed: list[str] = []
-    monkeypatch.setattr(progress, "warn", printed.append)
     monkeypatch.setattr(rootfs, "_MEMORY_FOR_TREE_MIB", 8)
     with Context(product_config) as context:
         spec = roots.root_spec(context, "small", ("bash",), built.manifest("mirror"), (context.native,))
     rootfs.build_native_tar(dataclasses.replace(spec, keyring_package=""), tmp_path / "small.tar", tmp_path / "log")
     with tarfile.open(tmp_path / "small.tar") as archive:
         assert "./usr/bin/dpkg" in archive.getnames()
-    assert printed == ["the small root does not fit into 8 MiB of memory: building it on the disk"]
+    assert warned == ["the small root does not fit into 8 MiB of memory: building it on the disk"]
     assert {path.name for path in tmp_path.iterdir()} == {"small.tar", "log"}
 
 

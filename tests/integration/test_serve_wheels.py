@@ -302,13 +302,6 @@ def test_wheel_with_damaged_metadata_is_listed(index: str, wheelhouse: Path, pri
     wait_for(printed, 1)
 
 
-@pytest.fixture
-def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    lines: list[str] = []
-    monkeypatch.setattr(progress, "warn", lines.append)
-    return lines
-
-
 def test_errors_are_printed_as_warnings(
     printed: list[str], warned: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -495,10 +488,8 @@ def test_missing_required_torch_does_not_block_others(tmp_path: Path, wheelhouse
 
 
 def test_wrong_torch_is_an_error_at_start_then_a_warning(
-    tmp_path: Path, wheelhouse: Path, no_prebuilt: Path, printed: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, wheelhouse: Path, no_prebuilt: Path, printed: list[str], warned: list[str]
 ) -> None:
-    warned: list[str] = []
-    monkeypatch.setattr(progress, "warn", warned.append)
     offer = Offer(offering(tmp_path, wheelhouse))
     torch_wheel(wheelhouse, "2.7.0", content=elf(EM_X86_64, bits=64))
     with pytest.raises(PlatformMismatch):

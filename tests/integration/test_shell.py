@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import termios
 import time
 import uuid
@@ -18,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import docker
+import nasty_image
 import pytest
 from registry_parts import engine_client, need
 
@@ -50,20 +47,8 @@ task(*sys.argv[1:])
 
 def little_root() -> bytes:
     """Make a root's tar with this machine's shell and ``sleep``."""
-    names = {"sh": "bash", "bash": "bash", "sleep": "sleep"}
-    files: dict[str, bytes] = {}
-    for name, program in names.items():
-        source = os.path.realpath(shutil.which(program) or program)
-        listed = subprocess.run(["ldd", source], capture_output=True, text=True, check=True).stdout
-        files[f"bin/{name}"] = Path(source).read_bytes()
-        files |= {found[1:]: Path(found).read_bytes() for found in re.findall(r"(/\S+)", listed)}
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o755
-            archive.addfile(entry, io.BytesIO(content))
-    return stream.getvalue()
+    bash = nasty_image.with_libraries("bash")
+    return nasty_image.root_of({**bash, "bin/sh": bash["bin/bash"], **nasty_image.with_libraries("sleep")})
 
 
 @pytest.fixture(scope="module")

@@ -33,10 +33,9 @@ from flow import publish
 from images import sbom
 from recipes.torch import provenance
 from registry import attestations, distribution, oras, signing
-from registry import local as local_registry
 from registry.attestations import CYCLONEDX, PROVENANCE, SPDX
 from registry.distribution import digest_of
-from registry.local import Registry, Settings
+from registry.local import Registry
 from registry.reference import Reference, resolve
 from toolchain.config import Config, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, SignatureRefused, UserError
@@ -71,13 +70,6 @@ def make_keys(folder: Path, name: str, *, password: str = "", curve: str = "P-25
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     need("openssl")
     return make_keys(tmp_path_factory.mktemp("keys"), "signer")
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    need("docker-registry")
-    with local_registry.serve(Settings(folder=tmp_path_factory.mktemp("plain") / "r")) as running:
-        yield running
 
 
 def predicates(finished: str = "2026-01-02T03:04:05Z", *, name: str = "") -> dict[str, Mapping[str, Any]]:

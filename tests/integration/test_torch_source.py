@@ -17,7 +17,6 @@ from images import apt
 from images.flavour import load_suite
 from recipes import recipe
 from recipes.torch import source
-from toolchain import progress
 from toolchain.config import load_config
 from toolchain.errors import SourceUnavailable
 from toolchain.files import sha256_of
@@ -90,14 +89,6 @@ def package(tmp_path: Path) -> Iterator[Package]:
         made.sources = (archive.source("stone", uri, "main"),)
         yield made
     archive.close()
-
-
-@pytest.fixture
-def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Collect the printed warnings."""
-    shown: list[str] = []
-    monkeypatch.setattr(progress, "warn", shown.append)
-    return shown
 
 
 def test_the_source_is_fetched_only_from_debian(package: Package) -> None:

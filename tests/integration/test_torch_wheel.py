@@ -29,7 +29,6 @@ from wheel_parts import make_wheel
 from engine.containers import run_in
 from flow import main_job, native_job, roots, verify
 from flow import native_environment as native
-from flow import torch_job as job
 from flow import upstream_tests as upstream
 from flow.context import Context
 from flow.engine_images import load_root
@@ -1049,9 +1048,3 @@ files = ["test_some.py"]
     assert deep["omissions"] == {"deep/test_some.py::test_endless": "does not end"}
     assert (lost["ended"], lost["not_run"]) == ("pytest exited early: 1 of 3 tests ran", 2)
     assert (part["file"], part["passed"], part["ended"]) == ("test_lost.py 3/3", 1, "")
-
-
-def test_the_plan_lists_the_steps_that_would_run() -> None:
-    decisions = {item.step.name: item for item in job.plan(load_config({"build": {"folder": "build/never"}}))}
-    assert list(decisions) == ["mirror", "torch-builder", "torch-source", "torch-wheel"]
-    assert all(item.runs for item in decisions.values())

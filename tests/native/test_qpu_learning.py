@@ -264,29 +264,6 @@ def test_unsupported_losses_run_on_the_cpu() -> None:
 # --- together --------------------------------------------------------------------------------------------------------
 
 
-def test_training_step_has_no_fallbacks() -> None:
-    network = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1, bias=False),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64, 10),
-    ).to("qpu")
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-    x, y = torch.randn(6, 1, 8, 8).to("qpu"), torch.randint(0, 10, (6,)).to("qpu")
-    losses = []
-    torch_qpu.reset_counters()
-    for _ in range(6):
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(network(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss)
-    assert set(torch_qpu.fallbacks()) <= {"aten::add_.Tensor", "aten::add.out"}, "the counter of batches"
-    assert losses[-1].item() < losses[0].item() / 2
-
-
 @pytest.mark.parametrize("count", [1, 5, 12])
 def test_results_do_not_depend_on_the_number_of_qpus(count: int) -> None:
     torch_qpu.set_qpus(count)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import sys
 import tarfile
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -16,11 +18,17 @@ from nfsroot import access, qemu, serve
 from nfsroot.layout import Layout, require_export
 from nfsroot.private_network import private_network
 from toolchain import process
-from toolchain.config import Config
+from toolchain.config import ROOT, Config
 from toolchain.errors import UserError
 from toolchain.manifest import Artefact
 
 BOOT_LIMIT_S = 900.0
+
+DEVICE_PYTEST = (
+    *(sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={ROOT}", "-p", "no:cacheprovider", "-v"),
+    *(f"--confcutdir={ROOT / 'tests' / 'device'}", str(ROOT / "tests" / "device")),
+)
+"""The command line that runs the device suite; it lacks the environment (``--lg-env``)."""
 
 # A name server that returns the same address for every name.
 NAME_SERVER = """

@@ -12,8 +12,11 @@ import hashlib
 import io
 import json
 import os
+import re
+import shutil
+import subprocess
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import docker
@@ -130,6 +133,19 @@ def layer(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> bytes:
         for info, data in members:
             tar.addfile(info, io.BytesIO(data) if info.isreg() else None)
     return made.getvalue()
+
+
+def with_libraries(program: str) -> dict[str, bytes]:
+    """Return a program of this machine as ``bin/NAME``, and the shared libraries that it needs, by path in a root."""
+    source = os.path.realpath(shutil.which(program) or f"/bin/{program}")
+    listed = subprocess.run(["ldd", source], capture_output=True, text=True, check=True).stdout
+    libraries = {path[1:]: Path(path).read_bytes() for path in re.findall(r"(/\S+)", listed)}
+    return {f"bin/{program}": Path(source).read_bytes(), **libraries}
+
+
+def root_of(files: Mapping[str, bytes]) -> bytes:
+    """Make the tar of a root with these files, all of which are executable."""
+    return layer([entry(name, content, mode=0o755) for name, content in files.items()])
 
 
 def archive(reference: str, layers: list[bytes], *, architecture: str = "arm", variant: str = "v7") -> bytes:

@@ -35,9 +35,10 @@ from engine.start import ensure_daemon
 from engine.stop import stop_daemon
 from registry import client as registry_client
 from registry.client import Pulled
-from registry.local import Registry
+from registry.local import Registry, Settings
 from toolchain.config import Config, load_config
 from toolchain.errors import EngineUnavailable
+from toolchain.files import MARKER
 
 USER = "tester"
 PASSWORD = "open-Sesame_7319"
@@ -65,6 +66,19 @@ def engine_client() -> Iterator[docker.DockerClient]:
         yield client
     finally:
         client.close()
+
+
+def with_images_on(disk: Path, folder: Path) -> Settings:
+    """Return the settings of a registry whose images are on another disk."""
+    folder.mkdir()
+    (folder / MARKER).touch()
+    (folder / "images").symlink_to(disk)
+    return Settings(folder=folder)
+
+
+def with_tls(certificate: Path, key: Path) -> dict[str, str]:
+    """Return docker-registry's variables for TLS."""
+    return {"REGISTRY_HTTP_TLS_CERTIFICATE": str(certificate), "REGISTRY_HTTP_TLS_KEY": str(key)}
 
 
 def config_for(folder: Path, address: str, **registry: str) -> Config:

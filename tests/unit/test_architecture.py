@@ -14,19 +14,6 @@ from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import ROOT
 
 
-@pytest.mark.parametrize(
-    ("debian", "oci", "gnu", "wheel", "bits"),
-    [
-        ("armhf", "linux/arm/v7", "arm-linux-gnueabihf", "linux_armv7l", 32),
-        ("arm64", "linux/arm64", "aarch64-linux-gnu", "linux_aarch64", 64),
-        ("amd64", "linux/amd64", "x86_64-linux-gnu", "linux_x86_64", 64),
-    ],
-)
-def test_each_architecture_has_all_names(debian: str, oci: str, gnu: str, wheel: str, bits: int) -> None:
-    row = ARCHITECTURES[debian]
-    assert (row.debian, row.oci_platform, row.gnu, row.wheel_platform, row.bits) == (debian, oci, gnu, wheel, bits)
-
-
 def test_names_are_unique() -> None:
     rows = list(ARCHITECTURES.values())
     for names in ([row.gnu for row in rows], [row.oci_platform for row in rows], [row.qemu for row in rows]):

@@ -189,17 +189,13 @@ def test_storing_again_replaces_all_files(config: Config, tmp_path: Path) -> Non
     assert sorted(path.name for path in place_of(config).iterdir()) == ["manifest.json", wheel.name]
 
 
-def test_other_bytes_with_the_same_key_cause_a_warning(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    warnings: list[str] = []
-    monkeypatch.setattr(progress, "warn", warnings.append)
+def test_other_bytes_with_the_same_key_cause_a_warning(config: Config, tmp_path: Path, warned: list[str]) -> None:
     artefacts.put(config, "thing", KEY, products(tmp_path / "first"))
     artefacts.put(config, "thing", KEY, products(tmp_path / "same"))
-    assert warnings == []
+    assert warned == []
     artefacts.put(config, "thing", KEY, products(tmp_path / "other", content="x = 2\n"))
-    assert len(warnings) == 2
-    assert all("not reproducible" in line for line in warnings)
+    assert len(warned) == 2
+    assert all("not reproducible" in line for line in warned)
 
 
 def test_statement_with_other_digests_is_refused(config: Config, tmp_path: Path) -> None:

@@ -68,10 +68,6 @@ def test_absolute_paths_and_kernel_names_are_unchanged(tmp_path: Path) -> None:
     assert not [text for text in printed if text.startswith(str(tmp_path))]
 
 
-def test_every_task_resolves_its_paths() -> None:
-    assert "Path(" not in (ROOT / "tasks.py").read_text()
-
-
 @pytest.fixture
 def typed() -> Iterator[None]:
     """Reset the recorded command line after each test."""

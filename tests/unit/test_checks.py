@@ -167,11 +167,6 @@ def test_pytest_gets_expression_and_lanes() -> None:
     assert "-n" in checks.all_tests(lanes=2).argv
 
 
-@pytest.mark.parametrize("name", [".ci/run", ".ci/bare-machine"])
-def test_ci_scripts_parse(name: str) -> None:
-    subprocess.run(["bash", "-n", ROOT / name], check=True)
-
-
 def test_bare_machine_prints_its_usage() -> None:
     ended = subprocess.run([ROOT / ".ci/bare-machine"], capture_output=True, text=True, check=False)
     assert ended.returncode != 0

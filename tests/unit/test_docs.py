@@ -77,10 +77,6 @@ def test_configuration_page_lists_valid_values() -> None:
     assert "| whole number: 1 to 65535 |" in page
 
 
-def test_documented_defaults_are_valid() -> None:
-    assert load_config(defaults()) == Config()
-
-
 def test_writing_the_page_replaces_the_old_one(tmp_path: Path) -> None:
     page = tmp_path / "configuration.md"
     page.write_text("an old page")

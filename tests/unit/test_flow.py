@@ -347,18 +347,22 @@ def test_an_ordinary_user_can_see_the_plan(open_checkout: Path, public: Path) ->
     assert "root filesystem" in ended.stdout
 
 
-@needs_root
-def test_building_a_root_requires_root(public: Path) -> None:
-    spec = rootfs.RootSpec(
+def small_root(folder: Path) -> rootfs.RootSpec:
+    return rootfs.RootSpec(
         role="small",
         suite="trixie",
         architectures=(host_architecture().debian,),
         packages=("base-files",),
         sources=(),
-        lists=public / "lists",
-        archives=public / "archives",
+        lists=folder / "lists",
+        archives=folder / "archives",
         source_date_epoch=0,
     )
+
+
+@needs_root
+def test_building_a_root_requires_root(public: Path) -> None:
+    spec = small_root(public)
     os.seteuid(65534)
     try:
         builds: tuple[Callable[[], object], ...] = (
@@ -382,16 +386,7 @@ def test_leftovers_of_the_same_process_id_do_not_matter(tmp_path: Path) -> None:
         pytest.skip("mmdebstrap is not installed")
     (tmp_path / f".root.tar.{os.getpid()}.scratch").mkdir()
     (tmp_path / "lists").mkdir()
-    spec = rootfs.RootSpec(
-        role="small",
-        suite="trixie",
-        architectures=(host_architecture().debian,),
-        packages=("base-files",),
-        sources=(),
-        lists=tmp_path / "lists",
-        archives=tmp_path / "archives",
-        source_date_epoch=0,
-    )
+    spec = small_root(tmp_path)
     with pytest.raises(CommandFailed, match="the small root"):  # because there are no package sources
         rootfs.build_native_tar(spec, tmp_path / "root.tar", tmp_path / "log")
     left = {f".root.tar.{os.getpid()}.scratch", "archives", "lists", "log"}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from toolchain import progress
 from toolchain.manifest import Artefact
+
+ERASED = "\r\x1b[2K\x1b[?25h\r"
+"""The end of rich's output when a display ends: it erases its line and shows the cursor."""
 
 
 @pytest.fixture
@@ -24,12 +27,19 @@ def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """Collect the output to a terminal."""
     stream = io.StringIO()
     monkeypatch.setattr(progress, "console", progress.make_console(file=stream, force_terminal=True, width=100))
-    yield stream
-    assert progress._live is None
+    return stream
+
+
+def wait_until_shown(terminal: io.StringIO, *texts: str) -> None:
+    """Wait until the display, which is updated several times per second, has shown all texts."""
+    deadline = time.monotonic() + 60
+    while not all(text in terminal.getvalue() for text in texts):
+        assert time.monotonic() < deadline, terminal.getvalue()
+        time.sleep(0.02)
 
 
 def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,34 +127,20 @@ def test_a_bar_without_a_total_prints_the_amount(log: io.StringIO, monkeypatch: 
     assert log.getvalue() == "    copy: 7\n    copy: 50 %\n"
 
 
-def test_a_bar_on_a_terminal_is_removed_at_the_end(terminal: io.StringIO) -> None:
-    with progress.bar("copy", total=100) as bar:
+@pytest.mark.parametrize("fault", [None, KeyboardInterrupt])
+def test_a_bar_on_a_terminal_is_removed_at_the_end(terminal: io.StringIO, fault: type[BaseException] | None) -> None:
+    with pytest.raises(fault) if fault else contextlib.nullcontext(), progress.bar("copy", total=100) as bar:
         bar.update(42, note="etc")
-        assert progress._live is not None
-        progress._live.refresh()
-    assert "copy" in terminal.getvalue()
-    assert "42%" in terminal.getvalue()
-    assert progress._live is None
+        wait_until_shown(terminal, "copy", "42%")
+        if fault:
+            raise fault
+    assert terminal.getvalue().endswith(ERASED)
 
 
 def test_brackets_in_a_bar_are_shown_as_they_are(terminal: io.StringIO) -> None:
     with progress.bar("copy [/a]", total=100) as bar:
         bar.update(1, note="[/b]")
-        assert progress._live is not None
-        progress._live.refresh()
-    assert "copy [/a]" in terminal.getvalue()
-    assert "[/b]" in terminal.getvalue()
-
-
-def test_a_bar_is_removed_after_an_exception(terminal: io.StringIO) -> None:
-    def fail() -> None:
-        with progress.bar("copy", in_bytes=True) as bar:
-            bar.update(1)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert progress._live is None
+        wait_until_shown(terminal, "copy [/a]", "[/b]")
 
 
 def test_bars_of_several_threads_share_the_display(terminal: io.StringIO) -> None:
@@ -176,10 +172,7 @@ def test_bars_of_several_threads_share_the_display(terminal: io.StringIO) -> Non
 def test_nested_bars_are_both_shown(terminal: io.StringIO) -> None:
     with progress.bar("steps", total=3), progress.bar("bytes", total=3 << 20, in_bytes=True) as inner:
         inner.update(1 << 20)
-        assert progress._live is not None
-        progress._live.refresh()
-    assert "steps" in terminal.getvalue()
-    assert "bytes" in terminal.getvalue()
+        wait_until_shown(terminal, "steps", "bytes")
 
 
 @pytest.mark.parametrize(

@@ -260,14 +260,8 @@ def test_phone_is_chosen_from_the_list() -> None:
     assert silent.value.found == "no phones"
 
 
-def test_tvm_installation_without_network_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tvm_installation_without_network_leaves_nothing(tmp_path: Path, unreachable_index: None) -> None:
     """The test runs pip with an unreachable index."""
-    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
-        monkeypatch.setenv(name, "")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_RETRIES", "1")
-    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
     with pytest.raises(NetworkUnreachable) as caught:
         environment.ready(config)

@@ -108,23 +108,6 @@ def test_a_full_disk_in_any_program_raises_diskfull(tmp_path: Path, monkeypatch:
     assert "continue from here" in caught.value.fix
 
 
-@pytest.mark.usefixtures("without_container")
-def test_a_linker_on_a_full_disk_leaves_no_partial_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("large.c").write_text(f'const char large[] = "{"x" * 300000}";\n')
-    subprocess.run(["gcc", "-c", "large.c", "-o", "large.o"], check=True)
-    with small_disk(tmp_path / "disk", "400k") as disk:
-        (disk / "others").write_bytes(bytes(300 << 10))
-        rules = f"rule link\n  command = gcc -shared -nostdlib $in -o $out\nbuild {disk}/large.so: link large.o\n"
-        Path("build.ninja").write_text(rules)
-        with pytest.raises(DiskFull, match="the disk filled up"):
-            a_builder(tmp_path).run(["ninja"])
-        assert [path.name for path in disk.iterdir()] == ["others"]
-        (disk / "others").unlink()
-        a_builder(tmp_path).run(["ninja"])
-        assert (disk / "large.so").stat().st_size > 300000
-
-
 SAID = (
     "/tmp/ccdfkpK2.s: Fatal error: can't write 3919 bytes to section .rodata of d/large.o: 'No space left on device'",
     "/usr/lib/gcc-cross/arm-linux-gnueabihf/12/../../../../arm-linux-gnueabihf/bin/ld: final link failed: "
@@ -308,10 +291,8 @@ def test_a_finished_build_removes_the_trees_it_replaces(
 
 
 def test_a_tree_that_cannot_be_removed_is_only_a_warning(
-    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
-    warned: list[str] = []
-    monkeypatch.setattr(progress, "warn", warned.append)
     quick.build(tmp_path / "out")
     old = older_tree(quick, f"torch-{'0' * 12}", (quick.home / "made-for").read_text())
 
@@ -545,23 +526,6 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float | None, str
 
     monkeypatch.setattr(progress, "bar", bar)
     return shown
-
-
-def test_the_progress_of_a_compilation_is_that_of_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    builder = recorder(tmp_path)
-    shown = bars(monkeypatch)
-    builder.said = [
-        "[1/3] Copying a.h",
-        "[2/3] Building CXX object caffe2/CMakeFiles/torch_cpu.dir/f.cpp.o",
-        "a warning",
-        "[3/3] Linking CXX shared library lib/libtorch_cpu.so",
-    ]
-    builder.compile()
-    assert shown == [
-        (1.0, 3.0, "Copying a.h"),
-        (2.0, 3.0, "f.cpp"),
-        (3.0, 3.0, "libtorch_cpu.so"),
-    ]
 
 
 CCACHE = """Cacheable calls:   4 / 5 (80.00%)

@@ -14,7 +14,6 @@ from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 from flow.context import Context
 from flow.steps import torch
 from recipes.torch import provenance, resolve
-from toolchain import progress
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactDamaged, PlatformMismatch, UserError, WheelUnusable
 from toolchain.steps import Pipeline
@@ -28,14 +27,6 @@ FITS = "cp313-cp313-linux_armv7l"
 def nothing_is_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the wheel in the repository, which test_torch_wheel.py tests."""
     monkeypatch.setattr(resolve, "PREBUILT", tmp_path_factory.mktemp("prebuilt"))
-
-
-@pytest.fixture
-def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Collect the printed warnings."""
-    shown: list[str] = []
-    monkeypatch.setattr(progress, "warn", shown.append)
-    return shown
 
 
 def configured(*folders: Path, image: dict[str, Any] | None = None, **torch: Any) -> Config:

@@ -37,23 +37,6 @@ class VpmAnalysis {
  private:
   static constexpr int kUnknown = -1;
 
-  static bool isBinary(Op op) {
-    switch (op) {
-      case Op::Not:
-      case Op::ItoF:
-      case Op::FtoI:
-      case Op::Recip:
-      case Op::RecipSqrt:
-      case Op::Exp2:
-      case Op::Log2:
-      case Op::Load:
-      case Op::MaskNot:
-      case Op::Any:
-      case Op::All: return false;
-      default: return true;
-    }
-  }
-
   static void countSites(const std::vector<Statement>& statements, std::uint32_t& last) {
     for (const Statement& s : statements) {
       last = std::max(last, s.site.number);

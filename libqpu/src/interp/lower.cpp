@@ -151,23 +151,6 @@ class Lowering {
     return slot;
   }
 
-  static bool isBinary(Op op) {
-    switch (op) {
-      case Op::Not:
-      case Op::ItoF:
-      case Op::FtoI:
-      case Op::Recip:
-      case Op::RecipSqrt:
-      case Op::Exp2:
-      case Op::Log2:
-      case Op::Load:
-      case Op::MaskNot:
-      case Op::Any:
-      case Op::All: return false;
-      default: return true;
-    }
-  }
-
   // Emits a jump that is taken if the scalar condition does not hold. The caller must set the
   // target of the jump later.
   std::uint32_t unless(std::uint32_t condition) {

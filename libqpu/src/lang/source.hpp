@@ -10,6 +10,9 @@
 
 namespace qpu::detail {
 
+// Returns true if the operation is not a leaf and uses both operands of its expression.
+bool isBinary(Op op);
+
 // Expressions form a graph. An operand has a smaller number than the expressions that use it.
 struct Expression {
   Op op;
