@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes.util
 import dataclasses
 import json
+import re
 import shutil
 import textwrap
 import time
@@ -48,12 +49,17 @@ __kernel void twice(__global const float *in, __global float *out) {
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def drivers() -> None:
+def needs_pocl() -> None:
+    """Skip the test if this PC cannot run OpenCL kernels."""
     if ctypes.util.find_library("OpenCL") is None or not list(Path("/etc/OpenCL/vendors").glob("pocl.icd")):
         pytest.skip("POCL is missing; ./inv installs it")
     if shutil.which("g++") is None:
         pytest.skip("the program g++ is missing; ./inv installs it")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drivers() -> None:
+    needs_pocl()
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +111,15 @@ def test_opencl_kernel_is_checked_and_timed(kernel: str, size: int) -> None:
     assert "compute units" in rows["runs on"]
     assert "note" not in rows
     assert "driver " in json.loads(done.as_json())["devices"][0]
+
+
+def test_all_devices_of_a_board_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POCL_DEVICES", "basic pthread")
+    rows = dict(run(write(tmp_path)).rows())
+    first, second = rows["devices"].splitlines()
+    assert rows["runs on"] == first != second
+    for device in (first, second):
+        assert re.search(r"\(CPU, OpenCL .+, driver .+, \d+ compute units, [\d.]+ GiB\)$", device)
 
 
 def test_reference_gemm_agrees_to_three_decimals() -> None:
@@ -191,6 +206,18 @@ def test_work_group_that_is_too_large_is_refused(tmp_path: Path) -> None:
     assert "4096×4×1 = 16384 work items; the device runs at most" in caught.value.found
 
 
+@pytest.mark.parametrize(("required", "accepted"), [(32, True), (16, False), (64, False)])
+def test_launch_must_match_the_group_size_the_kernel_requires(tmp_path: Path, required: int, accepted: bool) -> None:
+    attribute = f"__kernel __attribute__((reqd_work_group_size({required}, 1, 1))) void"
+    path = write(tmp_path, ("__kernel void", attribute))
+    if accepted:
+        assert run(path).checked == 96
+        return
+    with pytest.raises(UserError, match="the kernel fails on local") as caught:
+        run(path)
+    assert f"requires work groups of {required}×1×1 work items, found 32×1×1" in caught.value.found
+
+
 @pytest.mark.parametrize(
     ("launch", "found"),
     [
@@ -252,10 +279,20 @@ def test_local_memory_beyond_the_devices_is_refused(tmp_path: Path) -> None:
     assert "the kernel uses 67108864 bytes of local memory; the device has" in caught.value.found
 
 
-def test_board_without_a_driver_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OCL_ICD_VENDORS", str(tmp_path / "none"))
+@pytest.mark.parametrize(
+    ("variable", "value", "found"),
+    [
+        ("OCL_ICD_VENDORS", "/nonexistent", "libOpenCL.so finds no driver"),
+        ("POCL_DEVICES", "none", "no device of these drivers: Portable Computing Language"),
+    ],
+)
+def test_board_without_a_driver_or_device_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, found: str
+) -> None:
+    monkeypatch.setenv(variable, value)
     with pytest.raises(UserError, match="local has no OpenCL device") as caught:
         run(write(tmp_path))
+    assert caught.value.found == found
     assert "RUSTICL_ENABLE=v3d" in caught.value.fix
 
 

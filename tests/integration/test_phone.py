@@ -20,21 +20,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from extracted_root import extract_root
 from remote_kernels import CRASHING, PARALLEL, RIGHT, write
 
 from device.remote import environment, phone, profiling, targets
 from device.remote.address import parse
 from device.remote.loader_session import Timing
 from device.remote.profiling import Profile
-from flow import roots
-from flow.context import Context, for_all_targets
-from flow.steps import mirror
-from images import rootfs
+from flow.context import for_all_targets
 from nfsroot.private_network import private_network
-from toolchain import files
+from toolchain.architecture import host_architecture
 from toolchain.config import Config
 from toolchain.errors import BoardLost, BoardSilent, ProgramMissing, ResultMismatch, UserError
-from toolchain.steps import Pipeline
 
 QUICK = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
 ENDLESS = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
@@ -83,13 +80,8 @@ def root(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """Make a phone's root: adbd, a shell and its tools."""
     environment.ready(product_config)
     folder = tmp_path_factory.mktemp("phone") / "root"
-    shared = for_all_targets(product_config, "trixie")
-    with files.locked(product_config.build_root / "for-the-tests"), Context(shared) as context:
-        pipeline = Pipeline(context.root, [mirror.step(context)])
-        (verified,) = pipeline.execute(pipeline.plan())
-        packages = ("adbd", "base-files", "coreutils", "dash")
-        spec = roots.root_spec(context, "phone", packages, verified, (context.native,))
-        rootfs.build_tools(spec, folder, context.log("phone"), standing_in=())
+    packages = ("adbd", "base-files", "coreutils", "dash")
+    extract_root(for_all_targets(product_config, "trixie"), "phone", packages, folder, host_architecture())
     (folder / "data/local/tmp").mkdir(parents=True)
     return folder
 

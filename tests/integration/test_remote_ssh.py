@@ -78,6 +78,18 @@ class Running:
 
 
 @contextlib.contextmanager
+def reachable(config: Config, folder: Path, variables: str = "", enter: str = "") -> Iterator[Running]:
+    """Run a board (``ssh_board``) on a private network."""
+    sshd = sshd_in(folder)
+    with private_network(), bridged("board") as namespace:
+        ip("address", "add", "192.168.77.1/24", "dev", "pitorch")
+        ip("-n", namespace, "address", "add", f"{BOARD}/24", "dev", "eth0")
+        with ssh_board(namespace, sshd, folder / "board", Layout.of(config), variables, enter):
+            remote = replace(config.remote, session_limit_s=600, queue_limit_s=600)
+            yield Running(replace(config, remote=remote), namespace)
+
+
+@contextlib.contextmanager
 def serving(shared: Config, folder: Path, *, with_torch: bool) -> Iterator[Running]:
     """Run a board. If ``with_torch`` is set, its Python imports this PC's PyTorch."""
     tvm = environment.ready_for_models(shared)
@@ -85,14 +97,8 @@ def serving(shared: Config, folder: Path, *, with_torch: bool) -> Iterator[Runni
     (config.build_root / "remote").mkdir(parents=True)
     for site in (tvm.site, *tvm.others):
         (config.build_root / "remote" / site.name).symlink_to(site.resolve())
-    variables = f"PYTHONPATH={tvm.others[0].resolve()}" if with_torch else ""
-    sshd = sshd_in(folder)
-    with private_network(), bridged("board") as namespace:
-        ip("address", "add", "192.168.77.1/24", "dev", "pitorch")
-        ip("-n", namespace, "address", "add", f"{BOARD}/24", "dev", "eth0")
-        with ssh_board(namespace, sshd, folder / "board", Layout.of(config), variables):
-            remote = replace(config.remote, session_limit_s=600, queue_limit_s=600)
-            yield Running(replace(config, remote=remote), namespace)
+    with reachable(config, folder, f"PYTHONPATH={tvm.others[0].resolve()}" if with_torch else "") as board:
+        yield board
 
 
 @pytest.fixture

@@ -29,11 +29,12 @@ def sshd_in(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def ssh_board(
-    namespace: str, sshd: Path, folder: Path, layout: Layout, variables: str = ""
+    namespace: str, sshd: Path, folder: Path, layout: Layout, variables: str = "", enter: str = ""
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run an SSH server in the namespace; new keys replace those of the export.
 
     For the board's programs, ``folder`` is on the PATH and ``variables`` are in the environment.
+    ``enter`` is a shell script that runs each client's command ($SSH_ORIGINAL_COMMAND) in a separate mount namespace.
     """
     folder.mkdir()
     layout.client_key.unlink(missing_ok=True)
@@ -47,6 +48,10 @@ def ssh_board(
         f"HostKey {folder / 'host'}\nAuthorizedKeysFile {layout.client_key}.pub\nStrictModes no\nUsePAM no\n"
         f"SetEnv PATH={folder}:{Path(sys.executable).parent}:/usr/bin:/bin {variables}\n"
     )
+    if enter:
+        (folder / "enter").write_text(enter)
+        with configuration.open("a") as stream:
+            stream.write(f"ForceCommand exec unshare --mount sh -eu {folder / 'enter'}\n")
     words = ["ip", "netns", "exec", namespace, "unshare", "--mount", "sh", "-c", _SERVE, "sh"]
     with subprocess.Popen([*words, passwd, sshd, configuration], stderr=subprocess.PIPE) as board:
         try:

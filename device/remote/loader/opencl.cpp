@@ -399,6 +399,10 @@ class Kernel : public Library {
       throw Failure("device-memory", "the kernel uses " + std::to_string(local) +
                                          " bytes of local memory; the device has " + std::to_string(available));
     if (request_.local[0] == 0) return;
+    const auto required = groupValue<std::array<std::size_t, 3>>(CL_KERNEL_COMPILE_WORK_GROUP_SIZE);
+    if (required[0] != 0 && required != request_.local)
+      throw Failure("kernel", "reqd_work_group_size requires work groups of " + dimensions(required) +
+                                  " work items, found " + dimensions(request_.local));
     const std::size_t items = request_.local[0] * request_.local[1] * request_.local[2];
     const auto most = groupValue<std::size_t>(CL_KERNEL_WORK_GROUP_SIZE);
     if (items > most)
