@@ -70,7 +70,7 @@ def _supported(selection: Selection) -> Selection:
     if not selection.host.startswith("unix://"):
         raise EngineUnavailable(
             f"the Docker engine in {selection.source} is not on a Unix socket of this machine",
-            expected="unix://PATH: builds mount folders of this machine into containers",
+            expected="unix://PATH, because builds bind-mount folders of this machine into containers",
             found=selection.host,
             fix=f"{selection.undo}, or run ./inv on the machine of that engine",
         )

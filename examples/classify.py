@@ -66,7 +66,7 @@ def arguments() -> argparse.Namespace:
 
 
 def opened(path: Path) -> Tensor:
-    """Return the picture in a file: 3 colours x height x width, 0 to 255."""
+    """Read a picture from a file: 3 channels x height x width, values from 0 to 255."""
     try:
         return torchvision.io.decode_image(str(path), torchvision.io.ImageReadMode.RGB)
     except RuntimeError as fault:

@@ -374,7 +374,7 @@ def running_machine(spec: MachineSpec, console: Path, *, boot_timeout_s: float) 
 
 
 def _death(console: str) -> str:
-    """Return the console line that proves a failed boot, or an empty string if there is none."""
+    """Return the console line that shows that the boot failed, or an empty string if there is none."""
     if dead := _DEAD.search(console):
         return dead[0].strip()
     refusals = _MOUNT_REFUSED.findall(console)

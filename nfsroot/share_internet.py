@@ -73,7 +73,8 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
     """Share this PC's internet connection with ``nfs.subnet``, and return the state.
 
     A second call restores missing parts. Raises RootNeeded, ProgramMissing if nft or ip is missing, or UserError if
-    there is no uplink, the uplink is in the subnet, or a setting cannot be changed. After an error, nothing is changed.
+    there is no uplink, the uplink is in the subnet, or a setting cannot be changed. After an error, all changes are
+    reverted, including those of an earlier call.
     """
     process.require_root("to translate addresses", f"{_AGAIN} on")
     process.require_program("nft", "to translate the board's addresses")
@@ -218,7 +219,7 @@ def status(config: Config, *, state: Path = STATE) -> Sharing:
 def find_uplink(subnet: ipaddress.IPv4Network) -> str:
     """Return the interface of the default route with the lowest metric.
 
-    Raises UserError if there is no default route, or if it leads into the board's subnet.
+    Raises UserError if there is no default route, or if its gateway is in the board's subnet.
     """
     routes = json.loads(process.output_of(["ip", "-j", "-4", "route", "show", "default"]) or "[]")
     usable = [route for route in routes if "dev" in route and "linkdown" not in route.get("flags", ())]

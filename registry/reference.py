@@ -1,6 +1,6 @@
 """References of images: registry, repository and tag.
 
-The grammar follows the distribution project's reference package: ``HOST[:PORT]/PATH[:TAG]``, with at most 255
+The grammar follows the CNCF Distribution project's reference package: ``HOST[:PORT]/PATH[:TAG]``, with at most 255
 characters before the tag. The host is always included; otherwise the engine would use a public registry.
 """
 

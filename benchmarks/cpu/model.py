@@ -1,7 +1,8 @@
 """Cycles of the hottest blocks, estimated by llvm-mca.
 
-LLVM has no scheduling data for 32-bit code on the Cortex-A53 and the Cortex-A7. Its data for the similar Cortex-R52
-lacks NEON instructions. LLVM has data for the Cortex-A57, which it also uses for the Cortex-A72 of the Raspberry Pi 4.
+LLVM has no scheduling model that llvm-mca can use for 32-bit code on the Cortex-A53 and the Cortex-A7. Its model of the
+similar Cortex-R52 lacks NEON instructions. LLVM has a model of the Cortex-A57, which it also uses for the Cortex-A72 of
+the Raspberry Pi 4.
 """
 
 from __future__ import annotations

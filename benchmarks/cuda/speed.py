@@ -6,7 +6,8 @@ over batches that the GPU executes faster than the host can launch them. The can
 batch per round, so changes in the GPU's clock rate or the host's load affect all candidates. The result is the median
 over all rounds.
 
-``python speed.py out.json`` writes the figures. The script is independent of the rest of the repository.
+``python speed.py out.json`` writes the results to ``out.json``. The script is independent of the rest of the
+repository.
 """
 
 from __future__ import annotations

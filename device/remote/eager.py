@@ -95,7 +95,7 @@ def _results(
 
 
 def _in_container(config: Config, target: Target, description: bytes) -> Mapping[str, Any]:
-    """Run the session in a container of the system image, because an emulated process has no PyTorch."""
+    """Run the session in a container of the system image, because this PC has no PyTorch for the emulated CPU."""
     image = dataclasses.replace(config.image, architecture=target.architecture.debian)
     reference = dataclasses.replace(config, image=image).image_reference("system")
     remote = config.remote

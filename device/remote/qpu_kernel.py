@@ -37,7 +37,7 @@ def on_this_pc(target: Target) -> Target:
 
 
 def build(config: Config, target: Target, address: Address, path: Path, library: Path) -> Built:
-    """Compile the kernel next to ``path`` to ``library``, for the machine at ``address``.
+    """Compile the ``.cpp`` file next to ``path`` into ``library`` for the machine at ``address``.
 
     Raises UserError with the compiler's error, and ArtefactMissing if there is no libqpu for the board.
     """

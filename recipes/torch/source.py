@@ -1,9 +1,9 @@
 """Fetch and verify torch's source: Debian's source package (default), or upstream's tag.
 
-apt fetches the package from the images' mirror and verifies its signature chain (signed index → Sources → description →
-archives). In addition, the recipe pins the SHA-256 of the description. The archives are compared with the checksums in
-the description on every use, and damaged ones are fetched again. git fetches upstream's tag with its submodules; the
-tag must refer to the pinned commit.
+apt fetches the package from the images' mirror and verifies its signature chain (signed index → Sources → ``.dsc`` file
+→ archives). In addition, the recipe pins the SHA-256 of the ``.dsc`` file. The archives are compared with its checksums
+on every use, and damaged ones are fetched again. git fetches upstream's tag with its submodules; the tag must refer to
+the pinned commit.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _pinned(recipe: Recipe, suite: Suite) -> tuple[str, str]:
     if suite.name not in table:
         known = ", ".join(sorted(key.removesuffix("_sha256") for key in table if key.endswith("_sha256")))
         raise SourceUnavailable(
-            f"the torch recipe does not pin a source package of {suite.name}",
+            f"the torch recipe does not pin a source package for {suite.name}",
             expected=f"one of {known}",
             found=f"image.suite: {suite.name}",
             fix=f"set image.suite to {known}, or put a wheel for Python {suite.python} into wheelhouse/",

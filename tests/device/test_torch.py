@@ -195,7 +195,7 @@ SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without the recip
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 33])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_complex_dot_product_matches_numpy(dtype: str, size: int, strided: bool) -> None:
-    """BLAS returns complex results in registers or memory, depending on the machine; the wrong choice gave zeros."""
+    """BLAS returns complex results in registers or in memory, depending on the ABI; the wrong assumption gave zeros."""
     drawn = numpy.random.Generator(numpy.random.PCG64(7)).standard_normal((4, 2 * size))
     a, b = (drawn[0] + 1j * drawn[1]).astype(dtype), (drawn[2] + 1j * drawn[3]).astype(dtype)
     a, b = (a[::2], b[1::2]) if strided else (a[:size], b[:size])

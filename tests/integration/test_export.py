@@ -82,7 +82,7 @@ def reference(client: docker.DockerClient) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def heavy(client: docker.DockerClient) -> Iterator[str]:
-    """Build an image that takes time to copy: 240 files with 1 MiB each."""
+    """Build an image that takes time to copy: 240 files of 1 MiB each."""
     made = f"{NAME}-heavy/system:trixie-armhf"
     block = os.urandom(1 << 20)
     members = [nasty_image.folder("etc"), *(nasty_image.entry(f"file{number}", block) for number in range(240))]

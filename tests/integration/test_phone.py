@@ -133,7 +133,7 @@ def run(config: Config, device: str, kernel: str = "add_one", target: str = "loc
 
 @contextlib.contextmanager
 def own_server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an adb server at its usual port, as if the user had started it."""
+    """Run an adb server on the default port, as if the user had started it."""
     with subprocess.Popen(["adb", "nodaemon", "server"], stderr=subprocess.DEVNULL, cwd=folder) as server:
         try:
             eventually(lambda: _accepts(("127.0.0.1", 5037)))

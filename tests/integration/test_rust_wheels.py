@@ -241,7 +241,7 @@ def project(folder: Path, contents: dict[str, str]) -> Path:
 
 @pytest.fixture
 def own_wheelhouse(product_config: Config, tmp_path: Path) -> Iterator[Config]:
-    """Provide the shared build, with a temporary wheelhouse before the others, and prevent other builds meanwhile."""
+    """Provide the shared build with a temporary wheelhouse that takes precedence, and block other builds meanwhile."""
     needs_the_machine()
     folders = (str(tmp_path / "house"), *product_config.torch.wheelhouse)
     ensure_running(product_config)

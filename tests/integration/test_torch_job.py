@@ -425,7 +425,7 @@ def test_the_provenance_contains_seconds_and_ccache_hits(tmp_path: Path) -> None
 
 FAULTS = {
     "no such architecture": ({"INVOKE_IMAGE_ARCHITECTURE": "armv6"}, 11, "image.architecture: expected one of armhf"),
-    "release without a source": ({"INVOKE_IMAGE_SUITE": "bookworm"}, 25, "does not pin a source package of bookworm"),
+    "release without a source": ({"INVOKE_IMAGE_SUITE": "bookworm"}, 25, "does not pin a source package for bookworm"),
     "no such variant": ({"INVOKE_TORCH_VARIANT": "sse"}, 11, "expected: one of neon, baseline, armv6"),
     "refused variant": ({"INVOKE_TORCH_VARIANT": "armv6"}, 11, "torch cannot be built for ARMv6 of the Pi 1 and Zero"),
     "dead mirror": (

@@ -162,7 +162,7 @@ def test_the_cpu_of_the_pi_1_is_rejected_with_a_reason() -> None:
 def test_a_release_without_a_source_package_has_no_key() -> None:
     older = load_config({"image": {"suite": "bookworm"}})
     assert resolve.key(older) == ""
-    with pytest.raises(SourceUnavailable, match="does not pin a source package of bookworm") as caught:
+    with pytest.raises(SourceUnavailable, match="does not pin a source package for bookworm") as caught:
         source.identity(recipe.load("torch"), load_suite("bookworm"), "archive")
     assert "wheelhouse" in caught.value.fix
 

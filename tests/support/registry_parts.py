@@ -390,7 +390,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 class TokenServer:
-    """A token server that follows the distribution project's specification.
+    """A token server that follows the CNCF Distribution project's token specification.
 
     It signs JSON web tokens (RS256) with the key of ``certificate``. It grants the requested scope to USER with
     PASSWORD, and to clients that send ``refresh_token``. While ``anonymous`` is true, anyone gets the scope ``pull``.

@@ -52,7 +52,7 @@ def modules(package: str) -> list[Path]:
 
 @functools.cache
 def imports(path: Path) -> tuple[tuple[str, int], ...]:
-    """Return the absolute names of all imports anywhere in a file, with their lines."""
+    """Return the absolute names of all modules that a file imports, at any level, with line numbers."""
     return tuple(_imports(path))
 
 

@@ -410,7 +410,7 @@ def test_programs_of_a_killed_task_are_ended(tmp_path: Path, kill: Callable[[int
 
 
 def test_descendants_of_ended_programs_are_left_alone(tmp_path: Path) -> None:
-    """The reaper ignores sessions whose program has exited, because a new session may have the same number."""
+    """The reaper ignores sessions whose leader has exited, because a new session may have the same ID."""
     code = (
         "import os, signal, sys; from toolchain import process; "
         'process.run(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $! >" + sys.argv[1]]); '

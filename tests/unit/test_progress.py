@@ -20,7 +20,7 @@ ERASED = "\r\x1b[2K\x1b[?25h\r"
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Collect the output to a log."""
+    """Capture the output as it appears in a log."""
     stream = io.StringIO()
     monkeypatch.setattr(progress, "console", progress.make_console(file=stream, width=80))
     return stream
@@ -28,7 +28,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Collect the output to a terminal."""
+    """Capture the output as it appears on a terminal."""
     stream = io.StringIO()
     monkeypatch.setattr(progress, "console", progress.make_console(file=stream, force_terminal=True, width=100))
     return stream

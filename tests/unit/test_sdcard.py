@@ -105,7 +105,7 @@ WIFI = """network:
 
 
 def configured(root: Path, network: str) -> dict[str, str]:
-    """Run the card's program that configures Wi-Fi, and return the files that it writes."""
+    """Run the card's Wi-Fi setup program, and return the files that it writes."""
     for folder in ("boot/firmware", "etc/network/interfaces.d"):
         (root / folder).mkdir(parents=True)
     if network:

@@ -235,7 +235,7 @@ def test_from_source_is_an_input_of_the_step(tmp_path: Path) -> None:
 
 
 def test_from_source_uses_the_wheel_of_build_torch(tmp_path: Path) -> None:
-    """A wheel from the same recipe that was pulled later is newer in the cache, but is not used."""
+    """A newer wheel of the same recipe, pulled into the cache after the build, is not used."""
     build, torch = {"folder": str(tmp_path / "build")}, {"wheelhouse": [str(tmp_path / "house")]}
     config = load_config({"torch": torch, "build": build})
     key = resolve.key(config)

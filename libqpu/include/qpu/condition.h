@@ -61,8 +61,8 @@ inline BoolExpr operator>=(const IntExpr& a, const IntExpr& b) {
 }
 
 // Floats are compared by the sign and magnitude of their bits. -0 equals +0 and denormals are not
-// flushed. A NaN is ordered beyond the infinity with the same sign, and equals only a NaN with
-// the same bits.
+// flushed. A NaN is ordered above +Inf or below -Inf, according to its sign, and equals only a
+// NaN with the same bits.
 inline BoolExpr operator==(const FloatExpr& a, const FloatExpr& b) {
   return detail::compare(detail::Op::FEq, a, b);
 }

@@ -5,9 +5,9 @@
     python3 -m pitorch.preloaded --stop                     stop the server process
 
 The first call starts a server process that imports torch, which takes seconds on a Pi and half a minute on an emulated
-Pi. The server forks a process for every run. A run has its caller's arguments, working directory, environment, standard
-streams and umask, receives its caller's signals, and exits with the script's status. Each user has one server per
-Python version; it exits after half an hour without a run (``--idle=SECONDS``).
+Pi. The server forks a process for every run. This process has the caller's arguments, working directory, environment,
+standard streams and umask, receives the caller's signals, and exits with the script's status. Each user has one server
+per Python version; it exits after half an hour without a run (``--idle=SECONDS``).
 
 The server does not import anything that ``./inv deploy`` installs, so the next run uses a changed extension, libqpu or
 script. If torch itself or a variable that affects the import (``OMP_NUM_THREADS``, ``PYTHONPATH`` …) has changed, the

@@ -56,7 +56,10 @@ def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 def torch_launch_add2(c: Tensor, a: Tensor, b: Tensor, n: int) -> None:
-    """Write ``a[i] + b[i]`` to ``c[i]`` for the first ``n`` elements, like a kernel launch. There are no gradients."""
+    """Write ``a[i] + b[i]`` to ``c[i]`` for the first ``n`` elements.
+
+    As in a kernel launch, the caller allocates ``c``. There are no gradients.
+    """
     _ops.torch_launch_add2.default(c, a, b, n)
 
 
