@@ -85,7 +85,7 @@ class _LineBar:
             return
         self._printed = now
         share = f"{100 * completed / self._total:.0f} %" if self._total else f"{completed:.0f}"
-        _print(f"    {self._title}: {share} {note}".rstrip())
+        say(f"    {self._title}: {share} {note}".rstrip())
 
 
 class _Where(ProgressColumn):
@@ -125,7 +125,6 @@ def bar(title: str, *, total: float | None = None, in_bytes: bool = False) -> It
     Bars of all threads share one display, which is removed together with the last bar.
     """
     global _live, _bars
-    title = f"{_subject.get()}{title}"
     if not console.is_terminal:
         yield _LineBar(title, total)
         return
@@ -135,7 +134,7 @@ def bar(title: str, *, total: float | None = None, in_bytes: bool = False) -> It
             _live.start()
         progress = _live
         _bars += 1
-        task = progress.add_task(title, total=total, in_bytes=in_bytes, note="")
+        task = progress.add_task(f"{_subject.get()}{title}", total=total, in_bytes=in_bytes, note="")
     try:
         yield _RichBar(progress, task)
     finally:
@@ -166,11 +165,7 @@ def step(title: str) -> Iterator[None]:
 def say(text: str) -> None:
     """Print a line without wrapping it, so that commands in it can be copied."""
     words = text.lstrip(" ")
-    _print(f"{text[: len(text) - len(words)]}{_subject.get()}{words}")
-
-
-def _print(text: str) -> None:
-    console.print(printable(text), soft_wrap=True)
+    console.print(printable(f"{text[: len(text) - len(words)]}{_subject.get()}{words}"), soft_wrap=True)
 
 
 def warn(text: str) -> None:
