@@ -350,7 +350,7 @@ def share_internet(context: Context, state: str) -> None:
     help={
         "host": "[USER@]HOST[:PORT] of a running board that booted the exported tree",
         "qemu": "use a virtual machine that boots the exported tree over NFS (default without device.host)",
-        "chroot": "enter the tree with enter-nfsroot from the board's system (in QEMU: without torch and libqpu)",
+        "chroot": "enter the tree with enter-nfsroot from the board's system (in QEMU: one without torch or libqpu)",
         "init": "init system of the virtual machine: lean or systemd (default: device.init)",
         "cpu": "CPU of the virtual machine: cortex-a53 (Pi 3), -a72 (Pi 4), -a76 (Pi 5) or -a7 (default: device.cpu)",
         "select": "only tests whose names match this expression (pytest -k)",

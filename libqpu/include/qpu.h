@@ -108,7 +108,7 @@ QPU_C_API void qpu_program_profile(qpu_program *program, int on);
 /* Statistics of a run on the emulator. They come from the emulator's model of a board and were
  * not measured on hardware. All values except `clocks` and `seconds` are sums over the QPUs.
  * `seconds` is the time that the kernel alone takes. The last two members are the additional time
- * for this number of launches on each hardware backend. */
+ * for the number of launches in `launches`, on each hardware backend. */
 struct qpu_cycles {
   uint64_t instructions;
   uint64_t clocks;

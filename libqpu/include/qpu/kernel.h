@@ -194,7 +194,7 @@ struct Callable<void (C::*)(Ts...)> : Callable<void (C::*)(Ts...) const> {};
 
 }  // namespace detail
 
-// Runs f once to record its program, and compiles the recording to a kernel. Error messages contain
+// Runs f once to record its program, and returns the program as a kernel. Error messages contain
 // `name`, or the function's symbol if `name` is null and the dynamic loader finds a symbol. Throws
 // CompileError if the kernel's source is invalid, and BackendError if QPU_BACKEND names an unusable
 // backend.
