@@ -24,6 +24,7 @@ from engine import containers
 from flow import main_job, shell
 from flow.context import Context
 from flow.native_compiler import native_compiler
+from images import system
 from images.archive import verify
 from images.flavour import load_suite
 from images.system import LEFT_OUT
@@ -172,6 +173,22 @@ def test_a_failing_command_in_a_container_is_explained(
             architecture=product_config.image.target,
         )
     assert "words of the program" in str(caught.value)
+
+
+def test_a_module_that_crashes_is_reported(
+    built: main_job.Built, product_config: Config, client: docker.DockerClient, tmp_path: Path
+) -> None:
+    (tmp_path / "crash.py").write_text("import os\nos.abort()\n")
+    base = built.manifest("system").facts["reference"]
+    (tmp_path / "Dockerfile").write_text(f"FROM {base}\nCOPY crash.py /usr/lib/python3/dist-packages/\n")
+    target, log = product_config.image.target, tmp_path / "log"
+    image, _ = client.images.build(path=str(tmp_path), platform=target.oci_platform)
+    try:
+        with pytest.raises(CommandFailed, match="was built but does not work") as caught:
+            system.inspect(client, image.id, target, modules=["crash"], own_libqpu=False, log=log)
+    finally:
+        client.images.remove(image.id, force=True)
+    assert "Aborted" in caught.value.found
 
 
 @pytest.fixture
