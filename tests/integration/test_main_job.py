@@ -182,12 +182,13 @@ def test_a_module_that_crashes_is_reported(
     base = built.manifest("system").facts["reference"]
     (tmp_path / "Dockerfile").write_text(f"FROM {base}\nCOPY crash.py /usr/lib/python3/dist-packages/\n")
     target, log = product_config.image.target, tmp_path / "log"
-    image, _ = client.images.build(path=str(tmp_path), platform=target.oci_platform)
+    made, _ = client.images.build(path=str(tmp_path), platform=target.oci_platform)
+    image = str(made.id)
     try:
         with pytest.raises(CommandFailed, match="was built but does not work") as caught:
-            system.inspect(client, image.id, target, modules=["crash"], own_libqpu=False, log=log)
+            system.inspect(client, image, target, modules=["crash"], own_libqpu=False, log=log)
     finally:
-        client.images.remove(image.id, force=True)
+        client.images.remove(image, force=True)
     assert "Aborted" in caught.value.found
 
 
