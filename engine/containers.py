@@ -113,6 +113,8 @@ def container(
             working_dir=workdir,
             user=user or None,
             network_mode="host",
+            # The kernel ignores signals that process 1 sends to itself; an emulated program that crashed would hang.
+            init=True,
         )
     except docker.errors.ImageNotFound as fault:
         raise ArtefactMissing(
@@ -210,7 +212,7 @@ def run_in(
             raise CommandFailed(
                 f"the container from {image} does not start",
                 found=str(fault.explanation),
-                fix="check that the program exists in the image, and run ./inv doctor",
+                fix="run ./inv doctor",
             ) from fault
         except ENGINE_ERRORS as fault:
             raise engine_lost(f"started a container from {image}", fault) from fault

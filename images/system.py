@@ -183,9 +183,7 @@ def inspect(
     ``own_libqpu`` means that the library is this project's, so that qpu-info is available. Raises CommandFailed if a
     module does not load. The image becomes a product only if this test succeeds.
     """
-    # With the shell as process 1: an emulated process 1 that crashes hangs, because it ignores its own signal.
-    argv = ["sh", "-c", '"$@"; exit $?', "sh"]
-    argv += ["python3", "-c", _INSPECT, json.dumps(list(modules)), json.dumps(own_libqpu)]
+    argv = ["python3", "-c", _INSPECT, json.dumps(list(modules)), json.dumps(own_libqpu)]
     try:
         done = run_in(client, reference, argv, architecture=architecture, limit_s=900, log=log)
     except CommandFailed as fault:
