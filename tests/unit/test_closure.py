@@ -117,6 +117,10 @@ def test_a_new_import_changes_the_key(checkout: Path) -> None:
         path.write_bytes(content)
 
 
+def test_tvm_ffi_depends_on_the_options_of_the_cross_compiler() -> None:
+    assert "recipes/cmake.py" in closure.digests("flow.steps.tvm_ffi_wheel")
+
+
 def test_no_closure_contains_a_large_part_of_the_project() -> None:
     for code in STEPS:
         assert len(closure.digests(code)) <= 20, code
@@ -181,3 +185,16 @@ def test_every_form_of_import_is_followed(
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(closure, "ROOT", tmp_path)
     assert list(closure.digests("package.first")) == sorted([*found, "package/first.py"])
+
+
+@pytest.mark.parametrize(
+    "step", ["builder", "torch_site", "libqpu", "qpulib", "qpu_ops", "companions", "tvm_server", "tvm_ffi"]
+)
+def test_steps_that_pack_a_tar_depend_on_toolchain_files(step: str) -> None:
+    assert "toolchain/files.py" in closure.digests(f"flow.steps.{step}")
+
+
+@pytest.mark.parametrize("module", ["recipes/cmake.py", "recipes/register.py"])
+def test_qpulib_depends_on_the_modules_it_shares_with_libqpu(module: str) -> None:
+    assert module in closure.digests("flow.steps.qpulib")
+    assert module in closure.digests("flow.steps.libqpu")

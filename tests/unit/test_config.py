@@ -226,6 +226,12 @@ def test_registry_address_has_a_host_and_optional_port(address: str, parts: tupl
     assert split_registry(load_config({"registry": {"address": address}}).registry.address) == parts
 
 
+def test_zero_and_false_count_as_values() -> None:
+    made = load_config({"build": {"native_compiler": False, "jobs": 0}})
+    assert made.build.native_compiler is False
+    assert made.build.jobs == 0
+
+
 def test_the_result_is_frozen() -> None:
     made = load_config({})
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -493,3 +499,15 @@ def test_a_tree_that_is_the_root_of_this_machine_is_refused() -> None:
 
 def test_a_long_value_is_shown_in_part() -> None:
     assert len(path_fault_of("build.folder", "n" * 100_000)) < 300
+
+
+def test_invalid_addresses_and_ports_are_reported() -> None:
+    tree = {"registry": {"address": "r:0"}, "nfs": {"address": "x", "port": 0}, "wheels": {"port": 70000}}
+    with pytest.raises(ConfigError) as caught:
+        load_config(tree)
+    assert [fault.partition(":")[0] for fault in caught.value.faults] == [
+        "registry.address",
+        "nfs.address",
+        "nfs.port",
+        "wheels.port",
+    ]

@@ -219,6 +219,15 @@ def test_skipped_steps_keep_their_warnings(tmp_path: Path) -> None:
     assert again.warnings == ("WITHOUT torch",)
 
 
+def test_a_build_folder_can_be_moved(tmp_path: Path) -> None:
+    step = writer(tmp_path / "old", [], "root")
+    (tmp_path / "old").mkdir()
+    execute(tmp_path / "old", step)
+    (tmp_path / "old").rename(tmp_path / "new")
+    (decision,) = Pipeline(tmp_path / "new", [writer(tmp_path / "new", [], "root")]).plan()
+    assert not decision.runs
+
+
 def test_keys_depend_on_name_and_inputs() -> None:
     assert key_of("a", {"x": "1", "y": "2"}) == key_of("a", {"y": "2", "x": "1"})
     keys = {key_of("a", {"x": "1"}), key_of("b", {"x": "1"}), key_of("a", {"x": "2"}), key_of("a", {"y": "1"})}
