@@ -84,7 +84,7 @@ def _alone(lock: Path) -> Iterator[None]:
         found="a lock",
         fix="try again",
     )
-    interrupted, told = threading.Event(), False
+    interrupted, shown = threading.Event(), False
     with contextlib.ExitStack() as stack:
         with process.on_interrupt(interrupted.set):
             while True:
@@ -92,9 +92,9 @@ def _alone(lock: Path) -> Iterator[None]:
                     stack.enter_context(files.held(lock, busy))
                     break
                 except InUse:
-                    if not told:
+                    if not shown:
                         progress.say(f"    waiting for another run that deploys to the same tree ({lock})")
-                    told = True
+                    shown = True
                     if interrupted.wait(_POLL_S):
                         raise
         yield
