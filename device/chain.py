@@ -84,7 +84,7 @@ def check(
             equal(f"the board imports the tree's {name}", found, digest)
     if checksums:
         listed = hashlib.sha256(checksums.encode()).hexdigest()
-        equal("the board reads the files that the run deployed", listed, str(record.deployed.get("sha256", "")))
+        equal("the board reads the files that the run deployed", listed, record.deployed_sha256)
     root = record.facts.get("root", "")
     if " nfs" in root:
         # A server may export the tree under a different path. The tree's contents are compared above.

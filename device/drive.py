@@ -193,7 +193,7 @@ class DeviceSession:
                     "this way (docs/lab.md)",
                 )
             time.sleep(_PAUSE_S)
-        self._note("deployed", files=len(checksums.splitlines()), sha256=hashlib.sha256(checksums).hexdigest())
+        self._note("deployed", sha256=hashlib.sha256(checksums).hexdigest())
 
     def _run(self, strategy: Any) -> None:
         command = _UNPACK + shlex.join(["python3", "onboard.py", *self._arguments()])

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ class Record:
     timing: Mapping[str, Any]
     seconds: float
     error: Mapping[str, Any] | None
-    deployed: Mapping[str, Any] = field(default_factory=dict)
-    """The deployed files that the board read: their number (``files``), and the SHA-256 of their list (``sha256``)."""
+    deployed_sha256: str = ""
+    """The SHA-256 of the list of deployed files, if the board has read these files."""
 
     @classmethod
     def read(cls, path: Path) -> Record:
@@ -75,7 +75,7 @@ class Record:
             timing=others.get("timing", {}).get("document", {"reason": "no timing was requested"}),
             seconds=others.get("end", {}).get("seconds", 0.0),
             error=others.get("error"),
-            deployed=others.get("deployed", {}),
+            deployed_sha256=others.get("deployed", {}).get("sha256", ""),
         )
 
 

@@ -137,7 +137,7 @@ def test_the_suite_starts_if_the_board_reads_the_deployed_files(tmp_path: Path) 
     listed.write_text(f"{files.sha256_of(tmp_path / 'new')}  {tmp_path / 'new'}\n")
     run = drive(tmp_path, checksums=str(listed))
     assert run.outcomes() == {"test_first": "passed"}
-    assert run.record.deployed == {"files": 1, "sha256": files.sha256_of(listed)}
+    assert run.record.deployed_sha256 == files.sha256_of(listed)
 
 
 @pytest.mark.parametrize("content", ["older", None])

@@ -110,9 +110,14 @@ class Chain:
         self, source: Mapping[str, Any] = CLEAN, *, read: str = "", deployed: str = ""
     ) -> dict[str, dict[str, Any]]:
         """Return the links by name."""
-        noted = {"files": 1, "sha256": hashlib.sha256(read.encode()).hexdigest()}
         record = Record(
-            facts=self.facts, booted={}, tests=(), timing={}, seconds=1.0, error=None, deployed=noted if read else {}
+            facts=self.facts,
+            booted={},
+            tests=(),
+            timing={},
+            seconds=1.0,
+            error=None,
+            deployed_sha256=hashlib.sha256(read.encode()).hexdigest() if read else "",
         )
         found = check(
             self.config,
