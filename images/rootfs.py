@@ -219,10 +219,9 @@ def build_tools(
 ) -> None:
     """Extract native programs into ``folder``, replacing it, and list those that may replace emulated ones.
 
-    ``standing_in`` lists the packages of the replacements, ``without`` the packages to omit. Raises the same errors as
-    ``build_tar``.
+    ``standing_in`` lists the packages of the replacements, ``without`` the packages to omit. The files belong to the
+    calling user. Raises CommandFailed, DiskFull or NetworkUnreachable.
     """
-    _require_root(spec)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
     packages = _fetch(spec, spec.packages, log, essential=False, without=without)

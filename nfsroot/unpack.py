@@ -12,11 +12,13 @@ regular file at /dev/console. Two exact methods are used instead:
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
 import posixpath
 import shutil
+import stat
 import tarfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,6 +40,7 @@ from toolchain.errors import ArtefactMissing, CommandFailed, PlatformMismatch
 from toolchain.files import remove, scratch_folder
 
 _WHITEOUT = ".wh."
+_XATTR = "SCHILY.xattr."
 _OPAQUE = ".wh..wh..opq"
 _POLL_S = 0.1
 
@@ -61,7 +64,8 @@ class SourceImage:
     size: int
     """The number of content bytes in all layers."""
     layers: tuple[Path, ...]
-    """The layers' local folders, top layer first; empty for storage drivers other than overlay2."""
+    """The layers' local folders, top layer first; empty for users other than root, and for other drivers than overlay2.
+    """
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -105,7 +109,7 @@ def unpack(client: docker.DockerClient, source: SourceImage, destination: Path) 
     A full disk causes an OSError, or a CommandFailed with the program's output. Raises CommandFailed if the engine's
     stream is not an image, or EngineUnavailable if the connection to the engine is lost.
     """
-    if source.layers and os.geteuid() == 0:
+    if source.layers:
         copy_overlay(source, destination)
         return "overlay"
     unpack_layers(client, source, destination)
@@ -114,7 +118,7 @@ def unpack(client: docker.DockerClient, source: SourceImage, destination: Path) 
 
 def _local_layers(facts: dict[str, Any]) -> tuple[Path, ...]:
     driver = facts.get("GraphDriver") or {}
-    if driver.get("Name") != "overlay2":
+    if driver.get("Name") != "overlay2" or os.geteuid() != 0:
         return ()
     data = driver.get("Data") or {}
     folders = [Path(item) for item in [data.get("UpperDir", ""), *data.get("LowerDir", "").split(":")] if item]
@@ -287,7 +291,8 @@ def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
 
 
 def apply_layer(layer: Path, root: Path) -> None:
-    """Apply a layer's tar to a tree: first whiteouts and type changes, then the entries."""
+    """Apply a layer's tar to a tree: first whiteouts and type changes, then the entries and their attributes."""
+    attributes: dict[Path, dict[str, bytes]] = {}
     with tarfile.open(layer, mode="r:*", encoding="utf-8", errors="surrogateescape") as archive:
         while (member := archive.next()) is not None:
             # Free the headers that the archive accumulates.
@@ -301,18 +306,43 @@ def apply_layer(layer: Path, root: Path) -> None:
                 continue
             elif name.startswith(_WHITEOUT):
                 remove(place.with_name(name.removeprefix(_WHITEOUT)))
-            elif (
-                place != root
-                and os.path.lexists(place)
-                and member.isdir() != (place.is_dir() and not place.is_symlink())
-            ):
-                remove(place)
+            else:
+                is_folder = place.is_dir() and not place.is_symlink()
+                if place != root and os.path.lexists(place) and member.isdir() != is_folder:
+                    remove(place)
+                found = {
+                    key.removeprefix(_XATTR): value.encode("utf-8", "surrogateescape")
+                    for key, value in member.pax_headers.items()
+                    if key.startswith(_XATTR)
+                }
+                if found or (member.isreg() and not member.mode & stat.S_IRUSR):
+                    attributes[place] = found
     process.run(
         [
             "tar", "--extract", f"--file={layer}", f"--directory={root}", "--numeric-owner", "--same-owner",
-            "--preserve-permissions", "--xattrs", "--xattrs-include=*", "--exclude=.wh.*",
+            "--preserve-permissions", "--exclude=.wh.*",
             "--warning=no-timestamp", "--delay-directory-restore",
         ],
         env={"LC_ALL": "C"},
         fix="see its last lines; the usual cause is a full disk",
     )  # fmt: skip
+    for place, values in attributes.items():
+        _set_attributes(place, values)
+
+
+def _set_attributes(place: Path, values: Mapping[str, bytes]) -> None:
+    """Set extended attributes, except where the file system does not support them.
+
+    The mode is set first, for fakeroot (toolchain.fake_root). fakeroot then lets the user read a file whose mode does
+    not permit it, which tar creates without a call that fakeroot changes. It also loses the type of a file whose
+    attributes are set before anything else, as tar does.
+    """
+    mode = place.lstat().st_mode
+    if not stat.S_ISLNK(mode):
+        place.chmod(stat.S_IMODE(mode))
+    for name, value in values.items():
+        try:
+            os.setxattr(place, name, value, follow_symlinks=False)
+        except OSError as fault:
+            if fault.errno != errno.ENOTSUP:
+                raise

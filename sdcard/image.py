@@ -1,9 +1,12 @@
 """``sd-image``: make a reproducible card image from the system image, without loop devices.
 
 The image has an MBR partition table, a FAT partition with the files that a board's firmware reads, and an ext4 root.
-All identifiers are derived from the hash of the image's tree, and all times from ``image.source_date_epoch``. The
-programs are extracted packages (flow.pipelines.card_job), so the image does not depend on the versions of the host's
-programs. Root is required only to unpack the system image, because its files have several owners.
+All identifiers are derived from the hash of the image's tree, and all times from ``image.source_date_epoch``. mke2fs
+makes the root from a tarball; genimage and mtools make the boot partition and the partition table. These programs are
+extracted packages (flow.pipelines.card_job), so the image does not depend on the versions of the host's programs.
+
+Root is not required. For an ordinary user, the part that sets the files' owners runs under fakeroot
+(toolchain.fake_root); the image is the same.
 
 The products are in ``sd/`` in the target's folder: the compressed image, its block map, its SHA-256, the entry for
 Raspberry Pi Imager, its bill of materials, and the manifest.
@@ -17,6 +20,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 import uuid
@@ -38,7 +42,7 @@ from nfsroot.export import left_out_warnings, origin_of, write_sbom
 from nfsroot.tree import TreeHash, follow, inside
 from sdcard import bmap, first_boot
 from sdcard.tools import Tools
-from toolchain import checkout, files, process, progress
+from toolchain import checkout, fake_root, files, process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, CommandFailed, InUse
 from toolchain.manifest import Artefact, Manifest
@@ -47,7 +51,6 @@ from toolchain.steps import MANIFEST_SUFFIX, key_of
 TOOLS_SUITE = "trixie"
 """The release whose mke2fs can read a tarball."""
 
-SECTOR = 512
 BOOT_START_MIB = 4
 BOOT_MIB = 128
 ROOT_START = (BOOT_START_MIB + BOOT_MIB) << 20
@@ -57,6 +60,33 @@ _ROOT_FREE_MIB = 128
 """The free space in the root for cloud-init, which writes there before the first boot enlarges the root."""
 _JOURNAL_MIB = 16
 _INODE_RATIO = 16384
+_LAYOUT = """\
+image boot.vfat {{
+    vfat {{
+        label = "{label}"
+        extraargs = "--invariant -F 32 -i {boot}"
+    }}
+    size = {boot_mib}M
+    temporary = true
+}}
+image "{name}" {{
+    hdimage {{
+        partition-table-type = mbr
+        disk-signature = 0x{disk}
+    }}
+    partition boot {{
+        partition-type = 0xc
+        offset = {boot_start_mib}M
+        image = boot.vfat
+    }}
+    partition root {{
+        partition-type = 0x83
+        offset = {root_start}
+        image = "{root}"
+    }}
+}}
+"""
+"""genimage's configuration."""
 _XZ = ("--threads=2", "--block-size=16MiB", "-3")
 """The block size makes the result independent of the number of threads."""
 
@@ -125,15 +155,17 @@ class Identifiers:
 def build(config: Config) -> Manifest:
     """Make the card image of the configuration; return its manifest.
 
-    Raises RootNeeded, ConfigError, EngineUnavailable, ArtefactMissing (no image, or one without a kernel),
-    PlatformMismatch, InUse (another run) or DiskFull.
+    Raises RootNeeded (the build folder belongs to another user), ConfigError, EngineUnavailable, ArtefactMissing (no
+    image, or one without a kernel), PlatformMismatch, ProgramMissing (fakeroot), InUse (another run) or DiskFull.
     """
-    process.require_root("to set the files' owners", "./inv sd-image")
     first_boot.require_complete(config.sd)
     began = time.monotonic()
     folder = Folder.of(config)
     source = unpack.find_image(connect(), config.image_reference("system"), config.image.target)
-    folder.place.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(PermissionError):
+        folder.place.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder.place, os.W_OK):
+        raise files.belongs_to_another(config.build_root, f"no permission to write to {folder.place}")
     another = InUse(
         f"another run is making the card image in {folder.place}",
         expected="one run at a time",
@@ -146,10 +178,24 @@ def build(config: Config) -> Manifest:
     fetched, wifi = firmware.ready(config), firmware.ready(config, "wifi-firmware")
     with files.held(folder.place / "lock", another), _room(folder.place):
         with files.scratch_folder(folder.place, "card") as scratch:
-            made = _make(config, source, tools, fetched, wifi, scratch, folder)
+            parts = (config, source, tools, fetched, wifi, scratch, folder)
+            if os.geteuid() == 0:
+                made = _make(*parts)
+            else:
+                made = fake_root.call(_make, *parts, why="to make a card image without root")
         manifest = dataclasses.replace(made, seconds=time.monotonic() - began, source=checkout.origin())
         manifest.write(folder.manifest)
     return manifest
+
+
+@contextlib.contextmanager
+def _usual_umask() -> Iterator[None]:
+    """Run the block with umask 022, so that the modes of new folders in the tree do not depend on the user."""
+    before = os.umask(0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @contextlib.contextmanager
@@ -183,7 +229,7 @@ def _make(
 ) -> Manifest:
     """Make the image in ``scratch``, then move the products to ``folder``; return their manifest."""
     tree = scratch / "tree"
-    with progress.step(f"copy {source.reference}"):
+    with progress.step(f"copy {source.reference}"), _usual_umask():
         unpack.unpack(connect(), source, tree)
     with progress.step("hash the tree"):
         hashed = TreeHash.of(tree)
@@ -192,7 +238,8 @@ def _make(
     ids = Identifiers(before)
     boot = scratch / "boot"
     parts = _write_boot(config, tree, fetched, boot, ids)
-    for_wifi = _install_wifi_firmware(tree, wifi)
+    with _usual_umask():
+        for_wifi = _install_wifi_firmware(tree, wifi)
     is_fetched = any(item.is_relative_to(fetched.folder) for item in parts.firmware)
     added = [*([fetched] if is_fetched else []), *([wifi] if for_wifi else [])]
     added_firmware = {item.package: item.sha256 for item in added}
@@ -201,8 +248,9 @@ def _make(
     devices = imager_devices(config.image.architecture, parts)
     hostname = config.sd.hostname or re.sub(r"[^a-z0-9-]", "-", config.image.name)
     settings = Settings(hostname=hostname, nameservers=(), client_public_key="", now=tools.epoch)
-    audited = audit(tree, settings, ON_EVERY_MEDIUM)
-    first_boot.fit_for_card(audited, ids.number("disk"))
+    with _usual_umask():
+        audited = audit(tree, settings, ON_EVERY_MEDIUM)
+        first_boot.fit_for_card(audited, ids.number("disk"))
     hashed.refresh([*audited.touched, *for_wifi])
     user_data = first_boot.user_data(config.sd, hostname)
     (boot / "user-data").write_text(user_data)
@@ -214,7 +262,7 @@ def _make(
     with progress.step("make the file systems"):
         root = _root_of(tree, scratch / "root.ext4", tools, ids, dict(hashed.counts()))
         used = list(_used_blocks(tools.run("dumpe2fs", root), root.stat().st_size // bmap.BLOCK))
-        _assemble(image, root, used, boot, tools, ids)
+        _assemble(image, root, boot, tools, ids)
         start = ROOT_START // bmap.BLOCK
         mapped = [(0, start - 1), *((start + first, start + last) for first, last in used)]
         blocks = bmap.measured(image, mapped)
@@ -337,35 +385,28 @@ def _used_blocks(dumped: str, total: int) -> Iterator[tuple[int, int]]:
         yield begin, total - 1
 
 
-def _assemble(image: Path, root: Path, used: list[tuple[int, int]], boot: Path, tools: Tools, ids: Identifiers) -> None:
-    """Write the partition table, the boot partition and the root into the image."""
-    root_size = root.stat().st_size
-    with image.open("wb") as stream:
-        stream.truncate(ROOT_START + root_size)
-    start, boot_size = (BOOT_START_MIB << 20) // SECTOR, (BOOT_MIB << 20) // SECTOR
-    table = (
-        f"label: dos\nlabel-id: 0x{ids.number('disk')}\nunit: sectors\n"
-        f"start={start}, size={boot_size}, type=c\n"
-        f"start={ROOT_START // SECTOR}, size={root_size // SECTOR}, type=83\n"
-    )
-    tools.run("sfdisk", "--quiet", image, stdin=table.encode())
-    tools.run(
-        "mkfs.fat", "--invariant", "-F", "32", "-n", first_boot.LABEL, "-i", ids.number("boot"),
-        "--offset", str(start), image, str(BOOT_MIB << 10),
-    )  # fmt: skip
-    names = sorted(boot.iterdir())
-    for path in names:
+def _assemble(image: Path, root: Path, boot: Path, tools: Tools, ids: Identifiers) -> None:
+    """Make the image of the partition table, the boot partition and the root, and remove the root's own image."""
+    for path in boot.iterdir():
         os.utime(path, (tools.epoch, tools.epoch))
-    tools.run("mcopy", "-m", "-i", f"{image}@@{BOOT_START_MIB}M", *names, "::")
-    with root.open("rb") as source, image.open("r+b") as sink:
-        for first, last in used:
-            source.seek(first * bmap.BLOCK)
-            sink.seek(ROOT_START + first * bmap.BLOCK)
-            left = (last - first + 1) * bmap.BLOCK
-            while left:
-                content = source.read(min(left, 1 << 20))
-                sink.write(content)
-                left -= len(content)
+    layout = image.with_name("layout.cfg")
+    layout.write_text(
+        _LAYOUT.format(
+            name=image.name,
+            root=root.name,
+            label=first_boot.LABEL,
+            boot=ids.number("boot"),
+            disk=ids.number("disk"),
+            boot_mib=BOOT_MIB,
+            boot_start_mib=BOOT_START_MIB,
+            root_start=ROOT_START,
+        )
+    )
+    tools.run(
+        "genimage", "--config", layout, "--rootpath", boot, "--inputpath", root.parent, "--outputpath", image.parent,
+        "--tmppath", image.with_name("genimage"), "--mkdosfs", shlex.join(tools.command("mkfs.fat")),
+        "--mcopy", shlex.join(tools.command("mcopy", "-m")),
+    )  # fmt: skip
     root.unlink()
 
 

@@ -34,6 +34,7 @@ class Tools:
             "MKE2FS_CONFIG": str(self.folder / "etc/mke2fs.conf"),
             "MTOOLSRC": "/dev/null",
             "TZ": "UTC",
+            "LD_PRELOAD": "",  # fakeroot's library is for this PC's C library
         }
         return process.run(
             self.command(name, *words),

@@ -8,34 +8,37 @@ import lzma
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import nasty_image
 import pytest
 from device_parts import BOOT_LIMIT_S
 from nasty_image import entry, folder, tree_listing
+from ordinary_user import USER, run_python
 from registry_parts import small_disk
 
-from engine.connect import connect
+from engine.connect import DEFAULT_HOST, connect
 from flow import main_job, publish
 from nfsroot import qemu, unpack
 from sdcard import bmap, image, write
 from sdcard.image import Folder
 from sdcard.tools import Tools
-from toolchain import process
+from toolchain import files, process
 from toolchain.config import Config, load_config
-from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, DiskFull, InUse, UserError
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, DiskFull, InUse, RootNeeded, UserError
 from toolchain.manifest import Manifest
 
 NAME = f"pitorch-test-card-{os.getpid()}"
 RELEASE = "6.12.107-armmp"
 TREES = f"usr/lib/linux-image-{RELEASE}"
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: an image has files of several owners")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount, and to become another user")
 pytestmark = [pytest.mark.engine, needs_root]
 
 CHANGED = {
@@ -100,19 +103,29 @@ class Card:
     tools: Tools
 
 
-def unpacked(config: Config, tools: Tools, place: Path) -> tuple[Path, Path, Path]:
+def unpacked(config: Config, place: Path) -> tuple[Path, Path, Path]:
     """Return the raw image and copies of its two partitions, at the offsets of its partition table."""
     raw = place / "card.img"
     with lzma.open(Folder.of(config).image) as source, raw.open("wb") as sink:
         shutil.copyfileobj(source, sink, 1 << 20)
-    table = json.loads(tools.run("sfdisk", "--json", raw))["partitiontable"]
     parts = []
-    for number, row in enumerate(table["partitions"]):
-        parts.append(place / f"part{number}")
+    for row in partitions(raw):
+        parts.append(place / f"part{row['nr']}")
         with raw.open("rb") as source, parts[-1].open("wb") as sink:
             source.seek(row["start"] * 512)
-            sink.write(source.read(row["size"] * 512))
+            sink.write(source.read(row["sectors"] * 512))
     return raw, parts[0], parts[1]
+
+
+def partitions(raw: Path) -> list[dict[str, Any]]:
+    """Return the rows of an image's partition table; ``start`` and ``sectors`` are in units of 512 bytes."""
+    columns = "NR,START,SECTORS,TYPE,UUID,SCHEME"
+    listed = process.output_of(["partx", "--noheadings", "--raw", "--output", columns, raw])
+    rows = [line.split() for line in listed.splitlines()]
+    return [
+        {"nr": int(nr), "start": int(start), "sectors": int(sectors), "type": kind, "uuid": uuid, "scheme": scheme}
+        for nr, start, sectors, kind, uuid, scheme in rows
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +133,7 @@ def card(tmp_path_factory: pytest.TempPathFactory, engine_runs: None) -> Iterato
     with loaded(NAME, nasty_image.lower_layer(), nasty_image.upper_layer(), boot_layer()) as config:
         made = image.build(config)
         tools = image.ready_tools(config)
-        raw, boot, root = unpacked(config, tools, tmp_path_factory.mktemp("card"))
+        raw, boot, root = unpacked(config, tmp_path_factory.mktemp("card"))
         yield Card(config, made, raw, boot, root, tools)
     for path in Folder.of(config).place.glob(f"{NAME}*"):
         path.unlink()
@@ -134,12 +147,11 @@ def on_boot(card: Card) -> dict[str, bytes]:
 
 
 def test_both_file_systems_are_intact(card: Card) -> None:
-    table = json.loads(card.tools.run("sfdisk", "--json", card.raw))["partitiontable"]
-    assert table["label"] == "dos"
-    assert table["id"] == f"0x{card.manifest.facts['disk']}"
-    assert [row["type"] for row in table["partitions"]] == ["c", "83"]
-    last = table["partitions"][-1]
-    assert (last["start"] + last["size"]) * 512 == card.raw.stat().st_size == card.manifest.facts["extract_size"]
+    boot, root = partitions(card.raw)
+    assert (boot["scheme"], boot["type"], root["type"]) == ("dos", "0xc", "0x83")
+    assert [row["uuid"] for row in (boot, root)] == [f"{card.manifest.facts['disk']}-{part}" for part in ("01", "02")]
+    assert root["start"] * 512 == image.ROOT_START
+    assert (root["start"] + root["sectors"]) * 512 == card.raw.stat().st_size == card.manifest.facts["extract_size"]
     card.tools.run("e2fsck", "-fn", card.root)
     card.tools.run("fsck.fat", "-n", card.boot)
 
@@ -211,6 +223,51 @@ def test_two_builds_are_equal(card: Card) -> None:
     again = image.build(card.config)
     assert [item.sha256 for item in again.artefacts] == [item.sha256 for item in card.manifest.artefacts]
     assert again.facts == card.manifest.facts
+
+
+@pytest.fixture(scope="module")
+def public() -> Iterator[Path]:
+    """Make a folder with write permission for all users."""
+    with tempfile.TemporaryDirectory(prefix="pitorch-card-") as name:
+        Path(name).chmod(0o777)
+        yield Path(name)
+
+
+def as_ordinary_user(checkout: Path, public: Path, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run ``./inv`` as an ordinary user who may use the engine, with another umask and a build folder in ``public``."""
+    environment = {"HOME": str(public), "INVOKE_IMAGE_NAME": NAME, "INVOKE_BUILD_FOLDER": str(public / "build")}
+    address = os.environ.get("DOCKER_HOST", DEFAULT_HOST)
+    program = "import os, runpy; os.umask(0o077); runpy.run_module('toolchain.cli', run_name='__main__')"
+    return run_python(
+        checkout,
+        *("-X", "utf8", "-c", program, *words),
+        environment={**environment, "DOCKER_HOST": address, **settings},
+        group=Path(address.removeprefix("unix://")).stat().st_gid,
+        limit_s=1800,
+    )
+
+
+def test_an_ordinary_user_makes_the_same_image(card: Card, open_checkout: Path, public: Path) -> None:
+    ended = as_ordinary_user(open_checkout, public, "sd-image")
+    assert ended.returncode == 0, ended.stderr
+    config = replace(card.config, build=replace(card.config.build, folder=public / "build"))
+    ours, theirs = Folder.of(card.config), Folder.of(config)
+    assert theirs.image.stat().st_uid == USER
+    made = Manifest.read(theirs.manifest)
+    assert made is not None
+    assert made.facts == card.manifest.facts
+    for mine, other in zip([ours.image, ours.bmap, *ours.sbom], [theirs.image, theirs.bmap, *theirs.sbom], strict=True):
+        assert files.sha256_of(other) == files.sha256_of(mine), mine.name
+    assert not list(theirs.place.glob(".*")), "nothing is left over"
+
+
+def test_the_build_folder_of_another_user_is_refused(card: Card, open_checkout: Path, public: Path) -> None:
+    (public / "of-root").mkdir(mode=0o755)
+    ended = as_ordinary_user(open_checkout, public, "sd-image", INVOKE_BUILD_FOLDER=str(public / "of-root"))
+    assert ended.returncode == RootNeeded.exit_code, ended.stderr
+    assert f"{public}/of-root belongs to another user" in ended.stderr
+    assert "./inv sd-image; or change build.folder" in ended.stderr
+    assert not list((public / "of-root").iterdir())
 
 
 REQUIRED = {
@@ -399,7 +456,7 @@ def real_card(
     )
     main_job.build_image(config)
     made = image.build(config)
-    yield RealCard(config, made, *unpacked(config, image.ready_tools(config), place), key)
+    yield RealCard(config, made, *unpacked(config, place), key)
     shutil.rmtree(place)
 
 

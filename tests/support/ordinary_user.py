@@ -37,9 +37,14 @@ def open_checkout() -> Iterator[Path]:
         yield checkout
 
 
-def run_python(checkout: Path, *words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run Python in the copy as an ordinary user; skip the test if that user cannot execute Python."""
-    drop = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
+def run_python(
+    checkout: Path, *words: str, environment: Mapping[str, str], group: int = USER, limit_s: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in the copy as an ordinary user who is also in ``group``.
+
+    The test is skipped if that user cannot execute Python.
+    """
+    drop = ["setpriv", f"--reuid={USER}", f"--regid={USER}", f"--groups={group}"]
     python = Path(sys.executable).resolve()
     if subprocess.run([*drop, "test", "-x", python], check=False).returncode:
         pytest.skip(f"{python} cannot be executed by other users")
@@ -56,5 +61,5 @@ def run_python(checkout: Path, *words: str, environment: Mapping[str, str]) -> s
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=limit_s,
     )

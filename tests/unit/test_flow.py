@@ -366,7 +366,6 @@ def test_building_a_root_requires_root(public: Path) -> None:
     os.seteuid(65534)
     try:
         builds: tuple[Callable[[], object], ...] = (
-            lambda: rootfs.build_tools(spec, public / "tools", public / "logs" / "log", standing_in=()),
             lambda: rootfs.build_native_tar(spec, public / "root.tar", public / "logs" / "log"),
             lambda: rootfs.build_tar(spec, public / "root.tar", public / "logs" / "log"),
         )

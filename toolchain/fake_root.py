@@ -1,0 +1,64 @@
+"""Call a function under fakeroot, so that an ordinary user can make a tree whose files have several owners.
+
+fakeroot(1) preloads a library that records owners, modes, devices and extended attributes instead of setting them. Only
+programs that load the library see what was recorded: the function, and this PC's programs that it runs.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar, cast
+
+from toolchain import process, progress
+
+T = TypeVar("T")
+
+_CHECKOUT = Path(__file__).resolve().parent.parent
+_LIMIT_S = 4 * 3600.0
+# fakeroot's shell stops its daemon only if the shell itself exits, so it ignores SIGTERM; ``main`` handles the signal.
+_SCRIPT = """trap '' TERM; exec "$0" -- "$@" """
+
+
+def call(function: Callable[..., T], *arguments: object, why: str) -> T:
+    """Call a module's function in another process under fakeroot, and return its result or raise its exception.
+
+    The function, its arguments and its result are pickled. What it prints is printed line by line. ``why`` completes
+    the message of ProgramMissing. Raises CommandFailed if the process was killed.
+    """
+    program = process.require_program("fakeroot", why)
+    with tempfile.TemporaryDirectory(prefix="pitorch-fake-root-") as folder:
+        made = Path(folder) / "made"
+        process.run(
+            ["sh", "-c", _SCRIPT, program, sys.executable, "-X", "utf8", "-m", __name__, made],
+            cwd=_CHECKOUT,
+            stdin=pickle.dumps((function, arguments)),
+            limit_s=_LIMIT_S,
+            on_line=progress.say,
+        )
+        result, fault = pickle.loads(made.read_bytes())  # noqa: S301 (only this user can enter the folder)
+    if fault is not None:
+        raise fault
+    return cast(T, result)
+
+
+def main(made: Path) -> None:
+    """Call the function on standard input, and write its result and its exception, one of which is None."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ``call``)
+    result = fault = None
+    try:
+        result = function(*arguments)
+    except Exception as caught:
+        caught.add_note(traceback.format_exc())  # of use only if the exception is a bug
+        fault = caught
+    made.write_bytes(pickle.dumps((result, fault)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
