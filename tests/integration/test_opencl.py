@@ -365,7 +365,7 @@ def failing(folder: Path, function: str, code: str) -> Iterator[None]:
     """Make a function of this PC's OpenCL driver return an error code."""
     layer = folder / "layer.so"
     defined = (f"-DFUNCTION={function}", f"-DCODE={code}")
-    command = ["g++", "-std=c++17", "-shared", "-fPIC", *defined, "-x", "c++", "-", "-o", layer]
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", *defined, "-x", "c++", "-", "-o", str(layer)]
     process.run(command, stdin=LAYER.encode(), limit_s=300)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENCL_LAYERS", str(layer))
