@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import resource
 import shutil
 import threading
 import time
@@ -222,6 +223,14 @@ def test_invalid_arrays_are_refused(board: LoaderSession, library: Path, request
     with pytest.raises(UserError) as caught:
         board._ask(request_)
     assert error in caught.value.found
+
+
+def test_board_without_enough_memory_is_reported(board: LoaderSession, library: Path) -> None:
+    board.load(library, "-")
+    resource.prlimit(board._process.pid, resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    with pytest.raises(UserError, match="emulator does not have enough memory"):
+        board._ask("array f 4 500000000")
+    assert board.array(numpy.zeros(10, numpy.int16)) >= 0
 
 
 SENT, KEPT = "sent, and kept on the board", "kept on the board"
