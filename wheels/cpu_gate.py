@@ -43,7 +43,7 @@ _SYMBOL = np.dtype(
 )
 _RELOCATION = np.dtype([("offset", "<u8"), ("kind", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 _JUMP_SLOT, _RELATIVE, _IRELATIVE = 1026, 1027, 1032
-_NEAR = 4
+_NEAR = 16
 """The maximum distance in words between the instructions that load an address's page and add its offset."""
 Addresses = npt.NDArray[np.int64]
 
@@ -411,13 +411,18 @@ def _callers(program: _Program, targets: Addresses) -> dict[int, set[int]]:
         offsets = (code.words[jumps] & 0x3FFFFFF).astype(np.int64)
         reached = code.address + 4 * (jumps + np.where(offsets & 1 << 25, offsets - (1 << 26), offsets))
         pairs = [(jumps, reached)]
-        pages = np.flatnonzero(code.words[:-_NEAR] & 0x9F000000 == 0x90000000)  # adrp
+        pages = np.flatnonzero(code.words & 0x9F000000 == 0x90000000)  # adrp
         loaded = _pages(code.words[pages], code.address + pages * 4)
+        register = code.words[pages] & 31
+        padded = np.concatenate([code.words, np.zeros(_NEAR, np.uint32)])
+        is_kept = np.ones(pages.shape, bool)
         for distance in range(1, _NEAR + 1):
-            following = code.words[pages + distance]
+            following = padded[pages + distance]
             # add (immediate, 64 bits) to the same register
-            fits = (following & 0xFFC00000 == 0x91000000) & ((following >> 5 & 31) == (code.words[pages] & 31))
+            fits = is_kept & (following & 0xFFC00000 == 0x91000000) & (following >> 5 & 31 == register)
             pairs.append((pages[fits], loaded[fits] + (following[fits] >> 10 & 0xFFF)))
+            # Bit 26 is set in branches and in vector instructions, which do not write to general registers.
+            is_kept &= (following & 31 != register) | (following & 1 << 26 != 0)
         for at, addresses in pairs:
             index = np.minimum(np.searchsorted(targets, addresses), targets.size - 1)
             hit = targets[index] == addresses

@@ -1,7 +1,7 @@
 """The errors in sessions with a board, by kind of fault, for both transports.
 
 A worker (``reporting``), the loader (``loader/loader.cpp``) and the sessions on the host report faults by kind. The
-loader's more specific kinds (load, memory, protocol) are reported as errors of the kernel.
+loader's more specific kinds (load, protocol) are reported as errors of the kernel.
 """
 
 from __future__ import annotations
@@ -148,6 +148,12 @@ TABLE = {
         "OpenCL C that the board's driver accepts",
         "correct the kernel's .cl file",
     ),
+    "memory": Row(
+        UserError,
+        "{where} does not have enough memory",
+        "free memory for the kernel or model and its arrays",
+        "choose a smaller --size or model, or end other programs on the board",
+    ),
     "device-memory": Row(
         UserError,
         "the OpenCL device of {where} does not have enough memory",
@@ -175,7 +181,7 @@ TABLE = {
 }
 
 _OF_LOADER = (
-    *("busy", "architecture"),
+    *("busy", "architecture", "memory"),
     *("no-opencl", "no-device", "build", "device-memory", "work-group", "driver"),
 )
 

@@ -107,10 +107,13 @@ def program(path: Path, kernel: Kernel) -> Program:
 
 
 def compiler_errors(log: str) -> str:
-    """The first errors in the output of a driver's compiler, which the loader sends with a separator between lines."""
-    lines = [line.strip() for line in log.split("\x1e") if line.strip()]
+    """The error of ``clBuildProgram`` and the first errors in its compiler's output.
+
+    The loader sends the error's name and the output's lines with a separator between them.
+    """
+    name, *lines = (line.strip() for line in log.split("\x1e") if line.strip())
     errors = [line for line in lines if re.search(r"\berror\b", line)]
-    return " / ".join((errors or lines)[:_MOST_ERRORS])
+    return " / ".join((name, *(errors or lines)[:_MOST_ERRORS]))
 
 
 def _fault(launch: Any) -> str:

@@ -16,10 +16,12 @@ There is no authentication: anyone who can reach the port can run code on the bo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -90,24 +92,26 @@ def main() -> None:
     from tvm import rpc
 
     host, port = options.proxy or (options.host, options.port)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         while True:
-            server = rpc.Server(
-                host,
-                port,
-                port_end=port + 1,
-                is_proxy=options.proxy is not None,
-                tracker_addr=options.tracker,
-                key=options.key,
-                custom_addr=options.custom_addr,
-                server_init_callback=_die_of_exceptions,
-            )
-            print(f"pitorch: serving at {host}:{port}", flush=True)
-            server.proc.join()
+            with contextlib.ExitStack() as stack:
+                # The server creates each session's files there, and leaves them if the session's kernel crashes.
+                os.environ["TMPDIR"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="pitorch-rpc-"))
+                server = rpc.Server(
+                    host,
+                    port,
+                    port_end=port + 1,
+                    is_proxy=options.proxy is not None,
+                    tracker_addr=options.tracker,
+                    key=options.key,
+                    custom_addr=options.custom_addr,
+                    server_init_callback=_die_of_exceptions,
+                )
+                stack.callback(server.terminate)
+                print(f"pitorch: serving at {host}:{port}", flush=True)
+                server.proc.join()
             print("pitorch: the server exited and is being restarted", flush=True)
             time.sleep(PAUSE_S)
-    except KeyboardInterrupt:
-        server.terminate()
 
 
 if __name__ == "__main__":

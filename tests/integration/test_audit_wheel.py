@@ -42,7 +42,11 @@ INSTRUCTIONS = [
     (0x4E82A420, "i8mm", ("cortex-a53", "cortex-a72", "cortex-a76")),  # smmla v0.4s, v1.16b, v2.16b
     (0x885F7C20, "", ()),  # ldxr w0, [x1]
     (0x1AC04020, "", ()),  # crc32b w0, w1, w0
+    (0xDAC10020, "pauth", ("cortex-a53", "cortex-a72", "cortex-a76")),  # pacia x0, x1
+    (0xD65F0BFF, "pauth", ("cortex-a53", "cortex-a72", "cortex-a76")),  # retaa
+    (0xD71F0801, "pauth", ("cortex-a53", "cortex-a72", "cortex-a76")),  # braa x0, x1
     (0xD503233F, "", ()),  # paciasp, a hint
+    (0xD50323BF, "", ()),  # autiasp, a hint
     (0x00001234, "", ()),  # udf: data
 ]
 """Instruction words, the extension that LLVM reports for each, and the CPUs that do not have it."""

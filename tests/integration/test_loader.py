@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import resource
 import shutil
 import threading
 import time
@@ -20,7 +22,16 @@ from device.remote.loader_session import LoaderSession, Timing
 from device.remote.profiling import Profile
 from toolchain import process
 from toolchain.config import Config, load_config
-from toolchain.errors import ArtefactMissing, BoardLost, BoardSilent, InUse, PlatformMismatch, ResultMismatch, UserError
+from toolchain.errors import (
+    ArtefactMissing,
+    BoardLost,
+    BoardSilent,
+    CommandFailed,
+    InUse,
+    PlatformMismatch,
+    ResultMismatch,
+    UserError,
+)
 
 QUICK = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
 FOREIGN = ("armv7", "aarch64")
@@ -87,6 +98,15 @@ def test_kernel_with_parallel_loops_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         run("armv7", str(write(tmp_path, PARALLEL)))
     assert "thread pool" in caught.value.found
+
+
+def test_linker_that_fails_is_reported() -> None:
+    needs("armv7")
+    failing = dataclasses.replace(config(), remote=dataclasses.replace(config().remote, linker="false"))
+    with pytest.raises(CommandFailed, match="the kernel or model cannot be linked for 32-bit ARM") as caught:
+        profiling.profile(failing, kernel="add_one", target="armv7", timing=QUICK)
+    assert caught.value.found.startswith(f"{shutil.which('false')}: ")
+    assert caught.value.expected == "a linker for arm-linux-gnueabihf"
 
 
 def test_kernel_crash_is_reported(tmp_path: Path) -> None:
@@ -203,6 +223,14 @@ def test_invalid_arrays_are_refused(board: LoaderSession, library: Path, request
     with pytest.raises(UserError) as caught:
         board._ask(request_)
     assert error in caught.value.found
+
+
+def test_board_without_enough_memory_is_reported(board: LoaderSession, library: Path) -> None:
+    board.load(library, "-")
+    resource.prlimit(board._process.pid, resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    with pytest.raises(UserError, match="emulator does not have enough memory"):
+        board._ask("array f 4 500000000")
+    assert board.array(numpy.zeros(10, numpy.int16)) >= 0
 
 
 SENT, KEPT = "sent, and kept on the board", "kept on the board"

@@ -27,7 +27,7 @@ from device.remote.profiling import Profile
 from flow.context import for_all_targets
 from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import Config
-from toolchain.errors import BoardLost, BoardSilent
+from toolchain.errors import BoardLost, BoardSilent, PlatformMismatch, UserError
 
 pytestmark = [
     pytest.mark.network_namespaces,
@@ -36,6 +36,7 @@ pytestmark = [
 ]
 QUICK = Timing(number=1, repeat=2, min_repeat_ms=0, warm_up=0)
 ARM64_PACKAGES = ("base-files", "coreutils", "dash", "ocl-icd-libopencl1", "pocl-opencl-icd")
+ROWS = targets._DATA
 ENTER = """
 cd {root}
 for name in dev proc sys; do mount --rbind "/$name" "$name"; done
@@ -72,6 +73,26 @@ def test_opencl_kernel_runs_over_ssh(board: Running, tmp_path: Path) -> None:
     assert (first.checked, first.device) == (96, DEVICE)
     assert first.build.startswith("compiled on the board")
     assert second.build.startswith("binary of an earlier session")
+    eventually(lambda: not board.programs("/loader"))
+
+
+def test_driver_crash_leaves_the_board_usable(board: Running, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"the OpenCL driver crashed on {DEVICE}") as caught:
+        run(board, write(tmp_path, ("out[i] =", "out[(long)i << 40] =")))
+    assert caught.value.found == "killed by SIGSEGV"
+    eventually(lambda: not board.programs("/loader"))
+    assert run(board, write(tmp_path)).checked == 96
+
+
+def test_loader_for_another_architecture_is_refused(
+    board: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "_DATA", ROWS)
+    if host_architecture() == ARCHITECTURES["arm64"]:
+        pytest.skip("the loader for arm64 runs on this PC")
+    needs_compiler()
+    with pytest.raises(PlatformMismatch, match=f"the loader does not run on {DEVICE}"):
+        run(board, write(tmp_path))
     eventually(lambda: not board.programs("/loader"))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_parts import eventually
 from remote_kernels import CRASHING, RIGHT, out_of_reach, write
 
 from device.remote import environment, profiling, servers
@@ -278,6 +279,29 @@ def test_session_times_out_and_the_board_is_free_again(tvm: TvmEnvironment) -> N
         assert run(device).checked == 1024
 
 
+def test_lost_client_leaves_no_process_and_no_file(
+    tvm: TvmEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    def processes(group: int) -> set[str]:
+        """Return a group's processes, except those that have ended: the server reads their status later."""
+        return set(process.output_of(["pgrep", "--runstates=D,R,S,T", "-g", str(group)]).split())
+
+    with servers.board(tvm) as board:
+        before = processes(board.process.pid)
+        thread, ended = holding(f"127.0.0.1:{board.port}", session_s=20)
+        until_in_session(board, 1)
+        assert processes(board.process.pid) > before
+        assert list(tmp_path.rglob("*.so"))
+        client = process.run(["pgrep", "-P", str(os.getpid()), "-f", "rpc_worker"], limit_s=60).output
+        os.kill(int(client), signal.SIGKILL)
+        thread.join()
+        assert ended
+        eventually(lambda: processes(board.process.pid) == before)
+        eventually(lambda: list(tmp_path.rglob("*.so")) == [])
+
+
 def test_board_returns_to_its_pool_after_a_timeout(tvm: TvmEnvironment, tracker: servers.Running) -> None:
     """The next client in the tracker's queue gets the board."""
     with servers.board(tvm, key="short", tracker_port=tracker.port) as board:
@@ -303,8 +327,9 @@ def test_board_that_stops_responding_is_lost(tvm: TvmEnvironment) -> None:
     assert "no response for 18 s" in ended[0].found
 
 
-def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment) -> None:
+def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     """TVM's server without the launcher would accept the next connection but never respond."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with servers.board(tvm) as board:
         device = f"127.0.0.1:{board.port}"
         with pytest.raises(BoardLost):
@@ -313,6 +338,7 @@ def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment) -> N
         while board.log().count("pitorch: serving at") < 2 and time.monotonic() < deadline:
             time.sleep(0.2)
         assert "is being restarted" in board.log()
+        assert list(tmp_path.rglob("*.so")) == []
         assert run(device).checked == 1024
 
 

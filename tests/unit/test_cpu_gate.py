@@ -180,6 +180,27 @@ def test_the_choice_of_an_ifunc_resolver_is_checked() -> None:
     assert found == [("kernel", CHECKED, "chosen by an ifunc resolver")]
 
 
+ADRP, ADD = 0x90000000, 0x91000000
+"""adrp x0, PAGE; add x0, x0, #0"""
+
+
+@pytest.mark.parametrize(
+    ("between", "state"),
+    [
+        ([NOP] * 10, CHECKED),
+        ([0xF9400024] * 4, CHECKED),  # ldr x4, [x1]
+        ([0x4EA01C00], CHECKED),  # mov v0.16b, v0.16b
+        ([0xD2800000], UNCHECKED),  # mov x0, #0
+        ([0xF9400020], UNCHECKED),  # ldr x0, [x1]
+    ],
+)
+def test_address_is_followed_until_its_register_changes(between: Sequence[int], state: str) -> None:
+    kernel = 3 + len(between)
+    words = [ADRP, *between, ADD | kernel << 12, RET, LDADD, RET]
+    ((name, found, _),) = found_in(program(words, {"dot_k_NEOVERSEV1": 0, "dot_thread_function": kernel}))
+    assert (name, found) == ("dot_thread_function", state)
+
+
 def test_functions_of_a_stripped_file_are_separate() -> None:
     found = found_in(program([LDADD, RET, *FLAG, LDADD, RET], frames=[0, 2]))
     assert found == [(".text+0x0", UNCHECKED, ""), (".text+0x8", CHECKED, "outline-atomics helper")]

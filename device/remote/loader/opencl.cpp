@@ -107,6 +107,7 @@ std::string nameOf(cl_int code) {
       {CL_INVALID_WORK_GROUP_SIZE, "CL_INVALID_WORK_GROUP_SIZE"},
       {CL_INVALID_WORK_ITEM_SIZE, "CL_INVALID_WORK_ITEM_SIZE"},
       {CL_INVALID_BUFFER_SIZE, "CL_INVALID_BUFFER_SIZE"},
+      {CL_PROFILING_INFO_NOT_AVAILABLE, "CL_PROFILING_INFO_NOT_AVAILABLE"},
       {NO_PLATFORM, "CL_PLATFORM_NOT_FOUND_KHR"},
   };
   const auto found = names.find(code);
@@ -116,8 +117,9 @@ std::string nameOf(cl_int code) {
 // The kind of an error that an OpenCL function returned, except for compiler errors.
 const char *kindOf(cl_int code) {
   switch (code) {
-    case CL_MEM_OBJECT_ALLOCATION_FAILURE:
     case CL_OUT_OF_HOST_MEMORY:
+      return "memory";
+    case CL_MEM_OBJECT_ALLOCATION_FAILURE:
     case CL_INVALID_BUFFER_SIZE:
       return "device-memory";
     case CL_INVALID_WORK_GROUP_SIZE:
@@ -128,8 +130,9 @@ const char *kindOf(cl_int code) {
   }
 }
 
-void require(cl_int code, const char *function) {
-  if (code != CL_SUCCESS) throw Failure(kindOf(code), std::string(function) + ": " + nameOf(code));
+// `more` is text about the call that follows the error's name.
+void require(cl_int code, const char *function, const std::string &more = "") {
+  if (code != CL_SUCCESS) throw Failure(kindOf(code), std::string(function) + ": " + nameOf(code) + more);
 }
 
 // Read values and strings through a clGet…Info function.
@@ -183,7 +186,12 @@ std::vector<cl_device_id> allDevices() {
                  return api().clGetPlatformInfo(platform, CL_PLATFORM_NAME, size, to, needed);
                }, "clGetPlatformInfo");
     cl_uint devices = 0;
-    if (api().clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, nullptr, &devices) != CL_SUCCESS) continue;
+    const cl_int answer = api().clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, nullptr, &devices);
+    if (answer != CL_SUCCESS) {
+      // Other drivers may have devices.
+      if (answer != CL_DEVICE_NOT_FOUND) drivers += " (clGetDeviceIDs: " + nameOf(answer) + ")";
+      continue;
+    }
     const std::size_t before = found.size();
     found.resize(before + devices);
     require(api().clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, devices, found.data() + before, nullptr),
@@ -262,14 +270,13 @@ class Kernel : public Library {
   void *allocate(std::size_t bytes) override {
     const auto most = deviceValue<cl_ulong>(device_, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
     const auto all = deviceValue<cl_ulong>(device_, CL_DEVICE_GLOBAL_MEM_SIZE);
-    if (bytes > most || allocated_ + bytes > all)
-      throw Failure("device-memory", "an array of " + mebibytes(bytes) + " after " + mebibytes(allocated_) +
-                                         "; the device has " + mebibytes(all) + ", at most " + mebibytes(most) +
-                                         " for one array");
+    const std::string sizes = "an array of " + mebibytes(bytes) + " after " + mebibytes(allocated_) +
+                              "; the device has " + mebibytes(all) + ", at most " + mebibytes(most) + " for one array";
+    if (bytes > most || allocated_ + bytes > all) throw Failure("device-memory", sizes);
     cl_int state = CL_SUCCESS;
     cl_mem buffer =
         api().clCreateBuffer(context_, CL_MEM_READ_WRITE, std::max<std::size_t>(bytes, 1), nullptr, &state);
-    require(state, "clCreateBuffer");
+    require(state, "clCreateBuffer", " for " + sizes);
     void *memory = std::aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT);
     if (memory == nullptr) {
       api().clReleaseMemObject(buffer);
@@ -308,6 +315,7 @@ class Kernel : public Library {
                                            nullptr),
                 "clEnqueueWriteBuffer");
       const cl_int state = api().clSetKernelArg(kernel_, static_cast<cl_uint>(i), sizeof(cl_mem), &each.buffer);
+      if (state == CL_OUT_OF_RESOURCES || state == CL_OUT_OF_HOST_MEMORY) require(state, "clSetKernelArg");
       if (state != CL_SUCCESS)
         throw Failure("kernel", "argument " + std::to_string(i) + " is not a __global pointer: " + nameOf(state));
     }
@@ -357,26 +365,29 @@ class Kernel : public Library {
     program_ = api().clCreateProgramWithSource(context_, 1, &source, &length, &state);
     require(state, "clCreateProgramWithSource");
     state = api().clBuildProgram(program_, 1, &device_, request_.options.c_str(), nullptr, nullptr);
-    if (state != CL_SUCCESS) throw Failure("build", nameOf(state) + LINE + buildLog());
-    const auto size = value<std::size_t>(
-        [this](std::size_t bytes, void *to, std::size_t *needed) {
-          return api().clGetProgramInfo(program_, CL_PROGRAM_BINARY_SIZES, bytes, to, needed);
-        },
-        "clGetProgramInfo");
-    if (path.empty() || size == 0) return;
+    if (state == CL_BUILD_PROGRAM_FAILURE || state == CL_INVALID_BUILD_OPTIONS)
+      throw Failure("build", "clBuildProgram: " + nameOf(state) + LINE + buildLog());
+    require(state, "clBuildProgram");
+    std::size_t size = 0;
+    state = api().clGetProgramInfo(program_, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, nullptr);
+    if (path.empty() || state != CL_SUCCESS || size == 0) return;
     std::vector<unsigned char> binary(size);
     unsigned char *data = binary.data();
-    require(api().clGetProgramInfo(program_, CL_PROGRAM_BINARIES, sizeof(unsigned char *), &data, nullptr),
-            "clGetProgramInfo");
-    keep(path, binary);
+    state = api().clGetProgramInfo(program_, CL_PROGRAM_BINARIES, sizeof(unsigned char *), &data, nullptr);
+    if (state == CL_SUCCESS) keep(path, binary);
   }
 
   std::string buildLog() {
-    std::string found = text(
-        [this](std::size_t size, void *to, std::size_t *needed) {
-          return api().clGetProgramBuildInfo(program_, device_, CL_PROGRAM_BUILD_LOG, size, to, needed);
-        },
-        "clGetProgramBuildInfo");
+    std::string found;
+    try {
+      found = text(
+          [this](std::size_t size, void *to, std::size_t *needed) {
+            return api().clGetProgramBuildInfo(program_, device_, CL_PROGRAM_BUILD_LOG, size, to, needed);
+          },
+          "clGetProgramBuildInfo");
+    } catch (const Failure &fault) {
+      found = fault.what();  // does not replace the compiler's error
+    }
     if (found.size() > MAX_LOG) found.resize(MAX_LOG);
     std::replace(found.begin(), found.end(), '\n', LINE);
     return found;
@@ -422,6 +433,8 @@ class Kernel : public Library {
     const std::size_t *local = request_.local[0] != 0 ? request_.local.data() : nullptr;
     cl_int state = CL_SUCCESS;
     const char *function = "clEnqueueNDRangeKernel";
+    std::string more = " for " + dimensions(request_.global) + " work items";
+    if (local != nullptr) more += " in work groups of " + dimensions(request_.local);
     for (std::size_t i = 0; i < number && state == CL_SUCCESS; i++) {
       cl_event event = nullptr;
       state = api().clEnqueueNDRangeKernel(queue_, kernel_, 3, nullptr, request_.global.data(), local, 0, nullptr,
@@ -430,6 +443,7 @@ class Kernel : public Library {
     }
     if (state == CL_SUCCESS) {
       function = "clFinish";
+      more.clear();
       state = api().clFinish(queue_);
     }
     double seconds = 0;
@@ -437,18 +451,23 @@ class Kernel : public Library {
       cl_int status = CL_COMPLETE;
       cl_ulong began = 0, ended = 0;
       if (state == CL_SUCCESS) {
-        function = "the kernel's event";
+        function = "clGetEventInfo";
         state = api().clGetEventInfo(event, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof status, &status, nullptr);
-        if (state == CL_SUCCESS && status < 0) state = status;
       }
-      if (state == CL_SUCCESS)
+      if (state == CL_SUCCESS && status < 0) {
+        function = "the kernel's event";
+        state = status;
+      }
+      if (state == CL_SUCCESS) {
+        function = "clGetEventProfilingInfo";
         state = api().clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_START, sizeof began, &began, nullptr);
+      }
       if (state == CL_SUCCESS)
         state = api().clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_END, sizeof ended, &ended, nullptr);
       seconds += static_cast<double>(ended - began) * 1e-9;
       api().clReleaseEvent(event);
     }
-    require(state, function);
+    require(state, function, more);
     return seconds;
   }
 
