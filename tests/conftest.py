@@ -193,6 +193,14 @@ def unreachable_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def apt_without_delays(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make apt repeat failed requests immediately, for tests of hosts that do not respond. It waits 1, 2 and 4 s."""
+    config = tmp_path_factory.mktemp("apt") / "apt.conf"
+    config.write_text('Acquire::Retries::Delay "false";\n')
+    monkeypatch.setenv("APT_CONFIG", str(config))
+
+
+@pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the printed warnings."""
     shown: list[str] = []

@@ -30,6 +30,8 @@ from toolchain.errors import (
 from toolchain.files import tree_fingerprint
 from toolchain.process import run
 
+pytestmark = pytest.mark.usefixtures("apt_without_delays")
+
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Archive]:
