@@ -681,7 +681,7 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, 
         "select": "only tests whose names match this expression (pytest -k)",
         "checks-only": "only the linters and the type checker",
         "quick": "only the linters and unit tests; needs no root, engine or network, and takes under 90 s",
-        "lanes": "2: run the tests that share a build in parallel with the others; 1: run all tests one after another",
+        "lanes": "number of processes that run tests in parallel; 1: run all tests one after another",
         "partial": "if this machine cannot build images: skip the tests that need an image instead of failing",
     },
 )
@@ -691,7 +691,7 @@ def run_tests(
     select: str = "",
     checks_only: bool = False,
     quick: bool = False,
-    lanes: int = 2,
+    lanes: int = 3,
     partial: bool = False,
 ) -> None:
     """Run the linters and all tests, except those that take many minutes each (CONTRIBUTING.md)."""

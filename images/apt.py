@@ -16,13 +16,14 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import fnmatch
+import functools
 import hashlib
 import re
 import shlex
 import shutil
 import tempfile
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,10 +113,12 @@ class Verified:
     """Pockets that were verified under their other name: a map from the release name to that name."""
 
 
-def host_mirrors() -> dict[str, str]:
+@functools.cache
+def host_mirrors() -> Mapping[str, str]:
     """Return the Debian mirrors that apt uses on this host: URIs under the keys ``main`` and ``security``, if found.
 
-    If apt uses a local file with a list of mirrors, the first mirror is returned. An unreadable list is ignored.
+    If apt uses a local file with a list of mirrors, the first mirror is returned. An unreadable list is ignored. A
+    process runs apt once, because it takes a third of a second, and every plan needs the mirrors.
     """
     listed = output_of(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(LABEL)|$(ORIGIN)", "Created-By: Packages"]

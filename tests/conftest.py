@@ -44,18 +44,28 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files whose tests change the shared build or use a fixed port. One process runs them, before all other files.
-_OF_THE_BUILD = (
-    *("test_any_wheel.py", "test_build_tools.py", "test_device_on_board.py", "test_lab_boards.py"),
-    *("test_main_job.py", "test_netboot.py", "test_qemu.py", "test_qpu_ops_incremental.py", "test_sd_image.py"),
-    *("test_serve.py", "test_whole_images.py", "test_arm64_image.py"),
-)
-# These run next: first long tests, so that none of them is the last to finish, then tests that use the finished build.
-_FIRST = (
-    *("test_libqpu_native.py", "test_qpu_ops_native.py", "test_cuda_ops.py"),
-    *("test_torch_wheel.py", "test_rootfs.py", "test_torch_prepare.py", "test_wheels.py"),
+# The files of a lane run in one process. The first lane changes the shared build. The second one changes, serves or
+# boots the exported tree.
+_LANES = {
+    "build": ("test_any_wheel.py", "test_build_tools.py", "test_qpu_ops_incremental.py"),
+    "tree": (
+        *("test_device_on_board.py", "test_qemu.py", "test_main_job.py", "test_netboot.py", "test_sd_image.py"),
+        *("test_lab_boards.py", "test_serve.py", "test_whole_images.py", "test_arm64_image.py"),
+    ),
+}
+_LANE_OF = {name: lane for lane, names in _LANES.items() for name in names}
+# The order in which lanes and files start: long ones first, so that none of them is the last to finish. While the first
+# process makes the shared build, the others run files that do not need it.
+_ORDER = (
+    *_LANES["build"],
+    # test_libqpu_native.py sets CMake's options; with other options, its objects would be compiled again.
+    *("test_libqpu_native.py", "test_lab_network.py"),
+    *_LANES["tree"],
+    *("test_qpu_ops_native.py", "test_models.py", "test_torch_wheel.py", "test_lab.py", "test_rootfs.py"),
+    *("test_cuda_ops.py", "test_profile_remote.py", "test_wrapper.py", "test_cli.py", "test_registry_faults.py"),
+    *("test_apt.py", "test_models_in_images.py", "test_companions.py", "test_doctor.py"),
     *("test_pitorch_tvm.py", "test_qpulib_recipe.py", "test_torch_compile.py", "test_tvm_ffi.py"),
-    *("test_companions.py", "test_ml_packages.py", "test_audit_wheel.py", "test_models_in_images.py"),
+    *("test_torch_prepare.py", "test_wheels.py", "test_ml_packages.py", "test_audit_wheel.py"),
 )
 _SHARED = frozenset({"built", "exported_config", "workbench"})
 
@@ -64,22 +74,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Reject a file that uses the shared build but is not in a list above. Under pytest-xdist, sort tests by list."""
     for item in items:
         used, name = _SHARED & set(getattr(item, "fixturenames", ())), item.path.name
-        # The exported tree is changed by an export and locked while it is served.
-        allowed = _OF_THE_BUILD if "exported_config" in used else (*_OF_THE_BUILD, *_FIRST)
+        allowed = _LANES["tree"] if "exported_config" in used else _ORDER
         if used and name not in allowed:
             raise pytest.UsageError(f"{name} uses {', '.join(sorted(used))}: name it in {Path(__file__).name}")
     if hasattr(config, "workerinput"):
-        order = {name: place for place, name in enumerate((*_OF_THE_BUILD, *_FIRST))}
+        order = {name: place for place, name in enumerate(_ORDER)}
         items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Run each file in one process, and all files of ``_OF_THE_BUILD`` in the same one (``./inv test --lanes=2``)."""
+    """Run each file in one process, and all files of a lane in the same one (``./inv test --lanes=3``)."""
 
     class Lanes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             name = Path(nodeid.partition("::")[0]).name
-            return "the build" if name in _OF_THE_BUILD else name
+            return _LANE_OF.get(name, name)
 
     return Lanes(config, log)
 
@@ -150,17 +159,19 @@ def workbench(built: main_job.Built, product_config: Config) -> Mapping[str, Man
 def built(product_config: Config) -> main_job.Built:
     """Build the system image, from the mirror to the checked image.
 
-    The first process builds the image; others wait and reuse it, because a second build would be refused.
+    The first process builds the image; others wait and reuse it, because a second build would be refused. They do not
+    wait for tests that build something else in the shared folder, which hold another lock for minutes.
     """
     needs_the_machine()
     ensure_running(product_config)
-    with files.locked(product_config.build_root / "for-the-tests"):
+    with files.locked(product_config.build_root / "image-for-the-tests"):
         with Context(product_config) as context:
             decisions = pipelines.main_job(context).plan()
         found = tuple(item.previous for item in decisions if item.previous is not None and not item.runs)
         if len(found) == len(decisions):
             return main_job.Built(found, frozenset(), 0.0)
-        return main_job.build_image(product_config)
+        with files.locked(product_config.build_root / "for-the-tests"):
+            return main_job.build_image(product_config)
 
 
 @pytest.fixture
@@ -190,6 +201,14 @@ def unreachable_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+
+
+@pytest.fixture
+def apt_without_delays(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make apt repeat failed requests immediately, for tests of hosts that do not respond. It waits 1, 2 and 4 s."""
+    config = tmp_path_factory.mktemp("apt") / "apt.conf"
+    config.write_text('Acquire::Retries::Delay "false";\n')
+    monkeypatch.setenv("APT_CONFIG", str(config))
 
 
 @pytest.fixture

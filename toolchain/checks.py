@@ -87,8 +87,9 @@ def unit_tests(select: str = "") -> Check:
 def all_tests(select: str = "", lanes: int = 1) -> Check:
     """Return the unit tests and the integration tests.
 
-    With two ``lanes``, the tests that share one image build run in one process, and all others in another
-    (tests/conftest.py).
+    With several ``lanes``, each is a process that runs whole files in parallel with the others; tests that change the
+    same build or tree share a process (tests/conftest.py). Many tests wait for a machine or a deadline, so three
+    processes keep two cores busy.
     """
     words = ("-n", str(lanes), "--dist", "loadscope", "--no-loadscope-reorder") if lanes > 1 else ()
     return _pytest("tests", select, *words)

@@ -30,6 +30,8 @@ from toolchain.errors import (
 from toolchain.files import tree_fingerprint
 from toolchain.process import run
 
+pytestmark = pytest.mark.usefixtures("apt_without_delays")
+
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Archive]:
@@ -336,6 +338,7 @@ def test_first_mirror_of_a_list_is_used(
         f'Dir::State::lists "{tmp_path}/lists";\nAPT::Sandbox::User "root";\n'
     )
     monkeypatch.setenv("APT_CONFIG", str(config))
+    monkeypatch.setattr(apt, "host_mirrors", apt.host_mirrors.__wrapped__)  # it is called again in this process
     with (
         contextlib.closing(Archive(tmp_path / "archive", label="Debian")) as made,
         served(made.folder) as uri,

@@ -143,6 +143,7 @@ pip debug --verbose 2>/dev/null | grep -E 'cp313-cp313|sys.executable|platform'
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("no_other_build")
 def test_native_tools_report_the_same_as_emulated_ones(
     built: main_job.Built, client: docker.DockerClient, product_config: Config
 ) -> None:

@@ -344,8 +344,13 @@ def test_kernels_of_tvm_are_profiled_on_the_board(board: Board, kernel: str) -> 
     assert board.run("sh", "-c", "ls -d /tmp/pitorch-loader.*/ 2>/dev/null || echo none") == "none"
 
 
+@pytest.mark.expensive
 def test_a_tvm_kernel_accepts_torch_tensors_on_the_board(board: Board, built: main_job.Built, tmp_path: Path) -> None:
-    """Without torch in the image, the test uses numpy arrays, which lack the alignment that TVM's code requires."""
+    """Without torch in the image, the test uses numpy arrays, which lack the alignment that TVM's code requires.
+
+    It is run only weekly, because the import of torch takes a minute over NFS, and test_main_job.py runs test_tvm.py
+    with the same kernel on a board.
+    """
     library, there = tmp_path / "gemm.so", "/tmp/gemm.so"
     timing = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
     device = f"tree://{board.host}"

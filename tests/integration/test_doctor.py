@@ -533,7 +533,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Archive]:
 
 
 @pytest.fixture
-def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+def direct(monkeypatch: pytest.MonkeyPatch, apt_without_delays: None) -> None:
     for name in build_environment():
         monkeypatch.delenv(name, raising=False)
 

@@ -121,6 +121,7 @@ def test_silent_host_is_unreachable(
 ) -> None:
     monkeypatch.setattr(connection, "_CONNECT_S", 0.5)
     monkeypatch.setattr(connection, "_READ_S", 0.5)
+    monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.5,) * len(retries.RETRY_DELAYS_S))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         config = config_for(tmp_path, f"127.0.0.1:{silent.getsockname()[1]}")
         with image(client, config.image_reference("system")), pytest.raises(RegistryUnreachable) as caught:

@@ -437,6 +437,7 @@ FAULTS = {
 
 
 @pytest.mark.engine
+@pytest.mark.usefixtures("apt_without_delays")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_task_ends_with_the_exit_code_of_the_error(tmp_path: Path, fault: str) -> None:
     variables, code, words = FAULTS[fault]

@@ -144,6 +144,7 @@ def test_other_files_next_to_the_package_are_ignored(package: Package) -> None:
     assert package.obtain() == first
 
 
+@pytest.mark.usefixtures("apt_without_delays")
 def test_a_damaged_archive_is_never_used(package: Package, warned: list[str]) -> None:
     package.obtain()
     (package.place / ORIGINAL).write_bytes(b"X")

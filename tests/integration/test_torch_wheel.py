@@ -167,6 +167,7 @@ def test_a_release_without_a_source_package_has_no_key() -> None:
     assert "wheelhouse" in caught.value.fix
 
 
+@pytest.mark.usefixtures("apt_without_delays")
 def test_a_source_package_missing_on_the_mirror_is_reported(tmp_path: Path) -> None:
     from images import apt
 

@@ -497,6 +497,7 @@ def test_package_missing_in_the_archive_is_reported(checkout: Checkout) -> None:
     assert "component" in parts_of(ended.stderr)["fix"]
 
 
+@pytest.mark.usefixtures("apt_without_delays")
 @pytest.mark.network_namespaces
 def test_unreachable_mirrors_are_reported(checkout: Checkout) -> None:
     checkout.packages.write_text(NOT_INSTALLED)
@@ -719,6 +720,7 @@ def test_every_package_is_in_the_archive_of_this_machine() -> None:
     assert set(required) - found == set()
 
 
+@pytest.mark.usefixtures("apt_without_delays")
 @pytest.mark.parametrize("listens", [True, False], ids=["an engine listens", "a stale socket"])
 def test_engine_package_is_needed_if_no_engine_listens(checkout: Checkout, listens: bool) -> None:
     """On a machine without dockerd, a stale socket is not an engine."""

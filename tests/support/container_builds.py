@@ -45,9 +45,20 @@ file -L /usr/bin/gcc
 
 
 def made_workbench(config: Config) -> Mapping[str, Manifest]:
-    """Build the development root and the workbench image of a finished build; return all manifests by step."""
-    with files.locked(config.build_root / "for-the-tests"):
-        main_job.ready_workbench(config)
+    """Build the development root and the workbench image of a finished build; return all manifests by step.
+
+    If both are up to date, this does not wait for tests that build something else.
+    """
+    found = _up_to_date(config)
+    if "workbench" not in found:
+        with files.locked(config.build_root / "for-the-tests"):
+            main_job.ready_workbench(config)
+        found = _up_to_date(config)
+    return found
+
+
+def _up_to_date(config: Config) -> dict[str, Manifest]:
+    """Return the manifests of the steps that would not run, by step."""
     with Context(config) as context:
         decisions = pipelines.main_job(context, with_workbench=True).plan()
     return {item.step.name: item.previous for item in decisions if item.previous is not None and not item.runs}

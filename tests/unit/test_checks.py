@@ -164,7 +164,7 @@ def test_mypy_reads_every_test(project: tuple[Path, ...]) -> None:
 def test_pytest_gets_expression_and_lanes() -> None:
     assert checks.all_tests("a or b").argv[-2:] == ("-k", "a or b")
     assert not {"-k", "-n"} & set(checks.all_tests().argv)
-    assert "-n" in checks.all_tests(lanes=2).argv
+    assert "-n" in checks.all_tests(lanes=3).argv
 
 
 def test_bare_machine_prints_its_usage() -> None:
