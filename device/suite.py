@@ -73,7 +73,7 @@ def test_on_pi(
     the suite; in this case, it is not an error if none of its tests passed.
 
     The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran, ChainBroken if all
-    tests passed but the tested files are not the built ones, InUse if another run writes to the same report,
+    tests passed but the tested files are not the files that were built, InUse if another run writes to the same report,
     ArtefactMissing without an exported tree, RootNeeded if the tree has to be served, BoardSilent, AccessDenied,
     DiskFull if the report does not fit, and UserError, for example if ``keyword`` is not a valid expression.
     """
