@@ -355,7 +355,7 @@ def _root_login(tree: Audit) -> None:
             "root-login",
             path,
             "this PC cannot log in",
-            "public key added; the private key is id_ed25519, next to the tree",
+            "public key added (private key: id_ed25519, next to the tree)",
         )
 
 
