@@ -86,7 +86,7 @@ class Workspace:
         self.results.mkdir(parents=True, exist_ok=True)
         taken = InUse(
             f"other benchmarks are running in {self.results}",
-            expected="one run at a time, because parallel runs disturb each other",
+            expected="one run at a time, because parallel runs interfere with each other",
             found="a lock",
             fix="wait for the other run, or stop it",
         )

@@ -24,8 +24,8 @@ guessed.
 ``tools``       versions of the programs on the host
 ``without``     components that are missing from the image; their tests were skipped
 ``links``       checks of the chain (``device.chain``): ``name``, ``expected``, ``found``, ``holds`` (null: unknown) and
-                ``severity``. If an ``error`` link does not hold, the tested files are not the built ones and the run
-                does not pass; the other severity is ``warning``
+                ``severity``. If an ``error`` link does not hold, the tested files are not the files that were built
+                and the run does not pass; the other severity is ``warning``
 ``results``     ``passed``, ``failed``, ``errors``, ``skipped``, ``seconds`` and ``tests`` (``nodeid``, ``outcome``,
                 ``seconds``, ``text``)
 ``timing``      the timing document of the board (``tests/device/timing.py``), or ``{"reason": …}`` if there is none

@@ -75,10 +75,10 @@ def test_on_pi(
     caller has deployed to the board's tree, as input of ``sha256sum --check``; the board must read these files.
 
     The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran, ChainBroken if all
-    tests passed but the tested files are not the built ones or if the board does not read the deployed files, InUse if
-    another run writes to the same report, ArtefactMissing without an exported tree, RootNeeded if the tree has to be
-    served, BoardSilent, AccessDenied, DiskFull if the report does not fit, and UserError, for example if ``keyword`` is
-    not a valid expression.
+    tests passed but the tested files are not the files that were built, or if the board does not read the deployed
+    files, InUse if another run writes to the same report, ArtefactMissing without an exported tree, RootNeeded if the
+    tree has to be served, BoardSilent, AccessDenied, DiskFull if the report does not fit, and UserError, for example if
+    ``keyword`` is not a valid expression.
     """
     if host is not None and qemu:
         raise UserError(

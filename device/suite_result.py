@@ -29,7 +29,7 @@ class SuiteResult:
     left_out: tuple[str, ...]
     """Pockets that are missing from the image because their index could not be verified."""
     broken: tuple[str, ...]
-    """Links of the chain that do not hold: the tested files are not the built ones."""
+    """Links of the chain that do not hold: the tested files are not the files that were built."""
     warnings: tuple[str, ...]
     """Links that do not hold, but may be intended."""
     junit: Path
@@ -183,7 +183,7 @@ def error_of(result: SuiteResult, record: Record) -> UserError:
     bad = [test for test in record.tests if test.outcome in ("failed", "error")]
     if result.broken and result.passed and not bad:
         return ChainBroken(
-            f"{result.passed} tests passed, but the tested files are not the built ones",
+            f"{result.passed} tests passed, but the tested files are not the files that were built",
             expected="a board that runs the exported tree, and a tree with the files that were built last",
             found="; ".join(result.broken),
             fix="run ./inv export-nfsroot (after ./inv build-image) or ./inv deploy, restart the board and test "

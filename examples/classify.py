@@ -111,7 +111,7 @@ def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
 
 
 def loaded(model: nn.Module, weights: Path) -> nn.Module:
-    """Return the model with the weights from a file. Ends the program with a message if the weights do not fit."""
+    """Return the model with the weights from a file. Exits with an error message if the weights do not fit."""
     try:
         model.load_state_dict(torch.load(weights, weights_only=True, map_location="cpu"))
     except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError) as fault:

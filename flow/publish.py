@@ -125,10 +125,10 @@ def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
 def sign_file(config: Config, path: Path) -> Path:
     """Sign a file: write an envelope with a signed statement next to it, and return its path.
 
-    The statement for a wheel with provenance is that provenance. For a product of this build, such as a card image, the
-    statement is a provenance made from the manifest next to it. For any other file, the statement contains the name and
-    SHA-256. Raises ConfigError without a key, ArtefactDamaged if the provenance or the manifest belongs to another
-    file, or UserError.
+    The statement for a wheel with provenance is that provenance. For a product of this build, such as a card image, a
+    provenance statement is generated from the manifest next to the product. For any other file, the statement contains
+    the name and SHA-256. Raises ConfigError without a key, ArtefactDamaged if the provenance or the manifest belongs to
+    another file, or UserError.
     """
     signer = _private_key(config)
     described = provenance.path_for(path)

@@ -138,7 +138,7 @@ def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Ver
     first, second = files.sha256_of(wheel), files.sha256_of(built.wheel)
     if first != second:
         raise ChecksFailed(
-            "torch's wheel differs when built again",
+            "torch's wheel differs when it is built again",
             expected=f"SHA-256 {first}",
             found=f"SHA-256 {second}",
             fix=f"compare {wheel} with {built.wheel} (diffoscope shows what differs)",
@@ -172,7 +172,7 @@ def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
 def made_alike(wheels: Sequence[tuple[Path, str]], versions: Mapping[str, str]) -> tuple[Path, str]:
     """Return the first wheel that was compiled with these versions (``Builder.versions``).
 
-    Raises ArtefactMissing with the differences if there is none.
+    If there is none, raises ArtefactMissing, whose message lists the differences.
     """
     differences = []
     for wheel, where in wheels:

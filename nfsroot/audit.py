@@ -351,7 +351,12 @@ def _root_login(tree: Audit) -> None:
     inside(tree.root, folder).chmod(0o700)
     if wanted != before:
         tree.write(path, wanted, mode=0o600)
-        tree.note("root-login", path, "this PC cannot log in", "public key added (id_ed25519 next to the tree)")
+        tree.note(
+            "root-login",
+            path,
+            "this PC cannot log in",
+            "public key added (private key: id_ed25519, next to the tree)",
+        )
 
 
 def _capabilities(tree: Audit) -> None:

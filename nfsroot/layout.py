@@ -14,9 +14,9 @@ The exported tree contains only the board's files; all metadata is next to it. F
 The marker identifies trees by inode and birth time. Another folder with the same name is not accepted, even if the file
 system has reused a removed tree's inode.
 
-A board writes as root and can create setuid programs. If other users could enter the folder, a setuid root program
-would make them root on the PC, so the folder has mode 0700. The tree itself cannot have that mode, because its mode is
-that of ``/`` on the board. Earlier versions exported the tree to ``nfsroot/`` itself; ``move_in`` converts such an
+A board writes as root and can create setuid programs. The folder has mode 0700, because users who can enter it could
+become root on the PC by running a setuid-root program from it. The tree itself cannot have that mode, because its mode
+is that of ``/`` on the board. Earlier versions exported the tree to ``nfsroot/`` itself; ``move_in`` converts such an
 export.
 """
 

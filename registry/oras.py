@@ -220,7 +220,7 @@ class Store:
         distribution.put_manifest(self.connection.at(tag), document, MANIFEST_TYPE)
 
     def download(self, item: File, to: Path) -> None:
-        """Download a file; ``to`` is created only if size and digest are correct.
+        """Download a file; ``to`` is created only if the size and the digest are correct.
 
         Raises RegistryBroke (a retry may succeed), RegistryFailed or DiskFull.
         """

@@ -55,8 +55,8 @@ class Remote(Protocol):
 def with_retries(attempt: Callable[[], Result], remote: Remote, *, at_first: bool = False) -> Result:
     """Run ``attempt`` until it succeeds or fails permanently; return its result.
 
-    The operation is not retried after ``PATIENCE_S`` seconds without progress. With ``at_first``, it is also not
-    retried if the host does not exist or no registry listens there.
+    The operation is not retried after ``PATIENCE_S`` seconds without progress. With ``at_first``, there is also no
+    retry if the host does not exist or no registry is listening there.
     """
     delays = iter(RETRY_DELAYS_S)
     number = 0

@@ -47,9 +47,10 @@ the table, and the file that `./inv --config FILE TASK` names. The items of a li
 environment variable are separated by commas. Relative paths in settings are relative to the
 checkout, and `~` is your home folder, also under sudo. FILE is relative to your current folder.
 
-All settings are checked before a task begins. An unknown section or key is an error that suggests
-the nearest valid name. All errors are reported together (exit code 11). A path must be valid: each
-component has at most 255 bytes, no parent is a file, and the path is outside `/proc` and `/sys`.
+All settings are checked before a task begins. An unknown section or key is an error; the message
+suggests the nearest valid name. All errors are reported together (exit code 11). A path must be
+valid: each component has at most 255 bytes, no parent is a file, and the path is outside `/proc`
+and `/sys`.
 """
 
 _NOTES = {

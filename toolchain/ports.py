@@ -22,7 +22,7 @@ def free_port(host: str = LOOPBACK) -> int:
     """Return a free port at an address of this machine.
 
     Ephemeral ports (ip(7): ip_local_port_range) are avoided if possible, because another program or connection could
-    get such a port before the server listens. Raises OSError for an address that is not this machine's.
+    get such a port before the server listens. Raises OSError if the address does not belong to this machine.
     """
     end = _LOWEST
     with contextlib.suppress(OSError):  # without this file, the ephemeral ports are unknown

@@ -128,7 +128,7 @@ def _unpacked(context: Context, wheel: Path, scratch: Path) -> Path:
 def _rows(
     workspace: Workspace, context: Context, tools: Path, plugin: Path, site: Path, out: Path, name: str
 ) -> list[Row]:
-    """Run the workloads in a container of the target root, and model their cycles."""
+    """Run the workloads in a container with the target's root filesystem, and estimate their cycles by a model."""
     out.mkdir()
     with progress.step(f"count the instructions of {name}"):
         emulation.run(

@@ -367,7 +367,7 @@ def session(
 
 
 def _unpack(folder: str, program: bytes, limits: Sequence[str]) -> str:
-    """The board's shell script that reads the loader from its input, runs it in ``folder``, and removes it."""
+    """The board's shell script: it reads the loader from its input, runs it in ``folder``, and removes it."""
     arguments = shlex.join([f"{folder}/pitorch-loader.lock", *limits])
     return _UNPACK.format(folder=folder, size=len(program), arguments=arguments)
 

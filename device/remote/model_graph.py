@@ -1,8 +1,8 @@
 """Describe an exported model for ``loader/torch_session.py``, which runs it in another version of PyTorch.
 
 A file of ``torch.export`` can be loaded only by a similar version of PyTorch, and boards have an older one than this
-PC. The description is a JSON object with the list of the calls to ATen operators, a newline, and the tensors' bytes. It
-is written before the operators are decomposed, so each call is a whole layer, as in eager mode. Only the functions
+PC. The description consists of a JSON object that lists the calls to ATen operators, a newline, and the tensors' bytes.
+It is written before the operators are decomposed, so each call is a whole layer, as in eager mode. Only the functions
 import ``torch``.
 
 The JSON object contains ``inputs`` (names), ``tensors`` (the constants by name), ``calls``, ``outputs``, the records of
@@ -98,7 +98,7 @@ def _array(value: Any, name: str) -> Any:
     import torch
 
     if not isinstance(value, torch.Tensor) or value.dtype == torch.bfloat16 or value.is_quantized:
-        raise Fault("model", f"its constant {name} is not a tensor of a type that numpy has")
+        raise Fault("model", f"its constant {name} is not a tensor with a type that numpy supports")
     return value.detach().contiguous().numpy()
 
 

@@ -11,7 +11,7 @@ NAME = "rust"
 
 
 def step(context: Context) -> Step:
-    """Return the step that extracts the packages and adds the programs that start them in a container."""
+    """Return the step that extracts the packages and adds scripts that run their programs in a container."""
     return extracted_tools.step(
         context,
         NAME,

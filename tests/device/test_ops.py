@@ -652,7 +652,7 @@ def test_concurrent_threads_get_correct_results() -> None:
 
 def test_other_threads_run_while_a_kernel_runs() -> None:
     def seconds() -> float:
-        """Return the minimum time of several runs in seconds, because individual runs may be delayed."""
+        """Return the shortest time of several runs, in seconds; individual runs may be delayed."""
         found = []
         for _ in range(3):
             began = time.perf_counter()

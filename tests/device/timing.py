@@ -180,7 +180,7 @@ def time_width(height: int, width: int, repeats: int, deadline: float) -> list[d
 
 
 def measure(height: int, widths: tuple[int, ...], repeats: int, budget_s: float) -> dict[str, Any]:
-    """Time all widths. A width is left out if ten times the previous width's duration exceeds the remaining time."""
+    """Time all widths. A width is skipped if ten times the duration of the previous one exceeds the remaining time."""
     began = time.monotonic()
     rows: list[dict[str, Any]] = []
     left_out: list[dict[str, Any]] = []

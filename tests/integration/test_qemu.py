@@ -70,7 +70,7 @@ def test_kernel_command_line_names_server_path_and_init(tmp_path: Path) -> None:
     ("now", "epoch", "after"), [(5, 1764000000, "@1764000000"), (1764000001, 1764000000, ""), (5, None, "")]
 )
 def test_the_lean_init_sets_an_early_clock(tmp_path: Path, now: int, epoch: int | None, after: str) -> None:
-    """Run the init's function with a fake ``date``, because the real one would set this machine's clock."""
+    """Run the init script's function with a fake ``date``, because the real one would set this machine's clock."""
     init = (ROOT / "images/overlay/bootable/usr/local/sbin/pi-init").read_text()
     (function,) = re.findall(r"^set_clock\(\) \{\n.*?^\}\n", init, re.MULTILINE | re.DOTALL)
     assert init.index("set_clock /usr/lib/clock-epoch\n") < init.index("/usr/sbin/sshd")

@@ -707,7 +707,7 @@ def test_results_agree_with_those_of_this_pc(
 def test_the_torch_tests_of_the_device_suite_pass(
     built: main_job.Built, product_config: Config, client: docker.DockerClient, names: tuple[str, ...], marker: str
 ) -> None:
-    """Run the tests of sizes beyond 32 bits, gradients, layers, unaligned memory, saving, loading, NEON and int8.
+    """Run the tests for gradients, layers, saving, loading, unaligned memory, NEON, int8, and sizes beyond 32 bits.
 
     test_main_job.py runs the tests without the marker on the emulated board. This test runs all of them weekly, under
     QEMU's emulation of single programs, which also supports instructions of newer CPUs.

@@ -194,7 +194,7 @@ SIZES = [(1, 1), (3, 10), (2, 15), (2, 16), (17, 17), (5, 63), (2, 64), (3, 65),
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("function", [functional.softmax, functional.log_softmax], ids=["softmax", "log_softmax"])
 def test_softmax_and_log_softmax(function: Callable[..., torch.Tensor], size: tuple[int, int]) -> None:
-    """The error is at most 64 ULP of 1 plus the result."""
+    """The error is at most 64 ulp of (1 + |result|)."""
     x, weights = torch.randn(size) * 4, torch.randn(size)
     for dimension in (1, 0):
         exact = x.double().requires_grad_()

@@ -1,4 +1,4 @@
-"""Kernel files for tests: a correct one, and others with a single error."""
+"""Kernel files for tests: a correct one, and others with a single error each."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_the_page_has_a_column_per_board(tmp_path: Path) -> None:
 
 def test_an_error_after_the_tests_is_shown(tmp_path: Path) -> None:
     made = outcome(tmp_path, "one", a="passed")
-    error = "1 tests passed, but the tested files are not the built ones\n  found:    tree"
+    error = "1 tests passed, but the tested files are not the files that were built\n  found:    tree"
     merged = merge.write(Config(), [replace(made, error=error)], tmp_path)
     first = error.partition("\n")[0]
     assert merged.lines() == [f"one: 1 passed, 0 failed, 0 errors, 0 skipped ({first})"]

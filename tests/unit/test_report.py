@@ -179,8 +179,8 @@ def test_broken_chain_does_not_pass() -> None:
     made = document(links=[*document()["links"], broken, unknown])
     html = render(made)
     text = text_of(html)
-    assert "1 tests passed, but the tested files are not the built ones" in text
-    assert "The chain is broken: the tested files are not the built ones" in text
+    assert "1 tests passed, but the tested files are not the files that were built" in text
+    assert "The chain is broken: the tested files are not the files that were built" in text
     assert f"the board loads the tree's libqpu: expected {'cd' * 6}, found {'ef' * 6}" in text.replace("&#39;", "'")
     assert "commit as the tests: unknown (expected" in text
     assert '<div class="pill bad">not passed</div>' in html

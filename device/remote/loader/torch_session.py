@@ -4,9 +4,9 @@
     torch_session.py LOCK_FILE QUEUE_SECONDS SESSION_SECONDS
 
 The board's Python runs this script, which imports nothing of this project. The client uses it like the loader
-(loader.cpp): the script takes the same lock, and prints "ok MACHINE; MODEL". There is one request, "torch BYTES" and a
-description of the model (device/remote/model_graph.py). The response is "ok BYTES" and a JSON object with the results
-for "float32" and "int8", or with the "reason" why there are none.
+(loader.cpp): the script takes the same lock, and prints "ok MACHINE; MODEL". There is only one kind of request: "torch
+BYTES", followed by a description of the model (device/remote/model_graph.py). The response is "ok BYTES" and a JSON
+object with the results for "float32" and "int8", or with the "reason" why there are none.
 
 Each precision runs in a separate process, which is forked after ``import torch``. Peak memory is thus measured for each
 precision, and a crash does not affect the other one. The processes end when the client disconnects or the session's
@@ -98,7 +98,7 @@ class _Builder:
         return self.values[name]
 
     def _constant(self, item: Any) -> Any:
-        """The tensor of an argument; None if the argument is not a constant."""
+        """The tensor that an argument refers to; None if the argument is not a constant."""
         return self.constants.get(item["node"]) if isinstance(item, dict) and "node" in item else None
 
     def _call(self, target: Any, arguments: Sequence[Any], options: Mapping[str, Any] | None = None) -> Any:
@@ -257,7 +257,7 @@ _METHODS = {
 
 
 def quantized(torch: Any, module: Any, inputs: Sequence[Any]) -> Any:
-    """The model with int8 layers: static quantisation, calibrated with the example inputs, and dynamic for LSTMs.
+    """The model with int8 layers: static quantisation, calibrated with the inputs; dynamic quantisation for LSTMs.
 
     Raises NotRun if torch has no suitable engine, or if the model has no layer to quantise.
     """

@@ -37,8 +37,8 @@ inline FloatExpr min(const FloatExpr& a, const FloatExpr& b) {
 }
 inline FloatExpr negative(const FloatExpr& x) { return asFloat(asInt(x) ^ kSign); }
 
-// Returns `ofNumber` in the elements where x is zero or a positive number, `ofInf` where x is
-// +Inf, and NaN in the other elements.
+// Returns `ofNumber` where x is zero or positive and finite, `ofInf` where x is +Inf, and NaN in
+// the other elements.
 inline Float ofPositive(const FloatExpr& x, const FloatExpr& ofNumber, const FloatExpr& ofInf) {
   Float r = ofNumber;
   Where_(asInt(x) >= kInf);

@@ -1,4 +1,4 @@
-// compile(), and the class of the kernel that it returns.
+// compile(), and the class of the kernels that it returns.
 #ifndef QPU_KERNEL_H
 #define QPU_KERNEL_H
 
@@ -146,8 +146,7 @@ class Kernel {
   // Enables counters for each instruction during later calls on the emulator. The counters make
   // these calls slower.
   void setProfiling(bool on) { profiling_ = on; }
-  // Returns the statistics of the last call on the emulator that was made through any copy of
-  // this kernel.
+  // Returns the statistics of the most recent emulator call through any copy of this kernel.
   Cycles cycles() const { return detail::programCycles(*program_); }
   // Writes the machine code to a file that qpu-objdump, qpu.h and the Python package can read.
   // Throws CompileError if the kernel cannot be compiled for QPUs, and ArgumentError if the file

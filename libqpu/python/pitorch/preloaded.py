@@ -113,7 +113,7 @@ def run(words: Sequence[str], *, modules: Sequence[str], idle_s: float = _IDLE_S
         if "started" in response:
             raise NotStarted("the server was terminated while the script ran")
         reason = str(response.get("stale", "the previous server has just exited"))
-    raise NotStarted(f"no server could be used in three attempts: {reason}")
+    raise NotStarted(f"no usable server after three attempts: {reason}")
 
 
 def stop() -> int:

@@ -1,19 +1,19 @@
-# What makes the build fast and its products free of paths, laid over upstream's own CMake files from outside:
-# CMAKE_PROJECT_Torch_INCLUDE reads this right after project(Torch).
+# Settings for a fast build and for products without paths, without changes in upstream's CMake files. CMake includes this
+# file after project(Torch), because of CMAKE_PROJECT_Torch_INCLUDE.
 
-# Not in CMAKE_CXX_FLAGS, which torch.__config__ shows: the path would be in the product after all.
+# torch.__config__ shows CMAKE_CXX_FLAGS, so this option with a path must not be there.
 add_compile_options(-ffile-prefix-map=${CMAKE_SOURCE_DIR}=.)
 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-  # A precompiled header without time stamps: ccache knows it by its content, and a second build gives the same.
+  # Without time stamps, precompiled headers are reproducible, and ccache identifies them by their content.
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-Xclang -fno-pch-timestamp>")
 
-  # Clang 18 and later put constraints into the names of templates, which GCC 14 does not: extensions would not find them.
+  # Clang 18 and later mangle the constraints of templates; GCC 14 does not, so extensions would not find these symbols.
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fclang-abi-compat=17>")
 
-  # An argument of 8 bytes' alignment starts at a register of even number. Clang takes a class's alignment for that from its
-  # own members, and not from its bases; GCC from both. What torch's exported functions take so is std::optional of 64
-  # bits, which libstdc++ derives from where the value lies: for Clang it gets a member of that alignment and of no length.
+  # An argument with an alignment of 8 bytes starts at an even-numbered register. To determine the alignment of a class, Clang
+  # uses its own members, and GCC also its bases. This concerns std::optional of 64-bit types in torch's exported functions:
+  # libstdc++ stores the value in a base. For Clang, the class gets an additional member with this alignment and no size.
   find_file(optional optional PATHS ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES} REQUIRED NO_CACHE NO_DEFAULT_PATH
     NO_CMAKE_FIND_ROOT_PATH)
   file(READ ${optional} header)
@@ -26,16 +26,16 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/abi/optional CONTENT "@aligned@" @ONLY)
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-isystem ${CMAKE_BINARY_DIR}/abi>")
 
-  # Modules find each other's types by pybind11's name for the compiler. Extensions are compiled by GCC, here and by
-  # users; both compilers have one C++ ABI, so they may share.
+  # pybind11 shares types only between modules with the same compiler name. Extensions are compiled by GCC, here and by
+  # users. Both compilers have the same C++ ABI, so they can share types.
   execute_process(COMMAND ${CMAKE_C_COMPILER} -fopenmp -dM -E -x c /dev/null
     OUTPUT_VARIABLE macros COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX MATCH "__GXX_ABI_VERSION ([0-9]+)" _ "${macros}")
   add_compile_definitions("$<$<COMPILE_LANGUAGE:CXX>:PYBIND11_COMPILER_TYPE=\"_gcc\">"
     "$<$<COMPILE_LANGUAGE:CXX>:PYBIND11_BUILD_ABI=\"_cxxabi${CMAKE_MATCH_1}\">")
 
-  # OpenMP's run-time library stays GCC's: Clang's directives would call another one. There are none in the C++ sources
-  # (patch "one OpenMP region"), which call functions of the library alone.
+  # The OpenMP runtime is GCC's libgomp. Clang's code for directives would call another runtime, but the C++ sources contain
+  # no directives (patch 0004); they only call functions of the runtime.
   if(USE_OPENMP)
     string(REGEX MATCH "_OPENMP ([0-9]+)" _ "${macros}")
     set(OpenMP_CXX_FLAGS "-D_OPENMP=${CMAKE_MATCH_1} -isystem /usr/src/recipe/inside/openmp" CACHE STRING "")
@@ -46,9 +46,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   endif()
 endif()
 
-# The sources of two libraries read the same 2,000 headers a thousand times over. GCC could not use what was precompiled
-# without them for sources that have options or macros of their own, as the kernels of aten/src/ATen/native/cpu; Clang can,
-# and what is precompiled does not ask for those macros. object_ptr.cpp specialises what was instantiated there.
+# The sources of two libraries include the same 2,000 headers. Sources with additional options or macros, such as the kernels
+# in aten/src/ATen/native/cpu, cannot use a precompiled header made without these with GCC; with Clang they can, and the
+# precompiled headers do not use these macros. object_ptr.cpp specialises a template that the headers instantiate.
 function(pitorch_precompile)
   foreach(library torch_cpu torch_python)
     target_precompile_headers(${library} PRIVATE
@@ -67,9 +67,9 @@ function(pitorch_precompile)
   endforeach()
 endfunction()
 
-# Sources of one folder in one: what each of them makes of the same headers, templates and inline functions is made once.
-# Left alone are sources that have options or macros of their own, generated ones, which are long enough, and those that
-# have names in common with their neighbours.
+# Unity builds: the sources of a folder are compiled together, so that their common headers, templates and inline functions
+# are compiled once. Excluded are sources with additional options or macros, generated sources, which are large enough, and
+# sources that define the same names as others in their folder.
 function(pitorch_unite)
   set(folders "/torch/csrc/(jit|api|autograd|dynamo|utils)/|/torch/csrc/[^/]*$|/ATen/functorch/")
   string(CONCAT alone
@@ -99,7 +99,7 @@ function(pitorch_unite)
   endforeach()
 endfunction()
 
-# The OpenMP region, in C.
+# Compiles the OpenMP region, which is in C, with GCC.
 function(pitorch_openmp)
   if(USE_OPENMP)
     set(team /usr/src/recipe/inside/openmp/team.c)

@@ -1,5 +1,5 @@
-// The only OpenMP region of libtorch_cpu: what the patch "one OpenMP region" calls. C, so that GCC compiles it for its own
-// run-time library, libgomp, whichever compiler the C++ sources have.
+// The only OpenMP region of libtorch_cpu; it is called by the code of patch 0004. It is in C, so that GCC compiles it for its
+// runtime, libgomp, even if Clang compiles the C++ sources.
 #include <omp.h>
 
 void at_omp_team(void (*part)(void *shared, int member, int members), void *shared);
