@@ -29,9 +29,11 @@ def check(
     steps: Sequence[Manifest],
     *,
     source: Mapping[str, Any],
+    checksums: str = "",
 ) -> list[dict[str, Any]]:
     """Check each link between the built files and the board: commit → image → export → tree → board.
 
+    ``checksums`` lists the files that the run deployed to the tree; a board that was running must have read them.
     Three cases are legitimate and do not break the chain: tests from a commit that has not been built, a pulled image
     on a machine that also built one, and layers that were deployed to the tree of an older image.
     """
@@ -80,6 +82,9 @@ def check(
     for name, digest in record.facts.get("records", {}).items():
         if found := _record_in_tree(tree, name):
             equal(f"the board imports the tree's {name}", found, digest)
+    if checksums:
+        listed = hashlib.sha256(checksums.encode()).hexdigest()
+        equal("the board reads the files that the run deployed", listed, record.deployed_sha256)
     root = record.facts.get("root", "")
     if " nfs" in root:
         # A server may export the tree under a different path. The tree's contents are compared above.

@@ -55,6 +55,13 @@ class Change:
     replaced: tuple[str, ...]
     removed: tuple[str, ...]
     unchanged: int
+    digests: Mapping[str, str]
+    """The SHA-256 of each regular file in the layer, by path."""
+
+    @property
+    def text(self) -> str:
+        """The numbers of files."""
+        return f"{len(self.replaced)} files replaced, {len(self.removed)} removed, {self.unchanged} unchanged"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +83,22 @@ class Deployed:
         return any(change.replaced or change.removed for change in self.changes)
 
     @property
+    def text(self) -> str:
+        """What changed in the tree, by layer."""
+        return "; ".join(f"{change.layer.path.name}: {change.text}" for change in self.changes)
+
+    @property
     def rows(self) -> list[progress.Row]:
         """The rows of the summary table."""
         return [
-            progress.row_of(
-                change.layer.path.name,
-                change.layer,
-                self.seconds,
-                f"{len(change.replaced)} files replaced, {len(change.removed)} removed, {change.unchanged} unchanged",
-            )
-            for change in self.changes
+            progress.row_of(change.layer.path.name, change.layer, self.seconds, change.text) for change in self.changes
         ]
+
+    @property
+    def checksums(self) -> str:
+        """The deployed files, except byte code, which a board may write again, as input of ``sha256sum --check``."""
+        digests = {path: digest for change in self.changes for path, digest in change.digests.items()}
+        return "".join(f"{digest}  /{path}\n" for path, digest in sorted(digests.items()) if not path.endswith(".pyc"))
 
 
 def deploy(config: Config) -> Deployed:
@@ -207,6 +219,7 @@ def put(
                 replaced=tuple(path for path, item in content.items() if item.staged is not None),
                 removed=tuple(removed),
                 unchanged=sum(1 for item in content.values() if item.staged is None),
+                digests={path: item.content for path, item in content.items() if stat.S_ISREG(item.mode)},
             )
             for (layer, content), removed in zip(contents, stale, strict=True)
         )

@@ -15,6 +15,7 @@ The environment's ``options`` configure a run:
 ``chroot``           the tree to enter: a source ``ADDRESS:/path``, or ``served`` for the tree that this run serves
 ``chroot_address``   the server's address as seen from the board; ``chroot_port`` is the server's port
 ``architecture``     the architecture of the tree to enter
+``checksums``        a file for ``sha256sum --check``: files that were deployed to the tree of the running board
 ``suite``            another folder of tests; ``test_files`` selects files of the suite by name
 ``suite_limit_s``    the time limit for the tests
 ``timing``           arguments for timing.py; ``timing_limit_s`` is its time limit, or 0 for no timing
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import hashlib
 import io
 import json
 import shlex
@@ -43,7 +45,7 @@ from device import onboard
 from device.record import BOARD_LOST, COUNT_PREFIX, PYTEST_ENDED
 from device.strategy import cause_of
 from nfsroot.private_network import private_network
-from toolchain.errors import CommandFailed, CommandTimedOut, DeviceTestsFailed, UserError
+from toolchain.errors import ChainBroken, CommandFailed, CommandTimedOut, DeviceTestsFailed, UserError
 
 _COMPLETED = (0, 1, 5)
 """pytest's exit statuses for a completed run: all passed, some failed, no tests collected."""
@@ -53,6 +55,12 @@ _USAGE_ERROR = 4
 
 _EARLY_ENDS = {2: "interrupted", 3: "internal error", _USAGE_ERROR: "usage error"}
 """pytest's exit statuses for an incomplete run, with their meanings."""
+
+_ATTRIBUTES_LIMIT_S = 90.0
+"""Longer than the minute for which an NFS client keeps the attributes of a folder (acdirmax)."""
+
+_CHECK_LIMIT_S = 300.0
+_PAUSE_S = 2.0
 
 _HELPER = Path(__file__).resolve().parent.parent / "nfsroot" / "enter-nfsroot"
 _UNPACK = (
@@ -115,6 +123,7 @@ class DeviceSession:
                     network.enter_context(private_network())
                 strategy.transition("shell")
                 self._note("booted", seconds=round(time.monotonic() - self.began, 3), **self._boot_facts(strategy))
+                self._wait_for_deployed_files(strategy)
                 self._run(strategy)
                 strategy.transition("off")
             except StrategyError as fault:
@@ -151,6 +160,40 @@ class DeviceSession:
         if board is None or board.machine is None:
             return {"access": str(strategy.ssh.access)}
         return {"boot_seconds": round(board.machine.boot_seconds or 0.0, 2), "init": board.init, "cpu": board.cpu}
+
+    def _wait_for_deployed_files(self, strategy: Any) -> None:
+        """Wait until the board reads the deployed files: an NFS client may not look for new files for a minute.
+
+        Raises ChainBroken if the board reads other files after that time, or has no NFS file system.
+        """
+        if not (listed := self._option("checksums", "")):
+            return
+        checksums = Path(listed).read_bytes()
+        command = "sha256sum --quiet --check -; s=$?; grep -E ' / | nfs4? ' /proc/mounts; exit $s"
+        deadline = time.monotonic() + _ATTRIBUTES_LIMIT_S
+        while (done := strategy.ssh.stream(command, stdin=checksums, limit_s=_CHECK_LIMIT_S, check=False)).returncode:
+            if done.returncode != 1:
+                raise CommandFailed(
+                    "the deployed files cannot be checked on the board",
+                    returncode=done.returncode,
+                    expected="a connection to the board, and sha256sum on it",
+                    found=f"exit status {done.returncode}",
+                    fix="check that the board is still on and connected",
+                )
+            if " nfs" not in done.output or time.monotonic() > deadline:
+                lines = done.output.splitlines()
+                different = [line for line in lines if line.endswith((": FAILED", ": FAILED open or read"))]
+                root = "; ".join(line for line in lines if " / " in line)
+                shown = ", ".join(different[:2])
+                raise ChainBroken(
+                    "the board does not read the files that were deployed to the exported tree",
+                    expected=f"the files listed in {listed}, from a root filesystem on this PC",
+                    found=f"{len(different)} files differ or are missing, such as {shown}; its root: {root}",
+                    fix="restart the board so that it boots the exported tree; a system on a card cannot be updated "
+                    "this way (docs/lab.md)",
+                )
+            time.sleep(_PAUSE_S)
+        self._note("deployed", sha256=hashlib.sha256(checksums).hexdigest())
 
     def _run(self, strategy: Any) -> None:
         command = _UNPACK + shlex.join(["python3", "onboard.py", *self._arguments()])

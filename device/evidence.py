@@ -86,8 +86,10 @@ def execution_of(facts: Mapping[str, Any], *, started_by_us: bool) -> tuple[str,
     return "hardware", f"the board's device tree names {model} and contains the data that a Pi's firmware writes"
 
 
-def collect(config: Config, record: Record, *, started_by_us: bool, access: str, through: str) -> dict[str, Any]:
-    """Return the evidence document of a run."""
+def collect(
+    config: Config, record: Record, *, started_by_us: bool, access: str, through: str, checksums: str = ""
+) -> dict[str, Any]:
+    """Return the evidence document of a run. ``checksums`` lists the files that the run deployed."""
     layout = Layout.of(config)
     export = Manifest.read(layout.manifest)
     steps = _steps(config, layout)
@@ -118,7 +120,7 @@ def collect(config: Config, record: Record, *, started_by_us: bool, access: str,
         },
         "tools": tools(config),
         "without": missing_components(record.tests),
-        "links": chain.check(config, record, export, steps, source=source),
+        "links": chain.check(config, record, export, steps, source=source, checksums=checksums),
         "results": {
             **count(record.tests),
             "seconds": record.seconds,

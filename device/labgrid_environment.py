@@ -116,6 +116,8 @@ def prepare(
         "timing_limit_s": 5 * TIMING_BUDGET_S if timing else 0.0,
         "timing": [f"--budget-s={TIMING_BUDGET_S:g}"],
     }
+    if paths.checksums.is_file():
+        options["checksums"] = str(paths.checksums)
     if suite is not None:
         options["suite"] = str(suite.resolve())
     if test_files:

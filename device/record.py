@@ -48,6 +48,8 @@ class Record:
     timing: Mapping[str, Any]
     seconds: float
     error: Mapping[str, Any] | None
+    deployed_sha256: str = ""
+    """The SHA-256 of the list of deployed files, if the board has read these files."""
 
     @classmethod
     def read(cls, path: Path) -> Record:
@@ -73,6 +75,7 @@ class Record:
             timing=others.get("timing", {}).get("document", {"reason": "no timing was requested"}),
             seconds=others.get("end", {}).get("seconds", 0.0),
             error=others.get("error"),
+            deployed_sha256=others.get("deployed", {}).get("sha256", ""),
         )
 
 

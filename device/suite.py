@@ -61,6 +61,7 @@ def test_on_pi(
     place: RemoteBoard | None = None,
     folder: Path | None = None,
     test_files: Sequence[str] = (),
+    checksums: str = "",
 ) -> SuiteResult:
     """Run the device suite on a board, or in a virtual machine that boots the exported tree, and report the results.
 
@@ -70,12 +71,14 @@ def test_on_pi(
     ``cpu`` (QEMU's name) apply to the virtual machine only. ``keyword`` selects tests, like pytest's ``-k``. ``suite``
     is a folder of tests to run instead of ``tests/device``. ``place`` is a board that this user holds in a lab, instead
     of a ``host``, and ``folder`` replaces the report folder. ``test_files`` selects the files of this board's part of
-    the suite; in this case, it is not an error if none of its tests passed.
+    the suite; in this case, it is not an error if none of its tests passed. ``checksums`` lists the files that the
+    caller has deployed to the board's tree, as input of ``sha256sum --check``; the board must read these files.
 
     The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran, ChainBroken if all
-    tests passed but the tested files are not the built ones, InUse if another run writes to the same report,
-    ArtefactMissing without an exported tree, RootNeeded if the tree has to be served, BoardSilent, AccessDenied,
-    DiskFull if the report does not fit, and UserError, for example if ``keyword`` is not a valid expression.
+    tests passed but the tested files are not the built ones or if the board does not read the deployed files, InUse if
+    another run writes to the same report, ArtefactMissing without an exported tree, RootNeeded if the tree has to be
+    served, BoardSilent, AccessDenied, DiskFull if the report does not fit, and UserError, for example if ``keyword`` is
+    not a valid expression.
     """
     if host is not None and qemu:
         raise UserError(
@@ -93,8 +96,10 @@ def test_on_pi(
         config = replace(config, device=replace(config.device, cpu=cpu))
     paths = Paths(folder=folder or config.target_root / "report")
     with files.room_for(_REPORT, paths.folder), _exclusive(paths):
-        for stale in (paths.record, paths.log, paths.console):
+        for stale in (paths.record, paths.log, paths.console, paths.checksums):
             files.remove(stale)
+        if checksums:
+            files.write_text_atomically(paths.checksums, checksums)
         prepare(config, paths, host=host, chroot=chroot, timing=timing, suite=suite, place=place, test_files=test_files)
         began = time.monotonic()
         access = place.name if place else host or "QEMU"
@@ -122,6 +127,7 @@ def test_on_pi(
             started_by_us=access == "QEMU",
             access=access,
             through="enter-nfsroot" if chroot else "boot",
+            checksums=checksums,
         )
         staging = paths.staging
         evidence.write(document, staging.evidence)

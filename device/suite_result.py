@@ -107,6 +107,11 @@ class Paths:
         return self.folder / "environment.yaml"
 
     @property
+    def checksums(self) -> Path:
+        """The files that the run deployed to the board's tree, as input of ``sha256sum --check``."""
+        return self.folder / "deployed.sha256"
+
+    @property
     def lock(self) -> Path:
         """The lock that a run holds."""
         return self.folder / ".lock"

@@ -224,7 +224,7 @@ class ResultMismatch(UserError):
 
 
 class ChainBroken(UserError):
-    """The device suite passed, but the tested software is not the software that was built."""
+    """The software on the board is not the software that was built."""
 
     exit_code = 49
 

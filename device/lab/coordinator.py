@@ -73,10 +73,13 @@ class Coordinator:
             for item in found
         }
 
-    def exported(self) -> frozenset[str]:
-        """The resources that exporters offer, as ``EXPORTER/GROUP``."""
-        lines = self.client("complete", "resources").output.split()
-        return frozenset("/".join(line.split("/")[:2]) for line in lines)
+    def exported(self) -> dict[str, frozenset[str]]:
+        """The classes of the resources that exporters offer, by ``EXPORTER/GROUP``."""
+        found: dict[str, frozenset[str]] = {}
+        for line in self.client("complete", "resources").output.split():
+            group, _, kind = line.rpartition("/")
+            found[group] = found.get(group, frozenset()) | {kind}
+        return found
 
     def define(self, name: str, tags: Mapping[str, str], match: str) -> bool:
         """Create a place, or update its tags and its match; returns whether anything changed.

@@ -1,7 +1,8 @@
 """``./inv test-on-pi --place|--tag|--all|--shard``: run the device suite on boards of the lab.
 
-    reserve → acquire → device.suite → release → merged report
+    reserve → acquire → device.deploy → device.suite → release → merged report
 
+Only a board that the run does not boot is deployed to (device.lab.trees).
 Each board has a separate report folder, ``lab/NAME`` in the target's folder, and is always released at the end. With
 ``--all``, all boards run in parallel. A board that fails to boot twice gets the tag ``quarantine=yes``, and the run
 continues on the other boards. ``--tag`` and ``--all`` skip a board in quarantine until it passes a run with ``--place``
@@ -27,6 +28,7 @@ from device.lab.coordinator import Place
 from device.lab.manual import ask_to_switch
 from device.lab.merge import Outcome
 from device.lab.services import PROJECT, Lab, target_of
+from device.lab.trees import Trees
 from device.labgrid_environment import RemoteBoard
 from device.suite_result import Paths, SuiteResult
 from toolchain import files, lab_boards, process, progress
@@ -37,6 +39,8 @@ _Result = TypeVar("_Result")
 
 _QUARANTINE = "quarantine"
 _CHECK = Path(__file__).resolve().parent / "check"
+_SWITCHED = {"NetworkPowerPort", "NetworkUSBPowerPort"}
+"""The resources with which a run boots a board."""
 _FREE_LIMIT_S = 10.0
 """The time limit of --shard for acquiring a board that was free when the run started."""
 
@@ -55,20 +59,25 @@ class How:
     """2 or more: the tests had no result on another board (``--shard``)."""
     folder: str = "lab"
     """The name of the report folder in the target's folder."""
+    trees: Trees | None = None
+    """Deploys to the trees of running boards; None to test them as they are."""
 
 
 def on_place(config: Config, name: str, how: How) -> SuiteResult:
-    """Run the suite on one place. Raises the same errors as ``acquired`` and ``device.suite.test_on_pi``."""
+    """Run the suite on one place.
+
+    Raises the same errors as ``acquired``, ``Trees.bring`` and ``device.suite.test_on_pi``.
+    """
     lab = Lab(config)
     with _acquired(lab, {"name": name}) as place:
-        return _on_board(lab, place, how)
+        return _on_board(lab, place, replace(how, trees=Trees()))
 
 
 def on_tagged(config: Config, tag: str, how: How) -> SuiteResult:
     """Run the suite on the first free board with a tag ``NAME=VALUE``. Raises the same errors as ``on_place``."""
     lab = Lab(config)
     with _acquired(lab, _first_free(lab, _tags(tag))) as place:
-        return _on_board(lab, place, how)
+        return _on_board(lab, place, replace(how, trees=Trees()))
 
 
 def _tags(tag: str) -> dict[str, str]:
@@ -101,8 +110,8 @@ def on_all(config: Config, how: How) -> merge.Merged:
     is usable.
     """
     lab = Lab(config)
-    names = [place.name for place in _usable(lab, {"project": PROJECT})]
-    return _on_boards(lab, names, how)
+    places = _usable(lab, {"project": PROJECT})
+    return _on_boards(lab, [place.name for place in places], replace(how, trees=_trees_of(lab, places)))
 
 
 def on_shards(config: Config, tag: str, how: How) -> merge.Merged:
@@ -129,6 +138,7 @@ def on_shards(config: Config, tag: str, how: How) -> merge.Merged:
             place = stack.enter_context(_acquired(lab, _first_free(lab, tags)))
             held[place.name] = place
         _remove_results(lab, how)
+        how = replace(how, trees=_trees_of(lab, held.values()))
         return _merged(lab, _in_turns(lab, test_files, seconds, how, held), how)
 
 
@@ -329,6 +339,23 @@ def _virtual(place: Place) -> bool:
     return place.tags.get("kind") == "qemu"
 
 
+def _trees_of(lab: Lab, places: Iterable[Place]) -> Trees:
+    """The trees of a run on these boards."""
+    offered = lab.coordinator.exported()
+    found = []
+    for place in places:
+        resources = {kind for match in place.matches for kind in offered.get(match.rpartition("/")[0], ())}
+        if _running(place, resources):
+            found.append(target_of(lab.config, place.tags))
+    return Trees(found)
+
+
+def _running(place: Place, resources: Collection[str]) -> bool:
+    """Whether a board with these resources must be running already: it is real, and the run does not boot it."""
+    switched = not _SWITCHED.isdisjoint(resources) or place.tags.get("power") == lab_boards.MANUAL
+    return "NetworkService" in resources and not switched
+
+
 def _runs_elsewhere(lab: Lab, place: Place) -> bool:
     """Whether the place is a virtual machine on another PC."""
     return _virtual(place) and place.name not in {row.name for row in lab.rows}
@@ -342,11 +369,13 @@ def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
             found=", ".join(place.matches),
             fix="run ./inv lab status to list the places, and choose another one",
         )
+    target = target_of(lab.config, place.tags)
+    deployed = how.trees.bring(target, running=_running(place, place.resources)) if how.trees else None
     if place.tags.get("power") == lab_boards.MANUAL:
         ask_to_switch(place.name)
     board = RemoteBoard(name=place.name, coordinator=lab.coordinator.address, resources=place.resources)
     return suite.test_on_pi(
-        target_of(lab.config, place.tags),
+        target,
         qemu=_virtual(place),
         place=None if _virtual(place) else board,
         keyword=how.keyword,
@@ -354,6 +383,7 @@ def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
         suite=how.suite,
         folder=_board_folder(lab.config, place.name, how),
         test_files=how.files,
+        checksums=deployed.checksums if deployed else "",
     )
 
 

@@ -213,7 +213,7 @@ def up(config: Config) -> LabState:
             started.append("exporter")
         wanted = {f"{lab.exporter_name}/{row.name}" for row in lab.rows}
         if wanted:
-            _wait(lab, "exporter", lambda: wanted <= lab.coordinator.exported())
+            _wait(lab, "exporter", lambda: wanted <= lab.coordinator.exported().keys())
         for row in lab.rows:
             tags = {**row.tags, "project": PROJECT, "kind": "qemu" if row.virtual else "ssh"}
             if lab.coordinator.define(row.name, tags, f"{lab.exporter_name}/{row.name}/*"):

@@ -21,6 +21,7 @@ from device import deploy
 from flow import main_job
 from nfsroot.layout import Layout, identity_of, write_marker
 from nfsroot.tree import TreeHash
+from toolchain import files
 from toolchain.config import ROOT, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, InUse, PlatformMismatch
 from toolchain.manifest import Artefact, Manifest
@@ -73,6 +74,10 @@ def test_only_changed_files_are_replaced(tmp_path: Path) -> None:
     (change,) = done.changes
     assert change.replaced == ("opt/pitorch/lib/libqpu.so.1.0", "opt/pitorch/lib/libqpu.so.1")
     assert (change.removed, change.unchanged, done.changed) == ((), 1, True)
+    assert [line.split("  ") for line in done.checksums.splitlines()] == [
+        [files.sha256_of(header), "/opt/pitorch/include/QPULib.h"],
+        [files.sha256_of(library), "/opt/pitorch/lib/libqpu.so.1.0"],
+    ]
     after = Manifest.read(layout.manifest)
     assert before is not None
     assert after is not None

@@ -16,9 +16,9 @@ import pytest
 from device_parts import DEVICE_PYTEST, write_suite
 
 from device import record
-from toolchain import process
+from toolchain import files, process
 from toolchain.config import ROOT
-from toolchain.errors import CommandFailed
+from toolchain.errors import ChainBroken, CommandFailed
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,32 @@ def test_suite_that_ends_early_does_not_pass(tmp_path: Path, way: str) -> None:
         assert "last lines of its output" in texts[named]
     if way == "INTERNALERROR":
         assert "broken_plugin" in texts[named]
+
+
+def test_the_suite_starts_if_the_board_reads_the_deployed_files(tmp_path: Path) -> None:
+    write_suite(tmp_path / "suite", a="def test_first(): pass")
+    (tmp_path / "new").write_text("deployed")
+    listed = tmp_path / "deployed.sha256"
+    listed.write_text(f"{files.sha256_of(tmp_path / 'new')}  {tmp_path / 'new'}\n")
+    run = drive(tmp_path, checksums=str(listed))
+    assert run.outcomes() == {"test_first": "passed"}
+    assert run.record.deployed_sha256 == files.sha256_of(listed)
+
+
+@pytest.mark.parametrize("content", ["older", None])
+def test_a_board_that_reads_other_files_is_an_error(tmp_path: Path, content: str | None) -> None:
+    """Without an NFS file system, such as on a card, the board does not get the deployed files later either."""
+    write_suite(tmp_path / "suite", a="def test_first(): pass")
+    (tmp_path / "deployed.sha256").write_text(f"{'0' * 64}  {tmp_path / 'new'}\n")
+    if content:
+        (tmp_path / "new").write_text(content)
+    run = drive(tmp_path, checksums=str(tmp_path / "deployed.sha256"))
+    assert run.status == ChainBroken.exit_code
+    assert run.outcomes() == {}
+    assert run.record.error is not None
+    assert run.record.error["kind"] == "ChainBroken"
+    assert f"such as {tmp_path / 'new'}: FAILED" in run.record.error["found"]
+    assert " / " in run.record.error["found"], "the message shows the board's root"
 
 
 def test_error_outside_the_tests_fails_the_suite(tmp_path: Path) -> None:

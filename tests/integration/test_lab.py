@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.server
 import json
 import os
@@ -39,6 +40,7 @@ from nfsroot.private_network import private_network
 from toolchain import board_events, files, ports, reaper
 from toolchain.config import ROOT, Config, LabConfig
 from toolchain.errors import BoardSilent, DeviceTestsFailed, InUse, NetworkUnreachable, UserError
+from toolchain.manifest import Manifest
 
 BOARDS = ("pi3=pi@192.0.2.3 model=pi3 bits=32", "pi4=192.0.2.4:2222 model=pi4 bits=64")
 
@@ -665,6 +667,69 @@ def test_a_board_that_does_not_boot_twice_is_quarantined(
         run.check(quick)
     assert "the suite did not run" in (quick.target_root / "lab-check" / "index.html").read_text()
     services.up(config)
+
+
+@pytest.fixture
+def built_tree(config: Config, tmp_path: Path) -> Config:
+    """Return the lab's configuration with another export, whose manifest says that its image was built here."""
+    made = exported_in(tmp_path / "export")
+    Manifest(step="nfsroot", key="k", inputs={}, facts={"image_id": "1", "built_image": "1"}).write(
+        Layout.of(made).manifest
+    )
+    return replace(made, lab=config.lab, build=config.build, device=replace(made.device, boot_timeout_s=2.0))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="deploy requires root")
+def test_a_failed_deployment_does_not_end_other_runs(
+    config: Config, built_tree: Config, coordinator: Coordinator
+) -> None:
+    """The tree is for another architecture. The run boots the other board, so nothing is deployed to it."""
+    library = Layout.of(built_tree).tree / "usr/lib/aarch64-linux-gnu/libc.so.6"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    try:
+        with power_switch() as (address, requests):
+            switch = f"power=simplerest/4/http://{address}/{{index}}/{{value}}"
+            rows = [f"{name}=127.0.0.1:{ports.free_port()}" for name in ("on", "switched")]
+            services.up(with_boards(built_tree, rows[0], f"{rows[1]} {switch}"))
+            with pytest.raises(DeviceTestsFailed) as caught:
+                run.on_all(built_tree, run.How())
+        found = caught.value.found
+        assert "on: did not run: the exported tree is for another architecture" in found
+        assert "switched: did not run: root@127.0.0.1" in found
+        assert requests == ["/4/0", "/4/1"] * 2, "the board was booted twice"
+        places = coordinator.places()
+        assert [places[name].holder for name in ("on", "switched")] == ["", ""]
+        assert [places[name].tags["quarantine"] for name in ("on", "switched")] == ["no", "yes"]
+        merged = json.loads((run.report_folder(built_tree, run.How()) / "evidence.json").read_text())
+        assert "./inv deploy --architecture=arm64" in merged["boards"][0]["error"]
+    finally:
+        services.up(config)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="deploy requires root")
+@pytest.mark.parametrize("words", [["on_all"], ["on_place", "pi3"], ["on_shards", ""]])
+def test_a_run_that_waits_to_deploy_can_be_stopped(
+    built_tree: Config, coordinator: Coordinator, tmp_path: Path, words: list[str]
+) -> None:
+    settings = {
+        "nfs": {"folder": str(built_tree.nfsroot)},
+        "build": {"folder": str(built_tree.build.folder)},
+        "lab": {"coordinator": coordinator.address, "boards": list(BOARDS)},
+    }
+    built_tree.target_root.mkdir(parents=True, exist_ok=True)
+    argv = [sys.executable, "-c", ALL, json.dumps(settings), *words]
+    with (built_tree.target_root / "lab-deploy.lock").open("w") as lock, (tmp_path / "said").open("w") as said:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with subprocess.Popen(argv, cwd=ROOT, stderr=said) as task:
+            try:
+                eventually(lambda: "waiting for another run that deploys" in (tmp_path / "said").read_text())
+                assert coordinator.places()["pi3"].holder == own_name()
+                task.send_signal(signal.SIGINT)
+                assert task.wait(LIMIT_S) != 0
+            finally:
+                task.kill()
+    eventually(lambda: not any(place.holder for place in coordinator.places().values()))
 
 
 def test_a_place_has_the_address_of_its_board(config: Config, coordinator: Coordinator) -> None:

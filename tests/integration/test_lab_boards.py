@@ -12,13 +12,17 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from device_parts import bootable, elsewhere, write_suite
+from device_parts import bootable, elsewhere, layer, write_suite
 from lab_parts import eventually, running, with_boards
 
+from device import deploy
 from device.lab import run, services
-from toolchain import ports
+from nfsroot import access
+from nfsroot.layout import Layout
+from toolchain import files, ports, process
 from toolchain.config import Config
 from toolchain.errors import DeviceTestsFailed
+from toolchain.manifest import Manifest
 
 
 @pytest.mark.expensive
@@ -72,12 +76,79 @@ def emulated_board(config: Config) -> Iterator[str]:
             board.kill()
 
 
+@pytest.fixture
+def made(exported_config: Config, no_other_build: None) -> Iterator[Config]:
+    """Return the configuration of the shared build, from which runs deploy to boards, and remove the reports."""
+    folders = [bootable(exported_config).target_root / name for name in ("lab", "lab-check")]
+    for folder in folders:
+        files.remove(folder)
+    yield exported_config
+    for folder in folders:
+        files.remove(folder)
+
+
+HEADER = "opt/pitorch/include/qpu.h"
+
+
+def read(layout: Layout, address: str, folder: Path) -> str:
+    """Read the header on the board."""
+    user, host, port = access.parse_host(address)
+    known = access.pin(layout.known_hosts, folder / "known_hosts")
+    entry = access.SshAccess(host=host, port=port, user=user, key=layout.client_key, known_hosts=known)
+    return process.output_of(entry.command(["cat", f"/{HEADER}"]), limit_s=300)
+
+
+def flat(text: str) -> str:
+    """Join the lines that the console has broken."""
+    return " ".join(text.split())
+
+
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tree belongs to root")
-def test_the_suite_runs_on_a_remote_place(exported_config: Config, tmp_path: Path) -> None:
+def test_a_run_deploys_to_a_running_board(made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The board has read an older header. The second run finds nothing to replace."""
+    layout = Layout.of(made)
+    built = files.sha256_of(layout.tree / HEADER)
+    kept = {path: path.read_bytes() for path in (layout.manifest, *layout.folder.glob("sbom.*"))}
+    suite = write_suite(
+        tmp_path / "suite",
+        header=f"""
+            import hashlib, pathlib
+            def test_header():
+                content = pathlib.Path("/{HEADER}").read_bytes()
+                assert hashlib.sha256(content).hexdigest() == "{built}"
+        """,
+    )
+    how = run.How(timing=False, suite=suite)
+    try:
+        deploy.put(layout, [layer(tmp_path / "old.tar", {HEADER: "// older"})], owned_prefixes=())
+        with emulated_board(made) as address, running(with_boards(made, f"pi3={address} model=pi3")) as config:
+            assert read(layout, address, tmp_path) == "// older"
+            done = run.on_place(config, "pi3", how)
+            assert (done.passed, done.failed, done.errors, done.broken) == (1, 0, 0, ())
+            assert f"deployed to {layout.tree}: libqpu.tar: 1 files replaced" in flat(capsys.readouterr().err)
+            evidence = json.loads(done.evidence.read_text())
+            listed = done.evidence.with_name("deployed.sha256")
+            assert f"{built}  /{HEADER}\n" in listed.read_text()
+            (link,) = [link for link in evidence["links"] if link["name"].startswith("the board reads the files")]
+            assert (link["holds"], link["found"]) == (True, files.sha256_of(listed))
+            manifest = Manifest.read(layout.manifest)
+            assert manifest is not None
+            assert evidence["rootfs"]["sha256"] == manifest.facts["rootfs_sha256"]
+            assert run.on_all(config, how).counts["passed"] == 1
+            assert f"deployed to {layout.tree}: libqpu.tar: 0 files replaced" in flat(capsys.readouterr().err)
+            assert not services.Lab(config).coordinator.places()["pi3"].holder
+    finally:
+        for path, content in kept.items():
+            path.write_bytes(content)
+
+
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tree belongs to root")
+def test_the_suite_runs_on_a_remote_place(made: Config, tmp_path: Path) -> None:
     tests = write_suite(tmp_path / "suite", one="def test_one(): pass")
-    made = elsewhere(bootable(exported_config), tmp_path / "b")
     with emulated_board(made) as address, running(with_boards(made, f"pi3={address} model=pi3")) as config:
         done = run.on_place(config, "pi3", run.How(timing=False, suite=tests))
         assert (done.passed, done.failed, done.errors) == (1, 0, 0)
@@ -92,8 +163,7 @@ def test_the_suite_runs_on_a_remote_place(exported_config: Config, tmp_path: Pat
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tree belongs to root")
-def test_a_suite_is_split_between_boards(exported_config: Config, tmp_path: Path) -> None:
-    made = elsewhere(bootable(exported_config), tmp_path / "b")
+def test_a_suite_is_split_between_boards(made: Config, tmp_path: Path) -> None:
     made = replace(made, device=replace(made.device, boot_timeout_s=30.0))
     folder = run.report_folder(made, run.How())
 

@@ -106,15 +106,26 @@ class Chain:
         recorded = {"image_id": image, **export.origin_of(self.config, found), **facts}
         Manifest(step="nfsroot", key="k", inputs={}, facts=recorded, source=source).write(self.layout.manifest)
 
-    def links(self, source: Mapping[str, Any] = CLEAN) -> dict[str, dict[str, Any]]:
+    def links(
+        self, source: Mapping[str, Any] = CLEAN, *, read: str = "", deployed: str = ""
+    ) -> dict[str, dict[str, Any]]:
         """Return the links by name."""
-        record = Record(facts=self.facts, booted={}, tests=(), timing={}, seconds=1.0, error=None)
+        record = Record(
+            facts=self.facts,
+            booted={},
+            tests=(),
+            timing={},
+            seconds=1.0,
+            error=None,
+            deployed_sha256=hashlib.sha256(read.encode()).hexdigest() if read else "",
+        )
         found = check(
             self.config,
             record,
             Manifest.read(self.layout.manifest),
             evidence._steps(self.config, self.layout),
             source=source,
+            checksums=deployed,
         )
         return {item["name"]: item for item in found}
 
@@ -147,6 +158,11 @@ def test_all_links_of_a_matching_chain_hold(chain: Chain) -> None:
         "the board's root is the exported tree",
     ]
     assert [item for item in links.values() if item["holds"] is not True] == []
+
+
+@pytest.mark.parametrize(("read", "holds"), [("list", True), ("another", False), ("", False)])
+def test_a_running_board_must_have_read_the_deployed_files(chain: Chain, read: str, holds: bool) -> None:
+    assert chain.links(read=read, deployed="list")["the board reads the files that the run deployed"]["holds"] is holds
 
 
 def test_library_replaced_by_hand_breaks_the_chain(chain: Chain) -> None:
