@@ -6,14 +6,13 @@ import contextlib
 import json
 import os
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from device_parts import bootable, booted_here, elsewhere, layer, write_suite
+from device_parts import bootable, elsewhere, layer, write_suite
 from lab_parts import eventually, running, with_boards
 
 from device import deploy
@@ -91,13 +90,6 @@ def made(exported_config: Config, no_other_build: None) -> Iterator[Config]:
 HEADER = "opt/pitorch/include/qpu.h"
 
 
-@contextlib.contextmanager
-def virtual_board(config: Config) -> Iterator[str]:
-    """Boot the tree over NFS in a virtual machine, which the lab does not know; yield its address."""
-    with tempfile.TemporaryDirectory() as folder, booted_here(config, Path(folder)) as board:
-        yield board.host
-
-
 def read(layout: Layout, address: str, folder: Path) -> str:
     """Read the header on the board."""
     user, host, port = access.parse_host(address)
@@ -114,17 +106,7 @@ def flat(text: str) -> str:
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tree belongs to root")
-@pytest.mark.parametrize(
-    "board",
-    [emulated_board, pytest.param(virtual_board, marks=(pytest.mark.expensive, pytest.mark.machine))],
-    ids=["emulated", "nfs"],
-)
-def test_a_run_deploys_to_a_running_board(
-    made: Config,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    board: Callable[[Config], contextlib.AbstractContextManager[str]],
-) -> None:
+def test_a_run_deploys_to_a_running_board(made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The board has read an older header. The second run finds nothing to replace."""
     layout = Layout.of(made)
     built = files.sha256_of(layout.tree / HEADER)
@@ -141,7 +123,7 @@ def test_a_run_deploys_to_a_running_board(
     how = run.How(timing=False, suite=suite)
     try:
         deploy.put(layout, [layer(tmp_path / "old.tar", {HEADER: "// older"})], owned_prefixes=())
-        with board(made) as address, running(with_boards(made, f"pi3={address} model=pi3")) as config:
+        with emulated_board(made) as address, running(with_boards(made, f"pi3={address} model=pi3")) as config:
             assert read(layout, address, tmp_path) == "// older"
             done = run.on_place(config, "pi3", how)
             assert (done.passed, done.failed, done.errors, done.broken) == (1, 0, 0, ())
