@@ -96,11 +96,9 @@ inline std::int64_t rank(Word x) { return x >= kSignBit ? -std::int64_t{x - kSig
 inline Word smaller(Word a, Word b) { return rank(a) <= rank(b) ? a : b; }
 inline Word larger(Word a, Word b) { return rank(a) >= rank(b) ? a : b; }
 inline Word magnitude(Word a) { return a % kSignBit; }
-// Returns the sign of the difference of a and b: -1, 0 or 1.
-inline int compareFloats(Word a, Word b) {
-  const Word d = difference(a, b);
-  return d == 0 ? 0 : d >= kSignBit ? -1 : 1;
-}
+// Returns -1, 0 or 1. The sign of the difference would be wrong where the difference is too small
+// for a normal float.
+inline int compareFloats(Word a, Word b) { return rank(a) < rank(b) ? -1 : rank(a) > rank(b) ? 1 : 0; }
 
 inline Word toFloat(Word a) {
   const std::int64_t x = number(a);

@@ -6,6 +6,7 @@
 #include "compiler/compile.hpp"
 #include "compiler/mir_text.hpp"
 #include "fuzz/object.hpp"
+#include "isa/access.hpp"
 #include "isa/verify.hpp"
 #include "lang/gathers.hpp"
 
@@ -131,13 +132,21 @@ namespace {
 // Returns the number of DMA stores in the machine code.
 int storeStarts(const qpu::code::Object& object) {
   int count = 0;
-  for (const qpu::isa::Word w : object.words) {
-    const auto i = qpu::isa::decode(w);
-    REQUIRE(i);
-    const std::uint8_t inB = i->swap ? i->waddrAdd : i->waddrMul;
-    count += i->form != qpu::isa::Form::Branch && inB == qpu::isa::address::kDmaAddress ? 1 : 0;
-  }
+  for (const qpu::isa::Word w : object.words)
+    count += (qpu::isa::accessOf(*qpu::isa::decode(w)).vpm & qpu::isa::kStoreStart) != 0 ? 1 : 0;
   return count;
+}
+
+// Returns the starts of DMA transfers in the machine code and the waits for them, in order.
+std::string transfersOf(const qpu::code::Object& object) {
+  std::string all;
+  for (const qpu::isa::Word w : object.words) {
+    const std::uint16_t vpm = qpu::isa::accessOf(*qpu::isa::decode(w)).vpm;
+    if ((vpm & qpu::isa::kLoadStart) != 0) all += "load ";
+    if ((vpm & qpu::isa::kStoreStart) != 0) all += "store ";
+    if ((vpm & (qpu::isa::kLoadWait | qpu::isa::kStoreWait)) != 0) all += "wait ";
+  }
+  return all;
 }
 
 // Checks that the kernel's results at all levels equal those of the interpreter. Returns the
@@ -279,6 +288,26 @@ TEST_CASE("stores keep their order where it is observable") {
           store(n + 2, to + 32);
           store(n + 3, to + 48);
         }) == "4 -> 3");
+}
+
+TEST_CASE("a store starts after the wait for an earlier load") {
+  // The second load waits for the result of the first one. The second store depends on neither.
+  const auto f = [](Ptr<Int>, Ptr<Int> q, Int n) {
+    Ptr<Int> to = q + 1024 * me();
+    store(index(), to);
+    Int first = to[0];
+    Int second = to[first >> 4];  // the address is `to`
+    store(n, to);
+    store(second, to + 32);
+  };
+  CHECK(storesOf(f) == "3 -> 3");
+  for (int level = 0; level <= 2; ++level) {
+    CAPTURE(level);
+    qpu::compiler::Options options;
+    options.level = level;
+    CHECK(transfersOf(qpu::compiler::compile(test::trace(f), options)) ==
+          "store wait load wait load wait store wait store wait ");
+  }
 }
 
 TEST_CASE("stores are not merged where vectors are spilled") {

@@ -77,11 +77,12 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
     spilled += outcome.spillBytes[2] > 0 ? 1 : 0;
     for (std::size_t level = 0; level < 3; ++level) clocks[level] += outcome.clocks[level];
     CHECK(outcome.clocksOnOne[2] <= outcome.clocksOnOne[0]);
-    // The order in which several QPUs get access to DMA is known only at run time, and can make the
-    // optimised code slower. In the model, this applies to 2 of 3,500 kernels; the slowest one
-    // takes 1.05 times as long as at level 0.
+    // The order in which several QPUs get access to DMA is known only at run time. Loads and stores
+    // may overlap less than at level 0, which can make code slower although neither DMA engine
+    // transfers more. In the model, this applies to 2 of 4,128 kernels: 9087 (1.0002 times the
+    // clocks of level 0) and 9969 (1.01 times).
     slower += outcome.clocks[2] > outcome.clocks[0] ? 1 : 0;
-    CHECK(outcome.clocks[2] * 100 <= outcome.clocks[0] * 110);
+    CHECK(outcome.clocks[2] * 100 <= outcome.clocks[0] * 105);
   }
   // These clocks are in the emulator's model, and are sums over all kernels.
   CHECK(slower <= 1 + count / 500);
@@ -89,6 +90,26 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
   CHECK(clocks[2] <= clocks[1]);
   CHECK(spilled > count / 4);  // if not, the kernels do not test spilling
   MESSAGE(count, " kernels, ", spilled, " of them with spilled vectors at level 2");
+}
+
+TEST_CASE("the expected order of floats is exact") {
+  constexpr std::uint32_t least = 0x00800000, next = 0x00800001, negative = 0x80800000;
+  CHECK(fuzz::oracle::compareFloats(least, next) < 0);
+  CHECK(fuzz::oracle::compareFloats(next, least) > 0);
+  CHECK(fuzz::oracle::compareFloats(least, least) == 0);
+  CHECK(fuzz::oracle::compareFloats(negative, 0) < 0);
+}
+
+// The code of these kernels with the lowest cost uses the busier DMA engine for about as long as
+// the code of level 0 does. On several QPUs, which wait for this engine, it is slower.
+TEST_CASE("kernels once slower at level 2 are not slower") {
+  for (const std::uint32_t number : {2078U, 2909U, 3801U, 4969U, 5390U}) {
+    CAPTURE(number);
+    const fuzz::pressure::Outcome outcome = fuzz::pressure::check(number);
+    CHECK_MESSAGE(outcome.fault.empty(), outcome.fault);
+    CHECK(outcome.spillBytes[2] > 0);
+    CHECK(outcome.clocks[2] <= outcome.clocks[0]);
+  }
 }
 
 TEST_CASE("random kernels are not slower at level 2") {

@@ -15,10 +15,11 @@ namespace qpu::compiler {
 namespace {
 
 constexpr std::uint32_t kLeastRegisters = 7;  // the lowest limit at which spilling is tried
-// The cost does not show how the DMA transfers of several QPUs overlap, which is known only at run
-// time. Code with spills is therefore used only if its cost is at most this fraction of the cost of
-// the code without the front end's optimisations, whose transfers are the same as at level 0.
-constexpr double kMostCost = 0.9;
+// How the DMA transfers of several QPUs overlap is known only at run time. However they overlap,
+// many QPUs wait for the busier engine. Code with spills is therefore used only if this engine's
+// time is at most this fraction of its time in the code without the front end's optimisations,
+// whose transfers are the same as at level 0.
+constexpr double kMostDmaTime = 0.9;
 
 // Thrown if there are not enough registers even after spilling.
 struct OutOfRegisters {
@@ -66,6 +67,12 @@ Emitted emitWithCost(Function function, const Options& options) {
   throw OutOfRegisters{function.name, function.usesVpmByHand, most, registers};
 }
 
+// Returns true if code from level `front` of the front end is better than code from a higher level.
+bool isBetter(const Emitted& other, int front, const Emitted& best) {
+  if (other.cost < best.cost) return true;
+  return front == 0 && best.object.spillBytes > 0 && kMostDmaTime * other.dmaTime < best.dmaTime;
+}
+
 // `front` is the front end's optimisation level.
 Emitted compileAt(const detail::Source& source, const Options& options, int front) {
   Options selecting = options;
@@ -97,8 +104,7 @@ code::Object compile(const detail::Source& source, const Options& options) {
   for (int front = options.level; front >= 0 && (!best || best->hasSpilled); --front) {
     try {
       Emitted other = compileAt(source, options, front);
-      const double share = front == 0 ? kMostCost : 1;
-      if (!best || share * other.cost < best->cost) best = std::move(other);
+      if (!best || isBetter(other, front, *best)) best = std::move(other);
     } catch (const OutOfRegisters& e) {
       if (!failure) failure = e;
     }

@@ -59,9 +59,7 @@ class Emitter {
     return true;
   }
 
-  double cost() const { return cost_; }
-
-  code::Object finish() {
+  Emitted finish() {
     code::Object object;
     for (const Branch& branch : branches_)
       slots_[branch.at].instruction.immediate =
@@ -78,9 +76,15 @@ class Emitter {
       object.words.push_back(isa::encode(slot.instruction));
       object.siteOf.push_back(slot.site);
     }
+    int loading = 0;
+    int storing = 0;
     for (const Block& b : function_.blocks)
-      for (const Operation& o : b.operations) object.usesSfu |= o.op == Op::Sfu;
-    return object;
+      for (const Operation& o : b.operations) {
+        object.usesSfu |= o.op == Op::Sfu;
+        if (o.op == Op::DmaLoadStart) loading += kDmaLoadSetup + kDmaLoadRow;
+        if (o.op == Op::DmaStoreStart) storing += kDmaStoreSetup + kDmaStoreRow;
+      }
+    return {std::move(object), cost_, std::max(loading, storing), false};
   }
 
  private:
@@ -197,7 +201,7 @@ class Emitter {
 std::optional<Emitted> emitWithoutSpilling(const Function& function, const Options& options) {
   Emitter emitter(function, options);
   if (!emitter.run()) return std::nullopt;
-  return Emitted{emitter.finish(), emitter.cost(), false};
+  return emitter.finish();
 }
 
 }  // namespace qpu::compiler

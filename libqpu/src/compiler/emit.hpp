@@ -13,6 +13,9 @@ struct Emitted {
   // The instructions and stalls, weighted by loop depth, under the assumption that 12 QPUs start
   // the same DMA transfers at the same time.
   double cost = 0;
+  // The time in instructions for which the busier of the two DMA engines transfers data for this
+  // QPU if each loop has one iteration.
+  int dmaTime = 0;
   bool hasSpilled = false;  // also true if a vector was rematerialised
 };
 

@@ -68,7 +68,8 @@ enum class Op : std::uint8_t {
 //   - VpmReadSetup, VpmRead, DmaLoadStart and DmaLoadWait;
 //   - VpmWriteSetup, VpmWrite, DmaStoreStart and DmaStoreWait.
 // - TmuRequest and DmaLoadStart are not reordered with DmaStoreStart and DmaStoreWait, because
-//   they may access the same memory.
+//   they may access the same memory. For the same reason, DmaStoreStart is not moved before a
+//   DmaLoadWait.
 // - Operations on a semaphore or the mutex, and HostInterrupt, are not reordered with any
 //   operation named above.
 // - A request may be moved before a receive from the same TMU only if at most 4 requests are then

@@ -77,8 +77,9 @@ class EdgeBuilder {
     t.writer = i;
   }
 
-  // Adds edges so that a live-out value is written to its home register only after all reads of
-  // the live-in value in that register.
+  // A live-out value is written to its home register only after all reads of the live-in value in
+  // that register. Bundler::isTargetFree() enforces this order. The edges give the reads the
+  // priority of the write.
   void afterLiveInReads(std::uint32_t i, std::uint32_t value) {
     const std::uint32_t old = liveInValue(graph_.values[value].vreg);
     if (old == kNone) return;
@@ -175,7 +176,9 @@ class EdgeBuilder {
           edge(writeOfKernel_, i, 1);
           readOfKernel_ = i;
         }
-        if (o.op == Op::DmaLoadStart) loadStart_ = i;
+        // The engine for loads may be busy with transfers of other QPUs while the engine for
+        // stores is idle. A store therefore starts only after the wait for an earlier load.
+        if (o.unit != kSpillUnit && (o.op == Op::DmaLoadStart || o.op == Op::DmaLoadWait)) load_ = i;
         readSide_ = i;
         break;
       }
@@ -198,9 +201,9 @@ class EdgeBuilder {
           if (o.unit != kSpillUnit) {
             edge(lastRequest_[0], i, 1);
             edge(lastRequest_[1], i, 1);
+            edge(load_, i, 1);
             storeOfKernel_ = i;
           }
-          edge(loadStart_, i, 1);
           store_ = i;
         }
         break;
@@ -261,7 +264,7 @@ class EdgeBuilder {
   std::array<std::uint32_t, 2> lastRequest_{kNone, kNone}, lastReceive_{kNone, kNone};
   std::uint32_t uniform_ = kNone, readSide_ = kNone, writeSide_ = kNone, store_ = kNone,
                 storeOfKernel_ = kNone, readOfKernel_ = kNone, writeOfKernel_ = kNone,
-                loadStart_ = kNone, barrier_ = kNone, spill_ = kNone;
+                load_ = kNone, barrier_ = kNone, spill_ = kNone;
 };
 
 }  // namespace
