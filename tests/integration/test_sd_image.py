@@ -255,7 +255,8 @@ def test_an_ordinary_user_makes_the_same_image(card: Card, open_checkout: Path, 
     assert theirs.image.stat().st_uid == USER
     made = Manifest.read(theirs.manifest)
     assert made is not None
-    assert made.facts == card.manifest.facts
+    facts = [{**item.facts, "built_image": ""} for item in (made, card.manifest)]  # only the folder of the build has it
+    assert facts[0] == facts[1]
     for mine, other in zip([ours.image, ours.bmap, *ours.sbom], [theirs.image, theirs.bmap, *theirs.sbom], strict=True):
         assert files.sha256_of(other) == files.sha256_of(mine), mine.name
     assert not list(theirs.place.glob(".*")), "nothing is left over"
