@@ -190,7 +190,10 @@ ADRP, ADD = 0x90000000, 0x91000000
         ([NOP] * 10, CHECKED),
         ([0xF9400024] * 4, CHECKED),  # ldr x4, [x1]
         ([0x4EA01C00], CHECKED),  # mov v0.16b, v0.16b
+        ([0xF9000020], CHECKED),  # str x0, [x1]
+        ([0xB4000020], CHECKED),  # cbz x0, 4 bytes on
         ([0xD2800000], UNCHECKED),  # mov x0, #0
+        ([0xAA0103E0], UNCHECKED),  # mov x0, x1
         ([0xF9400020], UNCHECKED),  # ldr x0, [x1]
     ],
 )
