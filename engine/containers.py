@@ -109,7 +109,7 @@ def container(
             labels=label(),
             platform=architecture.oci_platform,
             volumes=list(binds),
-            environment={**build_environment(), **(environment or {})},
+            environment={**build_environment(), **architecture.emulation, **(environment or {})},
             working_dir=workdir,
             user=user or None,
             network_mode="host",

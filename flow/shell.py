@@ -63,7 +63,7 @@ def command_line(
     words += [word for key, value in label().items() for word in ("--label", f"{key}={value}")]
     for bind in compiler.binds():
         words += ["--volume", bind]
-    for variable in environment(compiler):
+    for variable in environment(architecture, compiler):
         words += ["--env", variable]
     return [*words, image, "sh", "-euc", _AS_CALLER, "sh", str(user[0]), str(user[1]), *command]
 
@@ -76,9 +76,9 @@ def require_folder(folder: Path) -> None:
         )
 
 
-def environment(compiler: Mounts) -> dict[str, str]:
+def environment(architecture: Architecture, compiler: Mounts) -> dict[str, str]:
     """Return the values of the variables in ``command_line``. A proxy's address can contain a password."""
-    return {**build_environment(), **compiler.environment}
+    return {**build_environment(), **architecture.emulation, **compiler.environment}
 
 
 def open_shell(
@@ -105,7 +105,9 @@ def open_shell(
     try:
         with deferred_signals():
             stdin = None if interactive or not command else subprocess.DEVNULL
-            started.append(subprocess.Popen(argv, stdin=stdin, env={**os.environ, **environment(compiler)}))
+            started.append(
+                subprocess.Popen(argv, stdin=stdin, env={**os.environ, **environment(architecture, compiler)})
+            )
         return started[0].wait()
     finally:
         with deferred_signals():

@@ -114,7 +114,8 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
     ``probe`` is a static executable of that architecture that exits with status 0.
     """
     try:
-        done = subprocess.run([probe], check=False, capture_output=True, timeout=_PROBE_LIMIT_S)
+        environment = {**os.environ, **architecture.emulation}
+        done = subprocess.run([probe], check=False, capture_output=True, timeout=_PROBE_LIMIT_S, env=environment)
         seen = f"exit status {done.returncode}" if done.returncode else ""
     except OSError as fault:
         seen = os.strerror(fault.errno or 0)
@@ -371,6 +372,7 @@ def _mmdebstrap(
                 stdin=sources_text(spec.sources, spec.architectures, in_root=True).encode(),
                 env={
                     **build_environment(),
+                    **spec.architecture.emulation,
                     **environment,
                     "SOURCE_DATE_EPOCH": str(spec.source_date_epoch),
                 },

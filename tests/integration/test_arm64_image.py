@@ -67,6 +67,7 @@ def board(config: Config, words: list[str]) -> Iterator[None]:
             config.image_reference("system"),
             ["pitorch-rpc-server", *words],
             platform=ARCHITECTURES["arm64"].oci_platform,
+            environment=ARCHITECTURES["arm64"].emulation,
             network_mode="host",
             detach=True,
         )
