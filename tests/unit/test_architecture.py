@@ -18,9 +18,15 @@ def test_names_are_unique() -> None:
     rows = list(ARCHITECTURES.values())
     for names in ([row.gnu for row in rows], [row.oci_platform for row in rows], [row.qemu for row in rows]):
         assert len(set(names)) == len(rows)
+    may_be_empty = {"oci_variant", "emulated_cpu"}
     assert all(
-        getattr(row, item.name) for row in rows for item in dataclasses.fields(row) if item.name != "oci_variant"
+        getattr(row, item.name) for row in rows for item in dataclasses.fields(row) if item.name not in may_be_empty
     )
+
+
+def test_the_chroot_helper_emulates_the_same_cpu() -> None:
+    cpu = ARCHITECTURES["arm64"].emulation["QEMU_CPU"]
+    assert f"{{QEMU_CPU:-{cpu}}}" in (ROOT / "nfsroot" / "enter-nfsroot").read_text()
 
 
 @pytest.mark.parametrize("debian", ARCHITECTURES)
