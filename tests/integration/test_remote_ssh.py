@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from lab_parts import eventually
+from lab_parts import eventually, running, with_boards
 from ssh_board import ssh_board, sshd_in
 from test_device_environment import exported_in
 from test_models import SUPPORT, description
 from test_netboot import bridged, ip
 
+from device.lab.coordinator import Coordinator
 from device.remote import eager, environment, models, profiling, targets
 from device.remote.address import parse
 from device.remote.loader_session import Timing
@@ -29,7 +31,7 @@ from device.remote.models import ModelProfile
 from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
 from toolchain import process
-from toolchain.config import Config
+from toolchain.config import ROOT, Config
 from toolchain.errors import BoardLost, BoardSilent
 
 pytestmark = [
@@ -123,6 +125,24 @@ def test_model_runs_in_tvm_and_in_the_boards_torch(board: Running) -> None:
         assert item.torch.startswith("2.13")
     assert done.eager[0].difference < 1e-4 <= done.eager[1].largest
     eventually(lambda: not board.programs("/loader"))
+
+
+def test_a_kernel_runs_on_a_place_of_the_lab(product_config: Config, tmp_path: Path) -> None:
+    with serving(product_config, tmp_path, with_torch=False) as board:
+        row = f"pi3=root@{BOARD} model=pi3"
+        with running(with_boards(board.config, row)) as config:
+            settings = {
+                "INVOKE_BUILD_FOLDER": str(config.build.folder),
+                "INVOKE_NFS_FOLDER": str(config.nfs.folder),
+                "INVOKE_LAB_COORDINATOR": config.lab.coordinator,
+                "INVOKE_LAB_BOARDS": row,
+            }
+            argv = [sys.executable, "-m", "toolchain.cli", "profile-remote", "--kernel=gemm", "--target=local"]
+            done = process.run([*argv, "--device=place://pi3"], cwd=ROOT, env=settings, limit_s=300)
+            assert f"gemm on {DEVICE}:22" in done.output
+            assert "65536 elements agree with the reference" in done.output
+            assert not Coordinator(config.lab.coordinator).places()["pi3"].holder
+        eventually(lambda: not board.programs("/loader"))
 
 
 def test_board_without_torch_is_named_in_the_result(product_config: Config, tmp_path: Path) -> None:
