@@ -18,6 +18,7 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
+from elftools.elf.segments import InterpSegment
 from remote_kernels import CRASHING, PARALLEL, RIGHT, write
 
 from device.remote import environment, loader_session, profiling, targets
@@ -382,7 +383,8 @@ def test_loader_for_phones_needs_only_androids_libraries(android: ELFFile) -> No
     dynamic = android.get_section_by_name(".dynamic")
     assert isinstance(dynamic, DynamicSection)
     tags = [tag.entry.d_tag for tag in dynamic.iter_tags()]
-    assert [tag.needed for tag in dynamic.iter_tags("DT_NEEDED")] == list(loader_session.bionic())
+    needed = [str(getattr(tag, "needed", "")) for tag in dynamic.iter_tags("DT_NEEDED")]
+    assert needed == list(loader_session.bionic())
     assert not {"DT_VERNEED", "DT_TEXTREL", "DT_RPATH", "DT_RUNPATH"} & set(tags)
     kinds = {
         relocation["r_info_type"]
@@ -399,7 +401,9 @@ def test_segments_of_the_loader_for_phones_suit_androids_linker(android: ELFFile
     """Bionic requires thread-local variables aligned to 64 bytes; phones have pages of 4 KiB or 16 KiB."""
     assert android["e_type"] == "ET_DYN"
     segments = {segment["p_type"]: segment for segment in android.iter_segments()}
-    assert segments["PT_INTERP"].get_interp_name() == "/system/bin/linker64"
+    interpreter = segments["PT_INTERP"]
+    assert isinstance(interpreter, InterpSegment)
+    assert interpreter.get_interp_name() == "/system/bin/linker64"
     assert segments["PT_TLS"]["p_align"] >= 64
     assert segments["PT_TLS"]["p_vaddr"] % segments["PT_TLS"]["p_align"] == 0
     assert all(segment["p_align"] % 16384 == 0 for segment in android.iter_segments("PT_LOAD"))

@@ -76,13 +76,13 @@ int atexit(void (*function)()) noexcept {
 }
 
 // Finds the loader's table for exceptions, which are not thrown through other libraries.
-int _dl_find_object(void *address, dl_find_object *found) noexcept {
+int _dl_find_object(void *address, dl_find_object *result) noexcept {
   const auto *base = reinterpret_cast<const char *>(&__ehdr_start);
   if (address < base || address >= &_end) return -1;
   const auto *headers = reinterpret_cast<const ElfW(Phdr) *>(base + __ehdr_start.e_phoff);
   for (int i = 0; i < __ehdr_start.e_phnum; i++) {
     if (headers[i].p_type != PT_GNU_EH_FRAME) continue;
-    found->dlfo_eh_frame = const_cast<char *>(base + headers[i].p_vaddr);
+    result->dlfo_eh_frame = const_cast<char *>(base + headers[i].p_vaddr);
     return 0;
   }
   return -1;
