@@ -74,7 +74,8 @@ _LIBRARIES = ("-ldl", "-pthread")
 _RELOCATABLE = ("-r", "-nostdlib")
 _SOURCES = (SOURCE / "loader.cpp", SOURCE / "opencl.cpp")
 
-# For Android's C library (android.cpp). Its linker does not support copy relocations or pages smaller than the phone's.
+# For Android's C library (android.cpp). Its linker supports neither text relocations nor segments that are aligned to
+# less than the phone's pages.
 _FOR_ANDROID = (
     *("-std=c++17", "-O2", "-fPIE", "-ffunction-sections", "-fno-stack-protector", "-U_FORTIFY_SOURCE"),
     *("-mno-outline-atomics", "-pie", "-nostdlib", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL"),

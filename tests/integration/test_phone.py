@@ -86,6 +86,7 @@ root=$1
 mount -t tmpfs none "$root/dev"
 for name in null zero urandom random; do : >"$root/dev/$name"; mount --bind "/dev/$name" "$root/dev/$name"; done
 mount -t proc none "$root/proc"
+mount --bind /sys "$root/sys"
 chroot "$root" /usr/lib/android-sdk/platform-tools/adbd &
 wait || :
 exec sleep 600  # as process 1, for the programs that adbd has started
