@@ -91,7 +91,7 @@ TABLE = {
     "unstartable": Row(
         PlatformMismatch,
         "the loader does not run on {where}",
-        "a board with the target's architecture and C library",
+        "a board with the target's architecture and C library; for OpenCL on a phone, 64-bit Android 10 or later",
         "choose the --target of the board",
     ),
     "linker": Row(
@@ -134,7 +134,8 @@ TABLE = {
         UserError,
         "{where} has no OpenCL",
         "libOpenCL.so.1 on the board",
-        "install ocl-icd-libopencl1 on the board, and the driver of its GPU (on a Pi 4 or 5: mesa-opencl-icd)",
+        "install ocl-icd-libopencl1 on the board, and the driver of its GPU (on a Pi 4 or 5: mesa-opencl-icd); "
+        "a phone's OpenCL comes with its Android",
     ),
     "no-device": Row(
         UserError,

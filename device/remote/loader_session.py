@@ -42,7 +42,9 @@ TIMED_OUT = 124
 GRACE_S = 10.0
 _CONNECT_LIMIT_S = 30.0
 _UNSTARTABLE = (126, 127)
-_FOREIGN = re.compile(r"Exec format error|Could not open '/lib\S*/ld-|cannot execute")
+_FOREIGN = re.compile(
+    r"Exec format error|Could not open '/(lib\S*/ld-|system/bin/linker)|cannot execute|CANNOT LINK EXECUTABLE"
+)
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
 
 _UNPACK = (
@@ -72,6 +74,17 @@ _LIBRARIES = ("-ldl", "-pthread")
 _RELOCATABLE = ("-r", "-nostdlib")
 _SOURCES = (SOURCE / "loader.cpp", SOURCE / "opencl.cpp")
 
+# For Android's C library (android.cpp). Its linker supports neither text relocations nor segments that are aligned to
+# less than the phone's pages.
+_FOR_ANDROID = (
+    *("-std=c++17", "-O2", "-fPIE", "-ffunction-sections", "-fno-stack-protector", "-U_FORTIFY_SOURCE"),
+    *("-mno-outline-atomics", "-pie", "-nostdlib", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL"),
+    *("-Wl,--hash-style=gnu", "-Wl,-z,text", "-Wl,-z,max-page-size=16384", "-Wl,-z,common-page-size=16384"),
+    "-Wl,--dynamic-linker=/system/bin/linker64",
+)
+_ANDROID_LIBRARIES = ("-l:libstdc++.a", "-l:libgcc_eh.a", "-l:libgcc.a")
+BIONIC = SOURCE / "bionic.txt"
+
 
 def build_loader(config: Config, target: Target) -> Path:
     """Compile the loader for a target, unless its source and options are unchanged.
@@ -91,15 +104,51 @@ def build_static_loader(config: Config, target: Target, kernel: Path, entry: str
     process.run([_compiler(config, target), *options, parts, kernel, "-o", program, *_LIBRARIES], limit_s=600)
 
 
-def _built(config: Config, target: Target, name: str, options: Sequence[str], libraries: Sequence[str]) -> Path:
-    compiler = _compiler(config, target)
-    inputs = " ".join((files.tree_fingerprint(SOURCE, "*.cpp", "*.h", "*.hpp"), *options))
-    key = hashlib.sha256(inputs.encode()).hexdigest()[:12]
-    program = config.build_root / "remote" / f"{name}-{target.architecture.debian}-{key}"
+def build_android_loader(config: Config, target: Target) -> Path:
+    """Like ``build_loader``, for an Android phone: the loader uses Android's C library, so it can open its libraries.
+
+    It is linked to stand-ins for the phone's libraries, which have only the names in bionic.txt.
+
+    Raises ProgramMissing, CommandFailed.
+    """
+    program = _path(config, target, "android-loader", _FOR_ANDROID)
     if not program.is_file():
+        compiler = _compiler(config, target)
+        with files.scratch_folder(program.parent, "bionic") as folder, files.replacing(program) as staged:
+            stubs = []
+            for library, names in bionic().items():
+                stubs.append(folder / library)
+                shared = ("-shared", "-nostdlib", f"-Wl,-soname,{library}", "-x", "assembler", "-")
+                assembly = "".join(f".globl {name}\n.size {name}, 8\n{name}:\n" for name in names)
+                process.run([compiler, *shared, "-o", stubs[-1]], stdin=assembly.encode(), limit_s=600)
+            sources = (*_SOURCES, SOURCE / "android.cpp")
+            process.run([compiler, *_FOR_ANDROID, *sources, "-o", staged, *_ANDROID_LIBRARIES, *stubs], limit_s=600)
+    return program
+
+
+def bionic() -> dict[str, dict[str, int]]:
+    """The names in Android's libraries that the loader may use, by library, with their API levels."""
+    found: dict[str, dict[str, int]] = {}
+    for line in BIONIC.read_text().splitlines():
+        if not line.startswith("#"):
+            library, name, level = line.split()
+            found.setdefault(library, {})[name] = int(level)
+    return found
+
+
+def _built(config: Config, target: Target, name: str, options: Sequence[str], libraries: Sequence[str]) -> Path:
+    program = _path(config, target, name, options)
+    if not program.is_file():
+        compiler = _compiler(config, target)
         with files.replacing(program) as staged:
             process.run([compiler, *options, *_SOURCES, "-o", staged, *libraries], limit_s=600)
     return program
+
+
+def _path(config: Config, target: Target, name: str, options: Sequence[str]) -> Path:
+    inputs = " ".join((files.tree_fingerprint(SOURCE, "*.cpp", "*.h", "*.hpp", BIONIC.name), *options))
+    key = hashlib.sha256(inputs.encode()).hexdigest()[:12]
+    return config.build_root / "remote" / f"{name}-{target.architecture.debian}-{key}"
 
 
 def _compiler(config: Config, target: Target) -> Path:
@@ -305,12 +354,14 @@ def session(
 ) -> Iterator[LoaderSession]:
     """A session with the board at ``address``. ``libraries`` are folders with libraries that the kernel needs.
 
-    Phones need a static ``loader``. If ``python`` (environment variables) is given, ``loader`` is a Python script. If
-    the board is this PC, the Python interpreter of this program runs the script with these variables.
+    Phones need a static ``loader``, except for OpenCL kernels. If ``python`` (environment variables) is given,
+    ``loader`` is a Python script. If the board is this PC, the Python interpreter of this program runs the script with
+    these variables.
 
     Raises InUse, BoardSilent, and the other errors that ``LoaderSession`` and ``phone.connected`` raise.
     """
-    program = loader or build_loader(config, target)
+    build = build_android_loader if address.kind == "adb" else build_loader
+    program = loader or build(config, target)
     limits = [f"{config.remote.queue_limit_s:g}", f"{config.remote.session_limit_s:g}"]
     sent = b""
     lock = config.build_root / "remote" / "board.lock"
@@ -321,7 +372,7 @@ def session(
         argv = ssh.command(["sh", "-c", _unpack(_SHARED, sent, limits)])
     elif address.kind == "adb":
         sent = program.read_bytes()
-        argv = ["shell", "-T", _unpack(_SHARED_ON_PHONES, sent, limits)]
+        argv = ["shell", "-T", f"export XDG_CACHE_HOME={_SHARED_ON_PHONES}; {_unpack(_SHARED_ON_PHONES, sent, limits)}"]
     elif address.kind == "emulator":
         argv = [*emulator(target.architecture), str(program), str(lock), *limits]
     else:

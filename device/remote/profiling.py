@@ -206,9 +206,8 @@ def device_of(config: Config, target: Target, name: str) -> Address:
         )
     address = resolve(name or target.default_device, config.remote.devices)
     # libqpu's emulator runs natively, so it does not need qemu-user. The emulated board has no OpenCL.
-    here_or_ssh = target.name in ("qpu", "opencl")
-    allowed = ("local", "tree", "ssh") if here_or_ssh else (*RPC_KINDS, *LOADER_KINDS)
-    if address.kind not in allowed:
+    limited = {"qpu": ("local", "tree", "ssh"), "opencl": ("local", "tree", "ssh", "adb")}
+    if address.kind not in limited.get(target.name, (*RPC_KINDS, *LOADER_KINDS)):
         raise wrong_device(target, address)
     return address
 

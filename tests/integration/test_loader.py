@@ -14,6 +14,11 @@ from typing import Any
 
 import numpy
 import pytest
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.relocation import RelocationSection
+from elftools.elf.sections import SymbolTableSection
+from elftools.elf.segments import InterpSegment
 from remote_kernels import CRASHING, PARALLEL, RIGHT, write
 
 from device.remote import environment, loader_session, profiling, targets
@@ -352,9 +357,75 @@ def test_missing_key_and_unreachable_board_are_reported(tmp_path: Path) -> None:
     assert "refused" in caught.value.found
 
 
+# ----------------------------------------------------------------------------------------------- for Android
+
+
+@pytest.fixture(scope="module")
+def android() -> Iterator[ELFFile]:
+    """Build the loader for OpenCL on phones."""
+    needs("opencl")
+    with loader_session.build_android_loader(config(), targets.load("opencl")).open("rb") as stream:
+        yield ELFFile(stream)
+
+
+def test_loader_for_phones_uses_only_names_of_android_10(android: ELFFile) -> None:
+    symbols = android.get_section_by_name(".dynsym")
+    assert isinstance(symbols, SymbolTableSection)
+    named = {symbol.name: symbol["st_shndx"] for symbol in symbols.iter_symbols() if symbol.name}
+    assert set(named.values()) == {"SHN_UNDEF"}, "drivers could use the loader's C++ library"
+    allowed = {name: level for names in loader_session.bionic().values() for name, level in names.items()}
+    unused = {"pitorch_linked", "__cxa_pure_virtual"}  # weak, and null on phones
+    assert set(named) - set(allowed) <= unused
+    assert max(allowed.values()) <= 29
+
+
+def test_loader_for_phones_needs_only_androids_libraries(android: ELFFile) -> None:
+    dynamic = android.get_section_by_name(".dynamic")
+    assert isinstance(dynamic, DynamicSection)
+    tags = [tag.entry.d_tag for tag in dynamic.iter_tags()]
+    needed = [str(getattr(tag, "needed", "")) for tag in dynamic.iter_tags("DT_NEEDED")]
+    assert needed == list(loader_session.bionic())
+    assert not {"DT_VERNEED", "DT_TEXTREL", "DT_RPATH", "DT_RUNPATH"} & set(tags)
+    kinds = {
+        relocation["r_info_type"]
+        for section in android.iter_sections()
+        if isinstance(section, RelocationSection)
+        for relocation in section.iter_relocations()
+    }
+    r_aarch64 = {"ABS64": 257, "GLOB_DAT": 1025, "JUMP_SLOT": 1026, "RELATIVE": 1027}
+    assert kinds <= set(r_aarch64.values())
+    assert r_aarch64["JUMP_SLOT"] in kinds
+
+
+def test_segments_of_the_loader_for_phones_suit_androids_linker(android: ELFFile) -> None:
+    """Bionic requires thread-local variables aligned to 64 bytes; phones have pages of 4 KiB or 16 KiB."""
+    assert android["e_type"] == "ET_DYN"
+    segments = {segment["p_type"]: segment for segment in android.iter_segments()}
+    interpreter = segments["PT_INTERP"]
+    assert isinstance(interpreter, InterpSegment)
+    assert interpreter.get_interp_name() == "/system/bin/linker64"
+    assert segments["PT_TLS"]["p_align"] >= 64
+    assert segments["PT_TLS"]["p_vaddr"] % segments["PT_TLS"]["p_align"] == 0
+    assert all(segment["p_align"] % 16384 == 0 for segment in android.iter_segments("PT_LOAD"))
+    assert (segments["PT_GNU_RELRO"]["p_vaddr"] + segments["PT_GNU_RELRO"]["p_memsz"]) % 16384 == 0
+
+
+def test_function_that_phones_lack_does_not_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("opencl")
+    listed = loader_session.BIONIC.read_text()
+    assert "libc.so poll 21\n" in listed
+    monkeypatch.setattr(loader_session, "BIONIC", tmp_path / "bionic.txt")
+    loader_session.BIONIC.write_text(listed.replace("libc.so poll 21\n", ""))
+    other = load_config({"build": {"folder": str(tmp_path / "build")}})
+    with pytest.raises(CommandFailed) as caught:
+        loader_session.build_android_loader(other, targets.load("opencl"))
+    assert "undefined reference to `poll'" in caught.value.tail
+    assert [item.name for item in (tmp_path / "build/remote").iterdir() if "android" in item.name] == []
+
+
 # ------------------------------------------------------------------------------------------------ the source
 
-SOURCES = tuple(loader_session.SOURCE / name for name in ("loader.cpp", "opencl.cpp", "standalone.cpp"))
+SOURCES = tuple(loader_session.SOURCE / name for name in ("loader.cpp", "opencl.cpp", "android.cpp", "standalone.cpp"))
 
 
 def test_loader_compiles_without_warnings() -> None:

@@ -2,6 +2,9 @@
 
 adbd runs in a root with a shell, whose folder /data/local/tmp is like a phone's. Debian's adbd accepts every key, so
 the state unauthorized is tested only with a list from adb devices (tests/unit/test_remote_parts.py).
+
+The loader for OpenCL is the program that is sent to phones. Android's C library is not available, so two small
+libraries with its names call glibc for arm64, whose dynamic linker takes the place of Android's.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,16 +26,19 @@ from pathlib import Path
 import pytest
 from extracted_root import extract_root
 from remote_kernels import CRASHING, PARALLEL, RIGHT, write
+from test_opencl import write as write_opencl
+from test_opencl_ssh import ARM64_PACKAGES
 
-from device.remote import environment, phone, profiling, targets
+from device.remote import environment, loader_session, phone, profiling, targets
 from device.remote.address import parse
 from device.remote.loader_session import Timing
 from device.remote.profiling import Profile
 from flow.context import for_all_targets
 from nfsroot.private_network import private_network
-from toolchain.architecture import host_architecture
+from toolchain import process
+from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import Config
-from toolchain.errors import BoardLost, BoardSilent, ProgramMissing, ResultMismatch, UserError
+from toolchain.errors import BoardLost, BoardSilent, PlatformMismatch, ProgramMissing, ResultMismatch, UserError
 
 QUICK = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
 ENDLESS = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
@@ -57,11 +64,29 @@ TEMPORARY = """
     def reference(a):
         return a[::-1] * numpy.float32(2) + a * numpy.float32(2)
 """
+STAND_IN = """
+    extern int *__errno_location(void);
+    extern int __libc_start_main(int (*)(int, char **, char **), int, char **, void *, void *, void *, void *);
+
+    extern char *strerror_r(int, char *, unsigned long);
+
+    int *__errno(void) { return __errno_location(); }
+
+    char *__gnu_strerror_r(int code, char *text, unsigned long size) { return strerror_r(code, text, size); }
+
+    void __libc_init(long *stack, void *unused, int (*start)(int, char **, char **), void *structors) {
+      __libc_start_main(start, (int)*stack, (char **)(stack + 1), 0, 0, 0, stack);
+    }
+"""
+CACHES = {"pitorch", "pocl"}
+"""The folders in which the loader and POCL keep compiled kernels."""
+LIBRARIES = "/usr/lib/aarch64-linux-gnu"
 ADBD = """
 root=$1
 mount -t tmpfs none "$root/dev"
 for name in null zero urandom random; do : >"$root/dev/$name"; mount --bind "/dev/$name" "$root/dev/$name"; done
 mount -t proc none "$root/proc"
+mount --bind /sys "$root/sys"
 chroot "$root" /usr/lib/android-sdk/platform-tools/adbd &
 wait || :
 exec sleep 600  # as process 1, for the programs that adbd has started
@@ -96,13 +121,80 @@ def network() -> Iterator[None]:
 @pytest.fixture
 def adbd(root: Path, network: None) -> Iterator[int]:
     """Run an adbd that accepts connections; yield its process ID."""
+    with adbd_in(root) as pid:
+        yield pid
+
+
+@pytest.fixture
+def android(root: Path, network: None, tmp_path: Path) -> Iterator[Path]:
+    """Run adbd in a copy of the root that has a C library for Android's programs, but no OpenCL."""
+    copied = tmp_path / "root"
+    process.run(["cp", "--archive", root, copied])
+    libraries = Path(f"{copied}{LIBRARIES}")
+    libraries.mkdir(exist_ok=True)
+    for name in ("ld-linux-aarch64.so.1", "libc.so.6"):
+        if not (libraries / name).exists():
+            found = process.run([needs_compiler(), f"-print-file-name={name}"]).output.strip()
+            shutil.copy(found, libraries)
+    add_linker(copied)
+    with adbd_in(copied):
+        yield copied
+
+
+@pytest.fixture(scope="module")
+def with_driver(product_config: Config, root: Path) -> Iterator[Path]:
+    """Make a phone's root whose OpenCL driver is POCL for arm64."""
+    shared = for_all_targets(product_config, "trixie")
+    shared = dataclasses.replace(shared, image=dataclasses.replace(shared.image, architecture="arm64"))
+    with tempfile.TemporaryDirectory() as folder:  # about 500 MB, which pytest would keep
+        made = Path(folder) / "root"
+        extract_root(shared, "opencl", ARM64_PACKAGES, made, ARCHITECTURES["arm64"])
+        process.run(["cp", "--archive", "--remove-destination", f"{root}/.", made])
+        add_linker(made)
+        yield made
+
+
+@pytest.fixture
+def phone_with_driver(with_driver: Path, network: None) -> Iterator[Path]:
+    """Run adbd in that root."""
+    with adbd_in(with_driver):
+        yield with_driver
+
+
+@pytest.fixture
+def patient(product_config: Config) -> Config:
+    """Allow the minutes that LLVM takes to compile a kernel under qemu-user."""
+    return dataclasses.replace(product_config, remote=dataclasses.replace(product_config.remote, session_limit_s=1800))
+
+
+@contextlib.contextmanager
+def adbd_in(root: Path) -> Iterator[int]:
+    """Run an adbd in a root and wait until it accepts connections; yield its process ID."""
     words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", ADBD, "sh", str(root)]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
         try:
             eventually(lambda: _accepts(("127.0.0.1", 5555)))
-            yield child(child(process.pid))
+            yield child(child(started.pid))
         finally:
-            process.kill()
+            started.kill()
+
+
+def add_linker(root: Path) -> None:
+    """Add stand-ins for Android's dynamic linker and C library to a root that has glibc for arm64."""
+    libraries = Path(f"{root}{LIBRARIES}")
+    command = [needs_compiler(), "-x", "c", "-", "-shared", "-fPIC", "-o"]
+    process.run([*command, libraries / "libc.so"], stdin=STAND_IN.encode())
+    process.run([*command, libraries / "libdl.so"], stdin=b"")
+    (root / "system/bin").mkdir(parents=True)
+    (root / "system/bin/linker64").symlink_to(f"{LIBRARIES}/ld-linux-aarch64.so.1")
+
+
+def needs_compiler() -> str:
+    """Return the compiler of the loader for OpenCL. Skip the test if it is missing."""
+    compiler = targets.load("opencl").linker("")
+    if shutil.which(compiler) is None:
+        pytest.skip(f"the program {compiler} is missing; ./inv installs it")
+    return compiler
 
 
 def eventually(holds: Callable[[], bool], limit_s: float = 60) -> None:
@@ -178,6 +270,96 @@ def test_faults_of_the_kernel_are_reported(product_config: Config, root: Path, a
 
 def test_kernel_can_allocate_memory(product_config: Config, adbd: int, tmp_path: Path) -> None:
     assert run(product_config, "adb://", str(write(tmp_path, TEMPORARY))).checked == 40000
+
+
+def test_phone_without_opencl_is_reported(product_config: Config, android: Path) -> None:
+    with pytest.raises(UserError, match="adb:// has no OpenCL") as caught:
+        run(product_config, "adb://", target="opencl")
+    assert caught.value.found.startswith("libOpenCL.so.1: ")
+    assert left(android) == []
+
+
+def test_opencl_library_that_cannot_be_opened_is_named(product_config: Config, android: Path) -> None:
+    vendors = android / "vendor/lib64"
+    vendors.mkdir(parents=True)
+    (vendors / "libOpenCL.so").write_text("text")
+    with pytest.raises(UserError, match="adb:// has no OpenCL") as caught:
+        run(product_config, "adb://", target="opencl")
+    assert caught.value.found.startswith("/vendor/lib64/libOpenCL.so: ")
+
+
+def test_requests_are_refused_by_the_loader_for_opencl(product_config: Config, android: Path) -> None:
+    """The loader reports its errors with exceptions, and continues."""
+    with loader_session.session(product_config, targets.load("opencl"), parse("adb://")) as board:
+        for request, error in (("dance", "unknown request dance"), ("array f 4 1", "no kernel is loaded")):
+            with pytest.raises(UserError) as caught:
+                board._ask(request)
+            assert caught.value.found == error
+        assert board.peak_memory() > 1 << 20
+    eventually(lambda: left(android) == [])
+
+
+def test_phone_without_androids_linker_is_refused(product_config: Config, root: Path, adbd: int) -> None:
+    needs_compiler()
+    with pytest.raises(PlatformMismatch, match="the loader does not run on adb://") as caught:
+        run(product_config, "adb://", target="opencl")
+    assert "Android 10" in caught.value.expected
+    eventually(lambda: left(root) == [])
+
+
+@pytest.mark.expensive
+@pytest.mark.timeout(3600)
+def test_opencl_kernel_runs_on_a_phones_driver(patient: Config, phone_with_driver: Path, tmp_path: Path) -> None:
+    first, second = (
+        profiling.profile(patient, kernel="gemm", target="opencl", device="adb://", size=64) for _ in range(2)
+    )
+    first.print()
+    second.print()
+    assert (first.checked, first.device) == (64 * 64, "adb://")
+    assert first.build.startswith("compiled on the board")
+    assert second.build.startswith("binary of an earlier session")
+    (device,) = first.devices
+    for part in ("(CPU, OpenCL ", "aarch64", "driver ", " compute units", "GiB"):
+        assert part in device
+    path = write_opencl(tmp_path, ("in[i] * 2.0f", "in[i] * factor"))
+    with pytest.raises(UserError, match="does not compile on adb://") as caught:
+        run(patient, "adb://", str(path), "opencl")
+    assert "twice.cl:3" in caught.value.found
+    eventually(lambda: set(left(phone_with_driver)) == CACHES)
+
+
+@pytest.mark.expensive
+@pytest.mark.timeout(3600)
+def test_opencl_session_that_fails_leaves_nothing_on_a_phone(
+    patient: Config, phone_with_driver: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="the OpenCL driver crashed on adb://") as caught:
+        run(patient, "adb://", str(write_opencl(tmp_path, ("out[i] =", "out[(long)i << 40] ="))), "opencl")
+    assert "SIGSEGV" in caught.value.found
+    eventually(lambda: set(left(phone_with_driver)) <= CACHES)
+
+    path = write_opencl(tmp_path, ("out[i] =", "while (in[i] != 1e30f * i + 7) out[i] ="))
+    with own_server(tmp_path) as server:
+
+        def lose() -> None:
+            eventually(lambda: mapped("/twice.so"), 1800)
+            server.kill()
+
+        losing = threading.Thread(target=lose)
+        losing.start()
+        with pytest.raises((BoardLost, BoardSilent)):
+            run(patient, "adb://", str(path), "opencl")
+        losing.join()
+    eventually(lambda: not mapped("/twice.so") and set(left(phone_with_driver)) <= CACHES)
+
+
+def mapped(name: str) -> bool:
+    """Return whether a process has mapped a file whose path ends in a name, as POCL does before it starts a kernel."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if f"{name}\n" in maps.read_text():
+                return True
+    return False
 
 
 @pytest.mark.parametrize("end", ["limit", "server", "adbd"])

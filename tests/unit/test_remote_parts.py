@@ -209,7 +209,7 @@ def test_invalid_timing_options_are_refused(wrong: dict[str, int]) -> None:
         ("qpu", "tracker://lab:9190/pi", "cannot run on tracker"),
         ("qpu", "emulator", "cannot run on emulator"),
         ("qpu", "adb://", "cannot run on adb://"),
-        ("opencl", "adb://", "cannot run on adb://"),
+        ("opencl", "emulator", "cannot run on emulator"),
         ("local", "nowhere", "there is no board 'nowhere'"),
     ],
 )

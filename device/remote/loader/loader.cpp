@@ -31,6 +31,7 @@
 // A kernel is either a library that TVM generated (its C entry point is __tvm_ffi_NAME, which takes
 // DLTensors in the calling convention of TVM's FFI), or one that exports the functions of kernel.h.
 // TVM's runtime is not required; kernels that use its thread pool are rejected.
+#include <dirent.h>
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
@@ -43,6 +44,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -50,9 +52,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -167,6 +167,44 @@ std::string readRequest() {
     complain(fault.kind, fault.what());
     std::exit(1);
   }
+}
+
+// The words of a request. They are not read with std::istream, whose locales are most of a static C++ library.
+class Words {
+ public:
+  explicit Words(std::string line) : line_(std::move(line)) {}
+
+  bool more() {
+    position_ = std::min(line_.find_first_not_of(' ', position_), line_.size());
+    return position_ < line_.size();
+  }
+
+  std::string text() {
+    if (!more()) throw Failure("protocol", "a word is missing or is not a number");
+    const std::size_t begin = position_;
+    position_ = std::min(line_.find(' ', begin), line_.size());
+    return line_.substr(begin, position_ - begin);
+  }
+
+  template <typename T>
+  T number() {
+    const std::string word = text();
+    T value{};
+    const auto read = std::from_chars(word.data(), word.data() + word.size(), value);
+    if (read.ec != std::errc() || read.ptr != word.data() + word.size())
+      throw Failure("protocol", "a word is missing or is not a number");
+    return value;
+  }
+
+ private:
+  std::string line_;
+  std::size_t position_ = 0;
+};
+
+std::string decimal(double value) {
+  std::array<char, 32> text{};
+  (void)std::snprintf(text.data(), text.size(), "%.17g", value);
+  return text.data();
 }
 
 // ------------------------------------------------------------------------------------- the kernel
@@ -338,11 +376,9 @@ class Session {
  public:
   void serve() {
     for (;;) {
-      std::istringstream words(readRequest());
-      std::string verb;
-      words >> verb;
+      Words words(readRequest());
       try {
-        handle(verb, words);
+        handle(words);
       } catch (const Failure &fault) {
         complain(fault.kind, fault.what());
       } catch (const std::bad_alloc &) {
@@ -352,10 +388,11 @@ class Session {
   }
 
  private:
-  void handle(const std::string &verb, std::istringstream &words) {
+  void handle(Words &words) {
+    const std::string verb = words.text();
     if (verb == "load") {
-      const auto entry = word<std::string>(words);
-      const std::vector<char> content = payload(word<std::size_t>(words));
+      const auto entry = words.text();
+      const std::vector<char> content = payload(words.number<std::size_t>());
       unload();
       library_ = load(entry, content);
       answer(" " + oneLine(library_->backend()));
@@ -368,14 +405,14 @@ class Session {
     } else if (verb == "array") {
       add(words);
     } else if (verb == "write") {
-      const auto number = word<std::size_t>(words);
-      const std::vector<char> content = payload(word<std::size_t>(words));
+      const auto number = words.number<std::size_t>();
+      const std::vector<char> content = payload(words.number<std::size_t>());
       Array &to = at(number);
       if (content.size() != to.size) throw Failure("protocol", "the content and the array differ in size");
       std::memcpy(to.data, content.data(), content.size());
       answer("");
     } else if (verb == "read") {
-      const Array &from = at(word<std::size_t>(words));
+      const Array &from = at(words.number<std::size_t>());
       answer(" " + std::to_string(from.size));
       writeAll(from.data, from.size);
     } else if (verb == "keep") {
@@ -388,22 +425,12 @@ class Session {
     } else if (verb == "run") {
       const std::vector<pitorch_array> arrays = rest(words);
       library_->run(arrays);
-      std::ostringstream text;
-      text.precision(17);
-      text << ' ' << library_->modelSeconds();
-      answer(text.str());
+      answer(" " + decimal(library_->modelSeconds()));
     } else if (verb == "time") {
       time(words);
     } else {
       throw Failure("protocol", "unknown request " + verb);
     }
-  }
-
-  template <typename T>
-  static T word(std::istringstream &words) {
-    T value{};
-    if (!(words >> value)) throw Failure("protocol", "a word is missing or is not a number");
-    return value;
   }
 
   static std::vector<char> payload(std::size_t bytes) {
@@ -434,8 +461,8 @@ class Session {
       throw Failure("protocol", "the digest is not hexadecimal");
   }
 
-  static std::string parametersFile(std::istringstream &words) {
-    const auto digest = word<std::string>(words);
+  static std::string parametersFile(Words &words) {
+    const auto digest = words.text();
     requireDigest(digest);
     const std::string folder = keptFolder("parameters");
     return folder.empty() ? "" : folder + "/" + digest;
@@ -444,14 +471,16 @@ class Session {
   // Copies from the client to the file in blocks, because the board may not have enough memory for all of it. The
   // parameters replace those of other models, because the folder may be in memory. If they cannot be kept, `map` does
   // not find them.
-  static void keep(std::istringstream &words) {
+  static void keep(Words &words) {
     const std::string path = parametersFile(words);
-    auto bytes = word<std::size_t>(words);
+    auto bytes = words.number<std::size_t>();
     int file = -1;
     if (!path.empty()) {
-      std::error_code ignored;
-      for (const auto &each : std::filesystem::directory_iterator(std::filesystem::path(path).parent_path(), ignored))
-        std::filesystem::remove(each.path(), ignored);
+      const std::string folder = path.substr(0, path.rfind('/') + 1);
+      if (DIR *listed = opendir(folder.c_str())) {
+        while (const dirent *each = readdir(listed)) (void)unlink((folder + each->d_name).c_str());
+        (void)closedir(listed);
+      }
       staged = path + ".XXXXXX";
       file = mkstemp(staged.data());
     }
@@ -469,10 +498,10 @@ class Session {
     staged.clear();
   }
 
-  std::string map(std::istringstream &words) {
+  std::string map(Words &words) {
     if (library_ == nullptr) throw Failure("protocol", "no kernel is loaded");
     const std::string path = parametersFile(words);
-    const auto bytes = word<std::size_t>(words);
+    const auto bytes = words.number<std::size_t>();
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (file < 0) return " -";
     struct stat found = {};
@@ -492,14 +521,14 @@ class Session {
     return " " + std::to_string(arrays_.size() - 1);
   }
 
-  void build(std::istringstream &words) {
+  void build(Words &words) {
     opencl::Request request;
-    request.device = word<std::size_t>(words);
-    request.digest = word<std::string>(words);
-    request.kernel = word<std::string>(words);
-    for (std::size_t &each : request.global) each = word<std::size_t>(words);
-    for (std::size_t &each : request.local) each = word<std::size_t>(words);
-    const std::vector<char> content = payload(word<std::size_t>(words));
+    request.device = words.number<std::size_t>();
+    request.digest = words.text();
+    request.kernel = words.text();
+    for (std::size_t &each : request.global) each = words.number<std::size_t>();
+    for (std::size_t &each : request.local) each = words.number<std::size_t>();
+    const std::vector<char> content = payload(words.number<std::size_t>());
     requireDigest(request.digest);
     const auto end = std::find(content.begin(), content.end(), '\n');
     request.options.assign(content.begin(), end);
@@ -508,21 +537,22 @@ class Session {
     bool kept = false;
     const auto began = std::chrono::steady_clock::now();
     library_ = opencl::build(request, kept);
-    std::ostringstream text;
-    text << ' ' << kept << ' ' << std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-    answer(text.str() + " " + oneLine(library_->backend()));
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - began;
+    answer((kept ? " 1 " : " 0 ") + decimal(seconds.count()) + " " + oneLine(library_->backend()));
   }
 
-  void add(std::istringstream &words) {
+  void add(Words &words) {
     if (library_ == nullptr) throw Failure("protocol", "no kernel is loaded");
     Array made;
-    made.kind = word<char>(words);
-    const int bytes = word<int>(words);
+    const std::string kind = words.text();
+    const int bytes = words.number<int>();
+    made.kind = kind.size() == 1 ? kind[0] : '?';
     if ((made.kind != 'f' && made.kind != 'i' && made.kind != 'u') || bytes < 1 || bytes > 8)
       throw Failure("protocol", "unknown element type");
     made.bytes = static_cast<uint8_t>(bytes);
     made.size = made.bytes;
-    for (int64_t dimension = 0; words >> dimension;) {
+    while (words.more()) {
+      const auto dimension = words.number<int64_t>();
       if (dimension < 0 || (dimension > 0 && made.size > MAX_BYTES / static_cast<std::size_t>(dimension)))
         throw Failure("memory", "the array is larger than 2 GiB or has a negative size");
       made.size *= static_cast<std::size_t>(dimension);
@@ -535,11 +565,11 @@ class Session {
     answer(" " + std::to_string(arrays_.size() - 1));
   }
 
-  std::vector<pitorch_array> rest(std::istringstream &words) {
+  std::vector<pitorch_array> rest(Words &words) {
     if (library_ == nullptr) throw Failure("protocol", "no kernel is loaded");
     std::vector<pitorch_array> found;
-    for (std::size_t number = 0; words >> number;) {
-      const Array &each = at(number);
+    while (words.more()) {
+      const Array &each = at(words.number<std::size_t>());
       found.push_back({each.data, each.shape.data(), static_cast<int32_t>(each.shape.size()), each.kind, each.bytes});
     }
     return found;
@@ -547,16 +577,15 @@ class Session {
 
   // Like TVM's time_evaluator: one measurement consists of `number` runs. If they take less than
   // `leastMs`, the number is increased.
-  void time(std::istringstream &words) {
-    auto number = word<std::uint64_t>(words);
-    const auto repeat = word<std::uint64_t>(words);
-    const auto leastMs = word<double>(words);
-    const auto warmUp = word<std::uint64_t>(words);
+  void time(Words &words) {
+    auto number = words.number<std::uint64_t>();
+    const auto repeat = words.number<std::uint64_t>();
+    const auto leastMs = static_cast<double>(words.number<std::uint64_t>());
+    const auto warmUp = words.number<std::uint64_t>();
     const std::vector<pitorch_array> arrays = rest(words);
     if (number < 1 || repeat < 1) throw Failure("protocol", "expected at least one run and one repeat");
     for (std::uint64_t i = 0; i < warmUp; i++) library_->run(arrays);
-    std::ostringstream text;
-    text.precision(17);
+    std::string text;
     for (std::uint64_t i = 0; i < repeat; i++) {
       double seconds = 0;
       for (;;) {
@@ -565,9 +594,9 @@ class Session {
         const double enough = leastMs * 1e-3 / (seconds > 0 ? seconds : 1e-9) * static_cast<double>(number);
         number = static_cast<std::uint64_t>(std::min(enough, 1e12)) + number / 2 + 1;
       }
-      text << ' ' << seconds / static_cast<double>(number);
+      text += " " + decimal(seconds / static_cast<double>(number));
     }
-    answer(" " + std::to_string(number) + text.str());
+    answer(" " + std::to_string(number) + text);
   }
 
   std::unique_ptr<Library> library_;

@@ -66,10 +66,13 @@ class Api {
   Api() {
     std::string reasons;
     void *handle = nullptr;
-    for (const char *name : {"libOpenCL.so.1", "libOpenCL.so"}) {
+    // On phones, the library may be outside the search path, or part of the GPU's driver (Mali, PowerVR).
+    for (const char *name : {"libOpenCL.so.1", "libOpenCL.so", "/vendor/lib64/libOpenCL.so",
+                             "/vendor/lib64/egl/libGLES_mali.so", "/vendor/lib64/libPVROCL.so"}) {
       handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
       if (handle != nullptr) break;
-      if (reasons.empty()) reasons = dlerror();
+      const char *reason = dlerror();
+      if (reasons.empty() || access(name, F_OK) == 0) reasons = reason;
     }
     if (handle == nullptr) throw Failure("no-opencl", reasons);
 #define PITORCH_FIND(name) find(handle, #name, name);
