@@ -82,10 +82,20 @@ def test_network_of_full_size_agrees_with_pytorch(network: str) -> None:
 
 
 @pytest.mark.emulation
-def test_armv7_network_sends_its_parameters_once() -> None:
+@pytest.mark.parametrize(
+    ("model", "elements"),
+    [
+        ("remote_models:cnn", 10),
+        pytest.param("benchmarks.models.networks:small_mobilenet_v2", 1000, marks=pytest.mark.expensive),
+    ],
+)
+def test_armv7_network_sends_its_parameters_once(
+    model: str, elements: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     needs_armv7()
-    first, second = (run("benchmarks.models.networks:small_mobilenet_v2", "armv7") for _ in range(2))
-    assert first.checked == second.checked == 1000
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without the parameters of other tests
+    first, second = (run(model, "armv7") for _ in range(2))
+    assert first.checked == second.checked == elements
     assert first.parameters == "sent, and kept on the board"
     assert second.parameters == "kept on the board"
     assert second.parameters_sha256 == first.parameters_sha256
