@@ -738,9 +738,6 @@ def metadata(wheel: Path) -> Message:
 
 
 SELF_CONTAINED = """
-# Without byte code only the imported modules are compiled, not all of torch.
-python3 -m pip install --quiet --no-compile --no-index --find-links=/needs --break-system-packages \\
-    --root-user-action=ignore /wheels/*.whl
 python3 - <<'END'
 import torch
 x = torch.randn(64, 64, dtype=torch.float64)
@@ -857,23 +854,28 @@ def test_a_cpp_extension_shares_the_threads_of_torch(
 def test_torch_imports_with_only_python_and_numpy(
     built: main_job.Built, product_config: Config, client: docker.DockerClient, kept: Path, tmp_path: Path
 ) -> None:
-    # torch's other dependencies are plain Python, from the configured package index.
+    """This PC's pip installs the requirements, which work as plain Python on the target.
+
+    The board's pip installs the wheel and its requirements weekly (test_device_on_board.py).
+    """
     stated = metadata(kept).get_all("Requires-Dist", [])
     needs = [item.partition(";")[0] for item in stated if "extra ==" not in item and "numpy" not in item]
     assert needs
     python = re.search(r"-cp3(\d+)-", kept.name)
     assert python
-    download = [sys.executable, "-m", "pip", "download", "--quiet", f"--dest={tmp_path}"]
-    words = ["--only-binary=:all:", f"--python-version=3.{python[1]}"]
-    subprocess.run([*download, *words, *needs], check=True)
-    # One of them has no wheel for armv7, so pip uses its source, which does not require a compiler.
-    for compiled in tmp_path.glob("*_x86_64.whl"):
-        name, version = compiled.name.split("-")[:2]
-        subprocess.run([*download, "--no-deps", "--no-binary=:all:", f"{name}=={version}"], check=True)
+    words = [
+        "--quiet",
+        "--no-compile",
+        f"--target={tmp_path}",
+        "--only-binary=:all:",
+        f"--python-version=3.{python[1]}",
+    ]
+    subprocess.run([sys.executable, "-m", "pip", "install", *words, *needs], check=True)
+    site = f"usr/local/lib/python3.{python[1]}/dist-packages"
     with Context(product_config) as context:
+        assert built.manifest("torch").facts["wheel"] == str(kept)
         mirror = built.manifest("mirror")
-        packages = ("python3", "python3-numpy", "python3-pip")
-        spec = roots.root_spec(context, "bare", packages, mirror, (context.target,))
+        spec = roots.root_spec(context, "bare", ("python3", "python3-numpy"), mirror, (context.target,))
         tar = context.root / "bare.tar"
         rootfs.build_tar(dataclasses.replace(spec, native_tools=context.tools), tar, context.log("bare"))
         loaded = load_root(context, "bare", tar, context.target)
@@ -882,7 +884,8 @@ def test_torch_imports_with_only_python_and_numpy(
             loaded.facts["reference"],
             ["sh", "-euc", SELF_CONTAINED],
             architecture=product_config.image.target,
-            binds=[f"{kept.parent}:/wheels:ro", f"{tmp_path}:/needs:ro"],
+            binds=[f"{context.torch_site / site}:/{site}:ro", f"{tmp_path}:/needs:ro"],
+            environment={"PYTHONPATH": "/needs"},
         )
     assert "imported 2.6.0 True" in done.output
     assert "refused Storage size calculation overflowed with sizes=[5368709120]" in done.output
