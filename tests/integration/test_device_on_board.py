@@ -451,7 +451,7 @@ def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
 
 def on_board(board: Board, script: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        board.access.command(["sh", "-c", script]), capture_output=True, text=True, check=False, timeout=limit_s
+        board.command("sh", "-c", script), capture_output=True, text=True, check=False, timeout=limit_s
     )
 
 
