@@ -420,15 +420,16 @@ def switched(folder: Path, address: str, **tools: str) -> Environment:
 def kernel(text: bytes) -> bytes:
     """Return a kernel for QEMU's virt machine that prints a text and does nothing else."""
     return struct.pack(
-        "<8I",
+        "<9I",
         0xE3A00409,  # mov r0, #0x09000000, the UART of QEMU's virt machine
-        0xE28F1014,  # adr r1, text
+        0xE28F1018,  # adr r1, text
         0xE4D12001,  # next: ldrb r2, [r1], #1
         0xE3520000,  # cmp r2, #0
         0x0A000001,  # beq end
         0xE5802000,  # str r2, [r0]
         0xEAFFFFFA,  # b next
-        0xEAFFFFFE,  # end: b end
+        0xE320F003,  # end: wfi, which uses no CPU time of the PC
+        0xEAFFFFFD,  # b end
     ) + (text + b"\0")
 
 

@@ -43,6 +43,8 @@ BOARD = "192.168.77.50"
 SPLIT = (f"c=root@{BOARD} team=split", f"d=root@{BOARD} team=split", "dead=root@192.168.77.51 team=split")
 """Rows of boards for a suite that is split: two on the same machine, and one that does not exist."""
 CUT_S = 30.0
+STATE_INTERVAL_S = 3.0
+"""The pause between two calls of ``lab status``, each of which starts an interpreter."""
 
 LAB = """
 import json, sys
@@ -224,13 +226,13 @@ def test_two_pcs_offer_their_boards(lab: Lab) -> None:
 def test_a_pc_without_network_loses_only_its_own_boards(lab: Lab) -> None:
     with lab.hub.holding("a") as client:
         with cut("one"):
-            eventually(lambda: "MISSING" in lab.state("a"))
+            eventually(lambda: "MISSING" in lab.state("a"), STATE_INTERVAL_S)
             with lab.hub.holding("b"):
                 assert "held by hub/" in lab.state("b")
             assert lab.free("b")
             end(client)
-            eventually(lambda: lab.state("a").endswith("free"))
-        eventually(lambda: lab.free("a"))
+            eventually(lambda: lab.state("a").endswith("free"), STATE_INTERVAL_S)
+        eventually(lambda: lab.free("a"), STATE_INTERVAL_S)
     with lab.hub.holding("a"):
         pass
     assert lab.free("a")
@@ -320,7 +322,7 @@ def test_a_run_connects_the_card_to_its_board(lab: Lab, tmp_path: Path) -> None:
     with subprocess.Popen(words) as exporter:
         try:
             process.run(lab.hub.words("-c", DEFINE, COORDINATOR, "define"), cwd=ROOT)
-            eventually(lambda: lab.free("carded"))
+            eventually(lambda: lab.free("carded"), STATE_INTERVAL_S)
             path = f"{ssh.parent}:{os.environ['PATH']}"
             with lab.hub.run(suite, "on_place carded", {"PATH": path}) as task:
                 output, _ = task.communicate(timeout=300)

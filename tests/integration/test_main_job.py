@@ -209,24 +209,33 @@ def kernel_of_tvm(exported_config: Config, tmp_path: Path) -> Iterator[None]:
         place.write_bytes(before)
 
 
+ON_BOARD = ("test_selftest.py", "test_system.py", "test_torch_qpu.py", "test_tvm.py")
+SELECTED = "test_selftest or test_system or test_example_of_the_documentation or test_tvm"
+"""The tests of the board, and a cross-section of the others: torch with kernels of TVM and with a network on QPUs."""
+
+
 @pytest.mark.machine
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("keyword", ["not new_interpreter", pytest.param(None, marks=pytest.mark.expensive)])
+@pytest.mark.parametrize("complete", [False, pytest.param(True, marks=pytest.mark.expensive)])
 def test_the_exported_root_boots_and_passes_the_device_suite(
     built: main_job.Built,
     exported_config: Config,
     client: docker.DockerClient,
     kernel_of_tvm: None,
-    keyword: str | None,
+    complete: bool,
 ) -> None:
-    """Tests that start a Python interpreter take half of the suite's time in QEMU, so they are run only weekly."""
-    result = suite.test_on_pi(exported_config, qemu=True, keyword=keyword, timing=keyword is None)
+    """The complete suite is run weekly. test_torch_wheel.py runs the other tests in a container, which is faster."""
+    if complete:
+        result = suite.test_on_pi(exported_config, qemu=True)
+    else:
+        result = suite.test_on_pi(exported_config, qemu=True, keyword=SELECTED, timing=False, test_files=ON_BOARD)
     assert result.ok, result.summary()
     if "torch" not in result.without:
         cases = list(ElementTree.parse(result.junit).iter("testcase"))  # noqa: S314 (pytest has just written it)
         ran = Counter(case.get("classname") for case in cases if case.find("skipped") is None)
         assert ran["test_tvm"] == 22, "kernels of TVM on tensors of torch"
-        if built.manifest("torch").facts["self-contained"]:
+        assert ran["test_torch_qpu"] > 0
+        if complete and built.manifest("torch").facts["self-contained"]:
             every = Counter(case.get("classname") for case in cases)
             for name in ("test_torch_limits", "test_torch", "test_torch_kernels", "test_quantization"):
                 assert 0 < ran[name] == every[name]
@@ -258,7 +267,9 @@ def test_enter_works_on_a_system_without_our_files(exported_config: Config) -> N
     assert booted.manifest.read_bytes() == made, "it is not exported again"
 
 
+@pytest.mark.expensive
 def test_the_image_is_pushed_and_the_registry_confirms_it(built: main_job.Built, product_config: Config) -> None:
+    """The engine compresses a gigabyte for a minute; test_registry.py pushes small images."""
     settings = local_registry.Settings(folder=product_config.build_root / "registry")
     with local_registry.serve(settings) as running:
         config = dataclasses.replace(

@@ -82,10 +82,20 @@ def test_network_of_full_size_agrees_with_pytorch(network: str) -> None:
 
 
 @pytest.mark.emulation
-def test_armv7_network_sends_its_parameters_once() -> None:
+@pytest.mark.parametrize(
+    ("model", "elements"),
+    [
+        ("remote_models:cnn", 10),
+        pytest.param("benchmarks.models.networks:small_mobilenet_v2", 1000, marks=pytest.mark.expensive),
+    ],
+)
+def test_armv7_network_sends_its_parameters_once(
+    model: str, elements: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     needs_armv7()
-    first, second = (run("benchmarks.models.networks:small_mobilenet_v2", "armv7") for _ in range(2))
-    assert first.checked == second.checked == 1000
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without the parameters of other tests
+    first, second = (run(model, "armv7") for _ in range(2))
+    assert first.checked == second.checked == elements
     assert first.parameters == "sent, and kept on the board"
     assert second.parameters == "kept on the board"
     assert second.parameters_sha256 == first.parameters_sha256
@@ -164,13 +174,13 @@ def description(call: str = "aten.relu.default", expected: float = 0, runs: int 
         ("has no operator aten.no_such.default", description("aten.no_such.default")),
         ("wrong result: its outputs differ by up to 1 ", description(expected=1)),
         ("an output is NaN either only on the board or only in PyTorch on the PC", description(expected=numpy.nan)),
-        ("still running after 20 s", description(runs=10**9)),
+        ("still running after 8 s", description(runs=10**9)),
     ],
 )
 def test_model_that_torch_cannot_run_has_a_reason(
     tvm: environment.TvmEnvironment, found: str, described: bytes
 ) -> None:
-    limit_s = 20 if found.startswith("still running") else 60
+    limit_s = 8 if found.startswith("still running") else 60
     config = load_config({**SETTINGS, "remote": {"session_limit_s": limit_s}})
     in_float32, _ = eager.measure(config, targets.load("local"), parse("local"), described, tvm.variables)
     assert found in in_float32.reason

@@ -24,14 +24,27 @@ cc -Wall -Werror main.c -o example -L. -lmodel -Wl,-rpath,'$ORIGIN'
 """
 
 
-def test_armv7_model_also_runs_in_the_images_torch(
-    built: main_job.Built, product_config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def profiled(
+    built: main_job.Built, product_config: Config, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[models.ModelProfile, Path]:
+    """Run a model in TVM and in the PyTorch of the image, and export it. Return the result and the exported folder."""
     needs_armv7()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # for the parameters of the model
-    done = models.profile(
-        product_config, model="remote_models:cnn", target="armv7", device="emulator", timing=QUICK, folder=SUPPORT
-    )
+    assert built.manifests
+    folder = tmp_path_factory.mktemp("model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))  # for the parameters of the model
+        done = models.profile(
+            product_config, model="remote_models:cnn", target="armv7", device="emulator", timing=QUICK, folder=SUPPORT,
+            export=folder / "exported",
+        )  # fmt: skip
+    return done, folder / "exported"
+
+
+def test_armv7_model_also_runs_in_the_images_torch(
+    built: main_job.Built, profiled: tuple[models.ModelProfile, Path]
+) -> None:
+    done, _ = profiled
     torch = built.manifest("torch").facts
     if not torch["wheel"]:
         assert done.not_run[0].endswith(" has no torch")
@@ -44,17 +57,10 @@ def test_exported_model_is_built_in_the_armv7_container(
     workbench: Mapping[str, Manifest],
     client: docker.DockerClient,
     product_config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    profiled: tuple[models.ModelProfile, Path],
 ) -> None:
-    needs_armv7()
     assert workbench
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = tmp_path / "exported"
-    models.profile(
-        product_config, model="remote_models:cnn", target="armv7", device="emulator", timing=QUICK, folder=SUPPORT,
-        export=folder,
-    )  # fmt: skip
+    _, folder = profiled
     run_in(
         client,
         product_config.image_reference("workbench"),

@@ -8,15 +8,12 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import docker
 import numpy
 import pytest
 from remote_kernels import PARALLEL, export, write
 
 from device.remote import environment, profiling
 from device.remote.loader_session import Timing
-from engine.containers import run_in
-from flow import main_job
 from toolchain.config import ROOT, Config
 from toolchain.errors import UserError
 from toolchain.process import run
@@ -202,26 +199,3 @@ def test_kernels_exported_by_tvm_require_its_ffi(product_config: Config, gemm: P
     paths = f"{own}:{site}" if ffi == "with" else own
     done = run([sys.executable, "-c", CALL, tmp_path, ffi], env={"PYTHONPATH": paths}, limit_s=300)
     assert "all checks passed" in done.output
-
-
-@pytest.mark.engine
-@pytest.mark.emulation
-@pytest.mark.timeout(1800)
-def test_tvm_kernels_accept_torch_tensors_in_the_image(
-    product_config: Config, built: main_job.Built, client: docker.DockerClient, tmp_path: Path
-) -> None:
-    if not built.manifest("torch").facts["wheel"]:
-        pytest.skip("the image is built without torch: there is no wheel")
-    kept = tmp_path / "gemm.so"
-    profiling.profile(product_config, kernel="gemm", target="armv7", device="emulator", size=32, keep=kept, timing=ONCE)
-    shutil.copy(ROOT / "tests" / "device" / "test_tvm.py", tmp_path)
-    done = run_in(
-        client,
-        product_config.image_reference("system"),
-        ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "test_tvm.py"],
-        architecture=product_config.image.target,
-        binds=[f"{tmp_path}:/root/work:rw"],
-        workdir="/root/work",
-    )
-    assert "22 passed, 1 skipped" in done.output
-    assert "the image has no apache-tvm-ffi" in done.output

@@ -277,9 +277,11 @@ def test_a_rebuild_installs_what_a_full_build_installs(
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.expensive)])
 def test_native_and_cross_builds_give_the_same_wheel(
-    product_config: Config, workbench: Mapping[str, Manifest], tmp_path: Path
+    product_config: Config, workbench: Mapping[str, Manifest], tmp_path: Path, small: bool
 ) -> None:
+    """The complete extension is compiled a second time only weekly."""
     if not workbench["torch-site"].facts["version"]:
         pytest.skip("no torch wheel at hand, so no extension")
-    container_and_cross_builds_agree(product_config, workbench, tmp_path)
+    container_and_cross_builds_agree(product_config, workbench, tmp_path, small=small)

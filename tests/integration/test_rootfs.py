@@ -41,9 +41,12 @@ def spec(built: Built, product_config: Config) -> rootfs.RootSpec:
 
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("packages", [("python3-minimal",), pytest.param(SMALL, marks=pytest.mark.expensive)])
 def test_the_same_inputs_give_the_same_tar_emulated_or_not(
-    spec: rootfs.RootSpec, product_config: Config, tmp_path: Path
+    spec: rootfs.RootSpec, product_config: Config, tmp_path: Path, packages: tuple[str, ...]
 ) -> None:
+    """The emulated compilation of the complete standard library takes a minute, so it is a weekly test."""
+    spec = dataclasses.replace(spec, packages=packages)
     with Context(product_config) as context:
         natively = dataclasses.replace(spec, native_tools=context.tools)
     # A package that is in the folder of archives but not in the list must not be installed.

@@ -125,6 +125,16 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     return made
 
 
+@pytest.fixture
+def installed(ready: Checkout) -> Iterator[Checkout]:
+    """Provide the same checkout, at the same path, for a test that changes it. It is restored afterwards."""
+    original = ready.folder.with_name("original")
+    shutil.copytree(ready.folder, original, symlinks=True)
+    yield ready
+    shutil.rmtree(ready.folder, ignore_errors=True)
+    original.rename(ready.folder)
+
+
 def test_script_is_posix_sh() -> None:
     assert (ROOT / "inv").read_text().startswith("#!/bin/sh\n")
     assert os.access(ROOT / "inv", os.X_OK)
@@ -169,10 +179,10 @@ def test_runs_from_another_folder_and_through_a_link(ready: Checkout, tmp_path: 
     assert through.stdout == f"called|{ready.folder}|{elsewhere}\n"
 
 
-def test_exit_code_of_the_task_is_returned(checkout: Checkout) -> None:
-    backend = checkout.folder / "backend.py"
-    backend.write_text(backend.read_text().replace('sep="|")', 'sep="|")\n    sys.exit(42)'))
-    assert checkout.run().returncode == 42
+def test_exit_code_of_the_task_is_returned(installed: Checkout) -> None:
+    (module,) = installed.folder.glob(".venv/lib/python3*/site-packages/toolchain/cli.py")
+    module.write_text(module.read_text().replace('sep="|")', 'sep="|")\n    sys.exit(42)'))
+    assert installed.run().returncode == 42
 
 
 def test_overhead_of_a_later_run_is_small(ready: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,23 +201,21 @@ def test_overhead_of_a_later_run_is_small(ready: Checkout, capsys: pytest.Captur
     assert overhead < 0.5
 
 
-def test_changed_pyproject_is_installed_into_same_venv(checkout: Checkout) -> None:
-    checkout.run()
-    marker = checkout.folder / ".venv/marker"
+def test_changed_pyproject_is_installed_into_same_venv(installed: Checkout) -> None:
+    marker = installed.folder / ".venv/marker"
     marker.touch()
-    before = checkout.stamp.read_text()
-    with (checkout.folder / "pyproject.toml").open("a") as stream:
+    before = installed.stamp.read_text()
+    with (installed.folder / "pyproject.toml").open("a") as stream:
         stream.write("# changed\n")
-    ended = checkout.run("after")
+    ended = installed.run("after")
     assert ended.stdout.endswith("|after\n"), ended.stderr
     assert "install the project" in ended.stderr
     assert marker.exists()
-    assert checkout.stamp.read_text() != before
+    assert installed.stamp.read_text() != before
 
 
-def test_set_up_repeats_the_installation(checkout: Checkout) -> None:
-    checkout.run()
-    ended = checkout.run("--set-up", "then")
+def test_set_up_repeats_the_installation(installed: Checkout) -> None:
+    ended = installed.run("--set-up", "then")
     assert "install the project" in ended.stderr
     assert ended.stdout.endswith("|then\n")
 
@@ -255,10 +263,9 @@ def test_read_only_checkout_skips_the_package_check(public_checkout: Checkout) -
     assert ended.stdout.endswith("|task\n")
 
 
-def test_moved_checkout_gets_a_new_environment(checkout: Checkout, tmp_path: Path) -> None:
-    checkout.run()
+def test_moved_checkout_gets_a_new_environment(installed: Checkout, tmp_path: Path) -> None:
     moved = Checkout.__new__(Checkout)
-    moved.folder = checkout.folder.rename(tmp_path / "moved")
+    moved.folder = installed.folder.rename(tmp_path / "moved")
     ended = moved.run("here")
     assert ended.stdout == f"called|{moved.folder}|{moved.folder}|here\n", ended.stderr
 
@@ -273,7 +280,7 @@ def test_completion_installs_nothing(checkout: Checkout) -> None:
 
 
 def held(checkout: Checkout, **env: str) -> subprocess.Popen[str]:
-    """Start a first run, which waits while pip is running, and return its process."""
+    """Start a run that waits while pip is running, and return its process."""
     (checkout.folder / "hold").touch()
     process = checkout.start("held", cwd=None, HOLD="1", **env)
     deadline = time.monotonic() + 120
@@ -298,17 +305,16 @@ def test_interrupted_first_run_is_repeated_by_the_next(checkout: Checkout, sign:
     assert ended.stdout.endswith("|next\n"), ended.stderr
 
 
-def test_interrupted_update_is_repeated_by_the_next(checkout: Checkout) -> None:
-    checkout.run()
-    with (checkout.folder / "pyproject.toml").open("a") as stream:
+def test_interrupted_update_is_repeated_by_the_next(installed: Checkout) -> None:
+    with (installed.folder / "pyproject.toml").open("a") as stream:
         stream.write("# changed\n")
-    (checkout.folder / "building").unlink()
-    process = held(checkout)
+    (installed.folder / "building").unlink()
+    process = held(installed)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
-    assert not checkout.stamp.exists()
-    (checkout.folder / "hold").unlink()
-    ended = checkout.run("next")
+    assert not installed.stamp.exists()
+    (installed.folder / "hold").unlink()
+    ended = installed.run("next")
     assert "create .venv" in ended.stderr
     assert ended.stdout.endswith("|next\n")
 

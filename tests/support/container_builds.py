@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,8 +15,10 @@ from flow import main_job, pipelines
 from flow.compilers import is_extension_cross_compiled
 from flow.context import Context
 from flow.native_compiler import native_compiler
+from flow.steps import qpu_ops
 from recipes import recipe
 from recipes.qpu_ops import target
+from recipes.recipe import Recipe
 from toolchain import files
 from toolchain.config import Config
 from toolchain.manifest import Manifest
@@ -35,7 +38,8 @@ gcc -O2 -flto -frandom-seed=1 plain.c -o lto -lm
 /usr/bin/gcc -E plain.c -o plain.i
 gcc -O2 plain.c -o plain -lm
 g++ -O2 -g -ffile-prefix-map=/root/work=. -c templates.cpp -o templates.o
-c++ -O1 templates.cpp -o templates
+c++ -O1 -x c++ -c plain.c -o cxx.o
+c++ templates.o -o templates
 ./plain
 ./templates
 ./lto
@@ -85,28 +89,64 @@ def both_compilers_agree(config: Config, workbench: Mapping[str, Manifest], fold
         assert ("x86-64" in done.output) == (kind == "native")
         made[kind] = {path.name: files.sha256_of(path) for path in sorted(place.iterdir())}
     assert made["native"] == made["emulated"]
-    assert len(made["native"]) == len(SOURCES) + 7
+    assert len(made["native"]) == len(SOURCES) + 8
 
 
-def container_and_cross_builds_agree(config: Config, workbench: Mapping[str, Manifest], folder: Path) -> None:
-    """Assert that pip in the container builds the extension's wheel with the same files as cross-compilation."""
+SMALL_MODULE = """
+#include <c10/core/Device.h>
+#include <pybind11/pybind11.h>
+#include <qpu/backend.h>
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
+{
+    module.def("version", &qpu::version);
+    module.def("device", [] { return c10::Device(c10::kCPU).str(); });
+}
+"""
+
+
+def small_recipe(folder: Path) -> Recipe:
+    """Copy the extension's recipe; its C++ sources are replaced by a module, or by a function for other sources."""
+    data = recipe.load("qpu_ops")
+    shutil.copytree(data.folder, folder, ignore=shutil.ignore_patterns("__pycache__", "build"))
+    for path in (folder / "csrc").rglob("*.cpp"):
+        is_module = path.stem in ("bindings", "module")
+        path.write_text(SMALL_MODULE if is_module else f"int {path.stem}(int x) {{ return x + 1; }}\n")
+    return replace(data, folder=folder)
+
+
+def container_and_cross_builds_agree(
+    config: Config, workbench: Mapping[str, Manifest], folder: Path, *, small: bool = False
+) -> None:
+    """Assert that pip in the container builds the extension's wheel with the same files as cross-compilation.
+
+    With ``small``, both build the wheel of ``small_recipe``; otherwise, the other wheel is that of the main job.
+    """
+    data = small_recipe(folder / "recipe") if small else recipe.load("qpu_ops")
     with Context(config) as context:
         assert is_extension_cross_compiled(context)
+
+        def build(place: target.Place, name: str) -> Path:
+            return target.build(
+                context.client,
+                place,
+                data,
+                replace(config, build=replace(config.build, folder=folder / "build")),
+                suite=context.suite,
+                torch_site=context.torch_site,
+                libqpu=context.libqpu_stage,
+                libqpu_prefix=workbench["libqpu"].facts["prefix"],
+                folder=folder / name,
+                log=folder / f"{name}.log",
+            )
+
         dev = workbench["dev"].facts
-        made = target.build(
-            context.client,
-            target.container(dev["reference"], dev["image"], context.target, native_compiler(context)),
-            recipe.load("qpu_ops"),
-            replace(config, build=replace(config.build, folder=folder / "build")),
-            suite=context.suite,
-            torch_site=context.torch_site,
-            libqpu=context.libqpu_stage,
-            libqpu_prefix=workbench["libqpu"].facts["prefix"],
-            folder=folder / "container",
-            log=folder / "container.log",
+        made = build(
+            target.container(dev["reference"], dev["image"], context.target, native_compiler(context)), "container"
         )
+        crossed = workbench["qpu-ops"].artefact(".whl").path
+        if small:
+            crossed = build(qpu_ops.place(context, workbench), "crossed")
     assert "pip wheel" in (folder / "container.log").read_text()
-    crossed = workbench["qpu-ops"].artefact(".whl").path
     assert made.name == crossed.name
     with zipfile.ZipFile(made) as one, zipfile.ZipFile(crossed) as other:
         assert one.namelist() == other.namelist()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import subprocess
 import sys
 import tarfile
 import textwrap
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,21 +88,30 @@ def write_suite(folder: Path, **tests: str) -> Path:
 
 @dataclass(frozen=True)
 class Board:
-    """A running virtual machine, with SSH access like a real board."""
+    """A running virtual machine, with SSH access like a real board.
+
+    Commands of tests share a connection through the socket ``control``, because a login takes seconds in QEMU.
+    """
 
     config: Config
     machine: qemu.Machine
     server: serve.NfsServer
     access: access.SshAccess
+    control: Path
 
     @property
     def host(self) -> str:
         """Return the value of ``--host``."""
         return f"root@127.0.0.1:{self.machine.ssh_port}"
 
+    def command(self, *words: str) -> list[str]:
+        """Return the command line that runs a command on the board over the shared connection."""
+        ssh, *options = self.access.command(words)
+        return [ssh, "-S", str(self.control), *options]
+
     def run(self, *words: str) -> str:
         """Run a command on the board and return its output."""
-        return process.output_of(self.access.command(words), limit_s=300)
+        return process.output_of(self.command(*words), limit_s=300)
 
 
 @contextlib.contextmanager
@@ -125,7 +136,24 @@ def booted_here(config: Config, folder: Path, *, init: str = "lean") -> Iterator
         with qemu.running_machine(spec, folder / "console.log", boot_timeout_s=BOOT_LIMIT_S) as machine:
             known = access.pin(layout.known_hosts, folder / "known_hosts")
             entry = access.SshAccess(host="127.0.0.1", port=machine.ssh_port, key=layout.client_key, known_hosts=known)
-            yield Board(config, machine, server, entry)
+            with connected(entry, folder / "ssh") as control:
+                yield Board(config, machine, server, entry, control)
+
+
+@contextlib.contextmanager
+def connected(entry: access.SshAccess, control: Path) -> Iterator[Path]:
+    """Log in to a board, and make the connection available through the socket ``control`` (ssh -S)."""
+    ssh, *options = entry.command()
+    with subprocess.Popen([ssh, "-M", "-N", "-S", control, *options], stdin=subprocess.DEVNULL) as master:
+        try:
+            deadline = time.monotonic() + BOOT_LIMIT_S
+            while not control.exists():
+                assert master.poll() is None, "the login failed"
+                assert time.monotonic() < deadline, "the login takes too long"
+                time.sleep(0.1)
+            yield control
+        finally:
+            master.terminate()
 
 
 def with_folders(content: Mapping[str, str]) -> Mapping[str, str]:

@@ -21,11 +21,11 @@ def with_boards(config: Config, *boards: str) -> Config:
     return replace(config, lab=replace(config.lab, boards=boards))
 
 
-def eventually(condition: Callable[[], Any]) -> Any:
+def eventually(condition: Callable[[], Any], interval_s: float = 0.2) -> Any:
     deadline = time.monotonic() + LIMIT_S
     while not (found := condition()):
         assert time.monotonic() < deadline
-        time.sleep(0.2)
+        time.sleep(interval_s)
     return found
 
 
