@@ -64,7 +64,8 @@ _PAUSE_S = 2.0
 
 _HELPER = Path(__file__).resolve().parent.parent / "nfsroot" / "enter-nfsroot"
 _UNPACK = (
-    "set -e; d=; trap 'rm -rf \"$d\"' EXIT; trap 'exit 129' HUP INT TERM; d=$(mktemp -d /tmp/pitorch-suite.XXXXXX); "
+    "set -e; d=; trap 'rm -rf \"$d\"' EXIT; trap 'exit 129' HUP INT PIPE TERM; "
+    "d=$(mktemp -d /tmp/pitorch-suite.XXXXXX); "
     'cd "$d"; tar -xf -; set +e; '
 )
 

@@ -48,8 +48,10 @@ _FOREIGN = re.compile(
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
 
 _UNPACK = (
-    "set -e; d=; trap 'rm -rf \"$d\"' EXIT; trap 'exit 129' HUP INT TERM; d=$(mktemp -d {folder}/pitorch-loader.XXXXXX)"
-    '; head -c {size} >"$d/loader"; chmod 700 "$d/loader"; set +e; TMPDIR=$d "$d/loader" {arguments}'
+    "set -e; d=; trap 'rm -rf \"$d\"' EXIT; trap 'exit 129' HUP INT PIPE TERM"
+    "; d=$(mktemp -d {folder}/pitorch-loader.XXXXXX)"
+    '; head -c {size} >"$d/loader"; [ "$(wc -c <"$d/loader")" -eq {size} ]; chmod 700 "$d/loader"'
+    '; set +e; TMPDIR=$d "$d/loader" {arguments}'
 )
 _SHARED = "/tmp"  # noqa: S108 - the board's lock is shared by all users
 _SHARED_ON_PHONES = "/data/local/tmp"

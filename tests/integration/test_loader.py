@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import resource
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -70,6 +72,19 @@ def run(target: str, kernel: str, *, size: int = 0, **limits: Any) -> Profile:
     return profiling.profile(
         config(**limits), kernel=kernel, target=target, device="emulator", size=size, timing=timing
     )
+
+
+@pytest.mark.parametrize("sent", [0.5, 1.0])
+def test_a_session_without_a_reader_leaves_no_file(tmp_path: Path, sent: float) -> None:
+    """The connection is lost during the transfer of the program, or before the shell reports the program's crash."""
+    program = b"#!/bin/sh\nkill -SEGV $$\n" + 100_000 * b"\n"
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = ["sh", "-c", loader_session._unpack(str(tmp_path), program, ["1", "1"])]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=writer, stderr=writer) as shell:
+        os.close(writer)
+        shell.communicate(program[: int(len(program) * sent)], timeout=60)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("target", FOREIGN)

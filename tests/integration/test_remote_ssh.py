@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from lab_parts import eventually, running, with_boards
+from lab_parts import eventually
 from ssh_board import ssh_board, sshd_in
 from test_device_environment import exported_in
 from test_models import SUPPORT, description
 from test_netboot import bridged, ip
 
-from device.lab.coordinator import Coordinator
 from device.remote import eager, environment, models, profiling, targets
 from device.remote.address import parse
 from device.remote.loader_session import Timing
@@ -128,20 +127,26 @@ def test_model_runs_in_tvm_and_in_the_boards_torch(board: Running) -> None:
 
 
 def test_a_kernel_runs_on_a_place_of_the_lab(product_config: Config, tmp_path: Path) -> None:
+    """The lab is used from other processes, because threads of gRPC in this one may be in another network namespace."""
     with serving(product_config, tmp_path, with_torch=False) as board:
-        row = f"pi3=root@{BOARD} model=pi3"
-        with running(with_boards(board.config, row)) as config:
-            settings = {
-                "INVOKE_BUILD_FOLDER": str(config.build.folder),
-                "INVOKE_NFS_FOLDER": str(config.nfs.folder),
-                "INVOKE_LAB_COORDINATOR": config.lab.coordinator,
-                "INVOKE_LAB_BOARDS": row,
-            }
-            argv = [sys.executable, "-m", "toolchain.cli", "profile-remote", "--kernel=gemm", "--target=local"]
-            done = process.run([*argv, "--device=place://pi3"], cwd=ROOT, env=settings, limit_s=300)
-            assert f"gemm on {DEVICE}:22" in done.output
-            assert "65536 elements agree with the reference" in done.output
-            assert not Coordinator(config.lab.coordinator).places()["pi3"].holder
+        settings = {
+            "INVOKE_BUILD_FOLDER": str(board.config.build.folder),
+            "INVOKE_NFS_FOLDER": str(board.config.nfs.folder),
+            "INVOKE_LAB_BOARDS": f"pi3=root@{BOARD} model=pi3",
+        }
+
+        def inv(*words: str) -> str:
+            argv = [sys.executable, "-m", "toolchain.cli", *words]
+            return process.run(argv, cwd=ROOT, env=settings, limit_s=300).output
+
+        inv("lab", "up")
+        try:
+            done = inv("profile-remote", "--kernel=gemm", "--target=local", "--device=place://pi3")
+            assert f"gemm on {DEVICE}:22" in done
+            assert "65536 elements agree with the reference" in done
+            assert [line.split()[-1] for line in inv("lab", "status").splitlines() if " pi3 " in line] == ["free"]
+        finally:
+            inv("lab", "down")
         eventually(lambda: not board.programs("/loader"))
 
 
