@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from pathlib import Path
 from device.remote import faults
 from device.remote.address import Address
 from toolchain import process
+from toolchain.errors import CommandFailed
 
 _PORT = 5037
 _VARIABLES = ("ADB_SERVER_SOCKET", "ANDROID_ADB_SERVER_ADDRESS", "ANDROID_ADB_SERVER_PORT")
@@ -84,13 +86,30 @@ def _server() -> Iterator[list[str]]:
         yield [adb]
         return
     # A socket's path can have at most 107 characters, so the socket cannot be in the build folder.
-    with tempfile.TemporaryDirectory(prefix="pitorch-adb-") as folder:
-        words = [adb, "-L", f"localfilesystem:{Path(folder) / 'socket'}"]
-        try:
-            process.run([*words, "start-server"], env={"TMPDIR": folder}, limit_s=_LIMIT_S)
-            yield words
-        finally:
-            process.run([*words, "kill-server"], limit_s=_LIMIT_S, check=False)
+    with tempfile.TemporaryDirectory(prefix="pitorch-adb-") as name, tempfile.TemporaryFile() as log:
+        path = Path(name) / "socket"
+        words = [adb, "-L", f"localfilesystem:{path}"]
+        # Not start-server: kill-server sometimes waits for ever, because adb has a deadlock in its shutdown.
+        with subprocess.Popen(
+            [*words, "nodaemon", "server"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        ) as server:
+            try:
+                deadline = time.monotonic() + _LIMIT_S
+                while not _accepts(path):
+                    if server.poll() is not None or time.monotonic() >= deadline:
+                        log.seek(0)
+                        raise CommandFailed("adb's server does not start", tail=log.read().decode(errors="replace"))
+                    time.sleep(0.05)
+                yield words
+            finally:
+                server.kill()
+
+
+def _accepts(path: Path) -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        return True
+    return False
 
 
 def _answers() -> bool:

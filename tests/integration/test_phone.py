@@ -38,7 +38,15 @@ from nfsroot.private_network import private_network
 from toolchain import process
 from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import Config
-from toolchain.errors import BoardLost, BoardSilent, PlatformMismatch, ProgramMissing, ResultMismatch, UserError
+from toolchain.errors import (
+    BoardLost,
+    BoardSilent,
+    CommandFailed,
+    PlatformMismatch,
+    ProgramMissing,
+    ResultMismatch,
+    UserError,
+)
 
 QUICK = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
 ENDLESS = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
@@ -270,6 +278,17 @@ def test_faults_of_the_kernel_are_reported(product_config: Config, root: Path, a
 
 def test_kernel_can_allocate_memory(product_config: Config, adbd: int, tmp_path: Path) -> None:
     assert run(product_config, "adb://", str(write(tmp_path, TEMPORARY))).checked == 40000
+
+
+def test_adb_server_that_does_not_start_is_reported(
+    network: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adb").write_text("#!/bin/sh\necho out of sockets >&2\nexit 1\n")
+    (tmp_path / "adb").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(CommandFailed, match="server does not start") as caught, phone.connected(parse("adb://")):
+        raise AssertionError
+    assert "out of sockets" in caught.value.tail
 
 
 def test_phone_without_opencl_is_reported(product_config: Config, android: Path) -> None:
