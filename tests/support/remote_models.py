@@ -66,6 +66,11 @@ def cumsum_of_int32() -> Any:
     return Calls(lambda x: torch.cumsum(x, 1)), (torch.arange(8, dtype=torch.int32).reshape(2, 4),)
 
 
+def limited() -> Any:
+    """Return two convolutions with a ReLU6 between them, whose limits the activations exceed."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6(), nn.Conv2d(8, 4, 3)), (4 * torch.randn(1, 3, 8, 8),)
+
+
 def topk() -> Any:
     return Calls(lambda x: torch.topk(x, 3)[0]), (torch.randn(4, 8),)
 

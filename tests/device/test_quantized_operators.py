@@ -1,0 +1,157 @@
+"""Quantized operators on QNNPACK and XNNPACK, compared with float32 for several data types, shapes and layouts.
+
+Without patch 0018, most of these tests fail: some operators return elements in the wrong order, ignore an argument, divide
+by zero or refuse inputs that the generic kernels support.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from our_torch import only_our_torch
+from torch import Tensor
+from torch.nn import functional as F
+
+pytestmark = only_our_torch
+
+OPS = torch.ops.quantized
+SHAPES = [(2, 8, 6, 7), (1, 4, 1, 1), (3, 1, 5, 5)]
+SCALE = 0.05
+ZERO_POINT = {torch.quint8: 120, torch.qint8: 3}
+
+# Each layout is a view or a copy of a contiguous batch of images.
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(2, 3),
+    "sliced": lambda x: x[:, ::2, :, ::2],
+    "part of channels_last": lambda x: x.contiguous(memory_format=torch.channels_last)[:, -2:],
+    "expanded": lambda x: x[:, :1].expand(-1, 4, -1, -1),
+}
+
+Pair = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+
+# The quantized operator and the same operator in float32.
+ACTIVATIONS: dict[str, Pair] = {
+    "relu": (torch.relu, torch.relu),
+    "relu6": (F.relu6, F.relu6),
+    "hardtanh": (lambda x: F.hardtanh(x, -1.0, 2.0), lambda x: F.hardtanh(x, -1.0, 2.0)),
+    "clamp": (lambda x: x.clamp(-0.7, 1.3), lambda x: x.clamp(-0.7, 1.3)),
+    "sigmoid": (torch.sigmoid, torch.sigmoid),
+    "sigmoid with another scale": (lambda x: OPS.sigmoid(x, 1 / 128, 5), torch.sigmoid),
+    "tanh": (torch.tanh, torch.tanh),
+    "hardsigmoid": (F.hardsigmoid, F.hardsigmoid),
+    "hardswish": (lambda x: OPS.hardswish(x, 0.04, 20), F.hardswish),
+    "leaky_relu": (lambda x: F.leaky_relu(x, 0.1), lambda x: F.leaky_relu(x, 0.1)),
+}
+OPERATORS: dict[str, Pair] = ACTIVATIONS | {
+    "softmax over channels": (lambda x: OPS.softmax(x, 1, 1 / 256, 0), lambda x: x.softmax(1)),
+    "softmax over rows": (lambda x: OPS.softmax(x, 2, 1 / 256, 0), lambda x: x.softmax(2)),
+    "softmax over the last dimension": (lambda x: OPS.softmax(x, -1, 1 / 256, 0), lambda x: x.softmax(-1)),
+    "mean": (lambda x: x.mean((2, 3)), lambda x: x.mean((2, 3))),
+    "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x, (3, 2)), lambda x: F.adaptive_avg_pool2d(x, (3, 2))),
+    "avg_pool2d": (
+        lambda x: F.avg_pool2d(x, (3, 2), stride=(2, 1), padding=1),
+        lambda x: F.avg_pool2d(x, (3, 2), stride=(2, 1), padding=1),
+    ),
+    "avg_pool2d without padding in the count": (
+        lambda x: F.avg_pool2d(x, (2, 3), padding=(0, 1), count_include_pad=False) if x.shape[2] > 1 else x,
+        lambda x: F.avg_pool2d(x, (2, 3), padding=(0, 1), count_include_pad=False) if x.shape[2] > 1 else x,
+    ),
+    "avg_pool2d with a divisor": (
+        lambda x: F.avg_pool2d(x, 2, padding=1, divisor_override=5),
+        lambda x: F.avg_pool2d(x, 2, padding=1, divisor_override=5),
+    ),
+    "avg_pool2d of one element": (
+        lambda x: F.avg_pool2d(x, 1, stride=2),
+        lambda x: F.avg_pool2d(x, 1, stride=2),
+    ),
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2, padding=1), lambda x: F.max_pool2d(x, 2, padding=1)),
+    "max_pool2d of one element": (lambda x: F.max_pool2d(x, 1, stride=2), lambda x: F.max_pool2d(x, 1, stride=2)),
+    "interpolate, nearest": (lambda x: F.interpolate(x, scale_factor=2), lambda x: F.interpolate(x, scale_factor=2)),
+    "interpolate, bilinear": (
+        lambda x: F.interpolate(x, scale_factor=(2, 3), mode="bilinear", align_corners=False),
+        lambda x: F.interpolate(x, scale_factor=(2, 3), mode="bilinear", align_corners=False),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def on_qnnpack() -> Iterator[None]:
+    engine = torch.backends.quantized.engine
+    torch.backends.quantized.engine = "qnnpack"
+    yield
+    torch.backends.quantized.engine = engine
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.quint8, seed: int = 0) -> Tensor:
+    """Return a quantized tensor of normally distributed numbers with a standard deviation of 3."""
+    x = 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.quantize_per_tensor(x, SCALE, ZERO_POINT[dtype], dtype)
+
+
+def steps_apart(found: Tensor, wanted: Tensor) -> float:
+    """Return the greatest difference in quantization steps; values outside the range of found are limited to it."""
+    assert found.shape == wanted.shape
+    limits = torch.iinfo(found.int_repr().dtype)
+    scale, zero = found.q_scale(), found.q_zero_point()
+    wanted = wanted.clamp((limits.min - zero) * scale, (limits.max - zero) * scale)
+    return float((found.dequantize() - wanted).abs().max()) / scale
+
+
+@pytest.mark.parametrize("dtype", ["quint8", "qint8"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operator_agrees_with_float32_in_all_layouts(name: str, dtype: str) -> None:
+    quantized, exact = OPERATORS[name]
+    for shape in SHAPES:
+        for layout, change in LAYOUTS.items():
+            x = change(drawn(*shape, dtype=getattr(torch, dtype)))
+            assert steps_apart(quantized(x), exact(x.dequantize().contiguous())) < 1.01, (shape, layout)
+
+
+@pytest.mark.parametrize("dtype", ["quint8", "qint8"])
+@pytest.mark.parametrize("other_shape", [(2, 8, 6, 7), (2, 8, 1, 1), (1, 8, 1, 1), (7,)])
+def test_sums_and_products_agree_with_float32_in_all_layouts(other_shape: tuple[int, ...], dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    first, second = drawn(2, 8, 6, 7, dtype=kind), drawn(*other_shape, dtype=kind, seed=1)
+    formats = (torch.contiguous_format, torch.channels_last)
+    for a in [first.contiguous(memory_format=item) for item in formats]:
+        for b in [second.contiguous(memory_format=item) for item in formats if second.dim() == 4] or [second]:
+            x, y = a.dequantize().contiguous(), b.dequantize().contiguous()
+            assert steps_apart(OPS.add(a, b, 0.07, 2), x + y) < 1.01
+            assert steps_apart(OPS.add_relu(a, b, 0.07, 2), (x + y).relu()) < 1.01
+            assert steps_apart(OPS.mul(a, b, 0.2, 2), x * y) < 1.01
+            assert steps_apart(OPS.mul_relu(a, b, 0.2, 2), (x * y).relu()) < 1.01
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 5, 5), (2, 0, 3, 3), (0,)])
+@pytest.mark.parametrize("name", [*ACTIVATIONS, "softmax over channels", "add", "group_norm"])
+def test_empty_tensors_have_empty_results(name: str, shape: tuple[int, ...]) -> None:
+    x = drawn(*shape)
+    if name == "add":
+        found = OPS.add(x, x, 0.1, 0)
+    elif name == "group_norm":
+        if x.dim() == 1:
+            pytest.skip("group_norm requires at least three dimensions")
+        found = OPS.group_norm(x, 2, None, None, 1e-5, 0.1, 0)
+    else:
+        found = OPERATORS[name][0](x) if x.dim() > 1 or name in ACTIVATIONS else OPS.softmax(x, 0, 1 / 256, 0)
+    assert found.shape == x.shape
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_scalars_are_supported(name: str) -> None:
+    quantized, exact = ACTIVATIONS[name]
+    x = torch.quantize_per_tensor(torch.tensor(0.4), SCALE, 120, torch.quint8)
+    assert steps_apart(quantized(x), exact(x.dequantize())) < 1.01
+
+
+def test_pools_accept_inputs_without_a_batch() -> None:
+    x = drawn(4, 6, 7)
+    exact = x.dequantize()
+    assert steps_apart(F.max_pool2d(x, 2), F.max_pool2d(exact, 2)) < 1.01
+    assert steps_apart(F.avg_pool2d(x, 2), F.avg_pool2d(exact, 2)) < 1.01
+    assert steps_apart(F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool2d(exact, 1)) < 1.01
+    assert steps_apart(F.max_pool1d(x, 3), F.max_pool1d(exact, 3)) < 1.01
