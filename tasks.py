@@ -1,4 +1,7 @@
-"""The tasks of ``./inv``. Each task parses its options, calls a function of a package and prints the result."""
+"""The tasks of ``./inv``. Each task parses its options, calls a function of a package and prints the result.
+
+Tasks that need numpy or labgrid import their modules themselves, because these packages take long to import.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,13 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from benchmarks import suite as benchmarks
 from device import deploy as deployment
 from device import suite
 from device.lab import log as lab_log
-from device.remote import models, profiling
-from device.remote.loader_session import Timing
-from device.remote.models import ModelProfile
-from device.remote.profiling import Profile
 from doctor import examination, report
 from engine import containers
 from engine.dockerd import Daemon
 from engine.stop import stop_engine
-from flow import audit_wheel as wheel_audit
 from flow import build_wheel as any_wheel
 from flow import cuda_checks, cuda_job, firmware, main_job, publish, serve_wheels, torch_job, tvm_ffi_job
 from flow import cuda_timing as cuda_timing_tool
@@ -467,10 +464,12 @@ def profile_remote(
     html: str = "",
 ) -> None:
     """Compile a kernel or a model for a board, run it there, compare it with its reference and time it."""
-    timing = Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
+    from device.remote import loader_session, models, profiling
+
+    timing = loader_session.Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
     config = _config(context)
     page = _path("html", html) if html else None
-    done: ModelProfile | Profile
+    done: models.ModelProfile | profiling.Profile
     with contextlib.ExitStack() as held:
         if device.startswith("place://"):
             from device.lab import run as lab_run
@@ -671,6 +670,8 @@ def completion(_: Context, shell: str) -> None:
 )
 def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, against: str = "") -> None:
     """Run the benchmarks and compare each result with the conventional approach."""
+    from benchmarks import suite as benchmarks
+
     _at_least(1, times=times)
     print(benchmarks.bench(_config(context), name, times=times, keep=keep, against=against).text())
 
@@ -761,6 +762,8 @@ def build_wheel(
 @_reported
 def audit_wheel(context: Context, what: str, cpu: str, json: bool = False) -> None:
     """Check whether a wheel runs on a CPU: disassemble it, and run it on the emulated CPU."""
+    from flow import audit_wheel as wheel_audit
+
     config = _config(context)
     done = wheel_audit.audit(config, what, folder=caller.folder(), cpu=cpu)
     if json:

@@ -111,7 +111,7 @@ def probe_of(wheel: Path) -> list[tuple[str, str]]:
     row = _data()["probes"].get(parse_wheel_filename(wheel.name)[0])
     if row is None:
         row = {"import": f"import {', '.join(_modules(wheel))}", "steps": {}}
-    return [(row["import"], row["import"]), *row["steps"].items()]
+    return [(row["import"], f"{row.get('before', '')}\n{row['import']}"), *row["steps"].items()]
 
 
 def _modules(wheel: Path) -> list[str]:
