@@ -111,7 +111,7 @@ def probe_of(wheel: Path) -> list[tuple[str, str]]:
     row = _data()["probes"].get(parse_wheel_filename(wheel.name)[0])
     if row is None:
         row = {"import": f"import {', '.join(_modules(wheel))}", "steps": {}}
-    return [(row["import"], f"{row.get('before', '')}\n{row['import']}"), *row["steps"].items()]
+    return [(row["import"], f"{row.get('before', '')}\n{row['import']}".strip()), *row["steps"].items()]
 
 
 def _modules(wheel: Path) -> list[str]:
@@ -318,7 +318,7 @@ def _functions(file: str, program: _Program, cpu: Cpu, disassembler: Disassemble
         index = np.minimum(np.searchsorted(words, code.words), words.size - 1)
         at = np.flatnonzero(words[index] == code.words)
         addresses = code.address + at * 4
-        keep = ~_inside(addresses, program.data)
+        keep = ~_inside(addresses, program.data) & ~_inside(addresses, _texts(code))
         at, addresses = at[keep], addresses[keep]
         behind = _behind_flag(code.words, at)
         for start, kind, is_behind in zip(
@@ -350,6 +350,17 @@ def _inside(addresses: Addresses, ranges: Sequence[tuple[int, int]]) -> npt.NDAr
     index = np.searchsorted(starts, addresses, side="right") - 1
     found: npt.NDArray[np.bool_] = (index >= 0) & (addresses < ends[np.maximum(index, 0)])
     return found
+
+
+def _texts(code: _Code) -> list[tuple[int, int]]:
+    """Return the address ranges of texts in code, such as the credits in OpenSSL's assembly code.
+
+    A text is a run of at least four words that consist of printable ASCII characters.
+    """
+    octets = code.words.view("u1").reshape(-1, 4)
+    printable = np.concatenate(([False], ((octets >= 0x20) & (octets < 0x7F)).all(axis=1), [False]))
+    edges = np.flatnonzero(printable[1:] != printable[:-1]).reshape(-1, 2)
+    return [(code.address + 4 * start, code.address + 4 * end) for start, end in edges.tolist() if end - start >= 4]
 
 
 def _behind_flag(words: Words, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -214,6 +214,13 @@ def test_data_in_code_is_left_out() -> None:
     assert found_in(program([NOP, RET, LDADD, NOP], {"f": 0, **marks})) == []
 
 
+@pytest.mark.parametrize(("length", "found"), [(4, []), (3, [("first", UNPROVEN, "")])])
+def test_text_in_code_is_left_out(length: int, found: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = struct.unpack("<I", b"GHAS")[0]
+    monkeypatch.setitem(BEYOND, "dotprod", text)
+    assert found_in(program([NOP, RET, *[text] * length, NOP], {"first": 0})) == found
+
+
 def test_a_wheel_is_examined_with_its_folders(tmp_path: Path) -> None:
     file = program([LDADD, RET], {"f": 0})
     file.stream.seek(0)
