@@ -410,7 +410,7 @@ def _portmapper() -> Iterator[None]:
     program = process.require_program("rpcbind", "to serve NFSv3 (the portmapper)")
     Path("/run/rpcbind").mkdir(mode=0o755, exist_ok=True)
     child = subprocess.Popen(
-        [os.fspath(program), "-f", "-w"],
+        ["setpriv", "--pdeathsig", "TERM", os.fspath(program), "-f", "-w"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

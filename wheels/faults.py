@@ -26,8 +26,14 @@ from wheels.pip import Output
 from wheels.request import Wanted
 
 _INDEX_LIMIT_S = 120.0
-_TASKS = {"torch": "./inv build-torch", "apache-tvm-ffi": "./inv build-tvm-ffi"}
-"""Tasks that build a package with a recipe in this repository."""
+_COMPANION = "./inv build-image, which builds it for the image's torch, then ./inv serve-wheels (recipes/companions)"
+_RECIPES = {
+    "torch": "./inv build-torch",
+    "torchvision": _COMPANION,
+    "torchaudio": _COMPANION,
+    "apache-tvm-ffi": "./inv build-tvm-ffi",
+}
+"""How to build a package with a recipe in this repository."""
 # The messages are those of setuptools-rust, maturin and Python.
 _WITHOUT_RUST = re.compile(
     r"can't find Rust compiler|Cargo, the Rust package manager, is not installed|No such file or directory: 'cargo'"
@@ -161,7 +167,7 @@ def _is_same(name: str, other: str) -> bool:
 
 def _without_source(wanted: Wanted, name: str, pin: str, others: list[str]) -> SourceUnavailable:
     package = f"{name}{pin}"
-    task = _TASKS.get(canonicalize_name(name))
+    task = _RECIPES.get(canonicalize_name(name))
     required_by = "" if _is_same(name, wanted.name) else f", which {wanted} requires"
     return SourceUnavailable(
         f"the package index has no source for {package}{required_by}, only wheels, and none of them is for the target",

@@ -75,7 +75,7 @@ def board(
 def _running(environment: TvmEnvironment, program: list[str], words: list[str], port: int) -> Iterator[Running]:
     with tempfile.NamedTemporaryFile() as output:
         started = subprocess.Popen(
-            [sys.executable, *program, *words],
+            ["setpriv", "--pdeathsig", "TERM", sys.executable, *program, *words],
             env={**os.environ, **environment.variables, "TVM_USE_RUNTIME_LIB": "1"},
             stdin=subprocess.DEVNULL,
             stdout=output,

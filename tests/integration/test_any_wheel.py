@@ -290,6 +290,7 @@ def test_packages_without_source_are_reported(tmp_path: Path, monkeypatch: pytes
         ("seeing", "1.0", "cp312-cp312-linux_armv7l"),
         ("seeing", "1.1", "cp313-cp313-win_amd64"),
         ("torch", "2.6.0", "cp313-cp313-manylinux_2_28_aarch64"),
+        ("torchvision", "0.21.0", "cp313-cp313-manylinux_2_28_aarch64"),
     ):
         make_wheel(tmp_path / "house", name=name, version=version, tag=tag)
     for name in [name for name in os.environ if name.startswith("PIP_")]:
@@ -309,6 +310,9 @@ def test_packages_without_source_are_reported(tmp_path: Path, monkeypatch: pytes
         assert fault.summary.startswith("the package index has no source for seeing==1.0, only wheels"), output
         fault = explain(pip_wheel(tmp_path, url, "torch==2.6.0"), Wanted(name="torch", version="2.6.0"))
         assert fault.fix == "run ./inv build-torch"
+        output = pip_wheel(tmp_path, url, "torchvision==0.21.0")
+        fault = explain(output, Wanted(name="torchvision", version="0.21.0"))
+        assert fault.fix.startswith("run ./inv build-image, ")
         needy = project(tmp_path / "needy", pyproject_toml='[build-system]\nrequires = ["seeing==1.1"]\n')
         fault = explain(pip_wheel(tmp_path, url, str(needy)), Wanted(project=needy))
         assert f"seeing==1.1, which {needy} requires" in fault.summary

@@ -375,7 +375,7 @@ def test_unreadable_user_settings_are_reported(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------ passwords
 
 
-def test_child_processes_do_not_get_the_password(tmp_path: Path) -> None:
+def test_child_processes_do_not_get_the_passwords(tmp_path: Path) -> None:
     real = shutil.which("apt-get")
     if real is None:
         pytest.skip("apt-get is not installed")
@@ -387,6 +387,7 @@ def test_child_processes_do_not_get_the_password(tmp_path: Path) -> None:
         "--plan",
         PATH=f"{tmp_path}:{os.environ['PATH']}",
         PITORCH_REGISTRY_PASSWORD="a secret",
+        PITORCH_SIGNING_PASSWORD="a secret",
         INVOKE_BUILD_FOLDER=str(tmp_path / "build"),
     )
     assert done.returncode == 0, done.stderr

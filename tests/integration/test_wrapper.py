@@ -777,7 +777,10 @@ def test_tasks_use_utf_8_in_every_locale(ready: Checkout, tmp_path: Path) -> Non
     assert (process.returncode, out.casefold(), err) == (0, "→ utf-8 tâche\n", "")
 
 
-def test_registry_password_reaches_only_the_task(checkout: Checkout, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "variable", ["PITORCH_REGISTRY_PASSWORD", "PITORCH_SIGNING_PASSWORD"], ids=["registry", "signing"]
+)
+def test_password_reaches_only_the_task(checkout: Checkout, tmp_path: Path, variable: str) -> None:
     """The test records the environment of the programs that ./inv starts, including those of the first run."""
     programs, seen = tmp_path / "programs", tmp_path / "seen"
     programs.mkdir()
@@ -789,12 +792,12 @@ def test_registry_password_reaches_only_the_task(checkout: Checkout, tmp_path: P
         (programs / name).chmod(0o755)
     (tmp_path / "toolchain").mkdir()
     (tmp_path / "toolchain" / "__init__.py").touch()
-    module = "import os\nprint(os.environ.get('PITORCH_REGISTRY_PASSWORD', 'none'))\n"
+    module = f"import os\nprint(os.environ.get('{variable}', 'none'))\n"
     (tmp_path / "toolchain" / "cli.py").write_text(module)
     path, tasks = f"{programs}:{os.environ['PATH']}", str(tmp_path)
     for password in ("a secret 'with' $signs", ""):
-        ended = checkout.run("task", PATH=path, PYTHONPATH=tasks, PITORCH_REGISTRY_PASSWORD=password)
+        ended = checkout.run("task", PATH=path, PYTHONPATH=tasks, **{variable: password})
         assert (ended.returncode, ended.stdout) == (0, f"{password or 'none'}\n"), ended.stderr
     environments = [file.read_bytes() for file in seen.iterdir()]
     assert len(environments) > 5
-    assert not any(b"PITORCH_REGISTRY_PASSWORD" in text or b"a secret" in text for text in environments)
+    assert not any(variable.encode() in text or b"a secret" in text for text in environments)

@@ -104,7 +104,7 @@ class ResNet18(nn.Module):  # type: ignore[misc]
 
 
 class Encoder(nn.Module):  # type: ignore[misc]
-    """A transformer encoder over words, with a mask for the padding."""
+    """A transformer encoder over words."""
 
     def __init__(self, words: int = 20, width: int = 32, heads: int = 4, layers: int = 2, length: int = 12) -> None:
         super().__init__()
