@@ -21,6 +21,17 @@ std::uint32_t setting(const char* name, std::uint32_t otherwise) {
 
 using Clocks = std::array<std::uint64_t, 3>;  // clocks in the emulator's model, indexed by level
 
+// Returns no value if the compiler refuses the kernel.
+std::optional<qpu::code::Object> compiled(const qpu::detail::Source& source, int level) {
+  qpu::compiler::Options options;
+  options.level = level;
+  try {
+    return qpu::compiler::compile(source, options);
+  } catch (const qpu::CompileError&) {
+    return std::nullopt;
+  }
+}
+
 // Returns the clocks of the kernel that the fuzzer makes from random bytes. Returns no value if
 // the kernel is invalid, fails or runs too long.
 std::optional<Clocks> clocksOfRandomKernel(std::uint32_t seed) {
@@ -49,11 +60,11 @@ std::optional<Clocks> clocksOfRandomKernel(std::uint32_t seed) {
         in[i] = i * 37 % 101 - 50;
         out[i] = i * 7;
       }
-      qpu::compiler::Options options;
-      options.level = level;
-      const qpu::code::Object object = qpu::compiler::compile(source, options);
+      const std::optional<qpu::code::Object> object = compiled(source, level);
+      CHECK_MESSAGE((object || level == 0), "refused by level ", level, ", but not by level 0");
+      if (!object) return std::nullopt;
       clocks[static_cast<std::size_t>(level)] =
-          fuzz::emulate(object, facts.onOneQpu || !facts.ordered ? 1 : qpus,
+          fuzz::emulate(*object, facts.onOneQpu || !facts.ordered ? 1 : qpus,
                         {5, 0x3fc00000, in.getAddress(), in.getAddress(), out.getAddress()}, kMostInstructions)
               .clocks;
     }
@@ -81,15 +92,19 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
     // may overlap less than at level 0, which can make code slower although neither DMA engine
     // transfers more. In the model, this applies to 2 of 4,128 kernels: 9087 (1.0002 times the
     // clocks of level 0) and 9969 (1.01 times).
-    slower += outcome.clocks[2] > outcome.clocks[0] ? 1 : 0;
-    CHECK(outcome.clocks[2] * 100 <= outcome.clocks[0] * 105);
+    if (outcome.clocks[2] > outcome.clocks[0]) {
+      ++slower;
+      MESSAGE("kernel ", number, " takes ", outcome.clocks[2], " clocks at level 2 and ", outcome.clocks[0],
+              " at level 0");
+    }
+    CHECK(outcome.clocks[2] * 100 <= outcome.clocks[0] * 102);
   }
   // These clocks are in the emulator's model, and are sums over all kernels.
   CHECK(slower <= 1 + count / 500);
   CHECK(clocks[1] <= clocks[0]);
   CHECK(clocks[2] <= clocks[1]);
   CHECK(spilled > count / 4);  // if not, the kernels do not test spilling
-  MESSAGE(count, " kernels, ", spilled, " of them with spilled vectors at level 2");
+  MESSAGE(count, " kernels, ", spilled, " of them with spilled vectors at level 2, ", slower, " slower than at level 0");
 }
 
 TEST_CASE("the expected order of floats is exact") {
