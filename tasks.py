@@ -184,6 +184,7 @@ def build_torch(
         return
     done = torch_job.build_torch(config, again=again)
     progress.summary(f"torch built in {done.seconds:.1f} s", done.rows, warnings=done.warnings)
+    print(done.import_check(config.image.architecture))
 
 
 @_target_task(name="build-tvm-ffi", help={"plan": "print which steps would run and why, without running them"})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.start import ensure_running
 from flow import pipelines
@@ -20,6 +22,8 @@ from toolchain.steps import Decision
 from wheels import artefacts
 
 _WHEEL = "torch-wheel"
+_CPUS = {"armhf": "cortex-a7", "arm64": "cortex-a53"}
+"""The oldest CPU of ``audit-wheel`` for each architecture that the recipe supports."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,19 @@ class Done:
             for made in item.artefacts
         ]
 
+    def import_check(self, architecture: str) -> str:
+        """State that the wheel was not imported, and the command that imports it. ``architecture`` is Debian's name."""
+        path, cpu = shlex.quote(str(_wheel_in(self.wheel))), _CPUS[architecture]
+        return f"the wheel was not imported; this command imports and runs it: ./inv audit-wheel {path} --cpu={cpu}"
+
     @property
     def warnings(self) -> list[str]:
         """Return the warnings of all steps."""
         return all_warnings(self.manifests)
+
+
+def _wheel_in(made: Manifest) -> Path:
+    return next(item.path for item in made.artefacts if item.path.suffix == ".whl")
 
 
 def _note(made: Manifest) -> str:
@@ -89,7 +102,7 @@ def _forced(again: bool) -> frozenset[str]:
 
 def _restore_in_cache(config: Config, made: Manifest) -> None:
     """Store the products in the artefact cache again if the cache's copies are missing or damaged."""
-    (wheel,) = [item.path for item in made.artefacts if item.path.suffix == ".whl"]
+    wheel = _wheel_in(made)
     key = made.facts["key"]
     artefact_key = made.facts.get("cache") or provenance.artefact_key(key, provenance.versions_of(wheel))
     try:

@@ -385,6 +385,8 @@ def session(
         if address.kind == "local":
             # A PC has no QPUs. libqpu's emulator counts clock cycles, but its interpreter does not.
             variables.setdefault("QPU_BACKEND", "emulator")
+        if address.kind == "emulator":
+            variables = {**target.architecture.emulation, **variables}
         if libraries:
             variables["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, libraries))
         if address.kind == "adb":

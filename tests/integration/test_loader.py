@@ -97,6 +97,19 @@ def test_tvm_kernel_runs_without_tvm(target: str, kernel: str, size: int) -> Non
     assert dict(done.rows())["note"] == "timed under emulation; not measured on hardware"
 
 
+@pytest.mark.parametrize("chosen", ["", "cortex-a72"])
+def test_a_64_bit_loader_gets_the_fast_cpu_unless_one_is_set(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+    needs("aarch64")
+    if chosen:
+        monkeypatch.setenv("QEMU_CPU", chosen)
+    else:
+        monkeypatch.delenv("QEMU_CPU", raising=False)
+    target = targets.load("aarch64")
+    with loader_session.session(config(), target, parse("emulator")) as session:
+        variables = Path(f"/proc/{session._process.pid}/environ").read_text().split("\0")
+    assert f"QEMU_CPU={chosen or target.architecture.emulated_cpu}" in variables
+
+
 def test_wrong_result_is_reported_with_its_first_index(tmp_path: Path) -> None:
     needs("armv7")
     wrong = ("return a * numpy.float32(2)", "b = a * numpy.float32(2); b[70] = 1e6; return b")

@@ -34,6 +34,7 @@ from toolchain import progress
 from toolchain.config import load_config
 from toolchain.errors import ArtefactMissing, ChecksFailed, CommandFailed, DiskFull, RecipeInvalid
 from toolchain.manifest import Artefact, Manifest
+from wheels import cpu_gate
 
 
 def a_builder(folder: Path, kind: type[building.Builder] = building.Builder, **torch: object) -> building.Builder:
@@ -655,6 +656,17 @@ def test_the_final_table_shows_the_hits_of_ccache(tmp_path: Path, facts: dict[st
         (made.wheel.name, note),
         (made.symbols.name, ""),
     ]
+
+
+@pytest.mark.parametrize("architecture", sorted({"armhf", *recipe.load("torch").architectures}))
+def test_the_command_that_imports_the_wheel_is_shown(tmp_path: Path, architecture: str) -> None:
+    wheel = StandIn(FIT).build(tmp_path).wheel
+    manifest = Manifest(step="torch-wheel", key="", inputs={}, artefacts=(Artefact.of(wheel),))
+    text = torch_job.Done((manifest,), 3.0).import_check(architecture)
+    assert text.startswith("the wheel was not imported")
+    *_, path, option = shlex.split(text)
+    assert path == str(wheel)
+    assert cpu_gate.load_cpu(option.removeprefix("--cpu=")).architecture == architecture
 
 
 NINJA_LOG = """# ninja log v6
