@@ -1,6 +1,6 @@
 """The tasks of ``./inv``. Each task parses its options, calls a function of a package and prints the result.
 
-Tasks that need numpy or labgrid import their modules themselves, because these packages take long to import.
+Each task imports the modules that it calls: importing all of them would take longer than most tasks do.
 """
 
 from __future__ import annotations
@@ -20,27 +20,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from device import deploy as deployment
-from device import suite
-from device.lab import log as lab_log
-from doctor import examination, report
-from engine import containers
-from engine.dockerd import Daemon
-from engine.stop import stop_engine
-from flow import build_wheel as any_wheel
-from flow import cuda_checks, cuda_job, firmware, main_job, publish, serve_wheels, torch_job, tvm_ffi_job
-from flow import cuda_timing as cuda_timing_tool
-from flow import share_artefacts as share
-from flow import upstream_tests as upstream
-from flow import verify as verification
-from nfsroot import difference, export, serve
-from nfsroot import netboot as network_boot
-from nfsroot import share_internet as sharing
-from registry import credentials, mirrors, signing
-from registry import local as local_registry
-from registry.client import PushedIndex
-from sdcard import image as card_image
-from sdcard import write as card_writing
+from registry import passwords
 from toolchain import caller, checks, progress
 from toolchain import completion as shells
 from toolchain.config import Config, defaults, load_config, take_variables
@@ -48,11 +28,10 @@ from toolchain.errors import ConfigError, UserError
 from toolchain.files import path_fault, write_text_atomically
 from toolchain.settings import named
 from toolchain.steps import plan_table
-from wheels.request import Options
 
 _VARIABLES = take_variables(os.environ)
-credentials.take_password()
-signing.take_password()
+passwords.take(passwords.REGISTRY)
+passwords.take(passwords.SIGNING)
 
 
 def _reported(body: Callable[..., None]) -> Callable[..., None]:
@@ -67,6 +46,8 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
         try:
+            from engine import containers
+
             containers.remove_abandoned()
             body(*args, **options)
         except UserError as fault:
@@ -154,6 +135,8 @@ def build_image(
     from_source: bool = False,
 ) -> None:
     """Build the system image: root filesystem, libqpu, torch and the QPU extension."""
+    from flow import main_job
+
     config = _config(context, {"qpu.library": qpulib, "torch.from_source": "true" if from_source else ""})
     if plan:
         print(plan_table(main_job.plan(config, update=update, again=again, only=only)))
@@ -177,6 +160,8 @@ def build_torch(
     context: Context, option: list[str], source: str = "", variant: str = "", again: bool = False, plan: bool = False
 ) -> None:
     """Build the torch wheel for the target from source. This takes a long time; interrupted builds can be continued."""
+    from flow import torch_job
+
     settings = {"torch.source": source, "torch.variant": variant, "torch.options": option}
     config = _config(context, settings)
     if plan:
@@ -190,6 +175,8 @@ def build_torch(
 @_target_task(name="build-tvm-ffi", help={"plan": "print which steps would run and why, without running them"})
 def build_tvm_ffi(context: Context, plan: bool = False) -> None:
     """Build the apache-tvm-ffi wheel, which loads TVM kernels on 32-bit ARM boards."""
+    from flow import tvm_ffi_job
+
     config = _config(context)
     if plan:
         print(plan_table(tvm_ffi_job.plan(config)))
@@ -209,6 +196,9 @@ def build_tvm_ffi(context: Context, plan: bool = False) -> None:
 )
 def verify(context: Context, what: str, key: str = "", sample: int = 20, full: bool = False, seed: int = -1) -> None:
     """Verify the signature of an image or file, the provenance of a wheel, or the reproducibility of torch."""
+    from flow import publish
+    from flow import verify as verification
+
     if what != "torch":
         path, chosen = _path("what", what), _path("key", key) if key else None
         if path.is_file():
@@ -225,6 +215,8 @@ def verify(context: Context, what: str, key: str = "", sample: int = 20, full: b
 @_reported
 def sign(context: Context, what: str) -> None:
     """Sign a file with the key in registry.signing_key: write a signed statement next to the file."""
+    from flow import publish
+
     print(publish.sign_file(_config(context), _path("what", what)))
 
 
@@ -237,6 +229,8 @@ def sign(context: Context, what: str) -> None:
 )
 def diff(context: Context, old: str, new: str, json: bool = False) -> None:
     """Show the packages, wheels, files and sizes that differ between two images, trees or bills of materials."""
+    from nfsroot import difference
+
     done = difference.compare(_config(context), old, new, folder=caller.folder())
     if json:
         sys.stdout.write(done.as_json())
@@ -253,6 +247,8 @@ def diff(context: Context, old: str, new: str, json: bool = False) -> None:
 )
 def upstream_tests(context: Context, file: list[str], limit: float = 20.0) -> None:
     """Run PyTorch's own test files with the image's torch under emulation, and count the results."""
+    from flow import upstream_tests as upstream
+
     _at_least(1, limit=limit)
     done = upstream.run_tests(_config(context), file, limit_s=limit * 60)
     print(done.table())
@@ -277,6 +273,8 @@ def shell(
     qpulib: str = "",
 ) -> None:
     """Open a shell in the image with compilers, torch and libqpu; your folder is at /root/work."""
+    from flow import main_job
+
     config = _config(context, {"qpu.library": qpulib})
     status = main_job.open_shell(
         config,
@@ -298,6 +296,8 @@ def shell(
 )
 def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouched: bool = False) -> None:
     """Export the image as a root filesystem for NFS boot, audit it, and write the boot files."""
+    from nfsroot import export
+
     config = _config(context)
     done = export.export(
         config,
@@ -317,6 +317,8 @@ def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouc
 )
 def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: int = 0) -> None:
     """Serve the exported tree over NFS until Ctrl-C, and print the commands for the Pi."""
+    from nfsroot import serve
+
     config = _config(context, {"nfs.port": str(port) if port else ""})
     serve.serve(config, nfsv3=v3, address=address or None)
 
@@ -329,6 +331,9 @@ def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: i
 )
 def netboot(context: Context, alone: bool = False, address: str = "") -> None:
     """Boot boards without a card: DHCP, TFTP and NFS until Ctrl-C, with a table of the boards."""
+    from flow import firmware
+    from nfsroot import netboot as network_boot
+
     config = _config(context, {"nfs.address": address})
     network_boot.netboot(config, alone=alone, fetch_firmware=lambda: firmware.ready(config).folder)
 
@@ -337,6 +342,8 @@ def netboot(context: Context, alone: bool = False, address: str = "") -> None:
 @_reported
 def share_internet(context: Context, state: str) -> None:
     """Share this PC's internet connection with the board's subnet (NAT by nftables), or stop sharing it."""
+    from nfsroot import share_internet as sharing
+
     actions = {"on": sharing.on, "off": sharing.off, "status": sharing.status}
     if state not in actions:
         raise Exit(f"share-internet: expected on, off or status, found {state!r}", code=2)
@@ -374,6 +381,8 @@ def run_on_pi(
     shard: bool = False,
 ) -> None:
     """Run the device suite on a real Pi or in QEMU; write JUnit, evidence and the HTML report."""
+    from device import suite
+
     chosen = [f"--{name}" for name, given in {"place": place, "tag": tag, "all": all}.items() if given]
     if shard and not (tag or all):
         raise ConfigError(["--shard requires --tag or --all, which select the boards (docs/lab.md)"])
@@ -381,7 +390,7 @@ def run_on_pi(
         others = {"host": host, "qemu": qemu, "chroot": chroot, "init": init, "cpu": cpu}
         if excluded := [*chosen[1:], *(f"--{name}" for name, given in others.items() if given)]:
             raise ConfigError([f"{chosen[0]} excludes {', '.join(excluded)}"])
-        from device.lab import run as lab_run  # imported only here, because importing labgrid is slow
+        from device.lab import run as lab_run
 
         how = lab_run.How(keyword=select or None, timing=not no_timing)
         config = _config(context)
@@ -413,6 +422,8 @@ def run_on_pi(
 )
 def lab(context: Context, action: str, name: str = "") -> None:
     """Share boards through labgrid: start the coordinator and an exporter, show or check the boards, or stop both."""
+    from device.lab import log as lab_log
+
     if name and action != "log":
         raise ConfigError([f"--name: expected the action log, found {action}"])
     if action == "log":
@@ -514,6 +525,8 @@ def profile_remote(
 @_target_task(help={"qpulib": _QPULIB})
 def deploy(context: Context, qpulib: str = "") -> None:
     """Rebuild libqpu and the QPU extension and install them in the exported tree of a running board."""
+    from device import deploy as deployment
+
     done = deployment.deploy(_config(context, {"qpu.library": qpulib}))
     state = "deployed to" if done.changed else "nothing changed in"
     progress.summary(f"{state} {done.layout.tree} in {done.seconds:.1f} s", done.rows, warnings=done.warnings)
@@ -522,6 +535,8 @@ def deploy(context: Context, qpulib: str = "") -> None:
 @_target_task(name="sd-image")
 def sd_image(context: Context) -> None:
     """Make a compressed card image from the system image, with a block map and an entry for Raspberry Pi Imager."""
+    from sdcard import image as card_image
+
     made = card_image.build(_config(context))
     rows = [progress.row_of(item.path.name, item, made.seconds) for item in made.artefacts]
     progress.summary(f"made in {made.seconds:.1f} s", rows, warnings=made.warnings)
@@ -530,6 +545,8 @@ def sd_image(context: Context) -> None:
 @_target_task(name="write-card", help={"device": "the card, such as /dev/mmcblk0; all data on it is lost"})
 def write_card(context: Context, device: str) -> None:
     """Write the card image to a card, read it back and compare. Refuses mounted and fixed disks."""
+    from sdcard import write as card_writing
+
     done = card_writing.write_card(_config(context), _path("device", device))
     print(f"{done.device}: {progress.human_size(done.size)} written and read back in {done.seconds:.1f} s")
 
@@ -556,6 +573,9 @@ def _configs(context: Context) -> list[Config]:
 @_target_task(help={**_IMAGES_HELP, "sign": "sign the image, its provenance and its bill of materials (docs/trust.md)"})
 def push(context: Context, registry: str = "", tag: str = "", user: str = "", sign: bool = False) -> None:
     """Push the system image and verify that the registry has it."""
+    from flow import publish
+    from registry.client import PushedIndex
+
     configs = _configs(context)
     made = publish.push(configs, registry=registry or None, tag=tag or None, user=user or None, sign=sign)
     images = made.images if isinstance(made, PushedIndex) else (made,)
@@ -586,6 +606,8 @@ def pull(
     context: Context, registry: str = "", tag: str = "", user: str = "", verify: bool = False, key: str = ""
 ) -> None:
     """Pull the system image, verify its digest and platform, and tag it with its local name."""
+    from flow import publish
+
     pulled = publish.pull(
         _configs(context),
         registry=registry or None,
@@ -612,6 +634,9 @@ def pull(
 @_reported
 def mirror(context: Context, url: list[str], remove: bool = False) -> None:
     """Add registry mirrors to the engine's daemon.json, show them, or remove them."""
+    from engine.dockerd import Daemon
+    from registry import mirrors
+
     daemon = Daemon.of(_config(context))
     if remove:
         state = mirrors.remove(url, daemon=daemon)
@@ -624,6 +649,8 @@ def mirror(context: Context, url: list[str], remove: bool = False) -> None:
 @_reported
 def registry(context: Context, action: str, purge: bool = False) -> None:
     """Run a registry on this machine, for trials and tests."""
+    from registry import local as local_registry
+
     config = _config(context)
     if action == "up":
         state = local_registry.up(config)
@@ -639,6 +666,8 @@ def registry(context: Context, action: str, purge: bool = False) -> None:
 @_target_task(help={"json": "print JSON"})
 def doctor(context: Context, json: bool = False) -> None:
     """Check this machine by performing the operations of a build, and print a fix for each problem."""
+    from doctor import examination, report
+
     findings = examination.examine(_config(context))
     if json:
         sys.stdout.write(report.as_json(findings))
@@ -651,6 +680,8 @@ def doctor(context: Context, json: bool = False) -> None:
 @_reported
 def down(context: Context) -> None:
     """Stop the engine that ./inv started; another running engine is not stopped."""
+    from engine.stop import stop_engine
+
     print(stop_engine(_config(context)))
 
 
@@ -707,6 +738,8 @@ _ARTEFACTS_HELP = {name: text for name, text in _REGISTRY_HELP.items() if name !
 @_target_task(help=_ARTEFACTS_HELP)
 def push_artefacts(context: Context, registry: str = "", user: str = "") -> None:
     """Push the wheels in the artefact cache, so that a team builds each wheel only once."""
+    from flow import share_artefacts as share
+
     done = share.push_artefacts(_config(context), registry=registry or None, user=user or None)
     progress.summary("pushed", [item.row for item in done])
 
@@ -714,6 +747,8 @@ def push_artefacts(context: Context, registry: str = "", user: str = "") -> None
 @_target_task(help=_ARTEFACTS_HELP)
 def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None:
     """Pull the wheels that this checkout would build, and verify them."""
+    from flow import share_artefacts as share
+
     done = share.pull_artefacts(_config(context), registry=registry or None, user=user or None)
     progress.summary("pulled", [item.row for item in done])
 
@@ -740,6 +775,9 @@ def build_wheel(
     no_build_isolation: bool = False,
 ) -> None:
     """Build a wheel of any Python package for the target and put it into the wheelhouse."""
+    from flow import build_wheel as any_wheel
+    from wheels.request import Options
+
     options = Options.parse(
         folder=caller.folder(),
         from_source=from_source,
@@ -780,6 +818,8 @@ def audit_wheel(context: Context, what: str, cpu: str, json: bool = False) -> No
 )
 def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None:
     """Serve the wheels as a package index until Ctrl-C, and print the pip commands for the Pi."""
+    from flow import serve_wheels
+
     config = _config(context, {"wheels.port": str(port) if port else ""})
     serve_wheels.serve_wheels(config, address=address or None)
 
@@ -798,6 +838,8 @@ def build_cuda_wheel(
     context: Context, torch: list[str], architecture: str = "amd64", plan: bool = False, check: bool = False
 ) -> None:
     """Build the wheel with CUDA operators for the GPUs in cuda.architectures; does not require a GPU."""
+    from flow import cuda_checks, cuda_job
+
     config = _config(context)
     if plan:
         print(plan_table(cuda_job.plan(config, architecture)))
@@ -828,6 +870,8 @@ def cuda_timing(
     timeline: bool = False,
 ) -> None:
     """Time a GPU operation in four ways, with and without synchronisation, and mark the kernel's time in the output."""
+    from flow import cuda_timing as cuda_timing_tool
+
     _at_least(1, runs=runs)
     done = cuda_timing_tool.measure(_config(context), op=op, inputs=input, runs=runs, timeline=timeline)
     print(f"{done.text}\nfiles: {done.folder}")

@@ -27,20 +27,12 @@ from typing import Any
 import docker.auth
 import docker.errors
 
+from registry import passwords
 from registry.reference import Reference
 from toolchain import progress
 from toolchain.errors import AccessDenied
 
-PASSWORD_VARIABLE = "PITORCH_REGISTRY_PASSWORD"  # noqa: S105  (the name of a variable)
-
-_taken = ""
-
-
-def take_password() -> str:
-    """Return the password from the environment. The first call removes it there; later calls return it again."""
-    global _taken
-    _taken = os.environ.pop(PASSWORD_VARIABLE, "") or _taken
-    return _taken
+PASSWORD_VARIABLE = passwords.REGISTRY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +65,7 @@ def find(reference: Reference, *, user: str = "") -> Credentials | None:
     helper is missing or fails.
     """
     stored = _stored(reference.host)
-    if password := take_password():
+    if password := passwords.take(PASSWORD_VARIABLE):
         name = user or (stored.user if stored else "")
         if not name:
             raise AccessDenied(

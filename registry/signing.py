@@ -11,7 +11,6 @@ import base64
 import binascii
 import getpass
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,23 +24,15 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import UnverifiedSignatureError, VerificationError
 from securesystemslib.signer import CryptoSigner, Signature, SSlibKey
 
+from registry import passwords
 from toolchain.errors import SignatureRefused, UserError
 
-PASSWORD_VARIABLE = "PITORCH_SIGNING_PASSWORD"  # noqa: S105  (the name of a variable)
+PASSWORD_VARIABLE = passwords.SIGNING
 STATEMENT_TYPE = "application/vnd.in-toto+json"
 _KIND = "an ECDSA key on the curve P-256 in a PEM file"
 _MAKE = "run openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes-256-cbc -out signing.pem"
 _KEY_ID = ""
 """The key id is empty: cosign ignores an empty key id, but would look up any other one among its own key ids."""
-
-_taken = ""
-
-
-def take_password() -> str:
-    """Return the password from the environment. The first call removes it there; later calls return it again."""
-    global _taken
-    _taken = os.environ.pop(PASSWORD_VARIABLE, "") or _taken
-    return _taken
 
 
 @dataclass(frozen=True)
@@ -104,7 +95,7 @@ def _other_kind(path: Path) -> UserError:
 
 
 def _password(path: Path) -> str:
-    if password := take_password():
+    if password := passwords.take(PASSWORD_VARIABLE):
         return password
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise UserError(

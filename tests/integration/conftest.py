@@ -9,8 +9,8 @@ import docker
 import pytest
 from registry_parts import HTPASSWD, engine_client, need
 
-from registry import credentials
 from registry import local as local_registry
+from registry import passwords
 from registry.credentials import PASSWORD_VARIABLE
 from registry.local import Registry, Settings
 
@@ -48,5 +48,5 @@ def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("DOCKER_CONFIG", str(folder))
     monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
-    monkeypatch.setattr(credentials, "_taken", "")
+    monkeypatch.setattr(passwords, "_taken", {})
     return folder

@@ -41,7 +41,7 @@ from registry_parts import (
 )
 
 from registry import client as registry
-from registry import connection, credentials, retries, transfer, trust
+from registry import connection, passwords, retries, transfer, trust
 from registry import local as local_registry
 from registry.credentials import PASSWORD_VARIABLE
 from registry.local import Registry, Settings
@@ -71,7 +71,7 @@ def _no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("docker-registry")
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
     monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
-    monkeypatch.setattr(credentials, "_taken", "")
+    monkeypatch.setattr(passwords, "_taken", {})
 
 
 def error_from_the_engine(client: docker.DockerClient, config: Config) -> UserError:

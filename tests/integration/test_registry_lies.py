@@ -17,7 +17,7 @@ import pytest
 from registry_parts import KIB, MIB, config_for, forget, image, need, pull
 
 from registry import client as registry
-from registry import connection, credentials, oras, retries, transfer
+from registry import connection, credentials, oras, passwords, retries, transfer
 from registry import local as local_registry
 from registry.connection import Connection, log_in
 from registry.credentials import PASSWORD_VARIABLE, Credentials
@@ -143,7 +143,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "warn", lambda _: None)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
     monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
-    monkeypatch.setattr(credentials, "_taken", "")
+    monkeypatch.setattr(passwords, "_taken", {})
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from registry_parts import (
 from flow import publish
 from images import sbom
 from recipes.torch import provenance
-from registry import attestations, distribution, oras, signing
+from registry import attestations, distribution, oras, passwords, signing
 from registry.attestations import CYCLONEDX, PROVENANCE, SPDX
 from registry.distribution import digest_of
 from registry.local import Registry
@@ -300,7 +300,7 @@ def test_password_is_needed_and_not_shown(
 ) -> None:
     need("openssl")
     encrypted = make_keys(tmp_path, "encrypted", password=PASSWORD)
-    monkeypatch.setattr(signing, "_taken", "")
+    monkeypatch.setattr(passwords, "_taken", {})
     with pytest.raises(UserError, match="is encrypted"):
         signing.load_private(encrypted.private)
     monkeypatch.setenv(signing.PASSWORD_VARIABLE, "Wrong_secret_93")
@@ -368,7 +368,7 @@ def test_push_signs_the_index_of_several_architectures(plain: Registry, keys: Ke
 @pytest.mark.engine
 def test_push_signs_and_pull_verifies(plain: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encrypted = make_keys(tmp_path, "encrypted", password=PASSWORD)
-    monkeypatch.setattr(signing, "_taken", PASSWORD)
+    monkeypatch.setattr(passwords, "_taken", {passwords.SIGNING: PASSWORD})
     settings = {"signing_key": str(encrypted.private), "public_key": str(encrypted.public)}
     config = config_for(tmp_path, plain.address, repository="whole", **settings)
     name = config.image_reference("system")

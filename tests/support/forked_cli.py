@@ -19,7 +19,8 @@ PROGRAM = """
 import ast, json, os, runpy, sys
 from pathlib import Path
 for path in ("tasks.py", "toolchain/cli.py"):
-    body = [node for node in ast.parse(Path(path).read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    nodes = ast.walk(ast.parse(Path(path).read_text()))
+    body = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
     exec(compile(ast.Module(body, []), path, "exec"), {})
 import invoke.main
 for line in sys.stdin:

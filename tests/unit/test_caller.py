@@ -18,16 +18,20 @@ from toolchain.config import ROOT
 # Replaces the function that each task calls with one that prints the paths. This runs in a separate process, because
 # tasks.py removes the INVOKE_* variables from the environment.
 PRINT_PATHS = """
-import json, sys
+import importlib, json, sys
 from invoke.context import Context
 import tasks
 printed = []
 def tell(*given, **named):
     printed.extend(str(item) for item in (*given[1:], *named.values()))
     raise tasks.UserError("printed")
-for place in ("main_job.open_shell", "export.export", "profiling.profile", "any_wheel.build_wheel"):
-    module, name = place.split(".")
-    setattr(getattr(tasks, module), name, tell)
+for module, name in (
+    ("flow.main_job", "open_shell"),
+    ("nfsroot.export", "export"),
+    ("device.remote.profiling", "profile"),
+    ("flow.build_wheel", "build_wheel"),
+):
+    setattr(importlib.import_module(module), name, tell)
 task, options = getattr(tasks, sys.argv[1]), json.loads(sys.argv[2])
 try:
     task.body(Context(tasks.namespace.configuration()), **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,6 +170,15 @@ def test_toolchain_imports_no_large_package() -> None:
         if name.split(".")[0] in heavy
     ]
     assert wrong == []
+
+
+def test_a_start_imports_only_the_toolchain() -> None:
+    """Otherwise, each start of ``./inv`` and each completion in a shell takes several times as long."""
+    code = "import sys, tasks; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert loaded & set(ORDER) == {"registry", "tasks", "toolchain"}
+    assert loaded & {"docker", "labgrid", "numpy", "requests", "securesystemslib"} == set()
 
 
 def test_no_module_imports_torch_at_the_top() -> None:

@@ -1,0 +1,19 @@
+"""Take passwords from the environment, so that the programs that tasks start do not inherit them.
+
+A separate module, because every task takes the passwords, and the modules that use them import large libraries.
+"""
+
+from __future__ import annotations
+
+import os
+
+REGISTRY = "PITORCH_REGISTRY_PASSWORD"
+SIGNING = "PITORCH_SIGNING_PASSWORD"
+
+_taken: dict[str, str] = {}
+
+
+def take(variable: str) -> str:
+    """Return the password from the environment. The first call removes it there; later calls return it again."""
+    _taken[variable] = os.environ.pop(variable, "") or _taken.get(variable, "")
+    return _taken[variable]
