@@ -796,7 +796,7 @@ def test_password_reaches_only_the_task(checkout: Checkout, tmp_path: Path, vari
     (tmp_path / "toolchain" / "cli.py").write_text(module)
     path, tasks = f"{programs}:{os.environ['PATH']}", str(tmp_path)
     for password in ("a secret 'with' $signs", ""):
-        ended = checkout.run("task", PATH=path, PYTHONPATH=tasks, **{variable: password})
+        ended = checkout.run("task", cwd=None, PATH=path, PYTHONPATH=tasks, **{variable: password})
         assert (ended.returncode, ended.stdout) == (0, f"{password or 'none'}\n"), ended.stderr
     environments = [file.read_bytes() for file in seen.iterdir()]
     assert len(environments) > 5
