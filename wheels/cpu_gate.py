@@ -152,7 +152,9 @@ def _by_attributes(file: str, elf: ELFFile, cpu: Cpu) -> list[Function]:
         for tag, value in wheels.arm_attributes(elf).items()
         if value > cpu.attributes.get(tag, value)
     }
-    return [Function(file, f"build attribute {tag}={value}", {tag: 1}, UNCHECKED, "") for tag, value in beyond.items()]
+    detecting = PurePosixPath(file).name.startswith(tuple(_data()["attributes"]["detecting_libraries"]))
+    state = UNPROVEN if detecting else UNCHECKED
+    return [Function(file, f"build attribute {tag}={value}", {tag: 1}, state, "") for tag, value in beyond.items()]
 
 
 @dataclass(frozen=True)

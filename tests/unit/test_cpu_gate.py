@@ -230,11 +230,14 @@ def test_a_wheel_is_examined_with_its_folders(tmp_path: Path) -> None:
     assert static.functions == (Function("p/a.so", "f", {"LSE atomics": 1}, UNCHECKED, ""),)
 
 
-@pytest.mark.parametrize(("value", "state"), [(10, []), (14, [UNCHECKED])])
-def test_32_bit_files_are_judged_by_their_attributes(tmp_path: Path, value: int, state: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "state"),
+    [("a.so", 10, []), ("a.so", 14, [UNCHECKED]), ("torch.libs/libXNNPACK-57c47154.so.0.20241108", 14, [UNPROVEN])],
+)
+def test_32_bit_files_are_judged_by_their_attributes(tmp_path: Path, name: str, value: int, state: list[str]) -> None:
     # Tag_ABI_VFP_args becomes Tag_CPU_arch; the flag in the header marks the file as hard-float.
     content = elf(EM_ARM, flags=HARD, vfp_args=1).replace(bytes([28, 1]), bytes([6, value]))
-    wheel = make_wheel(tmp_path, {"a.so": content})
+    wheel = make_wheel(tmp_path, {name: content})
     static = cpu_gate.examine(wheel, cpu_gate.load_cpu("cortex-a7"), Disassembler(tmp_path))
     assert [item.state for item in static.functions] == state
 
