@@ -511,9 +511,9 @@ def profile_remote(
             )
         else:
             raise UserError(
-                "the options select neither a kernel nor a model",
+                "the options do not select one kernel or one model",
                 expected="--kernel (with --size, --keep), or --model (with --export, --html)",
-                found="both" if kernel and model else "neither, or an option that belongs to the other one",
+                found=("both" if model else "neither") if bool(kernel) == bool(model) else "an option of the other one",
                 fix="see ./inv profile-remote --help",
             )
     if json:

@@ -24,6 +24,8 @@ _NEEDED_MIB = 1024
 _TORCH_NEEDED_MIB = 1536
 _SYMPY_NEEDS = "mpmath==1.3.0"
 """SymPy, which torch.export uses, imports this package."""
+_TORCHVISION = ("torchvision==0.28.0", "pillow==13.0.0")
+"""The torchvision for the pinned PyTorch, because many models are built from its networks."""
 _LIMIT_S = 1800.0
 
 
@@ -55,9 +57,9 @@ def ready(config: Config) -> TvmEnvironment:
 
 
 def ready_for_models(config: Config) -> TvmEnvironment:
-    """TVM and, for exporting models, PyTorch for this PC. Raises the same errors as ``ready``."""
+    """TVM and, for exporting models, PyTorch and torchvision for this PC. Raises the same errors as ``ready``."""
     tvm = ready(config)
-    pins = (native_environment.TORCH, *native_environment.TORCH_NEEDS, _SYMPY_NEEDS)
+    pins = (native_environment.TORCH, *native_environment.TORCH_NEEDS, _SYMPY_NEEDS, *_TORCHVISION)
     torch = _installed(config, "torch", pins, _TORCH_NEEDED_MIB)
     return TvmEnvironment(tvm.site, (torch,))
 

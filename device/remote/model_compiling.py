@@ -7,6 +7,7 @@ inputs.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import sys
 import traceback
@@ -94,6 +95,7 @@ def _require_fixed(reference: str, exported: Any) -> None:
 def _made(reference: str, folder: str) -> tuple[str, Any, tuple[Any, ...]]:
     import torch
 
+    _allow_torchvision()
     module_name, _, function_name = reference.partition(":")
     sys.path.insert(0, folder)
     torch.manual_seed(0)  # so that random weights are the same in every run
@@ -102,6 +104,23 @@ def _made(reference: str, folder: str) -> tuple[str, Any, tuple[Any, ...]]:
     if not shape or not isinstance(found[1], tuple):
         raise Fault("model", f"{reference}: expected it to return (torch.nn.Module, tuple of inputs)")
     return function_name, found[0].eval(), found[1]
+
+
+def _allow_torchvision() -> None:
+    """Make ``import torchvision`` possible if its operators cannot be loaded; the networks do not use them.
+
+    The wheel in the public index is compiled for CUDA. With PyTorch for CPUs, its import fails: it lacks two operators.
+    """
+    import torch
+
+    found = importlib.util.find_spec("torchvision")
+    if found is None or found.origin is None:
+        return
+    try:
+        torch.ops.load_library(Path(found.origin).with_name("_C.so"))
+    except OSError:
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def _arrays(values: list[Any], what: str) -> tuple[Any, ...]:
@@ -148,7 +167,9 @@ def _compile(model: Model, target: Mapping[str, Any], linker: str, library: Path
     _require_same("output", plan.outputs, model.expected)
     names = {name for name, _ in plan.steps}
     functions = {
-        item.name_hint: _without_runtime(item.name_hint, module[item]).with_attr("global_symbol", item.name_hint)
+        item.name_hint: _without_runtime(item.name_hint, module[item], exported).with_attr(
+            "global_symbol", item.name_hint
+        )
         for item in module.get_global_vars()
         if item.name_hint in names
     }
@@ -176,10 +197,10 @@ def _require_same(what: str, planned: list[Tensor], arrays: tuple[Any, ...]) -> 
             raise Fault("model", f"{what} {index} is {here} in TVM, {there} in PyTorch")
 
 
-def _without_runtime(name: str, function: Any) -> Any:
+def _without_runtime(name: str, function: Any, exported: Any) -> Any:
     """The operator's function. Parallel loops, which use TVM's thread pool, are replaced by serial loops.
 
-    Raises Fault ``model`` if the function calls TVM's runtime.
+    Raises Fault ``model`` if the function calls TVM's runtime. TVM names functions after the operators in them.
     """
     from tvm import ir, tirx
     from tvm_ffi import structural_map, structural_walk
@@ -199,7 +220,10 @@ def _without_runtime(name: str, function: Any) -> Any:
 
     structural_walk(function.body, (ir.Call, note))
     if callees:
-        raise Fault("model", f"TVM lowers its operator {name} to {callees[0]}, which needs TVM's runtime")
+        nodes = [node for node in exported.graph.nodes if node.op == "call_function"]
+        places = dict.fromkeys(_place(node) for node in nodes if node.target.__name__.split(".")[0] in name)
+        where = f" ({', '.join(places)})" if places else ""
+        raise Fault("model", f"TVM lowers its operator {name}{where} to {callees[0]}, which needs TVM's runtime")
     return function.with_body(structural_map(function.body, (tirx.For, serial)))
 
 
@@ -262,4 +286,14 @@ def _guarded(name: str, problem: str, action: Callable[[], _T]) -> _T:
         raise
     except (Exception, SystemExit) as fault:
         traceback.print_exc()  # to the worker's log
-        raise Fault("model", f"{name} {problem}: {type(fault).__name__}: {last_lines(str(fault))}") from fault
+        found = f"{name} {problem}{_node_of(fault)}: {type(fault).__name__}: {last_lines(str(fault))}"
+        raise Fault("model", found) from fault
+
+
+def _node_of(fault: BaseException) -> str:
+    """The operator that TVM's importer was translating when it raised ``fault``, and its place; or an empty string."""
+    nodes = [frame.f_locals.get("node") for frame, _ in traceback.walk_tb(fault.__traceback__)]
+    for node in reversed(nodes):
+        if node is not None and getattr(node, "op", "") == "call_function":
+            return f" at {node.target} ({_place(node)})"
+    return ""

@@ -22,6 +22,7 @@ from toolchain import progress
 
 _MOST_DIMENSIONS = 3
 _MOST_ERRORS = 3
+_PLACE = re.compile(r"(?<!\S)\S*:(\d+):(\d+): ")
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,7 @@ def program(path: Path, kernel: Kernel) -> Program:
     return Program(
         kernel=path.stem,
         options=f"-DSIZE={kernel.size}",
-        # With this line, the compiler's messages name the file and its line numbers.
-        source=f'#line 1 "{source.name}"\n{text}',
+        source=text,
         work_items=tuple(work_items),
         group=None if group is None else tuple(group),
     )
@@ -109,10 +109,11 @@ def program(path: Path, kernel: Kernel) -> Program:
 def compiler_errors(log: str) -> str:
     """The error of ``clBuildProgram`` and the first errors in its compiler's output.
 
-    The loader sends the error's name and the output's lines with a separator between them.
+    The loader sends the error's name and the output's lines with a separator between them. Each driver has its own name
+    for the source, such as ``<kernel>`` or a temporary file, and NVIDIA's ignores ``#line``. The names are left out.
     """
     name, *lines = (line.strip() for line in log.split("\x1e") if line.strip())
-    errors = [line for line in lines if re.search(r"\berror\b", line)]
+    errors = [_PLACE.sub(r"line \1, column \2: ", line) for line in lines if re.search(r"\berror\b", line)]
     return " / ".join((name, *(errors or lines)[:_MOST_ERRORS]))
 
 

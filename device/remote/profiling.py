@@ -84,7 +84,7 @@ class Profile:
             ("minimum", seconds_text(min(self.seconds))),
             (
                 "GFLOPS",
-                f"{self.gflops:.4g}" if self.gflops is not None else "the kernel does not define its operations",
+                _rate(self.gflops) if self.gflops is not None else "the kernel does not define its operations",
             ),
         ]
         if self.board:
@@ -98,7 +98,7 @@ class Profile:
         elif self.foreign and not self.board.startswith("Raspberry Pi"):
             found.append(("note", "not identified as a Raspberry Pi, possibly emulated; not measured on hardware"))
         if self.model_s is not None:
-            rate = f", {self.operations / self.model_s / 1e9:.4g} GFLOPS" if self.operations and self.model_s else ""
+            rate = f", {_rate(self.operations / self.model_s / 1e9)} GFLOPS" if self.operations and self.model_s else ""
             found.append(
                 ("model", f"{seconds_text(self.model_s)} per run{rate}: estimate of the emulator's cycle model")
             )
@@ -523,3 +523,8 @@ def seconds_text(value: float) -> str:
         if value >= scale:
             return f"{value / scale:.4g} {unit}"
     return f"{value / 1e-9:.4g} ns"
+
+
+def _rate(gflops: float) -> str:
+    """A number with four significant digits, and without an exponent if it is large."""
+    return f"{gflops:,.0f}" if gflops >= 1000 else f"{gflops:.4g}"

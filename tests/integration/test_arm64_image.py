@@ -18,7 +18,7 @@ from container_builds import both_compilers_agree, container_and_cross_builds_ag
 from device_parts import bootable, booted_here
 
 from device import suite
-from device.remote import environment, profiling, servers
+from device.remote import environment, models, profiling, servers
 from device.remote.environment import TvmEnvironment
 from device.remote.loader_session import Timing
 from engine.connect import connect
@@ -32,7 +32,7 @@ from nfsroot.private_network import private_network
 from recipes.torch import published
 from toolchain import ports, process
 from toolchain.architecture import ARCHITECTURES
-from toolchain.config import Config
+from toolchain.config import ROOT, Config
 from toolchain.errors import PlatformMismatch
 from toolchain.manifest import Manifest
 
@@ -218,6 +218,19 @@ def test_the_server_runs_only_64_bit_kernels(for_64_bit: Config, tvm: TvmEnviron
             assert done.mean_s > 0
         with pytest.raises(PlatformMismatch, match="does not match the architecture"):
             profiling.profile(for_64_bit, kernel="add_one", target="armv7", device=device, timing=TIMING)
+
+
+def test_the_server_runs_a_model(for_64_bit: Config, tvm: TvmEnvironment) -> None:
+    port = ports.free_port()
+    with board(for_64_bit, ["--host", "127.0.0.1", "--port", str(port)]):
+        done = models.profile(
+            for_64_bit, model="remote_models:transformer", target="aarch64", device=f"127.0.0.1:{port}", timing=TIMING,
+            folder=ROOT / "tests" / "support",
+        )  # fmt: skip
+    assert done.checked == 320
+    assert done.parameters == "sent"
+    assert dict(done.rows())["note"].endswith("not measured on hardware")
+    assert len(done.seconds) == TIMING.number * TIMING.repeat
 
 
 def test_the_server_is_requested_from_a_tracker(for_64_bit: Config, tvm: TvmEnvironment) -> None:

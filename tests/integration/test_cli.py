@@ -235,6 +235,23 @@ def test_without_a_file_nothing_is_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ((), "neither"),
+        (("--kernel=gemm", "--model=nets:cnn"), "both"),
+        (("--kernel=gemm", "--html=report.html"), "an option of the other one"),
+        (("--model=nets:cnn", "--size=64"), "an option of the other one"),
+    ],
+)
+def test_profile_remote_needs_either_a_kernel_or_a_model(words: tuple[str, ...], found: str) -> None:
+    done = run("profile-remote", "--target=local", *words)
+    assert done.returncode == 10
+    assert "the options do not select one kernel or one model" in done.stderr
+    assert f"found:    {found}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("verify", "torch", "--sample=x"), "--sample: expected a number, found 'x'"),

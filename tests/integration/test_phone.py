@@ -244,7 +244,12 @@ def own_server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize(
     ("target", "device"),
-    [("local", "adb://"), ("local", f"adb://{FOUND_BY_PORT}"), ("aarch64", f"adb://{WIRELESS}")],
+    [
+        ("local", "adb://"),
+        ("local", f"adb://{FOUND_BY_PORT}"),
+        ("aarch64", f"adb://{WIRELESS}"),
+        ("armv7", f"adb://{WIRELESS}"),
+    ],
 )
 def test_kernel_runs_through_adb_and_leaves_nothing(
     product_config: Config, root: Path, adbd: int, target: str, device: str

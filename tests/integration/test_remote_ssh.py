@@ -10,12 +10,12 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import pytest
 from lab_parts import eventually
 from ssh_board import ssh_board, sshd_in
@@ -42,6 +42,8 @@ BOARD = "192.168.77.50"
 DEVICE = f"tree://root@{BOARD}"
 QUICK = Timing(number=1, repeat=2, min_repeat_ms=0, warm_up=0)
 ENDLESS = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
+BUSY_S = 2.0
+"""Processor time that a program uses only in an endless measurement: the loader starts in less."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,19 @@ class Running:
                 words |= set(Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
         return {word for word in words if word.startswith("/") and word.endswith("/loader")}
 
+    def busy_s(self) -> float:
+        """Return the processor time that the sessions' programs have used."""
+        total = 0.0
+        for pid in self.programs("/loader"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += psutil.Process(pid).cpu_times().user
+        return total
+
     def lose(self, seen: list[Path]) -> None:
-        """Wait for the session's program, note its file, and end the SSH login as a lost connection would."""
+        """Wait until the session's program works, note its file, and end the SSH login as a lost connection would."""
         (word,) = eventually(self.loaders)
         seen.append(Path(word))
-        time.sleep(1)  # the program has started its work
+        eventually(lambda: self.busy_s() > BUSY_S)
         for pid in self.programs("sshd"):
             if b"listener" not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
@@ -108,10 +118,8 @@ def board(product_config: Config, tmp_path: Path) -> Iterator[Running]:
         yield made
 
 
-def run(board: Running, model: str) -> ModelProfile:
-    return models.profile(
-        board.config, model=model, target="local", device=DEVICE, timing=QUICK, folder=SUPPORT, export=None
-    )
+def run(board: Running, model: str, timing: Timing = QUICK) -> ModelProfile:
+    return models.profile(board.config, model=model, target="local", device=DEVICE, timing=timing, folder=SUPPORT)
 
 
 def test_model_runs_in_tvm_and_in_the_boards_torch(board: Running) -> None:
@@ -165,6 +173,17 @@ def test_lost_connection_leaves_no_kernel_and_no_file(board: Running) -> None:
         lost = pool.submit(board.lose, seen)
         with pytest.raises((BoardLost, BoardSilent)):
             profiling.profile(board.config, kernel="add_one", target="local", device=DEVICE, timing=ENDLESS)
+        lost.result()
+    eventually(lambda: not board.programs("/loader"))
+    eventually(lambda: not seen[0].parent.exists())
+
+
+def test_lost_connection_leaves_no_model_and_no_file(board: Running) -> None:
+    seen: list[Path] = []
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(board.lose, seen)
+        with pytest.raises((BoardLost, BoardSilent)):
+            run(board, "remote_models:cnn", ENDLESS)
         lost.result()
     eventually(lambda: not board.programs("/loader"))
     eventually(lambda: not seen[0].parent.exists())

@@ -75,6 +75,16 @@ def topk() -> Any:
     return Calls(lambda x: torch.topk(x, 3)[0]), (torch.randn(4, 8),)
 
 
+def refused() -> Any:
+    """Return a model with an operator that TVM's importer has, but not with an offset."""
+    return Calls(lambda x: torch.as_strided(x, (2,), (1,), 1) + 1), (torch.randn(4),)
+
+
+def ordered() -> Any:
+    """Return a model that sorts in its second layer."""
+    return nn.Sequential(nn.ReLU(), Calls(lambda x: torch.sort(x, 1)[0])), (torch.randn(4, 8),)
+
+
 def changes_its_buffer() -> Any:
     return Counter(), (torch.randn(2),)
 

@@ -1,7 +1,7 @@
 /* Runs an exported model once. Build the program in this folder, with the board's compiler:
  *   cc main.c -o example -L. -lmodel -Wl,-rpath,'$ORIGIN'
  *   ./example model.params input0.bin ... output0.bin ...
- * The program reads the inputs from files and writes the outputs to files: dense arrays without a header. */
+ * The inputs and outputs are files that contain dense arrays, without a header. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,18 +10,12 @@
 
 #include "model.h"
 
-enum { MOST = 64 };
-
-static int fail(const char *what) {
-  perror(what);
-  return 1;
-}
+static int fail(const char *what) { return perror(what), 1; }
 
 int main(int count, char **words) {
-  void *inputs[MOST], *outputs[MOST];
   int in = 0, out = 0;
-  while (in < MOST && pitorch_model_input_bytes(in) > 0) in++;
-  while (out < MOST && pitorch_model_output_bytes(out) > 0) out++;
+  while (pitorch_model_input_bytes(in) > 0) in++;
+  while (pitorch_model_output_bytes(out) > 0) out++;
   if (count != 2 + in + out) return fprintf(stderr, "expected the parameters, %d inputs, %d outputs\n", in, out), 2;
 
   const int file = open(words[1], O_RDONLY);
@@ -29,22 +23,20 @@ int main(int count, char **words) {
   const size_t bytes = pitorch_model_parameter_bytes();
   if (lseek(file, 0, SEEK_END) != (off_t)bytes)
     return fprintf(stderr, "%s: expected %zu bytes, the parameters of this model\n", words[1], bytes), 1;
-  void *parameters = bytes > 0 ? mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file, 0) : NULL;
+  void *arrays[count], *parameters = bytes > 0 ? mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file, 0) : NULL;
   if (parameters == MAP_FAILED) return fail(words[1]);
-
   for (int i = 0; i < in + out; i++) {
     const size_t size = i < in ? pitorch_model_input_bytes(i) : pitorch_model_output_bytes(i - in);
-    void **array = i < in ? &inputs[i] : &outputs[i - in];
-    if (posix_memalign(array, PITORCH_MODEL_ALIGNMENT, size) != 0) return fail("memory");
+    if (posix_memalign(&arrays[i], PITORCH_MODEL_ALIGNMENT, size) != 0) return fail("memory");
     FILE *from = i < in ? fopen(words[2 + i], "rb") : NULL;
-    if (i < in && (from == NULL || fread(*array, 1, size, from) != size || fclose(from) != 0)) return fail(words[2 + i]);
+    if (i < in && (from == NULL || fread(arrays[i], 1, size, from) != size || fclose(from) != 0)) return fail(words[2 + i]);
   }
-  if (pitorch_model_run(parameters, (const void *const *)inputs, outputs, NULL) != 0)
+  if (pitorch_model_run(parameters, (const void *const *)arrays, arrays + in, NULL) != 0)
     return fprintf(stderr, "%s\n", pitorch_model_error()), 1;
-  for (int i = 0; i < out; i++) {
-    FILE *to = fopen(words[2 + in + i], "wb");
-    const size_t size = pitorch_model_output_bytes(i);
-    if (to == NULL || fwrite(outputs[i], 1, size, to) != size || fclose(to) != 0) return fail(words[2 + in + i]);
+  for (int i = in; i < in + out; i++) {
+    FILE *to = fopen(words[2 + i], "wb");
+    const size_t size = pitorch_model_output_bytes(i - in);
+    if (to == NULL || fwrite(arrays[i], 1, size, to) != size || fclose(to) != 0) return fail(words[2 + i]);
   }
   return 0;
 }
