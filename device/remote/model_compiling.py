@@ -26,6 +26,9 @@ from device.remote.reporting import Fault, step
 TOLERANCE = (1e-4, 1e-4)
 """The relative and absolute tolerance against eager PyTorch on this PC. float32 sums are computed in a different order.
 
+If all outputs are below 1, the absolute tolerance is relative to the largest of them. Otherwise, every result would
+agree with very small outputs.
+
 For quantised models, the absolute tolerance is at least a quantisation step, because a value near the boundary between
 two steps may be rounded to either step.
 """
@@ -74,8 +77,15 @@ def load(reference: str, folder: str) -> Model:
             reference, "fails on its example inputs", lambda: exported.module()(*examples[0], **examples[1])
         )
     expected = _arrays(torch.utils._pytree.tree_leaves(results), "output")
-    tolerance = (TOLERANCE[0], max(TOLERANCE[1], model_quantization.largest_step(exported)))
+    absolute = max(TOLERANCE[1] * min(1.0, _largest(expected)), model_quantization.largest_step(exported))
+    tolerance = (TOLERANCE[0], absolute)
     return Model(name, exported, decomposed, inputs, expected, tolerance)
+
+
+def _largest(arrays: tuple[Any, ...]) -> float:
+    """The largest absolute value of the floating-point arrays; 1 if there is none or all values are 0."""
+    sizes = [numpy.abs(numpy.nan_to_num(item)).max() for item in arrays if item.size and item.dtype.kind == "f"]
+    return float(max(sizes, default=0)) or 1.0
 
 
 def _require_fixed(reference: str, exported: Any) -> None:

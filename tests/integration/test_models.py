@@ -69,6 +69,12 @@ def test_model_agrees_with_pytorch(model: str, elements: int) -> None:
         assert in_int8.reason == "the model has no layer that torch can quantise"
 
 
+def test_tolerance_is_relative_to_small_outputs() -> None:
+    relative, absolute = run("remote_models:small").tolerance
+    assert relative == 1e-4
+    assert 0 < absolute <= 1e-10
+
+
 def test_relu6_in_int8_is_close_to_float32() -> None:
     """Upstream's relu6 with QNNPACK returns the elements of an image in channels_last in the wrong order."""
     in_int8 = run("remote_models:limited").eager[1]
@@ -79,6 +85,9 @@ def test_relu6_in_int8_is_close_to_float32() -> None:
 def test_torchvision_network_agrees_with_pytorch(network: str) -> None:
     done = run(f"torchvision_models:{network}")
     assert done.checked == 1000
+    in_float32, in_int8 = done.eager
+    assert in_float32.largest > 0.1
+    assert in_int8.difference < in_int8.largest
     # The parameters are in memory once: they are mapped, not copied.
     assert 10 << 20 < done.parameter_bytes < done.peak_memory_bytes < 1.5 * done.parameter_bytes
 

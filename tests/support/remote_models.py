@@ -71,6 +71,11 @@ def limited() -> Any:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6(), nn.Conv2d(8, 4, 3)), (4 * torch.randn(1, 3, 8, 8),)
 
 
+def small() -> Any:
+    """Return a model whose outputs are far below 1."""
+    return Calls(lambda x: x * 1e-6), (torch.rand(12),)
+
+
 def topk() -> Any:
     return Calls(lambda x: torch.topk(x, 3)[0]), (torch.randn(4, 8),)
 

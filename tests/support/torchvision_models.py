@@ -7,15 +7,17 @@ from typing import Any
 import torch
 from torchvision import models
 
+from benchmarks.models.networks import settled
+
 
 def mobilenet_v2(side: int = 32) -> Any:
     """Return the network and an image, which is small by default."""
-    return models.mobilenet_v2(), (torch.randn(1, 3, side, side),)
+    return settled(models.mobilenet_v2()), (torch.randn(1, 3, side, side),)
 
 
 def resnet18(side: int = 32) -> Any:
     """Return the network and an image, which is small by default."""
-    return models.resnet18(), (torch.randn(1, 3, side, side),)
+    return settled(models.resnet18()), (torch.randn(1, 3, side, side),)
 
 
 def large_mobilenet_v2() -> Any:
