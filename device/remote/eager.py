@@ -67,6 +67,8 @@ def measure(
     ``python`` contains the environment variables that this PC's Python needs to import PyTorch. An error does not
     affect TVM's measurement, so it is not raised: each result states it as the reason.
     """
+    if address.kind not in LOADER_KINDS:
+        return not_run("TVM's server does not run PyTorch: choose the board by tree:// or ssh://")
     try:
         with progress.step(f"run the model in PyTorch on {address}"):
             results = _results(config, target, address, description, python)
@@ -86,8 +88,6 @@ def not_run(reason: str) -> tuple[Eager, ...]:
 def _results(
     config: Config, target: Target, address: Address, description: bytes, python: Mapping[str, str]
 ) -> Mapping[str, Any]:
-    if address.kind not in LOADER_KINDS:
-        raise UserError("TVM's server does not run PyTorch", found="choose the board by tree:// or ssh://")
     if address.kind == "emulator" and target.architecture != host_architecture():
         return _in_container(config, target, description)
     with loader_session.session(config, target, address, loader=SCRIPT, python=python) as board:

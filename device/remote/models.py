@@ -83,12 +83,13 @@ class ModelProfile:
     def rows(self) -> list[tuple[str, str]]:
         """The rows of the table."""
         relative, absolute = self.tolerance
+        allowed = f"{relative:g} relative or {absolute:.3g} absolute"
         text, size = profiling.seconds_text, progress.human_size
         found = [
             ("model", f"{self.model} ({', '.join(self.inputs)})"),
             ("target", self.target),
             ("device", self.device),
-            ("result", f"{self.checked} elements agree with PyTorch ({relative:g} relative or {absolute:g} absolute)"),
+            ("result", f"{self.checked} elements agree with PyTorch ({allowed})"),
             ("median", f"{text(self.median_s)} ({len(self.seconds)} runs)"),
             ("p90", text(self.p90_s)),
             ("parameters", f"{self.parameters}, SHA-256 {self.parameters_sha256[:12]}…, {size(self.parameter_bytes)}"),
@@ -102,8 +103,13 @@ class ModelProfile:
         return found
 
     def comparison(self) -> list[tuple[str, ...]]:
-        """The rows of the table that compares TVM with eager PyTorch, starting with the header row."""
+        """The rows of the table that compares TVM with eager PyTorch, starting with the header row.
+
+        There are no rows if the model was not run in PyTorch.
+        """
         text = profiling.seconds_text
+        if not any(item.seconds for item in self.eager):
+            return []
 
         def cells(name: str, tvm: str, shown: Callable[[Eager], str]) -> tuple[str, ...]:
             return (name, tvm, *(shown(item) if item.seconds else "–" for item in self.eager))
@@ -140,13 +146,13 @@ class ModelProfile:
         for row in self.rows():
             table.add_row(*row)
         console.print(table)
-        head, *rows = self.comparison()
-        table = _table("TVM and eager PyTorch on the same board")
-        for name in head:
-            table.add_column(name, overflow="fold")
-        for cells in rows:
-            table.add_row(*cells)
-        console.print(table)
+        if rows := self.comparison():
+            table = _table("TVM and eager PyTorch on the same board")
+            for name in rows[0]:
+                table.add_column(name, overflow="fold")
+            for cells in rows[1:]:
+                table.add_row(*cells)
+            console.print(table)
         for line in self.not_run:
             console.print(line, markup=False)
         table = _table("operators")
