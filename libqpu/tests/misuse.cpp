@@ -1,6 +1,7 @@
 // Tests errors in a kernel's source. The CompileError must name the kernel and the construct.
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "tests/run.hpp"
 
@@ -280,6 +281,18 @@ TEST_CASE("constant VPM places out of range are errors") {
     dmaSetupWrite(HORIZ, 64, 0);
     (void)p;
   }));
+}
+
+TEST_CASE("over 64 VPM reads in an expression are an error") {
+  const auto doubled = [](int times) {
+    vpmSetupRead(HORIZ, 16, 0);
+    vpmSetupWrite(HORIZ, 0);
+    std::vector<IntExpr> sums{vpmGetInt()};
+    for (int i = 0; i < times; ++i) sums.push_back(sums.back() + sums.back());
+    vpmPut(sums.back());
+  };
+  (void)compile([&](Ptr<Int>) { doubled(6); });
+  CHECK(contains(refused([&] { doubled(7); }), "an expression reads 128 vectors, but the VPM has 64"));
 }
 
 TEST_CASE("numbers that do not fit in an Int are errors") {

@@ -220,7 +220,7 @@ class Lowering {
       case StatementKind::PrintText: return;
       case StatementKind::PrintVector:
         // A QPU cannot print, but it must still perform the expression's VPM reads.
-        if (c_.source.expressions[s.value].readsVpm) (void)expressions_.evaluate(s.value);
+        if (c_.source.expressions[s.value].vpmReads > 0) (void)expressions_.evaluate(s.value);
         return;
       case StatementKind::SemaphoreRelease:
         memory_.waitForStore();

@@ -19,7 +19,7 @@ Value ExpressionLowering::evaluate(std::uint32_t id) {
     case SourceOp::QpuCount: return c_.qpuCount;
     default: break;
   }
-  if (!e.readsVpm && computedIn_[id] == serial_) return valueOf_[id];
+  if (e.vpmReads == 0 && computedIn_[id] == serial_) return valueOf_[id];
   const Value v = compute(e);
   computedIn_[id] = serial_;
   valueOf_[id] = v;

@@ -5,8 +5,6 @@
 namespace qpu::compiler {
 namespace {
 
-using detail::Expression;
-using detail::Op;
 using detail::Source;
 using detail::Statement;
 using detail::StatementKind;
@@ -14,14 +12,6 @@ using detail::StatementKind;
 class VpmAnalysis {
  public:
   explicit VpmAnalysis(const Source& source) : source_(source) {
-    // The VPM reads in an expression are repeated each time the expression is evaluated.
-    reads_.resize(source.expressions.size(), 0);
-    for (std::size_t i = 0; i < reads_.size(); ++i) {
-      const Expression& e = source.expressions[i];
-      if (e.op == Op::VpmRead) reads_[i] = 1;
-      if (e.op <= Op::VpmRead || !e.readsVpm) continue;
-      reads_[i] = reads_[e.a] + (isBinary(e.op) ? reads_[e.b] : 0);
-    }
     std::uint32_t last = 0;
     countSites(source.body, last);
     result_.needs.resize(last + 1);
@@ -90,7 +80,7 @@ class VpmAnalysis {
 
   int take(std::uint32_t expression, int unread) const {
     if (expression == detail::kNoExpression || unread == kUnknown) return unread;
-    return std::max(0, unread - reads_[expression]);
+    return std::max(0, unread - source_.expressions[expression].vpmReads);
   }
 
   int after(const std::vector<Statement>& statements, int unread) {
@@ -136,7 +126,6 @@ class VpmAnalysis {
   }
 
   const Source& source_;
-  std::vector<int> reads_;
   VpmByHand result_;
 };
 

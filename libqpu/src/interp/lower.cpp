@@ -137,7 +137,7 @@ class Lowering {
       case Op::QpuCount: return lazily(code_.countSlot, code_.slots);
       default: break;
     }
-    if (!e.readsVpm && computedIn_[id] == statement_) return slotOf_[id];
+    if (e.vpmReads == 0 && computedIn_[id] == statement_) return slotOf_[id];
     std::uint32_t a = 0;
     std::uint32_t b = 0;
     if (e.op != Op::VpmRead) {

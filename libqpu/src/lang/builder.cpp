@@ -14,7 +14,7 @@ namespace qpu::detail {
 namespace {
 
 Node constant(Type type, std::uint32_t bits) {
-  Expression e{Op::Constant, type, false};
+  Expression e{Op::Constant, type, 0};
   e.bits = bits;
   return Recorder::current().make(e);
 }
@@ -80,14 +80,14 @@ Node constantFloat(float value) {
 }
 
 Node leaf(Op op, Type type) {
-  return Recorder::current().make({op, type, op == Op::VpmRead});
+  return Recorder::current().make({op, type, op == Op::VpmRead ? 1 : 0});
 }
 
 Node unary(Op op, Type type, Node a) {
   Recorder& r = Recorder::current();
   const Expression& operand = r.expression(r.use(a));
   if (op == Op::Not && operand.op == Op::Constant) return constant(type, ~operand.bits);
-  Expression e{op, type, operand.readsVpm};
+  Expression e{op, type, operand.vpmReads};
   e.a = r.use(a);
   return r.make(e);
 }
@@ -100,7 +100,12 @@ Node binary(Op op, Type type, Node a, Node b) {
   if (left.op == Op::Constant && right.op == Op::Constant &&
       foldInt(op, left.bits, right.bits, folded))
     return constant(type, folded);
-  Expression e{op, type, left.readsVpm || right.readsVpm};
+  Expression e{op, type, left.vpmReads + right.vpmReads};
+  if (e.vpmReads > kVpmRows)
+    r.failHere("vpmGet", Location(),
+               "an expression reads " + std::to_string(e.vpmReads) + " vectors, but the VPM has " +
+                   std::to_string(kVpmRows) +
+                   "; every use of an expression reads its vectors again, unless it is assigned to a variable");
   e.a = a.id;
   e.b = b.id;
   return r.make(e);

@@ -57,7 +57,7 @@ Node Recorder::make(Expression e) {
 }
 
 Node Recorder::variable(Type type) {
-  Expression e{Op::Variable, type, false};
+  Expression e{Op::Variable, type, 0};
   e.bits = static_cast<std::uint32_t>(source_.variables.size());
   source_.variables.push_back(type);
   return make(e);

@@ -17,7 +17,7 @@ bool isBinary(Op op);
 struct Expression {
   Op op;
   Type type;
-  bool readsVpm;  // true if each evaluation reads the next vector from the VPM
+  int vpmReads;  // number of vectors that each evaluation reads from the VPM
   std::uint32_t a = 0;
   std::uint32_t b = 0;
   std::uint32_t bits = 0;  // value of a Constant, or number of a Variable

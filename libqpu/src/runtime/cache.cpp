@@ -199,7 +199,7 @@ std::string canonical(const detail::Source& source, const compiler::Options& opt
   w.list(source.expressions, [&w](const detail::Expression& e) {
     w.kind(e.op);
     w.kind(e.type);
-    w.number(e.readsVpm ? 1 : 0);
+    w.number(static_cast<std::uint32_t>(e.vpmReads));
     w.number(e.a);
     w.number(e.b);
     w.number(e.bits);
