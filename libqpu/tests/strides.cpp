@@ -170,7 +170,7 @@ TEST_CASE("odd-even sort works on interleaved halves") {
       expected.push_back(x);
     }
     std::sort(expected.begin(), expected.end());
-    k(&a);
+    k.call(&a);
     CHECK(std::equal(expected.begin(), expected.end(), a.begin()));
   }
 }

@@ -160,6 +160,8 @@ class Kernel {
         {detail::Argument<Ts>::uniform(arguments)..., 0}};
     detail::launch(*program_, qpus_, uniforms.data(), sizeof...(Ts), profiling_);
   }
+  // QPULib's other name for operator().
+  void call(typename detail::Argument<Ts>::Host... arguments) const { (*this)(arguments...); }
 
  private:
   std::shared_ptr<const detail::Program> program_;
