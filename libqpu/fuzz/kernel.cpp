@@ -153,6 +153,7 @@ void compare(const qpu::detail::Source& source, const fuzz::Facts& facts, Case c
     ended = interpret(qpu::interp::lower(source), c, error);
     expected = arrays().words();
   }
+  bool isAccepted = false;  // by a lower level
   for (int level = 0; level <= 2; ++level) {
     qpu::compiler::Options options;
     options.level = level;
@@ -164,8 +165,10 @@ void compare(const qpu::detail::Source& source, const fuzz::Facts& facts, Case c
       if (std::strstr(e.what(), "internal compiler error") != nullptr) differ(c, level, e.what());
       if (std::getenv("QPU_FUZZ_TELL") != nullptr)
         (void)std::fprintf(stderr, "level %d: %s\n", level, e.what());
+      if (isAccepted) differ(c, level, std::string("refused, but not by a lower level: ") + e.what());
       continue;
     }
+    isAccepted = true;
     for (const qpu::isa::Fault& f : qpu::isa::verify(object.words))
       if (causedByCompiler(f, ended && facts.queuesInOrder))
         differ(c, level, std::string(f.rule) + ": " + f.text + "\n" + fuzz::listing(object));
