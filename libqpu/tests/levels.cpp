@@ -224,8 +224,9 @@ Clocks clocksAt(int level, const std::vector<Work>& all) {
 }
 
 // The maximum ratio of the clocks at level 2 to those at level 1. Full optimisation may cause
-// contention that does not occur at lower levels.
-constexpr double kMoreContention = 1.25;
+// contention that does not occur at lower levels. The highest ratio is that of sigmoid on 4 QPUs,
+// 1.088.
+constexpr double kMoreContention = 1.09;
 
 double times(const Clocks& x, const Clocks& y, std::size_t i) {
   return static_cast<double>(x[i]) / static_cast<double>(y[i]);
@@ -271,16 +272,29 @@ TEST_CASE("optimisation keeps requests in flight") {
   // This kernel requests two vectors in advance and computes almost nothing. At the slow end of
   // the model's ranges, 3 QPUs saturate the memory. With more QPUs, the order in which their
   // requests arrive determines which QPUs wait for the same cache line and how often an SDRAM
-  // page is opened. Neither the number of QPUs nor the row pitch is known at compile time.
+  // page is opened. Neither the number of QPUs nor the row pitch is known at compile time. No other
+  // kernel in this file is slower when optimised.
   struct Limits {
-    int qpus;
     double some, full;  // maximum clocks at levels 1 and 2 with the slow model, relative to level 0
   };
-  static constexpr std::array<Limits, 7> kLimits = {
-      {{1, 1, 1}, {2, 1, 1}, {3, 1.05, 1.03}, {4, 1.06, 1.02}, {6, 1.03, 1}, {8, 1.06, 1.02}, {12, 1.09, 1.07}}};
+  // The measured ratios for 1 to 12 QPUs, with a margin of 0.5 %: they also depend on the arrays'
+  // addresses. At level 2, they exceed 1 on 3, 4 and 8 to 12 QPUs; the highest one is 1.048, on
+  // 12 QPUs.
+  static constexpr std::array<Limits, 12> kLimits = {{{1, 1},
+                                                      {1, 1},
+                                                      {1.047, 1.034},
+                                                      {1.057, 1.02},
+                                                      {1.027, 1},
+                                                      {1.032, 1},
+                                                      {1.03, 1},
+                                                      {1.058, 1.019},
+                                                      {1.064, 1.013},
+                                                      {1.084, 1.046},
+                                                      {1.059, 1.029},
+                                                      {1.074, 1.053}}};
   std::vector<Work> all;
-  for (const Limits& limits : kLimits)
-    all.push_back({"QPUs: " + std::to_string(limits.qpus), [&limits] { matrixVector(96, 10'000, limits.qpus); }});
+  for (int qpus = 1; qpus <= 12; ++qpus)
+    all.push_back({"QPUs: " + std::to_string(qpus), [qpus] { matrixVector(96, 10'000, qpus); }});
   for (const std::string& model : kModels) {
     const test::Setting setting("QPU_MODEL", model);
     const Clocks none = clocksAt(0, all), some = clocksAt(1, all), full = clocksAt(2, all);

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
+#include <map>
 #include <optional>
 #include <random>
 
@@ -18,6 +19,13 @@ std::uint32_t setting(const char* name, std::uint32_t otherwise) {
   const char* const text = std::getenv(name);
   return text == nullptr ? otherwise : static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10));
 }
+
+// Of the kernels 0 to 9,999, those that are slower at level 2 than at level 0, and the maximum
+// ratio of their clocks. They are faster on one QPU. The order in which several QPUs get access to
+// DMA is known only at run time. In 3042, 3180 and 9969, level 2 removes 10 to 18 % of the time of
+// the busier DMA engine, but the loads and stores of different QPUs overlap less. In 9087, both
+// levels have the same transfers, which start at different times.
+const std::map<std::uint32_t, double> kSlower = {{3042, 1.01}, {3180, 1.018}, {9087, 1.001}, {9969, 1.011}};
 
 using Clocks = std::array<std::uint64_t, 3>;  // clocks in the emulator's model, indexed by level
 
@@ -79,7 +87,7 @@ std::optional<Clocks> clocksOfRandomKernel(std::uint32_t seed) {
 TEST_CASE("kernels with 30 to 120 live vectors are correct") {
   const std::uint32_t first = setting("QPU_FUZZ_FIRST", 0);
   const std::uint32_t count = setting("QPU_FUZZ_KERNELS", 60);
-  std::uint32_t spilled = 0, slower = 0;
+  std::uint32_t spilled = 0;
   Clocks clocks{};
   for (std::uint32_t number = first; number < first + count; ++number) {
     CAPTURE(number);
@@ -88,23 +96,16 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
     spilled += outcome.spillBytes[2] > 0 ? 1 : 0;
     for (std::size_t level = 0; level < 3; ++level) clocks[level] += outcome.clocks[level];
     CHECK(outcome.clocksOnOne[2] <= outcome.clocksOnOne[0]);
-    // The order in which several QPUs get access to DMA is known only at run time. Loads and stores
-    // may overlap less than at level 0, which can make code slower although neither DMA engine
-    // transfers more. In the model, this applies to 2 of 4,128 kernels: 9087 (1.0002 times the
-    // clocks of level 0) and 9969 (1.01 times).
-    if (outcome.clocks[2] > outcome.clocks[0]) {
-      ++slower;
-      MESSAGE("kernel ", number, " takes ", outcome.clocks[2], " clocks at level 2 and ", outcome.clocks[0],
-              " at level 0");
-    }
-    CHECK(outcome.clocks[2] * 100 <= outcome.clocks[0] * 102);
+    const double ratio = static_cast<double>(outcome.clocks[2]) / static_cast<double>(outcome.clocks[0]);
+    const auto known = kSlower.find(number);
+    CHECK_MESSAGE((ratio > 1) == (known != kSlower.end()), ratio);
+    CHECK(ratio <= (known == kSlower.end() ? 1 : known->second));
   }
   // These clocks are in the emulator's model, and are sums over all kernels.
-  CHECK(slower <= 1 + count / 500);
   CHECK(clocks[1] <= clocks[0]);
   CHECK(clocks[2] <= clocks[1]);
   CHECK(spilled > count / 4);  // if not, the kernels do not test spilling
-  MESSAGE(count, " kernels, ", spilled, " of them with spilled vectors at level 2, ", slower, " slower than at level 0");
+  MESSAGE(count, " kernels, ", spilled, " of them with spilled vectors at level 2");
 }
 
 TEST_CASE("the expected order of floats is exact") {
@@ -132,16 +133,16 @@ TEST_CASE("random kernels are not slower at level 2") {
   // of the time. Which of these fetches overlap with DMA depends on the positions of the stores in
   // the cache lines. A kernel may therefore take one fetch longer than at level 0.
   const auto fetch = static_cast<std::uint64_t>(qpu::emu::kDefaultBoard.fetchMemoryClocks);
-  std::uint32_t count = 0, slower = 0;
+  constexpr std::uint32_t kOneFetchLonger = 507;
+  std::uint32_t count = 0;
   for (std::uint32_t seed = 0; seed < 1500; ++seed) {
     CAPTURE(seed);
     const std::optional<Clocks> clocks = clocksOfRandomKernel(seed);
     if (!clocks) continue;
     ++count;
     CHECK((*clocks)[2] <= (*clocks)[0] + fetch);
-    slower += (*clocks)[2] > (*clocks)[0] ? 1 : 0;
+    CHECK(((*clocks)[2] > (*clocks)[0]) == (seed == kOneFetchLonger));
   }
-  CHECK(slower <= 1);  // kernel 507 takes 32 clocks more
   CHECK(count > 100);  // if not, too few kernels are valid
   MESSAGE(count, " kernels");
 }

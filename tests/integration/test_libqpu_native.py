@@ -20,6 +20,8 @@ from toolchain.jobs import compile_jobs
 from toolchain.process import run
 
 SOURCE = ROOT / "libqpu"
+FUZZ_RUNS = {"fuzz-isa": 200_000, "fuzz-assemble": 200_000, "fuzz-object": 200_000, "fuzz-kernel": 2000}
+"""The number of inputs for each fuzz target. fuzz-kernel compiles and emulates about ten kernels per second."""
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,29 @@ def test_ten_thousand_kernels_with_many_live_vectors(tree: Path) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = [output for output in pool.map(check, range(0, 10_000, at_once)) if output]
     assert found == []
+
+
+@pytest.fixture(scope="module")
+def fuzz_tree(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("clang++") is None:
+        pytest.skip("the program clang++ is missing; ./inv installs it")
+    tree = tmp_path_factory.mktemp("fuzz")
+    options = ["-DCMAKE_CXX_COMPILER=clang++", "-DQPU_FUZZ=ON", "-DQPU_WARNINGS_AS_ERRORS=ON"]
+    run(["cmake", "-S", SOURCE, "-B", tree, "-G", "Ninja", *options], limit_s=300)
+    jobs = str(compile_jobs(product_config.build))
+    run(["cmake", "--build", tree, "--parallel", jobs, "--target", *FUZZ_RUNS], limit_s=3600)
+    return tree
+
+
+@pytest.mark.expensive
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("target", FUZZ_RUNS)
+def test_fuzzing_finds_no_fault(fuzz_tree: Path, target: str, tmp_path: Path) -> None:
+    # -len_control=0 allows inputs of the maximum length from the start.
+    options = [f"-runs={FUZZ_RUNS[target]}", "-seed=1", "-max_len=400", "-len_control=0"]
+    done = run([fuzz_tree / "fuzz" / target, *options, f"-artifact_prefix={tmp_path}/"], check=False, limit_s=3600)
+    assert done.returncode == 0, done.output
+    assert f"Done {FUZZ_RUNS[target]} runs" in done.output
 
 
 @pytest.mark.timeout(1800)
