@@ -20,7 +20,7 @@ from toolchain.jobs import compile_jobs
 from toolchain.process import run
 
 SOURCE = ROOT / "libqpu"
-FUZZ_RUNS = {"fuzz-isa": 200_000, "fuzz-assemble": 200_000, "fuzz-object": 200_000, "fuzz-kernel": 2000}
+FUZZ_RUNS = {"fuzz-isa": 50_000, "fuzz-assemble": 1_000_000, "fuzz-object": 1_000_000, "fuzz-kernel": 2000}
 """The number of inputs for each fuzz target. fuzz-kernel compiles and emulates about ten kernels per second."""
 
 
