@@ -69,7 +69,7 @@ inline void vpmSetupRead(VPMDirection d, int vectors, const IntExpr& address, in
   detail::vpmReadSetup(detail::direction(d), vectors, address.node(), stride, where);
 }
 // Each evaluation of the expression reads the next vector. Operands are evaluated from left to
-// right.
+// right. An expression can read at most 64 vectors.
 inline IntExpr vpmGetInt() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::VpmRead, detail::Type::Int)));
 }
