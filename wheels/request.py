@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -32,8 +33,10 @@ class Wanted:
 
     @property
     def label(self) -> str:
-        """A name for the log."""
-        text = self.project.name if self.project else f"{canonicalize_name(self.name)}-{self.version}"
+        """A name for the log, which differs between projects with the same file name."""
+        text = f"{canonicalize_name(self.name)}-{self.version}"
+        if self.project:
+            text = f"{self.project.name}-{hashlib.sha256(os.fsencode(self.project)).hexdigest()[:8]}"
         return re.sub(r"[^A-Za-z0-9._+-]", "-", text)
 
     @classmethod

@@ -126,7 +126,7 @@ def test_native_tools_build_a_wheel_by_cython_and_meson(
         config = dataclasses.replace(product_config, torch=house)
         container = build.BuildContainer(image=config.image_reference("workbench"), mounts=mounts, wheels=offered)
         done = build.build(client, container, wanted, Options(), config)
-        log = config.target_root / "logs" / "build-wheel-small.log"
+        log = config.target_root / "logs" / f"build-wheel-{wanted.label}.log"
         assert "Successfully installed" in log.read_text()
         made[name] = (done.wheel.sha256, done.wheel.path)
     assert len({sha256 for sha256, _ in made.values()}) == 1
