@@ -49,10 +49,10 @@ OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, obje
         1,
     ),
     "Adam": (torch.optim.Adam, {"lr": 0.01}, 7),
-    "Adam, fused": (torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.01, "fused": True}, 2),
-    "Adam, fused, upwards": (torch.optim.Adam, {"lr": 0.01, "maximize": True, "fused": True}, 2),
+    "Adam, fused": (torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.01, "fused": True}, 1),
+    "Adam, fused, upwards": (torch.optim.Adam, {"lr": 0.01, "maximize": True, "fused": True}, 1),
     "AdamW": (torch.optim.AdamW, {"lr": 0.01}, 8),
-    "AdamW, fused": (torch.optim.AdamW, {"lr": 0.01, "fused": True}, 2),
+    "AdamW, fused": (torch.optim.AdamW, {"lr": 0.01, "fused": True}, 1),
 }
 
 

@@ -190,6 +190,25 @@ bool lerp(Call& call) {
 
 // --- optimisers ----------------------------------------------------------------
 
+// Adds a number to counters, which are tensors without dimensions. Before each step, fused
+// optimisers increment one counter per parameter. The CPU does this in place, as it does for
+// batch normalisation's counter, so that an optimiser's step is a single launch.
+bool add_number(Call& call) {
+  const Tensors counters = call[0].toTensorVector();
+  const auto is_counter = [](const Tensor& t) { return usable(t) && t.dim() == 0; };
+  if (!call.is_real(1) || !std::all_of(counters.begin(), counters.end(), is_counter))
+    return on_lists<kAddNumber, 1, Given::one, true>(call);
+  const Span span(Kind::copy, "counter", counters.size() * sizeof(float));
+  for (const Tensor& counter : counters) {
+    float count = 0;
+    copy_words(&count, counter.const_data_ptr(), sizeof count);
+    count += call.number(1);
+    copy_words(counter.mutable_data_ptr(), &count, sizeof count);
+  }
+  call.finish({});
+  return true;
+}
+
 // Writes the text of a chain. Values are identified by their numbers.
 class Writer {
  public:
@@ -310,7 +329,8 @@ void both(torch::Library& m, const std::string& name, const std::string& overloa
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   both<kAddScaled, 2, Given::one>(m, "add", "List");
-  both<kAddNumber, 1, Given::one>(m, "add", "Scalar");
+  m.impl("_foreach_add.Scalar", kernel<on_lists<kAddNumber, 1, Given::one, false>>());
+  m.impl("_foreach_add_.Scalar", kernel<add_number>());
   both<kAddNumber, 1, Given::each>(m, "add", "ScalarList");
   both<kSubScaled, 2, Given::one>(m, "sub", "List");
   both<kSubNumber, 1, Given::one>(m, "sub", "Scalar");
