@@ -9,12 +9,13 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import docker
 import pytest
 from registry_parts import KIB, MIB, config_for, forget, image, need, pull
+from test_artefacts import KEY, products
 
 from registry import client as registry
 from registry import connection, credentials, oras, passwords, retries, transfer
@@ -25,6 +26,7 @@ from registry.distribution import read_image
 from registry.local import Registry, Settings
 from registry.reference import Reference
 from toolchain import progress
+from toolchain.config import Config
 from toolchain.errors import (
     AccessDenied,
     PlatformMismatch,
@@ -33,7 +35,9 @@ from toolchain.errors import (
     RegistryUnreachable,
     UserError,
 )
+from wheels import artefacts
 
+DELAYS_S = retries.RETRY_DELAYS_S
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 Hook = Callable[["Handler"], bool]
 
@@ -361,6 +365,70 @@ def test_repeated_resets_end_the_push_early(
         uploads = [line for line in server.requests if line.startswith("POST")]
     assert "the connection was lost repeatedly" in caught.value.found
     assert len(uploads) < 10
+
+
+class Clock:
+    """A clock that only planned waiting advances, so that the speed of the machine has no influence."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Return the time in seconds."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Advance the time."""
+        self.now += seconds
+
+    @contextlib.contextmanager
+    def engine_events(self, *_: object) -> Iterator[Iterator[Mapping[str, str]]]:
+        """Yield the events of an engine that loses the connection in each of its attempts to push a layer."""
+
+        def wait() -> Iterator[Mapping[str, str]]:
+            for delay in (5, 10, 15, 20, 25):
+                for second in range(delay):
+                    yield {"id": "0123456789ab", "status": f"Retrying in {delay - second} seconds"}
+                    self.sleep(1)
+            yield {"error": "read: connection reset by peer"}
+
+        yield wait()
+
+
+def push_artefacts(config: Config) -> object:
+    folder = Path(config.build.folder)
+    folder.mkdir()
+    artefacts.put(config, "thing", KEY, products(folder))
+    return artefacts.push(config)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("answers", [False, True], ids=["each request", "each transfer"])
+@pytest.mark.parametrize("transferred", [registry.push, pull, push_artefacts], ids=["push", "pull", "push-artefacts"])
+def test_resets_are_reported_within_a_minute(
+    client: docker.DockerClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    transferred: Callable[[Config], object],
+    answers: bool,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(retries, "time", clock)
+    monkeypatch.setattr(retries, "RETRY_DELAYS_S", DELAYS_S)
+    monkeypatch.setattr(transfer, "events", clock.engine_events)
+
+    def hook(handler: Handler) -> bool:
+        if answers and handler.path == "/v2/":
+            return handler.reply(200)
+        if answers and handler.command == "HEAD":
+            return handler.reply(404, b"")
+        return handler.reset()
+
+    with front(hook) as server:
+        config = config_for(tmp_path, server.address)
+        with image(client, config.image_reference("system")), pytest.raises((RegistryBroke, RegistryUnreachable)):
+            transferred(config)
+    assert 30 < clock.now <= 60
 
 
 @pytest.mark.engine
