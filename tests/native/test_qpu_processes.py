@@ -12,10 +12,12 @@ import torch
 import torch_qpu
 
 
-def python(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script that uses the device in a separate process."""
+def python(
+    script: str, *, imports: str = "torch, torch_qpu", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in a separate process."""
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", "import torch, torch_qpu\n" + script],
+        [sys.executable, "-W", "error", "-c", f"import {imports}\n{script}"],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -24,8 +26,8 @@ def python(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def fine(script: str, **environment: str) -> str:
-    done = python(script, **environment)
+def fine(script: str, *, imports: str = "torch, torch_qpu", **environment: str) -> str:
+    done = python(script, imports=imports, **environment)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout
 
@@ -40,6 +42,18 @@ atexit.register(lambda: print(kept[0].add(1).shape))
 threading.Thread(target=lambda: kept.append(torch.ones(5, device="qpu") * 2)).start()
 """
     assert fine(script) == "torch.Size([100])\n"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loader_pins_memory_without_using_the_device(workers: int) -> None:
+    script = f"""
+import warnings
+from torch.utils.data import DataLoader, TensorDataset
+warnings.simplefilter("ignore", DeprecationWarning)  # about fork, in later Python versions
+data = TensorDataset(torch.arange(6.0).view(3, 2))
+print([batch.tolist() for (batch,) in DataLoader(data, batch_size=2, num_workers={workers}, pin_memory=True)])
+"""
+    assert fine(script, imports="torch") == "[[[0.0, 1.0], [2.0, 3.0]], [[4.0, 5.0]]]\n"
 
 
 def test_forked_child_computes_on_its_own_copy() -> None:
