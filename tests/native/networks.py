@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 CLASSES = 4
+PAD = 0
+"""The number of the word that fills sequences up to the batch's length."""
 
 
 class Inverted(nn.Module):  # type: ignore[misc]
@@ -104,11 +106,11 @@ class ResNet18(nn.Module):  # type: ignore[misc]
 
 
 class Encoder(nn.Module):  # type: ignore[misc]
-    """A transformer encoder over words."""
+    """A transformer encoder over words, which ignores the padding PAD."""
 
     def __init__(self, words: int = 20, width: int = 32, heads: int = 4, layers: int = 2, length: int = 12) -> None:
         super().__init__()
-        self.words = nn.Embedding(words, width, padding_idx=0)
+        self.words = nn.Embedding(words, width, padding_idx=PAD)
         self.places = nn.Parameter(torch.randn(length, width) * 0.1)
         layer = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0.0, activation="gelu", batch_first=True)
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
@@ -116,7 +118,8 @@ class Encoder(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map words [batch, length] to [batch, CLASSES]."""
-        found: torch.Tensor = self.classifier(self.layers(self.words(x) + self.places).mean(1))
+        y = self.layers(self.words(x) + self.places, src_key_padding_mask=x == PAD)
+        found: torch.Tensor = self.classifier(y.mean(1))
         return found
 
 
@@ -183,8 +186,9 @@ def images(count: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sentences(count: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generate sequences of word numbers. The first word, one of four, determines the class."""
+    """Generate sequences of word numbers with padding. The first word, one of four, determines the class."""
     x = torch.randint(5, 20, (count, length))
+    x[torch.arange(length) >= torch.randint(length // 2, length + 1, (count, 1))] = PAD
     classes = torch.arange(count) % CLASSES
     x[:, 0] = classes + 1
     return x, classes
