@@ -12,9 +12,7 @@ import torch
 import torch_qpu
 
 
-def python(
-    script: str, *, imports: str = "torch, torch_qpu", **environment: str
-) -> subprocess.CompletedProcess[str]:
+def python(script: str, *, imports: str = "torch, torch_qpu", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a separate process."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", f"import {imports}\n{script}"],
