@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch_qpu
+from torch import nn
 from torch.nn import functional
 from torch_qpu import fusion
+
+Function = Callable[[torch.Tensor], torch.Tensor]
 
 NAN, INF = float("nan"), float("inf")
 VALUES = [NAN, -NAN, INF, -INF, -3.0, -1.0, 0.0, 0.5, 2.0]
@@ -22,25 +25,86 @@ def _settings() -> Iterator[None]:
     torch_qpu.check_finite(False)
 
 
-KEPT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+def ramp(a: torch.Tensor) -> torch.Tensor:
+    """Return 1, 2, 3, … with the shape and the device of a vector."""
+    return torch.arange(1.0, a.numel() + 1).to(a.device)
+
+
+def image(a: torch.Tensor) -> torch.Tensor:
+    """Return a vector as an image with one row."""
+    return a.view(1, 1, 1, -1)
+
+
+def scores(a: torch.Tensor) -> torch.Tensor:
+    """Return a row of scores and another row without NaN."""
+    return torch.stack([a, ramp(a)])
+
+
+def class_loss(x: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(x, torch.tensor([0, 1], device=x.device))
+
+
+def gradient_at_nan(function: Function) -> Function:
+    """Return the gradient of a function as a function of its operand."""
+
+    def gradient(a: torch.Tensor) -> torch.Tensor:
+        x = a.detach().requires_grad_()
+        function(x).sum().backward()
+        return x.grad
+
+    return gradient
+
+
+def gradient_of_nan(function: Function) -> Function:
+    """Return the gradient of a function as a function of the gradient that arrives."""
+
+    def gradient(a: torch.Tensor) -> torch.Tensor:
+        x = ramp(a).requires_grad_()
+        y = function(x)
+        y.backward(a.view(y.shape))
+        return x.grad
+
+    return gradient
+
+
+def updated(make: Callable[..., torch.optim.Optimizer], **options: object) -> Function:
+    """Return the updated parameter of an optimiser as a function of the gradient."""
+
+    def update(a: torch.Tensor) -> torch.Tensor:
+        parameter = nn.Parameter(ramp(a))
+        parameter.grad = a.clone()
+        make([parameter], lr=0.1, **options).step()
+        return parameter.detach()
+
+    return update
+
+
+KEPT: dict[str, Function] = {
     "abs": torch.abs,
+    "cat": lambda a: torch.cat([a, ramp(a)]),
     "clamp": lambda a: a.clamp(-1, 1),
     "clamp from below": lambda a: a.clamp_min(0),
     "clamp by tensors": lambda a: a.clamp(torch.full_like(a, -1), torch.ones_like(a)),
     "div": lambda a: a / torch.full_like(a, 2),
     "div by itself": lambda a: a / a,
     "exp": torch.exp,
+    "index_select": lambda a: a.view(-1, 1).index_select(0, torch.arange(a.numel(), device=a.device)),
     "leaky_relu": functional.leaky_relu,
     "log": torch.log,
+    "masked_fill": lambda a: a.masked_fill(ramp(a) > 7, 0.0),
+    "max of rows": lambda a: a.expand(2, -1).max(1).values,
     "maximum": lambda a: torch.maximum(a, torch.ones_like(a)),
     "minimum": lambda a: torch.minimum(torch.ones_like(a), a),
     "neg": torch.neg,
+    "pow of 1/2": lambda a: a**0.5,
+    "pow of -1": lambda a: a**-1,
     "reciprocal": torch.reciprocal,
     "relu": torch.relu,
     "rsqrt": torch.rsqrt,
     "sigmoid": torch.sigmoid,
     "sqrt": torch.sqrt,
     "tanh": torch.tanh,
+    "where": lambda a: torch.where(ramp(a) > 7, ramp(a), a),
     "softmax": lambda a: a.expand(9, 9).triu().softmax(1),
     "log_softmax": lambda a: a.expand(9, 9).triu().log_softmax(1),
     "softmax of long rows": lambda a: torch.cat([a, torch.linspace(-1, 1, 90).to(a)]).softmax(0),
@@ -51,6 +115,8 @@ KEPT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "norm": torch.linalg.vector_norm,
     "dot": lambda a: torch.dot(a, torch.ones_like(a)),
     "mse_loss": lambda a: functional.mse_loss(a, torch.zeros_like(a)),
+    "gradient: leaky_relu": gradient_of_nan(functional.leaky_relu),
+    "gradient: relu": gradient_of_nan(torch.relu),
 }
 
 
@@ -73,7 +139,7 @@ def test_nan_and_inf_match_the_cpu(name: str) -> None:
 
 
 # For infinite inputs, some of these functions return NaN on the CPU and a number on the QPUs.
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+ACTIVATIONS: dict[str, Function] = {
     "elu": functional.elu,
     "expm1": torch.expm1,
     "gelu": functional.gelu,
@@ -84,6 +150,9 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "selu": functional.selu,
     "silu": functional.silu,
     "softplus": functional.softplus,
+    "gradient at NaN: elu": gradient_at_nan(functional.elu),
+    "gradient at NaN: gelu by tanh": gradient_at_nan(lambda a: functional.gelu(a, approximate="tanh")),
+    "gradient at NaN: softplus": gradient_at_nan(functional.softplus),
 }
 
 
@@ -94,46 +163,124 @@ def test_activations_keep_nan_of_either_sign(name: str) -> None:
     assert torch_qpu.launches()
 
 
-NOT_KEPT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+NOT_KEPT: dict[str, Function] = {
     "add": lambda a: a + 1,
     "sub": lambda a: 1 - a,
     "mul": lambda a: a * a,
     "addcmul": lambda a: torch.addcmul(a, a, a),
+    "addcdiv": lambda a: torch.addcdiv(ramp(a), a, ramp(a)),
+    "addcdiv with a divisor": lambda a: torch.addcdiv(ramp(a), ramp(a), a),
+    "lerp from": lambda a: torch.lerp(a, ramp(a), 0.25),
+    "lerp to": lambda a: torch.lerp(ramp(a), a, 0.25),
     "square": lambda a: a**2,
+    "pow": lambda a: a**3,
     "mm": lambda a: a.view(1, -1) @ torch.ones_like(a).view(-1, 1),
     "mv": lambda a: torch.ones_like(a).view(1, -1) @ a,
+    "linear": lambda a: functional.linear(a.view(1, -1), ramp(a).view(1, -1)),
+    "addmm": lambda a: torch.addmm(a.view(1, -1), torch.ones_like(a[:1]).view(1, 1), ramp(a).view(1, -1)),
+    "bmm": lambda a: a.view(1, 1, -1) @ ramp(a).view(1, -1, 1),
+    "baddbmm": lambda a: torch.baddbmm(torch.ones_like(a[:1]).view(1, 1, 1), a.view(1, 1, -1), ramp(a).view(1, -1, 1)),
+    "baddbmm with an addend": lambda a: torch.baddbmm(
+        a.view(1, 1, -1), torch.ones_like(a[:1]).view(1, 1, 1), ramp(a).view(1, 1, -1)
+    ),
     "sum of rows": lambda a: a.expand(2, -1).sum(1),
+    "sum of columns": lambda a: scores(a).sum(0),
+    "mean of rows": lambda a: a.expand(2, -1).mean(1),
+    "mean of columns": lambda a: scores(a).mean(0),
+    "avg_pool2d": lambda a: functional.avg_pool2d(image(a), (1, 2), 1),
+    "adaptive_avg_pool2d": lambda a: functional.adaptive_avg_pool2d(image(a), 1),
+    "cross_entropy": lambda a: class_loss(scores(a)),
+    "nll_loss": lambda a: functional.nll_loss(a.view(1, -1), torch.tensor([1], device=a.device)),
     "conv2d": lambda a: functional.conv2d(a.view(1, 1, 1, -1), torch.ones_like(a).view(1, 1, 1, -1)),
     "batch_norm in eval": lambda a: functional.batch_norm(
         a.view(-1, 1), torch.zeros_like(a[:1]), torch.ones_like(a[:1])
     ),
+    "gradient: avg_pool2d": gradient_of_nan(lambda x: functional.avg_pool2d(image(x), 1)),
+    "gradient: conv2d": gradient_of_nan(lambda x: functional.conv2d(image(x), torch.ones_like(image(x[:1])))),
+    "gradient: bias of conv2d": gradient_of_nan(
+        lambda x: functional.conv2d(torch.ones_like(image(x)), torch.ones_like(image(x[:1])), x[:1])
+    ),
+    "gradient: weight of conv2d": lambda a: gradient_at_nan(lambda w: functional.conv2d(image(a), image(w)))(ramp(a)),
+    "gradient: cross_entropy": gradient_at_nan(lambda a: class_loss(scores(a))),
+    "gradient: embedding": gradient_of_nan(
+        lambda x: functional.embedding(torch.tensor([0], device=x.device), x.view(1, -1))
+    ),
+    "gradient: gelu": gradient_of_nan(functional.gelu),
+    "gradient: layer_norm": gradient_of_nan(lambda x: functional.layer_norm(x, x.shape)),
+    "gradient: bias of layer_norm": gradient_of_nan(lambda x: functional.layer_norm(ramp(x), x.shape, None, x)),
+    "gradient: log_softmax": gradient_of_nan(lambda x: x.log_softmax(0)),
+    "gradient: max_pool2d": gradient_of_nan(lambda x: functional.max_pool2d(image(x), 1)),
+    "gradient: mm": gradient_of_nan(lambda x: x.view(-1, 1) @ torch.ones_like(x[:1]).view(1, 1)),
+    "gradient: sigmoid": gradient_of_nan(torch.sigmoid),
+    "gradient: softmax": gradient_of_nan(lambda x: x.softmax(0)),
+    "gradient: tanh": gradient_of_nan(torch.tanh),
+    "gradient at NaN: gelu": gradient_at_nan(functional.gelu),
+    "gradient at NaN: log_softmax": gradient_at_nan(lambda a: a.log_softmax(0)),
+    "gradient at NaN: sigmoid": gradient_at_nan(torch.sigmoid),
+    "gradient at NaN: softmax": gradient_at_nan(lambda a: a.softmax(0)),
+    "Adam": updated(torch.optim.Adam),
+    "Adam, fused": updated(torch.optim.Adam, fused=True),
+    "AdamW": updated(torch.optim.AdamW),
+    "AdamW, fused": updated(torch.optim.AdamW, fused=True),
+    "SGD": updated(torch.optim.SGD),
+    "SGD, fused": updated(torch.optim.SGD, fused=True, momentum=0.9),
 }
 
 
 @pytest.mark.parametrize("name", NOT_KEPT)
-def test_nan_that_becomes_inf_does_not_vanish(name: str) -> None:
-    a = torch.tensor([1.0, NAN, 2.0])
+@pytest.mark.parametrize("value", [NAN, -NAN])
+def test_nan_that_becomes_inf_does_not_vanish(name: str, value: float) -> None:
+    a = torch.tensor([1.0, value, 2.0])
     expected = NOT_KEPT[name](a)
     found = NOT_KEPT[name](a.to("qpu")).cpu()
+    assert expected.isnan().any()
     assert torch.equal(expected.isfinite(), found.isfinite())
+    assert torch_qpu.launches()
 
 
-VANISHES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+VANISHES: dict[str, Function] = {
     "times 0": lambda a: a * 0,
     "product with 0": lambda a: a.view(1, -1) @ torch.zeros_like(a).view(-1, 1),
     "maximum with a negative NaN": torch.max,
     "maximum of a window": lambda a: functional.max_pool2d(a.view(1, 1, 1, -1), (1, a.numel())),
     "Inf - Inf": lambda a: a - a,
+    "gradient at NaN: sqrt": gradient_at_nan(torch.sqrt),
+    "gradient: weight of layer_norm": gradient_of_nan(lambda x: functional.layer_norm(ramp(x), x.shape, x)),
     "mask of a gradient": lambda a: torch.ops.aten.threshold_backward(a, torch.zeros_like(a), 0.5) * 0,
 }
 
 
-@pytest.mark.parametrize("name", [*KEPT, *ACTIVATIONS, *NOT_KEPT, *VANISHES])
+ALL = {**KEPT, **ACTIVATIONS, **NOT_KEPT, **VANISHES}
+INPUTS = (torch.tensor(VALUES), torch.tensor([1.0, -NAN, 2.0, 0, 3, 4, 5, 6, 7]), torch.arange(-4.0, 5.0))
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_check_finite_matches_the_cpu(name: str) -> None:
-    function = {**KEPT, **ACTIVATIONS, **NOT_KEPT, **VANISHES}[name]
     torch_qpu.check_finite(True)
-    for a in (torch.tensor(VALUES), torch.tensor([1.0, -NAN, 2.0, 0, 3, 4, 5, 6, 7]), torch.arange(-4.0, 5.0)):
-        assert same(function(a.to("qpu")), function(a)), a
+    for a in INPUTS:
+        assert same(ALL[name](a.to("qpu")), ALL[name](a)), a
+
+
+def result(function: Function, a: torch.Tensor) -> torch.Tensor | str:
+    """Return a function's result, or the text of its error."""
+    try:
+        return function(a)
+    except RuntimeError as fault:
+        return str(fault)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.filterwarnings("ignore:Error detected in")
+def test_anomaly_mode_matches_the_cpu(name: str) -> None:
+    with torch.autograd.set_detect_anomaly(True):
+        for a in INPUTS:
+            found, expected = result(ALL[name], a.to("qpu")), result(ALL[name], a)
+            if isinstance(expected, str):
+                assert "returned nan values" in expected
+                assert found == expected
+            else:
+                assert not isinstance(found, str), found
+                assert same(found, expected), a
 
 
 @pytest.mark.parametrize("name", ["add", "clamp", "div by itself", "log", "maximum", "mul", "sigmoid", "softmax"])

@@ -74,7 +74,7 @@ constexpr Elementwise kGeluTanhBackward{
     "gelu_backward",
     "mul 1 1;mul 7 1;mul 8 3;add 1 9;mul 10 2;tanh 11;"      // value 12 is t
     "mul 12 12;sub 5 13;mul 7 6;add 15 5;mul 16 2;mul 14 17;mul 18 1;"  // value 19 is x t'
-    "add 12 5;add 20 19;mul 21 4;mul 0 22>23"};
+    "add 12 5;add 20 19;mul 21 4;mul 0 22;keep 1 23>24"};
 
 bool is_tanh(const c10::IValue& approximate) { return approximate.toStringRef() == "tanh"; }
 
@@ -150,7 +150,7 @@ constexpr Elementwise kSoftplus{
     "softplus", "mul 0 1;abs 4;neg 5;exp 6;log1p 7;relu 4;add 9 8;mul 10 2;gt 4 3 0 11;"
                 "keep 0 12>13"};
 constexpr Elementwise kSoftplusBackward{"softplus_backward",
-                                        "mul 1 2;sigmoid 4;mul 0 5;gt 4 3 0 6>7"};
+                                        "mul 1 2;sigmoid 4;mul 0 5;gt 4 3 0 6;keep 1 7>8"};
 // Computes g s (1 + x (1 - s)), where s is the sigmoid of x.
 constexpr Elementwise kSiluBackward{"silu_backward",
                                     "sigmoid 1;sub 2 3;mul 1 4;add 2 5;mul 3 6;mul 0 7>8"};
