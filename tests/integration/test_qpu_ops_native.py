@@ -275,6 +275,27 @@ def test_the_bench_prints_a_model_of_the_qpus_times(checks: NativeChecks, tmp_pa
     assert ElementTree.fromstring(chart.read_text()).tag.endswith("svg")  # noqa: S314 (written just now)
 
 
+@pytest.mark.expensive
+@pytest.mark.parametrize("name", ["mobilenet_v2", "resnet18"])
+def test_full_size_network_trains_with_few_fallbacks(checks: NativeChecks, name: str) -> None:
+    code = f"""
+import functools, json, torch
+from benchmarks.models.networks import {name} as make
+from networks import images, train
+torch.manual_seed(1)
+data = images(4, 32)
+optimizer = functools.partial(torch.optim.Adam, lr=0.001)
+found, expected = (train(device, lambda: make(32)[0], data, optimizer, 1) for device in ("qpu", "cpu"))
+print(json.dumps([found.losses, expected.losses, found.launches, found.fallbacks]))
+"""
+    done = run(checks, "-c", code, PYTHONPATH=f"{ROOT}:{ROOT / 'tests' / 'native'}")
+    assert done.returncode == 0, done.stderr
+    losses, expected, launches, fallbacks = json.loads(done.stdout)
+    assert losses == pytest.approx(expected, rel=5e-3)
+    assert launches > 100
+    assert sum(fallbacks.values()) <= 3, fallbacks
+
+
 def test_an_import_without_libqpu_names_the_library(checks: NativeChecks) -> None:
     done = run(checks, "-c", "import dot_cpp", LD_LIBRARY_PATH="")
     assert done.returncode != 0
