@@ -11,6 +11,7 @@ import datetime
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from registry import attestations, client, distribution, oras, reference, signin
 from registry.attestations import CYCLONEDX, PROVENANCE, SPDX
 from registry.client import Pulled, Pushed, PushedIndex
 from registry.reference import Reference
+from registry.retries import with_retries
 from toolchain import files
 from toolchain.config import ROOT, Config
 from toolchain.errors import ArtefactMissing, ConfigError, SignatureRefused
@@ -69,10 +71,10 @@ def push(
     images = done.images if isinstance(done, PushedIndex) else (done,)
     for pushed, stated in zip(images, predicates, strict=False):
         with oras.connect(pushed.reference, actions="pull,push", user=_user(configs[0], user)) as store:
-            attestations.attach(store, pushed.digest, stated, signer)
+            with_retries(partial(attestations.attach, store, pushed.digest, stated, signer), store.connection)
     if sign and isinstance(done, PushedIndex):
         with oras.connect(done.reference, actions="pull,push", user=_user(configs[0], user)) as store:
-            attestations.sign(store, done.digest, signer)
+            with_retries(partial(attestations.sign, store, done.digest, signer), store.connection)
     return done
 
 
@@ -265,8 +267,12 @@ def _verified(
     config: Config, wanted: Reference, *, user: str | None, key: signing.PublicKey, contents: bool
 ) -> attestations.Verified:
     with oras.connect(wanted, actions="pull", user=_user(config, user)) as store:
-        held = distribution.read_image(store.connection, config.image.target.oci_platform)
-        found = attestations.verify(store.connection, held, key)
+
+        def attempt() -> tuple[distribution.RemoteImage, attestations.Verified]:
+            held = distribution.read_image(store.connection, config.image.target.oci_platform)
+            return held, attestations.verify(store.connection, held, key)
+
+        held, found = with_retries(attempt, store.connection)
         _require_newest(config, wanted, found)
         if contents:
             attestations.check_contents(store.connection, held)

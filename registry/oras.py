@@ -139,12 +139,16 @@ class Store:
         self._reference = connection.reference
         self._path = f"/v2/{connection.reference.repository}"
 
-    def find(self) -> Artefact | None:
-        """Return the artefact at the tag, or None. Raises RegistryFailed if it is not an artefact with files."""
+    def find_complete(self) -> Artefact | None:
+        """Return the artefact at the tag, or None if there is none or the registry lacks one of its files.
+
+        Raises RegistryBroke, or RegistryFailed if the tag is not an artefact with files.
+        """
         path = f"{self._path}/manifests/{self._reference.tag}"
         if self.connection.request("HEAD", path, headers={"Accept": MANIFEST_TYPE}).status_code == 404:
             return None
-        return self.artefact()
+        held = self.artefact()
+        return held if all(self._holds(item) for item in held.files) else None
 
     def artefact(self) -> Artefact:
         """Return the artefact at the tag. Raises ReferenceNotFound, or RegistryFailed if the tag is not an artefact."""
@@ -171,10 +175,6 @@ class Store:
         return Artefact(
             digest=document.digest, kind=str(body.get("artifactType", "")), files=layers, annotations=annotations
         )
-
-    def is_complete(self, held: Artefact) -> bool:
-        """Return whether the registry holds every file of the artefact at its full size."""
-        return all(self._holds(item) for item in held.files)
 
     def push(self, kind: str, paths: Sequence[Path], annotations: Mapping[str, str]) -> tuple[Artefact, int]:
         """Send missing files, tag the artefact, and read it back; return it and the number of files sent.
@@ -258,7 +258,10 @@ class Store:
         aside.rename(to)
 
     def _holds(self, blob: Blob) -> bool:
-        answer = self.connection.request("HEAD", f"{self._path}/blobs/{blob.digest}")
+        path = f"{self._path}/blobs/{blob.digest}"
+        answer = self.connection.request("HEAD", path)
+        if answer.status_code not in (200, 404):
+            raise self.connection.unexpected(answer, f"HEAD {path}")
         return answer.status_code == 200 and answer.headers.get("Content-Length") == str(blob.size)
 
     def _upload(self, blob: Blob, body: Callable[[], _Reader]) -> bool:

@@ -258,7 +258,7 @@ def pull(
     began = time.monotonic()
     reference = _reference(config, _tag(name, key), registry)
     with oras.connect(reference, actions="pull", user=_user(config, user)) as remote:
-        held = remote.artefact()
+        held = with_retries(remote.artefact, remote.connection)
         _require_ours(reference, held, name, key)
         own, recipe = held.annotations[_KEY_ANNOTATION], held.annotations.get(_RECIPE_ANNOTATION, "")
         if (here := _entry_or_warning(config, name, own)) is not None:
@@ -314,8 +314,8 @@ def _push(config: Config, item: Entry, *, registry: str | None, user: str | None
     if item.recipe:
         annotations[_RECIPE_ANNOTATION] = item.recipe
     with oras.connect(reference, actions="pull,push", user=_user(config, user)) as remote:
-        held = remote.find()
-        if held is not None and remote.is_complete(held):
+        held = with_retries(remote.find_complete, remote.connection)
+        if held is not None:
             _require_ours(reference, held, item.name, item.key)
             _tag_as_newest(remote, item)
             note = "already there" + ("" if _same(held, item) else ", from another build: not replaced")

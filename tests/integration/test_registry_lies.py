@@ -16,7 +16,9 @@ import docker
 import pytest
 from registry_parts import KIB, MIB, config_for, forget, image, need, pull
 from test_artefacts import KEY, products
+from test_signatures import make_keys
 
+from flow import publish
 from registry import client as registry
 from registry import connection, credentials, oras, passwords, retries, transfer
 from registry import local as local_registry
@@ -24,7 +26,7 @@ from registry.connection import Connection, log_in
 from registry.credentials import PASSWORD_VARIABLE, Credentials
 from registry.distribution import read_image
 from registry.local import Registry, Settings
-from registry.reference import Reference
+from registry.reference import Reference, resolve
 from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import (
@@ -173,11 +175,11 @@ def late(handler: Handler) -> bool:
     return handler.hang_up()
 
 
-@pytest.mark.parametrize(
+temporary_faults = pytest.mark.parametrize(
     "fault",
     [
-        lambda handler: handler.reply(503),
-        lambda handler: handler.reply(429),
+        lambda handler: handler.reply(503, b""),
+        lambda handler: handler.reply(429, b""),
         lambda handler: handler.raw(b"\x00\xff nonsense\r\n\r\n"),
         lambda handler: handler.hang_up(),
         lambda handler: handler.reset(),
@@ -185,6 +187,9 @@ def late(handler: Handler) -> bool:
     ],
     ids=["503", "429", "garbage", "closed", "reset", "late"],
 )
+
+
+@temporary_faults
 def test_failed_first_request_is_retried(fault: Hook) -> None:
     def hook(handler: Handler) -> bool:
         return fault(handler) if len(handler.server.requests) == 1 else handler.reply(200)
@@ -192,6 +197,30 @@ def test_failed_first_request_is_retried(fault: Hook) -> None:
     with front(hook) as server, connected_to(server.address) as remote:
         assert log_in(remote, actions="pull", user="") is None
         assert server.requests == ["GET /v2/"] * 3, "failure, success, login"
+
+
+@temporary_faults
+@pytest.mark.parametrize("part", ["manifests", "blobs"])
+def test_failed_look_up_of_artefacts_is_retried(plain: Registry, tmp_path: Path, fault: Hook, part: str) -> None:
+    """Two requests fail, because a failed HEAD of a manifest is followed by GET if the registry sent a status."""
+    config = config_for(tmp_path / "here", plain.address)
+    artefacts.put(config, "thing", KEY, products(tmp_path))
+    artefacts.push(config)
+    failures: list[str] = []
+
+    def hook(handler: Handler) -> bool:
+        if f"/{part}/" not in handler.path or len(failures) == 2:
+            return False
+        failures.append(handler.path)
+        return fault(handler)
+
+    with front(hook, plain.address) as server:
+        address = f"{server.address}/{config.registry.namespace}"
+        (pushed,) = artefacts.push(config, registry=address)
+        assert (pushed.note, len(failures)) == ("already there", 2)
+        failures.clear()
+        pulled = artefacts.pull(config_for(tmp_path / "there", plain.address), "thing", KEY, registry=address)
+        assert (pulled.note, len(failures)) == ("3 files received", 2)
 
 
 def test_failed_login_is_retried() -> None:
@@ -402,15 +431,24 @@ def push_artefacts(config: Config) -> object:
     return artefacts.push(config)
 
 
+def pull_artefact(config: Config) -> object:
+    return artefacts.pull(config, "thing", KEY)
+
+
+def verify(config: Config) -> object:
+    keys = make_keys(Path(config.build.folder).parent, "signer")
+    return publish.verify_image(config, str(resolve(config)), key=keys.public)
+
+
 @pytest.mark.engine
-@pytest.mark.parametrize("answers", [False, True], ids=["each request", "each transfer"])
-@pytest.mark.parametrize("transferred", [registry.push, pull, push_artefacts], ids=["push", "pull", "push-artefacts"])
+@pytest.mark.parametrize("answered", ["nothing", "the login", "look-ups"])
+@pytest.mark.parametrize("transferred", [registry.push, pull, push_artefacts, pull_artefact, verify])
 def test_resets_are_reported_within_a_minute(
     client: docker.DockerClient,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     transferred: Callable[[Config], object],
-    answers: bool,
+    answered: str,
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(retries, "time", clock)
@@ -418,9 +456,9 @@ def test_resets_are_reported_within_a_minute(
     monkeypatch.setattr(transfer, "events", clock.engine_events)
 
     def hook(handler: Handler) -> bool:
-        if answers and handler.path == "/v2/":
+        if answered != "nothing" and handler.path == "/v2/":
             return handler.reply(200)
-        if answers and handler.command == "HEAD":
+        if answered == "look-ups" and handler.command == "HEAD":
             return handler.reply(404, b"")
         return handler.reset()
 
