@@ -48,7 +48,8 @@ def open_folder() -> Iterator[Path]:
     """Make a folder that every user can enter, unlike pytest's own."""
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     folder.chmod(0o755)
-    shutil.copy(ROOT / "tests" / "support" / "intruder.py", folder)
+    # A copy of the mode would keep other users out if the clone was made with umask 077.
+    shutil.copyfile(ROOT / "tests" / "support" / "intruder.py", folder / "intruder.py")
     yield folder
     shutil.rmtree(folder)
 

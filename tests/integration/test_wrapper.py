@@ -75,8 +75,10 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "toolchain").mkdir(parents=True)
-        shutil.copy(ROOT / "inv", folder / "inv")
-        shutil.copy(ROOT / "toolchain/hostpackages.txt", self.packages)
+        # Other users can read the copies, even if they cannot read the files of this checkout.
+        shutil.copyfile(ROOT / "inv", folder / "inv")
+        (folder / "inv").chmod(0o755)
+        shutil.copyfile(ROOT / "toolchain/hostpackages.txt", self.packages)
         (folder / "pyproject.toml").write_text(PYPROJECT)
         (folder / "backend.py").write_text(BACKEND)
 
