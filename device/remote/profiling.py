@@ -526,5 +526,5 @@ def seconds_text(value: float) -> str:
 
 
 def _rate(gflops: float) -> str:
-    """A number with four significant digits, and without an exponent if it is large."""
+    """A number with four significant digits; at least 1000 as an integer, without an exponent."""
     return f"{gflops:,.0f}" if gflops >= 1000 else f"{gflops:.4g}"

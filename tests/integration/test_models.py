@@ -87,7 +87,7 @@ def test_torchvision_network_agrees_with_pytorch(network: str) -> None:
     assert done.checked == 1000
     in_float32, in_int8 = done.eager
     assert in_float32.largest > 0.1
-    assert in_int8.difference < in_int8.largest
+    assert in_int8.difference < 0.5 * in_int8.largest
     # The parameters are in memory once: they are mapped, not copied.
     assert 10 << 20 < done.parameter_bytes < done.peak_memory_bytes < 1.5 * done.parameter_bytes
 

@@ -348,7 +348,7 @@ def test_opencl_kernel_runs_on_a_phones_driver(patient: Config, phone_with_drive
     path = write_opencl(tmp_path, ("in[i] * 2.0f", "in[i] * factor"))
     with pytest.raises(UserError, match="does not compile on adb://") as caught:
         run(patient, "adb://", str(path), "opencl")
-    assert "twice.cl:3" in caught.value.found
+    assert "line 3, column 20: " in caught.value.found
     eventually(lambda: set(left(phone_with_driver)) == CACHES)
 
 
