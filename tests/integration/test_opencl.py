@@ -90,18 +90,19 @@ pocl = pytest.mark.skipif(not POCL.exists(), reason="POCL is missing; ./inv inst
 """For tests that control POCL by its environment variables, or that expect its errors."""
 
 
-def needs_pocl() -> None:
-    """Skip the test if POCL is missing."""
-    if not POCL.exists():
-        pytest.skip("POCL is missing; ./inv installs it")
-
-
 def needs_driver() -> None:
     """Skip the test if this PC cannot run OpenCL kernels."""
     if ctypes.util.find_library("OpenCL") is None or not list(POCL.parent.glob("*.icd")):
         pytest.skip("an OpenCL driver is missing; ./inv installs POCL")
     if shutil.which("g++") is None:
         pytest.skip("the program g++ is missing; ./inv installs it")
+
+
+def needs_pocl() -> None:
+    """Skip the test if this PC cannot run OpenCL kernels with POCL."""
+    needs_driver()
+    if not POCL.exists():
+        pytest.skip("POCL is missing; ./inv installs it")
 
 
 @pytest.fixture(scope="module", autouse=True)
