@@ -301,7 +301,7 @@ def _guarded(name: str, problem: str, action: Callable[[], _T]) -> _T:
 
 
 def _node_of(fault: BaseException) -> str:
-    """The operator that TVM's importer was translating when it raised ``fault``, and its place; or an empty string."""
+    """The operator whose translation raised ``fault``, and its place in the model; an empty string if it is unknown."""
     nodes = [frame.f_locals.get("node") for frame, _ in traceback.walk_tb(fault.__traceback__)]
     for node in reversed(nodes):
         if node is not None and getattr(node, "op", "") == "call_function":
