@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import requests
+import urllib3.exceptions
 
 from registry import faults
 from registry.connection import Connection
 from registry.reference import Reference
+from registry.retries import STALL_S
 from toolchain.errors import PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed, UserError
 from toolchain.text import one_line
 
@@ -29,6 +33,7 @@ _INDEX_TYPES = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 
+_BLOCK = 1 << 18
 _PLATFORM_FIELDS = ("os", "architecture", "variant")
 
 
@@ -194,6 +199,25 @@ def check_blob(remote: Connection, blob: Blob) -> None:
             found=f"HTTP {answer.status_code}" if answer.status_code != 200 else f"{one_line(size)} bytes",
             fix="push the image again",
         )
+
+
+def blocks(remote: Connection, answer: requests.Response, blob: Blob, name: str) -> Iterator[bytes]:
+    """Yield the blocks of a blob from a response, and stop after a block that exceeds the blob's size.
+
+    Raises RegistryBroke if the connection is lost, or RegistryFailed if the transfer stalls.
+    """
+    host, activity, size = remote.reference.host, remote.activity, 0
+    try:
+        while size <= blob.size and (block := answer.raw.read1(_BLOCK)):
+            size += len(block)
+            activity.note(blob.digest, size)
+            if activity.idle_s > STALL_S:
+                raise faults.stalled(host, f"{size} of {blob.size} bytes of {name}")
+            yield block
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as fault:
+        raise faults.explain(fault, host) from None
+    if size < blob.size:
+        raise faults.connection_lost(host, f"{size} bytes", f"{blob.size} bytes of {name}")
 
 
 def require_space(remote: Connection) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import http.server
 import json
+import random
 import socket
 import struct
 import threading
@@ -14,19 +15,20 @@ from pathlib import Path
 
 import docker
 import pytest
-from registry_parts import KIB, MIB, config_for, forget, image, need, pull
+from registry_parts import KIB, MIB, config_for, for_arm64, forget, image, need, pull
 from test_artefacts import KEY, products
-from test_signatures import make_keys
+from test_signatures import make_keys, signed, write_build
 
 from flow import publish
+from registry import attestations, connection, credentials, distribution, oras, passwords, retries, transfer
 from registry import client as registry
-from registry import connection, credentials, oras, passwords, retries, transfer
 from registry import local as local_registry
 from registry.connection import Connection, log_in
 from registry.credentials import PASSWORD_VARIABLE, Credentials
-from registry.distribution import read_image
+from registry.distribution import Blob, RemoteImage, digest_of, read_image
 from registry.local import Registry, Settings
 from registry.reference import Reference, resolve
+from registry.retries import with_retries
 from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import (
@@ -40,6 +42,7 @@ from toolchain.errors import (
 from wheels import artefacts
 
 DELAYS_S = retries.RETRY_DELAYS_S
+ZEROS = "sha256:" + "0" * 64
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 Hook = Callable[["Handler"], bool]
 
@@ -53,10 +56,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def handle_any(self) -> None:
         """Handle a request with any method."""
         self.server.requests.append(f"{self.command} {self.path}")
+        sent = self.body()
         if self.server.hook(self) or not self.server.target:
             return
+        headers = {name: self.headers[name] for name in ("Accept", "Content-Type", "Host") if name in self.headers}
         with contextlib.closing(http.client.HTTPConnection(self.server.target, timeout=20)) as forwarded:
-            forwarded.request(self.command, self.path, headers={"Accept": self.headers.get("Accept", "*/*")})
+            forwarded.request(self.command, self.path, sent, headers)
             answer = forwarded.getresponse()
             body = answer.read()
             self.send_response(answer.status)
@@ -67,6 +72,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.server.send(self, body)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815
+
+    def body(self) -> bytes:
+        """Read the request's body."""
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        blocks = []
+        while size := int(self.rfile.readline(), 16):
+            blocks.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(blocks)
 
     def reply(self, status: int, body: bytes = b"{}", **headers: str) -> bool:
         """Send a response."""
@@ -223,6 +239,71 @@ def test_failed_look_up_of_artefacts_is_retried(plain: Registry, tmp_path: Path,
         assert (pulled.note, len(failures)) == ("3 files received", 2)
 
 
+@temporary_faults
+def test_failed_download_by_verify_is_retried(plain: Registry, tmp_path: Path, fault: Hook) -> None:
+    layer = random.Random(0).randbytes(MIB)  # noqa: S311  (data, not a secret)
+    keys = make_keys(tmp_path, "signer")
+    config = config_for(tmp_path, plain.address, repository="verified")
+    signed(config, keys, layer=layer)
+    downloads: list[str] = []
+
+    def hook(handler: Handler) -> bool:
+        if handler.command != "GET" or not handler.path.endswith(digest_of(layer)):
+            return False
+        downloads.append(handler.path)
+        return len(downloads) == 1 and fault(handler)
+
+    def half(handler: Handler, body: bytes) -> None:
+        """Send half of the layer at the second attempt."""
+        handler.wfile.write(body[: MIB // 2] if len(downloads) == 2 else body)
+        if len(downloads) == 2 and len(body) == MIB:
+            handler.hang_up()
+
+    with front(hook, plain.address) as server:
+        server.send = half
+        name = f"{server.address}/{resolve(config).repository}:{resolve(config).tag}"
+        assert "all layers match" in publish.verify_image(config, name, key=keys.public).text()
+    assert len(downloads) == 3
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "fault", [lambda handler: handler.reply(503, b""), lambda handler: handler.reset()], ids=["503", "reset"]
+)
+def test_failed_upload_of_signatures_is_retried(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path, fault: Hook
+) -> None:
+    """The first upload of a blob fails at its start and at its end, and the first upload of each manifest fails."""
+    keys = make_keys(tmp_path, "signer")
+    failed: set[str] = set()
+
+    def hook(handler: Handler) -> bool:
+        path = handler.path.partition("?")[0]
+        request = f"{handler.command} {'uploads' if '/blobs/uploads/' in path else path.rpartition('/')[2]}"
+        signing = request in ("POST uploads", "PUT uploads") or (
+            handler.command == "PUT" and request.endswith((".att", ".sig"))
+        )
+        if not signing or request in failed or not handler.headers["User-Agent"].startswith("python-requests"):
+            return False
+        failed.add(request)
+        return fault(handler)
+
+    with front(hook, plain.address) as server:
+        armhf = config_for(tmp_path, server.address, repository="signed", signing_key=str(keys.private))
+        configs = [armhf, for_arm64(armhf)]
+        with contextlib.ExitStack() as stack:
+            for config in configs:
+                name, platform = config.image_reference("system"), config.image.target.oci_platform
+                write_build(config, stack.enter_context(image(client, name, platform=platform)))
+            done = publish.push(configs, registry=None, tag=None, user=None, sign=True)
+        assert isinstance(done, registry.PushedIndex)
+        digests = [*(one.digest for one in done.images), done.digest]
+        manifests = [f"PUT {one.replace(':', '-')}.{kind}" for one in digests for kind in ("sig", "att")][:-1]
+        assert failed == {"POST uploads", "PUT uploads", *manifests}, "an index has no statements"
+        for config in configs:
+            publish.verify_image(config, str(done.reference), key=keys.public)
+
+
 def test_failed_login_is_retried() -> None:
     def hook(handler: Handler) -> bool:
         return handler.reply(503 if len(handler.server.requests) == 2 else 200)
@@ -317,12 +398,10 @@ def test_invalid_manifests_are_refused(manifest: object) -> None:
 
 
 def test_invalid_content_length_is_refused() -> None:
-    digest = "sha256:" + "0" * 64
-
     def hook(handler: Handler) -> bool:
         if "/blobs/" in handler.path:
             return handler.raw(b"HTTP/1.1 200 OK\r\nContent-Length: \x1bmany\r\n\r\n")
-        return handler.reply(200, json.dumps({"config": {"digest": digest, "size": 1}, "layers": []}).encode())
+        return handler.reply(200, json.dumps({"config": {"digest": ZEROS, "size": 1}, "layers": []}).encode())
 
     with front(hook) as server, connected_to(server.address) as remote:
         remote.ping()
@@ -497,8 +576,32 @@ def test_stalled_layer_ends_the_pull(
     assert len(blobs) <= 4, "the configuration, twice, and each layer once"
 
 
-def test_slow_download_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oras, "STALL_S", 1.0)
+def download(remote: Connection, size: int, folder: Path) -> None:
+    """Download a file of an artefact, with retries."""
+    item = oras.File(digest=ZEROS, size=size, name="a.whl", media_type="application/zip")
+    try:
+        with_retries(lambda: oras.Store(remote).download(item, folder / "a.whl"), remote)
+    finally:
+        assert not (folder / "a.whl").exists()
+
+
+def check_layer(remote: Connection, size: int, _folder: Path) -> None:
+    """Download and verify an image with one layer."""
+    blob, empty = Blob(digest=ZEROS, size=size), Blob(digest=digest_of(b""), size=0)
+    made = RemoteImage(
+        digest=ZEROS, manifest=empty, media_type="", platform="linux/arm/v7", config=empty, layers=(blob,)
+    )
+    attestations.check_contents(remote, made)
+
+
+downloads = pytest.mark.parametrize("read", [download, check_layer])
+
+
+@downloads
+def test_slow_download_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Connection, int, Path], None]
+) -> None:
+    monkeypatch.setattr(distribution, "STALL_S", 1.0)
 
     def hook(handler: Handler) -> bool:
         if "/blobs/" not in handler.path:
@@ -511,18 +614,17 @@ def test_slow_download_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             handler.wfile.flush()
         return handler.hang_up()
 
-    item = oras.File(digest="sha256:" + "0" * 64, size=1_000_000, name="a.whl", media_type="application/zip")
-    with front(hook) as server:
-        reference = Reference(host=server.address, repository="pitorch/artefacts", tag="t")
-        with Connection(reference, insecure=True, actions="pull") as remote:
-            remote.ping()
-            with pytest.raises(RegistryFailed) as caught:
-                oras.Store(remote).download(item, tmp_path / "a.whl")
-    assert "of 1000000 bytes of a.whl" in caught.value.found
-    assert not (tmp_path / "a.whl").exists()
+    with front(hook) as server, connected_to(server.address) as remote:
+        remote.ping()
+        with pytest.raises(RegistryFailed) as caught:
+            read(remote, 1_000_000, tmp_path)
+    assert "of 1000000 bytes of " in caught.value.found
 
 
-def test_stalled_download_is_retried_at_most_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@downloads
+def test_stalled_download_is_retried_at_most_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Connection, int, Path], None]
+) -> None:
     monkeypatch.setattr(retries, "PATIENCE_S", 1.5)
 
     def hook(handler: Handler) -> bool:
@@ -535,12 +637,10 @@ def test_stalled_download_is_retried_at_most_once(tmp_path: Path, monkeypatch: p
         handler.wfile.flush()
         return late(handler)
 
-    item = oras.File(digest="sha256:" + "0" * 64, size=1000, name="a.whl", media_type="application/zip")
     with front(hook) as server:
-        reference = Reference(host=server.address, repository="pitorch/artefacts", tag="t")
-        with Connection(reference, insecure=True, actions="pull") as remote:
+        with connected_to(server.address) as remote:
             remote.ping()
             with pytest.raises(RegistryUnreachable):
-                retries.with_retries(lambda: oras.Store(remote).download(item, tmp_path / "a.whl"), remote)
+                read(remote, 1000, tmp_path)
         blobs = [line for line in server.requests if "/blobs/" in line]
     assert 1 <= len(blobs) <= 2
