@@ -11,7 +11,9 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
@@ -39,9 +41,11 @@ from toolchain.errors import (
     RegistryUnreachable,
     UserError,
 )
+from toolchain.ports import free_port
 from wheels import artefacts
 
 DELAYS_S = retries.RETRY_DELAYS_S
+ENGINE_EVENTS = transfer.events
 ZEROS = "sha256:" + "0" * 64
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 Hook = Callable[["Handler"], bool]
@@ -321,6 +325,30 @@ def test_permanent_errors_are_reported() -> None:
     assert "HTTP 503" in caught.value.found
 
 
+@pytest.mark.parametrize(
+    ("proxy", "found"),
+    [
+        ("http://user:s3cret@127.0.0.1:PORT", "connection refused"),
+        ("http://nosuch.invalid:1", "name"),
+        ("http://user:s3cret@localhost:99999", "an invalid address of the proxy"),
+        ("http://[::1", "an invalid address of the proxy"),
+        ("ftp://127.0.0.1:1", "an invalid address of the proxy"),
+    ],
+)
+def test_unusable_proxy_is_reported_at_once(monkeypatch: pytest.MonkeyPatch, proxy: str, found: str) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(progress, "warn", warned.append)
+    monkeypatch.setenv("https_proxy", proxy.replace("PORT", str(free_port())))
+    monkeypatch.setenv("no_proxy", "")
+    reference = Reference(host="registry.invalid", repository="pitorch/system", tag="t")
+    with pytest.raises(RegistryUnreachable) as caught:
+        log_in(Connection(reference, insecure=False, actions="pull"), actions="pull", user="")
+    assert "registry.invalid cannot be reached through the proxy" in str(caught.value)
+    assert found in caught.value.found
+    assert "no_proxy" in caught.value.fix
+    assert (warned, "s3cret" in str(caught.value)) == ([], False)
+
+
 def test_404_is_not_retried() -> None:
     with front(lambda handler: handler.reply(404)) as server, connected_to(server.address) as remote:
         with pytest.raises(RegistryFailed, match="unexpected response"):
@@ -459,7 +487,7 @@ def test_403_from_the_engine_does_not_suggest_a_login() -> None:
 def test_repeated_resets_end_the_push_early(
     client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, the engine would retry each layer for 75 s, in each of five attempts."""
+    """Otherwise, the engine would retry each layer for 50 s, in each of five attempts."""
     for module in (retries, transfer):
         monkeypatch.setattr(module, "PATIENCE_S", 6.0)
 
@@ -490,17 +518,25 @@ class Clock:
         self.now += seconds
 
     @contextlib.contextmanager
-    def engine_events(self, *_: object) -> Iterator[Iterator[Mapping[str, str]]]:
-        """Yield the events of an engine that loses the connection in each of its attempts to push a layer."""
+    def engine_events(self, *arguments: Any) -> Iterator[Iterator[Mapping[str, Any]]]:
+        """Yield the engine's events. Before a retry, the engine reports each second of its waiting."""
 
-        def wait() -> Iterator[Mapping[str, str]]:
-            for delay in (5, 10, 15, 20, 25):
-                for second in range(delay):
-                    yield {"id": "0123456789ab", "status": f"Retrying in {delay - second} seconds"}
-                    self.sleep(1)
-            yield {"error": "read: connection reset by peer"}
+        def count(stream: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+            for event in stream:
+                yield event
+                self.sleep(str(event.get("status", "")).startswith("Retrying in"))
 
-        yield wait()
+        with ENGINE_EVENTS(*arguments) as stream:
+            yield count(stream)
+
+
+def resets(answered: str, handler: Handler) -> bool:
+    """Reset all connections except those for what is ``answered``: nothing, the login, or look-ups."""
+    if answered != "nothing" and handler.path == "/v2/":
+        return handler.reply(200)
+    if answered == "look-ups" and handler.command == "HEAD":
+        return handler.reply(404, b"")
+    return handler.reset()
 
 
 def push_artefacts(config: Config) -> object:
@@ -521,30 +557,34 @@ def verify(config: Config) -> object:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("answered", ["nothing", "the login", "look-ups"])
-@pytest.mark.parametrize("transferred", [registry.push, pull, push_artefacts, pull_artefact, verify])
+@pytest.mark.parametrize("transferred", [pull, push_artefacts, pull_artefact, verify])
 def test_resets_are_reported_within_a_minute(
-    client: docker.DockerClient,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    transferred: Callable[[Config], object],
-    answered: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transferred: Callable[[Config], object], answered: str
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(retries, "time", clock)
     monkeypatch.setattr(retries, "RETRY_DELAYS_S", DELAYS_S)
-    monkeypatch.setattr(transfer, "events", clock.engine_events)
-
-    def hook(handler: Handler) -> bool:
-        if answered != "nothing" and handler.path == "/v2/":
-            return handler.reply(200)
-        if answered == "look-ups" and handler.command == "HEAD":
-            return handler.reply(404, b"")
-        return handler.reset()
-
-    with front(hook) as server:
+    with front(partial(resets, answered)) as server:
         config = config_for(tmp_path, server.address)
-        with image(client, config.image_reference("system")), pytest.raises((RegistryBroke, RegistryUnreachable)):
+        with pytest.raises((RegistryBroke, RegistryUnreachable)):
             transferred(config)
+    assert 30 < clock.now <= 60
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("answered", ["nothing", pytest.param("the login", marks=pytest.mark.expensive), "look-ups"])
+def test_resets_of_a_push_are_reported_within_a_minute(
+    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: str
+) -> None:
+    """The delays between the engine's attempts cannot be changed, so these tests take 50 s each."""
+    clock = Clock()
+    monkeypatch.setattr(retries, "time", clock)
+    monkeypatch.setattr(retries, "RETRY_DELAYS_S", DELAYS_S)
+    monkeypatch.setattr(transfer, "events", clock.engine_events)
+    with front(partial(resets, answered)) as server:
+        config = config_for(tmp_path, server.address)
+        with image(client, config.image_reference("system")), pytest.raises(RegistryBroke):
+            registry.push(config)
     assert 30 < clock.now <= 60
 
 
