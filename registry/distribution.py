@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ _INDEX_TYPES = (
 )
 
 _BLOCK = 1 << 18
+_DIGEST = re.compile(r"[a-z0-9]+(?:[.+_-][a-z0-9]+)*:[A-Za-z0-9=_-]+")  # OCI image specification, "Digests"
 _PLATFORM_FIELDS = ("os", "architecture", "variant")
 
 
@@ -77,10 +79,8 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
     if body.get("mediaType") in _INDEX_TYPES or "manifests" in body:
         body, manifest = read_manifest(remote, choose_platform(body, platform, reference))
     try:
-        config, *layers = (
-            Blob(digest=str(item["digest"]), size=int(item["size"])) for item in (body["config"], *body["layers"])
-        )
-    except (KeyError, TypeError, ValueError) as fault:
+        config, *layers = map(_blob, (body["config"], *body["layers"]))
+    except (KeyError, TypeError, ValueError, OverflowError) as fault:
         raise RegistryFailed(
             f"{reference} is not a supported image",
             expected="a manifest with a configuration and layers (schema 2 or OCI)",
@@ -106,6 +106,14 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
         config=config,
         layers=tuple(layers),
     )
+
+
+def _blob(item: Mapping[str, Any]) -> Blob:
+    """Return the blob of a descriptor. The digest must be valid, because it becomes part of a URL."""
+    blob = Blob(digest=str(item["digest"]), size=int(item["size"]))
+    if not _DIGEST.fullmatch(blob.digest) or blob.size < 0:
+        raise ValueError("invalid descriptor")
+    return blob
 
 
 def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict[str, Any], Blob]:

@@ -163,7 +163,7 @@ class Store:
             )
             annotations = {str(name): str(value) for name, value in (body.get("annotations") or {}).items()}
             wrong = [item.name for item in layers if not _is_plain(item.name) or not _DIGEST.fullmatch(item.digest)]
-        except (KeyError, TypeError, ValueError, AttributeError) as fault:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as fault:
             found = str(body.get("artifactType") or body.get("mediaType") or "no media type")
             raise self._unsupported(found) from fault
         names = [item.name for item in layers]
