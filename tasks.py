@@ -10,6 +10,7 @@ import functools
 import inspect
 import os
 import signal
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -83,18 +84,38 @@ def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
     return decorate
 
 
-def _path(option: str, given: str) -> Path:
-    """Return a path, resolved against the caller's folder. Raises ConfigError for an unusable path."""
+def _is_special(path: Path) -> bool:
+    """Return whether a path is a device, a pipe or a socket; False if it cannot be examined."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _path(option: str, given: str, *, device: bool = False) -> Path:
+    """Return a path, resolved against the caller's folder. Raises ConfigError for an unusable path.
+
+    Devices and pipes are refused unless ``device`` is true: a task would replace /dev/null by its output.
+    """
     path = caller.path(given)
-    if fault := path_fault(path):
+    fault = path_fault(path)
+    if not fault and not device and _is_special(path):
+        fault = "expected a file or a folder, not a device or a pipe"
+    if fault:
         raise ConfigError([f"--{option}: {fault}, found {given!r}"])
     return path
 
 
+_MOST = 1_000_000
+
+
 def _at_least(low: float, **options: float) -> None:
-    """Raise ConfigError if the value of an option is below the limit."""
+    """Raise ConfigError if the value of an option is below the limit, or too large for any use."""
     faults = [
-        f"--{name}: expected at least {low}, found {given}" for name, given in options.items() if not given >= low
+        f"--{name}: expected at {f'most {_MOST}' if given > _MOST else f'least {low}'}, found {given}"
+        for name, given in options.items()
+        if not low <= given <= _MOST
     ]
     if faults:
         raise ConfigError(faults)
@@ -547,7 +568,7 @@ def write_card(context: Context, device: str) -> None:
     """Write the card image to a card, read it back and compare. Refuses mounted and fixed disks."""
     from sdcard import write as card_writing
 
-    done = card_writing.write_card(_config(context), _path("device", device))
+    done = card_writing.write_card(_config(context), _path("device", device, device=True))
     print(f"{done.device}: {progress.human_size(done.size)} written and read back in {done.seconds:.1f} s")
 
 

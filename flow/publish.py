@@ -28,7 +28,7 @@ from registry.reference import Reference
 from registry.retries import with_retries
 from toolchain import files
 from toolchain.config import ROOT, Config
-from toolchain.errors import ArtefactMissing, ConfigError, SignatureRefused
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, SignatureRefused
 from toolchain.manifest import Manifest
 from toolchain.steps import MANIFEST_SUFFIX
 
@@ -169,7 +169,14 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
         elif statement.is_file():
             _require_same_statement(signed, statement)
     if path.name.endswith((".spdx.json", ".cdx.json")):
-        sbom.require_valid(path)
+        try:
+            sbom.require_valid(path)
+        except RecursionError as fault:
+            raise ArtefactDamaged(
+                f"{path.name} is not a valid bill of materials",
+                found="it is nested too deeply",
+                fix="repeat the task that wrote it",
+            ) from fault
         lines.append("bill of materials: accepted by the library for its format")
     elif path.suffix == ".whl" and statement.is_file():
         provenance.read(statement, path)

@@ -32,6 +32,7 @@ from nfsroot.unpack import ChunkReader, find_image
 from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import UserError
+from toolchain.text import one_line
 
 _STATUS = "var/lib/dpkg/status"
 _OF_EXPORT = frozenset({".dockerenv", "dev/console", "etc/resolv.conf", "etc/hostname", "etc/hosts"})
@@ -204,7 +205,7 @@ def read(config: Config, name: str, folder: Path) -> System:
                 return _with_contents(System(name), _of_tar(archive))
         except (tarfile.TarError, EOFError, OSError) as fault:
             raise UserError(
-                f"{name} is not a system", expected=_FORMS, found=str(fault), fix="pass another file"
+                f"{name} is not a system", expected=_FORMS, found=one_line(str(fault)), fix="pass another file"
             ) from fault
     if name.startswith(("/", "./", "../")):
         raise UserError(f"{name} does not exist", expected=_FORMS, found="no such file", fix="correct the path")

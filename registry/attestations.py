@@ -8,19 +8,21 @@ a registry that supports the referrers API lists them for the image.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import requests
 from securesystemslib.signer import CryptoSigner
 
-from registry import distribution, faults, signing
+from registry import distribution, signing
 from registry.connection import Connection
-from registry.distribution import RemoteImage, digest_of
+from registry.distribution import Blob, RemoteImage, digest_of
 from registry.oras import MANIFEST_TYPE, Store
+from registry.retries import with_retries
 from registry.signing import PublicKey
 from toolchain import progress
 from toolchain.errors import SignatureRefused
@@ -33,7 +35,6 @@ _SIMPLE_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
 _ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
 _CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 _AGAIN = "push the image again with ./inv push --sign"
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,27 +242,38 @@ def _damaged(what: str, stated: str, content: bytes) -> SignatureRefused:
 
 
 def check_contents(connection: Connection, image: RemoteImage) -> None:
-    """Download an image's layers and verify their digests. Raises SignatureRefused or RegistryBroke."""
+    """Download an image's layers and verify their digests. A failed download is retried.
+
+    Raises SignatureRefused, RegistryBroke, RegistryUnreachable or RegistryFailed.
+    """
     reference = connection.reference
     with progress.bar(f"read {reference}", total=image.size, in_bytes=True) as bar:
         done = 0
         for blob in image.layers:
-            digest = hashlib.sha256()
-            answer = connection.request("GET", f"/v2/{reference.repository}/blobs/{blob.digest}", stream=True)
-            with answer:
-                if answer.status_code != 200:
-                    raise connection.unexpected(answer, f"the download of {blob.digest}")
-                try:
-                    for block in answer.iter_content(_BLOCK):
-                        digest.update(block)
-                        done += len(block)
-                        bar.update(done)
-                except requests.RequestException as fault:
-                    raise faults.explain(fault, reference.host) from None
-            if f"sha256:{digest.hexdigest()}" != blob.digest:
-                raise SignatureRefused(
-                    f"a layer of {reference} is damaged in the registry",
-                    expected=blob.digest,
-                    found=f"sha256:{digest.hexdigest()}, computed over the received bytes",
-                    fix="push the image again",
-                )
+
+            def on_read(size: int, before: int = done) -> None:
+                bar.update(before + size)
+
+            with_retries(partial(_check_layer, connection, blob, on_read), connection)
+            done += blob.size
+
+
+def _check_layer(connection: Connection, blob: Blob, on_read: Callable[[int], None]) -> None:
+    """Download a layer and verify its digest; ``on_read`` receives the number of bytes received."""
+    reference = connection.reference
+    digest, size = hashlib.sha256(), 0
+    path = f"/v2/{reference.repository}/blobs/{blob.digest}"
+    with contextlib.closing(connection.request("GET", path, stream=True)) as answer:
+        if answer.status_code != 200:
+            raise connection.unexpected(answer, f"the download of {blob.digest}")
+        for block in distribution.blocks(connection, answer, blob, blob.digest):
+            size += len(block)
+            digest.update(block)
+            on_read(size)
+    if f"sha256:{digest.hexdigest()}" != blob.digest:
+        raise SignatureRefused(
+            f"a layer of {reference} is damaged in the registry",
+            expected=blob.digest,
+            found=f"sha256:{digest.hexdigest()}, computed over the received bytes",
+            fix="push the image again",
+        )

@@ -8,6 +8,7 @@ identity token.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import re
@@ -20,6 +21,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 import requests
 import requests.utils
 import urllib3.exceptions
+import urllib3.util
 
 from registry import credentials as stored
 from registry import faults
@@ -31,6 +33,7 @@ from toolchain.errors import (
     AccessDenied,
     RegistryBroke,
     RegistryFailed,
+    RegistryProxyUnusable,
     RegistryUnreachable,
     RegistryUntrusted,
     UserError,
@@ -70,7 +73,7 @@ class Connection:
         self._session.trust_env = False
         self._session.mount("https://", TlsAdapter(reference.api_host, insecure=insecure))
         if not is_loopback(reference.api_host):
-            self._session.proxies.update(requests.utils.get_environ_proxies(self._base))
+            self._session.proxies.update(_proxies(self._base, reference.api_host))
 
     def __enter__(self) -> Self:
         return self
@@ -276,6 +279,19 @@ def _allows_anonymous(remote: Connection, actions: str) -> bool:
     except AccessDenied:
         return False
     return True
+
+
+def _proxies(url: str, host: str) -> Mapping[str, str]:
+    """Return the environment's proxies. Raises RegistryProxyUnusable if the proxy for a URL has an invalid address."""
+    proxies = requests.utils.get_environ_proxies(url)
+    if proxy := requests.utils.select_proxy(url, proxies):
+        with contextlib.suppress(urllib3.exceptions.LocationParseError):
+            parts = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
+            if parts.host and (parts.scheme or "").startswith(("http", "socks")):
+                return proxies
+        # The address is not quoted, because it may contain a password.
+        raise faults.proxy_failed(host, "an invalid address of the proxy", RegistryProxyUnusable)
+    return proxies
 
 
 def _split(url: str, base: str = "") -> SplitResult:

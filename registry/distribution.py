@@ -9,13 +9,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import requests
+import urllib3.exceptions
 
 from registry import faults
 from registry.connection import Connection
 from registry.reference import Reference
+from registry.retries import STALL_S
 from toolchain.errors import PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed, UserError
 from toolchain.text import one_line
 
@@ -29,6 +34,8 @@ _INDEX_TYPES = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 
+_BLOCK = 1 << 18
+_DIGEST = re.compile(r"[a-z0-9]+(?:[.+_-][a-z0-9]+)*:[A-Za-z0-9=_-]+")  # OCI image specification, "Digests"
 _PLATFORM_FIELDS = ("os", "architecture", "variant")
 
 
@@ -72,10 +79,8 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
     if body.get("mediaType") in _INDEX_TYPES or "manifests" in body:
         body, manifest = read_manifest(remote, choose_platform(body, platform, reference))
     try:
-        config, *layers = (
-            Blob(digest=str(item["digest"]), size=int(item["size"])) for item in (body["config"], *body["layers"])
-        )
-    except (KeyError, TypeError, ValueError) as fault:
+        config, *layers = map(_blob, (body["config"], *body["layers"]))
+    except (KeyError, TypeError, ValueError, OverflowError) as fault:
         raise RegistryFailed(
             f"{reference} is not a supported image",
             expected="a manifest with a configuration and layers (schema 2 or OCI)",
@@ -101,6 +106,14 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
         config=config,
         layers=tuple(layers),
     )
+
+
+def _blob(item: Mapping[str, Any]) -> Blob:
+    """Return the blob of a descriptor. The digest must be valid, because it becomes part of a URL."""
+    blob = Blob(digest=str(item["digest"]), size=int(item["size"]))
+    if not _DIGEST.fullmatch(blob.digest) or blob.size < 0:
+        raise ValueError("invalid descriptor")
+    return blob
 
 
 def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict[str, Any], Blob]:
@@ -194,6 +207,25 @@ def check_blob(remote: Connection, blob: Blob) -> None:
             found=f"HTTP {answer.status_code}" if answer.status_code != 200 else f"{one_line(size)} bytes",
             fix="push the image again",
         )
+
+
+def blocks(remote: Connection, answer: requests.Response, blob: Blob, name: str) -> Iterator[bytes]:
+    """Yield the blocks of a blob from a response, and stop after a block that exceeds the blob's size.
+
+    Raises RegistryBroke if the connection is lost, or RegistryFailed if the transfer stalls.
+    """
+    host, activity, size = remote.reference.host, remote.activity, 0
+    try:
+        while size <= blob.size and (block := answer.raw.read1(_BLOCK)):
+            size += len(block)
+            activity.note(blob.digest, size)
+            if activity.idle_s > STALL_S:
+                raise faults.stalled(host, f"{size} of {blob.size} bytes of {name}")
+            yield block
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as fault:
+        raise faults.explain(fault, host) from None
+    if size < blob.size:
+        raise faults.connection_lost(host, f"{size} bytes", f"{blob.size} bytes of {name}")
 
 
 def require_space(remote: Connection) -> None:

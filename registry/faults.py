@@ -23,6 +23,7 @@ from toolchain.errors import (
     RegistryFailed,
     RegistryFull,
     RegistryHostUnknown,
+    RegistryProxyUnusable,
     RegistryUnreachable,
     RegistryUntrusted,
 )
@@ -34,6 +35,12 @@ def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUn
     chain = list(_causes(fault))
     texts = " | ".join(str(item) for item in chain)
     found = _innermost_text(chain)
+    absent = (socket.gaierror, urllib3.exceptions.NameResolutionError, ConnectionRefusedError)
+    if SOCKS_MISSING in texts:
+        return proxy_failed(host, found, RegistryProxyUnusable, fix=SOCKS_FIX)
+    if any(isinstance(item, urllib3.exceptions.ProxyError) for item in chain):
+        permanent = any(isinstance(item, absent) for item in chain)
+        return proxy_failed(host, found, RegistryProxyUnusable if permanent else RegistryUnreachable)
     if any(isinstance(item, ssl.SSLCertVerificationError) for item in chain) or "CERTIFICATE_VERIFY" in texts:
         return untrusted(host, found)
     # Use only the text of the TLS error: outer errors contain the requested address, which may contain any words.
@@ -47,13 +54,6 @@ def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUn
         return unknown_host(host)
     if any(isinstance(item, ConnectionRefusedError) for item in chain):
         return connection_refused(host, found)
-    if SOCKS_MISSING in texts:
-        return RegistryUnreachable(
-            f"{host} cannot be reached through a SOCKS proxy",
-            expected="an HTTP proxy, or the package PySocks",
-            found=SOCKS_MISSING,
-            fix=f"{SOCKS_FIX}, or add {bare_host(host)} to no_proxy",
-        )
     kinds = (TimeoutError, urllib3.exceptions.ConnectTimeoutError)
     if any(isinstance(item, kinds) or "Errno 113" in str(item) or "Errno 101" in str(item) for item in chain):
         return unreachable(host, found)
@@ -185,6 +185,18 @@ def unreachable(host: str, found: str) -> RegistryUnreachable:
         expected="a registry",
         found=found,
         fix=f"check --registry, the network, no_proxy, and whether the registry responds (curl -i http://{host}/v2/)",
+    )
+
+
+def proxy_failed(
+    host: str, found: str, kind: type[RegistryUnreachable], *, fix: str = "check https_proxy and http_proxy"
+) -> RegistryUnreachable:
+    """Return the error for a registry that cannot be reached through the proxy."""
+    return kind(
+        f"{host} cannot be reached through the proxy",
+        expected="an HTTP proxy that responds, at http://HOST:PORT",
+        found=found,
+        fix=f"{fix}, or add {bare_host(host)} to no_proxy",
     )
 
 

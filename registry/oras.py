@@ -22,14 +22,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import requests
-import urllib3.exceptions
 
 import engine.connect
-from registry import credentials, distribution, faults
+from registry import credentials, distribution
 from registry.connection import Connection, log_in
 from registry.distribution import Blob, digest_of
 from registry.reference import Reference
-from registry.retries import STALL_S
 from registry.trust import is_insecure
 from toolchain import progress
 from toolchain.errors import EngineUnavailable, RegistryFailed
@@ -40,7 +38,6 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 _EMPTY = b"{}"
 _EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 _TITLE = "org.opencontainers.image.title"
-_BLOCK = 1 << 18
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MEDIA_TYPES = {
     ".whl": "application/zip",
@@ -166,7 +163,7 @@ class Store:
             )
             annotations = {str(name): str(value) for name, value in (body.get("annotations") or {}).items()}
             wrong = [item.name for item in layers if not _is_plain(item.name) or not _DIGEST.fullmatch(item.digest)]
-        except (KeyError, TypeError, ValueError, AttributeError) as fault:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as fault:
             found = str(body.get("artifactType") or body.get("mediaType") or "no media type")
             raise self._unsupported(found) from fault
         names = [item.name for item in layers]
@@ -227,7 +224,6 @@ class Store:
         path = f"{self._path}/blobs/{item.digest}"
         digest, size = hashlib.sha256(), 0
         aside = to.with_name(to.name + ".part")
-        activity = self.connection.activity
         with (
             contextlib.closing(self.connection.request("GET", path, stream=True)) as answer,
             progress.bar(f"  {item.name}", total=item.size, in_bytes=True) as bar,
@@ -236,22 +232,14 @@ class Store:
                 raise self._damaged(item, "nothing with that digest")
             if answer.status_code != 200:
                 raise self.connection.unexpected(answer, f"GET {path}")
-            try:
-                with room_for(item.name, to.parent), aside.open("wb") as stream:
-                    while block := answer.raw.read1(_BLOCK):
-                        size += len(block)
-                        activity.note(item.digest, size)
-                        if activity.idle_s > STALL_S:
-                            raise faults.stalled(self._reference.host, f"{size} of {item.size} bytes of {item.name}")
-                        if size > item.size:
-                            raise self._damaged(item, "more bytes")
-                        digest.update(block)
-                        stream.write(block)
-                        bar.update(size)
-            except (requests.RequestException, urllib3.exceptions.HTTPError) as fault:
-                raise faults.explain(fault, self._reference.host) from None
-        if size < item.size:
-            raise faults.connection_lost(self._reference.host, f"{size} bytes", f"{item.size} bytes of {item.name}")
+            with room_for(item.name, to.parent), aside.open("wb") as stream:
+                for block in distribution.blocks(self.connection, answer, item, item.name):
+                    size += len(block)
+                    digest.update(block)
+                    stream.write(block)
+                    bar.update(size)
+        if size > item.size:
+            raise self._damaged(item, "more bytes")
         found = f"sha256:{digest.hexdigest()}"
         if found != item.digest:
             raise self._damaged(item, f"{found}, computed over the received bytes")

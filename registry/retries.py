@@ -7,7 +7,13 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from toolchain import progress
-from toolchain.errors import RegistryBroke, RegistryConnectionRefused, RegistryHostUnknown, RegistryUnreachable
+from toolchain.errors import (
+    RegistryBroke,
+    RegistryConnectionRefused,
+    RegistryHostUnknown,
+    RegistryProxyUnusable,
+    RegistryUnreachable,
+)
 
 RETRY_DELAYS_S = (2.0, 5.0, 10.0, 20.0)
 """The delays between attempts."""
@@ -16,6 +22,7 @@ STALL_S = 90.0
 PATIENCE_S = 50.0
 """An operation is retried only if a transfer made progress within this time."""
 _STEP = 1 << 16
+_PERMANENT_AT_FIRST = (RegistryHostUnknown, RegistryConnectionRefused, RegistryProxyUnusable)
 
 Result = TypeVar("Result")
 
@@ -56,7 +63,7 @@ def with_retries(attempt: Callable[[], Result], remote: Remote, *, at_first: boo
     """Run ``attempt`` until it succeeds or fails permanently; return its result.
 
     The operation is not retried after ``PATIENCE_S`` seconds without progress. With ``at_first``, there is also no
-    retry if the host does not exist or no registry is listening there.
+    retry if the host does not exist, no registry is listening there, or the proxy cannot be used.
     """
     delays = iter(RETRY_DELAYS_S)
     number = 0
@@ -71,7 +78,7 @@ def with_retries(attempt: Callable[[], Result], remote: Remote, *, at_first: boo
             delay_s = next(delays, None)
             if delay_s is None or remote.activity.idle_s + delay_s > PATIENCE_S:
                 raise
-            if at_first and isinstance(failure, (RegistryHostUnknown, RegistryConnectionRefused)):
+            if at_first and isinstance(failure, _PERMANENT_AT_FIRST):
                 raise
             progress.warn(f"{failure.summary} ({failure.found}); attempt {number + 1} in {delay_s:.0f} s")
         time.sleep(delay_s)

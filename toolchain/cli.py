@@ -6,17 +6,19 @@ positional arguments, and the other actions of ``lab`` take no name. ``TASK --he
 would interpret ``--help`` as the value of a positional argument.
 
 Errors for which Invoke would print a traceback end the program with a message and an exit code. These are a malformed
-invoke.yaml, an option value that is not a number, and operating system errors, such as a full disk when standard output
-is a file.
+invoke.yaml, an option value that is not a number, a JSON document that is nested too deeply, and operating system
+errors, such as a full disk when standard output is a file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -24,6 +26,12 @@ from toolchain import caller
 from toolchain.errors import UserError, of_system
 
 _MANY = {"mirror": "--url"}
+_LIST_FORMATS = ("flat", "nested", "json")
+_NESTED = UserError(
+    "a JSON document is nested too deeply",
+    expected="at most a few hundred levels",
+    fix="check the file, or the registry, that the task reads",
+)
 
 
 def spelt_out(argv: Sequence[str]) -> list[str]:
@@ -63,14 +71,16 @@ def _with_board_name(argv: Sequence[str]) -> Iterator[str]:
         yield word
 
 
-def _report_invalid_numbers() -> None:
-    """Make Invoke's parser report an option value that is not a number, instead of raising ValueError."""
+def _report_invalid_values() -> None:
+    """Make Invoke's parser report an invalid number and an unknown list format, instead of raising an exception."""
     from invoke.exceptions import ParseError
     from invoke.parser.argument import Argument
 
     convert = Argument.set_value
 
     def set_value(argument: Argument, value: Any, cast: bool = True) -> None:
+        if argument.name == "list-format" and value not in _LIST_FORMATS:
+            raise ParseError(f"--list-format: expected one of {', '.join(_LIST_FORMATS)}, found {value!r}")
         try:
             convert(argument, value, cast)
         except ValueError as fault:
@@ -101,6 +111,16 @@ def _named(name: str) -> Iterator[None]:
         raise
 
 
+def _open_closed_streams() -> None:
+    """Replace standard streams that the caller closed by /dev/null, which child processes inherit.
+
+    The order matters, because open returns the lowest free descriptor.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, errors="replace"))  # noqa: PTH123, SIM115 (stays open)
+
+
 def _leave(code: int, message: str = "") -> NoReturn:
     """End the program with a message. Discard unwritten standard output, so that Python does not write it again."""
     with contextlib.suppress(OSError):
@@ -120,8 +140,9 @@ def main() -> None:
 
     from toolchain.settings import SettingsFiles
 
+    _open_closed_streams()
     caller.remember(sys.argv[1:], os.environ)
-    _report_invalid_numbers()
+    _report_invalid_values()
     if isinstance(out := sys.stdout, io.TextIOWrapper):
         how = {"encoding": out.encoding, "errors": out.errors}
         sys.stdout = _Output(out.buffer, **how, line_buffering=out.line_buffering, write_through=out.write_through)
@@ -133,6 +154,10 @@ def main() -> None:
             sys.stdout.flush()
     except UserError as fault:
         _leave(fault.exit_code, str(fault))
+    except RecursionError as fault:
+        if traceback.extract_tb(fault.__traceback__)[-1].filename != json.decoder.__file__:
+            raise
+        _leave(UserError.exit_code, str(_NESTED))
     except BrokenPipeError:
         _leave(128 + signal.SIGPIPE)  # the status that a shell reports for a program killed by SIGPIPE
     except OSError as fault:

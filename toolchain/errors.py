@@ -113,6 +113,10 @@ class RegistryConnectionRefused(RegistryUnreachable):
     """No program listens on the registry's port."""
 
 
+class RegistryProxyUnusable(RegistryUnreachable):
+    """The proxy's address is invalid, its host is unknown, or no program listens there."""
+
+
 class DiskFull(UserError):
     """There is not enough disk space for a step's output."""
 
@@ -235,7 +239,7 @@ class ChecksFailed(UserError):
     exit_code = 50
 
 
-_FIXES = {
+FIXES = {
     errno.ENOSPC: "free some disk space",
     errno.EDQUOT: "free some disk space, or have your quota raised",
     errno.EFBIG: "raise the file size limit (ulimit -f unlimited), or use a file system that supports larger files",
@@ -243,7 +247,9 @@ _FIXES = {
     errno.EPERM: "run the task as a user with the required permission, or use another path",
     errno.EROFS: "use a path on a writable file system",
     errno.ENAMETOOLONG: "use a shorter path",
+    errno.EAGAIN: "end some processes, or raise the limit on processes (ulimit -u)",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "end some processes: the whole machine has too many open files",
     errno.ENOMEM: "free some memory",
     errno.EIO: "check the disk; dmesg shows the reported error",
 }
@@ -260,5 +266,5 @@ def of_system(fault: OSError) -> UserError:
         f"{place or 'an operation'}: {fault.strerror}",
         expected="free space on the disk" if full else "a usable file or folder",
         found=f"{fault.strerror} (errno {fault.errno})",
-        fix=_FIXES.get(fault.errno or 0, "check the path" if place else "check the arguments of the task"),
+        fix=FIXES.get(fault.errno or 0, "check the path" if place else "check the arguments of the task"),
     )

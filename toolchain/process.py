@@ -28,7 +28,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from toolchain import caller, reaper
-from toolchain.errors import CommandFailed, CommandTimedOut, ProgramMissing, RootNeeded, UserError
+from toolchain.errors import FIXES, CommandFailed, CommandTimedOut, ProgramMissing, RootNeeded, UserError
 
 DEFAULT_LIMIT_S = 3600.0
 _TAIL_LINES = 25
@@ -76,6 +76,13 @@ def require_program(name: str, why: str) -> Path:
     """
     search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
     found = shutil.which(name, path=search)
+    if found is None and "/" in name:
+        raise ProgramMissing(
+            f"the program {name} is needed {why}",
+            expected="an executable program",
+            found="another kind of file" if os.path.lexists(name) else "no such file",
+            fix="correct the path",
+        )
     if found is None:
         raise ProgramMissing(
             f"the program {name} is needed {why}",
@@ -102,6 +109,8 @@ def require_root(why: str, again: str) -> None:
 
 def explain_exit(returncode: int) -> str:
     """Return a description of an exit status."""
+    if returncode == -signal.SIGXFSZ:
+        return "killed by SIGXFSZ: a file would exceed the file size limit (ulimit -f)"
     if returncode < 0:
         known = -returncode in signal.valid_signals() and -returncode < signal.SIGRTMIN
         return f"killed by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
@@ -369,6 +378,14 @@ def _start_error(words: Sequence[str], fault: OSError) -> UserError:
             expected="a program for this machine, or a registered emulator for it",
             found="the kernel does not support the program's format",
             fix="run ./inv doctor: it checks whether foreign programs run, and prints the fix",
+        )
+    if fault.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return CommandFailed(
+            f"cannot run {line}",
+            returncode=126,
+            expected="enough memory, processes and open files to start a program",
+            found=os.strerror(fault.errno),
+            fix=FIXES[fault.errno],
         )
     return CommandFailed(
         f"cannot run {line}",

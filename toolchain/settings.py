@@ -44,6 +44,9 @@ class SettingsFiles(config.Config):
     def _load_json(self, path: Any) -> dict[str, Any]:
         return _read(path, "JSON", super()._load_json)
 
+    def _load_py(self, path: Any) -> dict[str, Any]:
+        return _read(path, "valid Python", super()._load_py)
+
 
 def named(settings: Any) -> Mapping[str, Any]:
     """Return the contents of the --config file, or an empty mapping without this option."""

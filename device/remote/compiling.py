@@ -162,7 +162,7 @@ def guarded(path: Path, problem: str, action: Callable[[], _T]) -> _T:
         return action()
     except Fault:
         raise
-    except Exception as fault:
+    except (Exception, SystemExit) as fault:
         frames = [item for item in traceback.extract_tb(fault.__traceback__) if item.filename == str(path)]
         where = f"{path}:{frames[-1].lineno}" if frames else str(path)
         raise Fault("kernel", f"{where} {problem}: {type(fault).__name__}: {last_lines(str(fault))}") from fault

@@ -27,6 +27,7 @@ from toolchain.errors import CommandFailed, ResultMismatch, UserError
 KERNELS = Path(__file__).with_name("kernels")
 _T = TypeVar("_T")
 _WORKER_LIMIT_S = 86400.0
+_MOST = 1_000_000
 """The time limit for the whole worker. Each stage also has a separate limit."""
 
 
@@ -183,10 +184,10 @@ def require_sane(timing: Timing, size: int) -> None:
     """Raise UserError for options that make a measurement impossible."""
     low = {"number": 1, "repeat": 1, "min_repeat_ms": 0, "warm_up": 0}
     for name, least in low.items():
-        if getattr(timing, name) < least:
+        if not least <= getattr(timing, name) <= _MOST:
             raise UserError(
                 "nothing can be measured with these options",
-                expected=f"--{name.replace('_', '-')} of {least} or more",
+                expected=f"--{name.replace('_', '-')} of {least} to {_MOST}",
                 found=str(getattr(timing, name)),
             )
     if size < 0:
@@ -467,7 +468,7 @@ def _error_of_worker(
         "gnu": target.architecture.gnu,
         "limit_s": remote.session_limit_s,
     }
-    if done.returncode == reporting.FAULT_STATUS:
+    if done.returncode == reporting.FAULT_STATUS and "fault" in run.facts:
         facts = run.facts
         if facts["fault"] == "mismatch":
             return mismatch(name, where, facts, facts["tolerance"])

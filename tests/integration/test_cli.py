@@ -215,12 +215,15 @@ def test_the_file_is_relative_to_the_callers_folder(tmp_path: Path, form: str) -
         ("x.json", "not JSON: "),
         ("list.json", "expected sections with settings, found []"),
         ("x.yml", "not YAML: "),
+        ("x.py", "not valid Python: '{' was never closed"),
+        ("section.py", "image: expected a section with keys, found 5"),
     ],
 )
 def test_an_unusable_config_file_is_named(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "folder.yaml").mkdir()
-    for torn in ("x.conf", "x", "x.json", "x.yml"):
+    for torn in ("x.conf", "x", "x.json", "x.yml", "x.py"):
         (tmp_path / torn).write_text("{")
+    (tmp_path / "section.py").write_text("image = 5")
     (tmp_path / "list.json").write_text("[]")
     done = run("--config", name, "completion", "bash", PITORCH_CALLER_CWD=str(tmp_path))
     assert said in done.stderr
@@ -263,13 +266,15 @@ def test_profile_remote_needs_either_a_kernel_or_a_model(words: tuple[str, ...],
         (("--list-depth=x", "--list"), "--list-depth: expected a number, found 'x'"),
         (("serve-nfsroot", "--port=70000"), "nfs.port: expected 1 to 65535, found '70000'"),
         (("serve-wheels", "--port=-1"), "wheels.port: expected 1 to 65535, found '-1'"),
+        (("upstream-tests", "--limit=inf"), "--limit: expected at most 1000000, found inf"),
+        (("--list", "--list-format=x"), "--list-format: expected one of flat, nested, json, found 'x'"),
         (("upstream-tests", "--limit=0"), "--limit: expected at least 1, found 0"),
         (("verify", "torch", "--sample=0"), "--sample: expected at least 1, found 0"),
         (("bench", "--times=-1"), "--times: expected at least 1, found -1"),
         (("test", "--lanes=0"), "--lanes: expected at least 1, found 0"),
     ],
 )
-def test_an_invalid_number_is_refused(words: tuple[str, ...], said: str) -> None:
+def test_an_invalid_value_is_refused(words: tuple[str, ...], said: str) -> None:
     done = run(*words)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -310,6 +315,28 @@ def test_paths_on_the_command_line_are_checked(option: str) -> None:
     done = run("export-nfsroot", f"{option}=/tmp/{LONG}")
     assert f"{option}: expected a path whose parts have at most 255 bytes each" in done.stderr
     assert (done.returncode, "Traceback" in done.stderr) == (11, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("export-nfsroot", "--tarball=special"), "--tarball"),
+        (("profile-remote", "--target=local", "--kernel=add_one", "--keep=special"), "--keep"),
+        (("sign", "special"), "--what"),
+    ],
+)
+def test_a_pipe_is_not_replaced(tmp_path: Path, words: tuple[str, ...], option: str) -> None:
+    """The same applies to devices, such as /dev/null."""
+    os.mkfifo(tmp_path / "special")
+    done = run(
+        *words,
+        PITORCH_CALLER_CWD=str(tmp_path),
+        INVOKE_BUILD_FOLDER=str(tmp_path / "build"),
+        INVOKE_REGISTRY_SIGNING_KEY="x",
+    )
+    assert f"{option}: expected a file or a folder, not a device or a pipe, found 'special'" in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (11, False)
+    assert (tmp_path / "special").is_fifo()
 
 
 def test_shell_in_a_file_is_refused_before_any_build(tmp_path: Path) -> None:
@@ -354,6 +381,37 @@ def test_a_closed_pipe_ends_the_program_silently() -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("closed", "out", "err"), [(">&-", False, True), ("2>&-", True, False), ("<&- >&- 2>&-", False, False)]
+)
+def test_closed_streams_are_ignored(closed: str, out: bool, err: bool) -> None:
+    for words, code in ((("--list",), 0), (("completion", "tcsh"), 10)):
+        argv = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "toolchain.cli", *words]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == code
+        assert bool(done.stdout) == (out and code == 0)
+        assert bool(done.stderr) == (err and code != 0)
+
+
+@pytest.mark.parametrize("words", [("verify", "deep.spdx.json"), ("diff", "deep.json", "deep.json")])
+def test_deeply_nested_json_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    for name in ("deep.json", "deep.spdx.json"):
+        (tmp_path / name).write_text("[" * 100_000)
+    done = run(*words, PITORCH_CALLER_CWD=str(tmp_path))
+    assert "nested too deeply" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (10, 26)
+
+
+def test_a_limit_on_open_files_is_reported(tmp_path: Path) -> None:
+    limited = 'ulimit -n 10; exec "$0" -m toolchain.cli build-image --plan'
+    argv, env = ["sh", "-c", limited, sys.executable], {**os.environ, "INVOKE_BUILD_FOLDER": str(tmp_path)}
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert "cannot run " in done.stderr
+    assert "ulimit -n" in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (14, False)
 
 
 def test_a_file_size_limit_is_reported(tmp_path: Path) -> None:

@@ -644,8 +644,9 @@ def test_dockerd_gets_no_all_proxy() -> None:
     }
 
 
-def test_a_broken_docker_configuration_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text("[]")
+@pytest.mark.parametrize("text", ["[]", pytest.param('{"proxies": 5}', marks=pytest.mark.engine)])
+def test_a_broken_docker_configuration_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with pytest.raises(EngineUnavailable, match="configuration file"):
         connect()

@@ -6,27 +6,31 @@ import contextlib
 import http.client
 import http.server
 import json
+import random
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
-from registry_parts import KIB, MIB, config_for, forget, image, need, pull
+from registry_parts import KIB, MIB, config_for, for_arm64, forget, image, need, pull
 from test_artefacts import KEY, products
-from test_signatures import make_keys
+from test_signatures import make_keys, signed, write_build
 
 from flow import publish
+from registry import attestations, connection, credentials, distribution, oras, passwords, retries, transfer
 from registry import client as registry
-from registry import connection, credentials, oras, passwords, retries, transfer
 from registry import local as local_registry
 from registry.connection import Connection, log_in
 from registry.credentials import PASSWORD_VARIABLE, Credentials
-from registry.distribution import read_image
+from registry.distribution import Blob, RemoteImage, digest_of, read_image
 from registry.local import Registry, Settings
 from registry.reference import Reference, resolve
+from registry.retries import with_retries
 from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import (
@@ -37,9 +41,12 @@ from toolchain.errors import (
     RegistryUnreachable,
     UserError,
 )
+from toolchain.ports import free_port
 from wheels import artefacts
 
 DELAYS_S = retries.RETRY_DELAYS_S
+ENGINE_EVENTS = transfer.events
+ZEROS = "sha256:" + "0" * 64
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 Hook = Callable[["Handler"], bool]
 
@@ -53,10 +60,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def handle_any(self) -> None:
         """Handle a request with any method."""
         self.server.requests.append(f"{self.command} {self.path}")
+        sent = self.body()
         if self.server.hook(self) or not self.server.target:
             return
+        headers = {name: self.headers[name] for name in ("Accept", "Content-Type", "Host") if name in self.headers}
         with contextlib.closing(http.client.HTTPConnection(self.server.target, timeout=20)) as forwarded:
-            forwarded.request(self.command, self.path, headers={"Accept": self.headers.get("Accept", "*/*")})
+            forwarded.request(self.command, self.path, sent, headers)
             answer = forwarded.getresponse()
             body = answer.read()
             self.send_response(answer.status)
@@ -67,6 +76,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.server.send(self, body)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815
+
+    def body(self) -> bytes:
+        """Read the request's body."""
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        blocks = []
+        while size := int(self.rfile.readline(), 16):
+            blocks.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(blocks)
 
     def reply(self, status: int, body: bytes = b"{}", **headers: str) -> bool:
         """Send a response."""
@@ -223,6 +243,71 @@ def test_failed_look_up_of_artefacts_is_retried(plain: Registry, tmp_path: Path,
         assert (pulled.note, len(failures)) == ("3 files received", 2)
 
 
+@temporary_faults
+def test_failed_download_by_verify_is_retried(plain: Registry, tmp_path: Path, fault: Hook) -> None:
+    layer = random.Random(0).randbytes(MIB)  # noqa: S311  (data, not a secret)
+    keys = make_keys(tmp_path, "signer")
+    config = config_for(tmp_path, plain.address, repository="verified")
+    signed(config, keys, layer=layer)
+    downloads: list[str] = []
+
+    def hook(handler: Handler) -> bool:
+        if handler.command != "GET" or not handler.path.endswith(digest_of(layer)):
+            return False
+        downloads.append(handler.path)
+        return len(downloads) == 1 and fault(handler)
+
+    def half(handler: Handler, body: bytes) -> None:
+        """Send half of the layer at the second attempt."""
+        handler.wfile.write(body[: MIB // 2] if len(downloads) == 2 else body)
+        if len(downloads) == 2 and len(body) == MIB:
+            handler.hang_up()
+
+    with front(hook, plain.address) as server:
+        server.send = half
+        name = f"{server.address}/{resolve(config).repository}:{resolve(config).tag}"
+        assert "all layers match" in publish.verify_image(config, name, key=keys.public).text()
+    assert len(downloads) == 3
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "fault", [lambda handler: handler.reply(503, b""), lambda handler: handler.reset()], ids=["503", "reset"]
+)
+def test_failed_upload_of_signatures_is_retried(
+    client: docker.DockerClient, plain: Registry, tmp_path: Path, fault: Hook
+) -> None:
+    """The first upload of a blob fails at its start and at its end, and the first upload of each manifest fails."""
+    keys = make_keys(tmp_path, "signer")
+    failed: set[str] = set()
+
+    def hook(handler: Handler) -> bool:
+        path = handler.path.partition("?")[0]
+        request = f"{handler.command} {'uploads' if '/blobs/uploads/' in path else path.rpartition('/')[2]}"
+        signing = request in ("POST uploads", "PUT uploads") or (
+            handler.command == "PUT" and request.endswith((".att", ".sig"))
+        )
+        if not signing or request in failed or not handler.headers["User-Agent"].startswith("python-requests"):
+            return False
+        failed.add(request)
+        return fault(handler)
+
+    with front(hook, plain.address) as server:
+        armhf = config_for(tmp_path, server.address, repository="signed", signing_key=str(keys.private))
+        configs = [armhf, for_arm64(armhf)]
+        with contextlib.ExitStack() as stack:
+            for config in configs:
+                name, platform = config.image_reference("system"), config.image.target.oci_platform
+                write_build(config, stack.enter_context(image(client, name, platform=platform)))
+            done = publish.push(configs, registry=None, tag=None, user=None, sign=True)
+        assert isinstance(done, registry.PushedIndex)
+        digests = [*(one.digest for one in done.images), done.digest]
+        manifests = [f"PUT {one.replace(':', '-')}.{kind}" for one in digests for kind in ("sig", "att")][:-1]
+        assert failed == {"POST uploads", "PUT uploads", *manifests}, "an index has no statements"
+        for config in configs:
+            publish.verify_image(config, str(done.reference), key=keys.public)
+
+
 def test_failed_login_is_retried() -> None:
     def hook(handler: Handler) -> bool:
         return handler.reply(503 if len(handler.server.requests) == 2 else 200)
@@ -238,6 +323,30 @@ def test_permanent_errors_are_reported() -> None:
             log_in(remote, actions="pull", user="")
         assert len(server.requests) == 5
     assert "HTTP 503" in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("proxy", "found"),
+    [
+        ("http://user:s3cret@127.0.0.1:PORT", "connection refused"),
+        ("http://nosuch.invalid:1", "name"),
+        ("http://user:s3cret@localhost:99999", "an invalid address of the proxy"),
+        ("http://[::1", "an invalid address of the proxy"),
+        ("ftp://127.0.0.1:1", "an invalid address of the proxy"),
+    ],
+)
+def test_unusable_proxy_is_reported_at_once(monkeypatch: pytest.MonkeyPatch, proxy: str, found: str) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(progress, "warn", warned.append)
+    monkeypatch.setenv("https_proxy", proxy.replace("PORT", str(free_port())))
+    monkeypatch.setenv("no_proxy", "")
+    reference = Reference(host="registry.invalid", repository="pitorch/system", tag="t")
+    with pytest.raises(RegistryUnreachable) as caught:
+        log_in(Connection(reference, insecure=False, actions="pull"), actions="pull", user="")
+    assert "registry.invalid cannot be reached through the proxy" in str(caught.value)
+    assert found in caught.value.found
+    assert "no_proxy" in caught.value.fix
+    assert (warned, "s3cret" in str(caught.value)) == ([], False)
 
 
 def test_404_is_not_retried() -> None:
@@ -301,6 +410,8 @@ def test_control_characters_in_responses_are_escaped(hook: Hook) -> None:
         {"config": {"digest": "x", "size": "many"}, "layers": []},
         {"config": [], "layers": {}},
         {"config": {"digest": "x", "size": 1}, "layers": [None]},
+        {"config": {"digest": ZEROS, "size": float("inf")}, "layers": []},
+        {"config": {"digest": f"../{ZEROS}", "size": 2}, "layers": []},
         {"manifests": [7, {"platform": 3}, {"platform": {"os": ESCAPE}}]},
         {"manifests": 7},
     ],
@@ -314,15 +425,14 @@ def test_invalid_manifests_are_refused(manifest: object) -> None:
         with pytest.raises((RegistryFailed, PlatformMismatch)) as caught:
             read_image(remote, "linux/arm/v7")
     assert str(caught.value).replace("\n", "").isprintable()
+    assert not isinstance(caught.value, RegistryBroke), "a retry would not help"
 
 
 def test_invalid_content_length_is_refused() -> None:
-    digest = "sha256:" + "0" * 64
-
     def hook(handler: Handler) -> bool:
         if "/blobs/" in handler.path:
             return handler.raw(b"HTTP/1.1 200 OK\r\nContent-Length: \x1bmany\r\n\r\n")
-        return handler.reply(200, json.dumps({"config": {"digest": digest, "size": 1}, "layers": []}).encode())
+        return handler.reply(200, json.dumps({"config": {"digest": ZEROS, "size": 1}, "layers": []}).encode())
 
     with front(hook) as server, connected_to(server.address) as remote:
         remote.ping()
@@ -380,7 +490,7 @@ def test_403_from_the_engine_does_not_suggest_a_login() -> None:
 def test_repeated_resets_end_the_push_early(
     client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, the engine would retry each layer for 75 s, in each of five attempts."""
+    """Otherwise, the engine would retry each layer for 50 s, in each of five attempts."""
     for module in (retries, transfer):
         monkeypatch.setattr(module, "PATIENCE_S", 6.0)
 
@@ -411,17 +521,25 @@ class Clock:
         self.now += seconds
 
     @contextlib.contextmanager
-    def engine_events(self, *_: object) -> Iterator[Iterator[Mapping[str, str]]]:
-        """Yield the events of an engine that loses the connection in each of its attempts to push a layer."""
+    def engine_events(self, *arguments: Any) -> Iterator[Iterator[Mapping[str, Any]]]:
+        """Yield the engine's events. Before a retry, the engine reports each second of its waiting."""
 
-        def wait() -> Iterator[Mapping[str, str]]:
-            for delay in (5, 10, 15, 20, 25):
-                for second in range(delay):
-                    yield {"id": "0123456789ab", "status": f"Retrying in {delay - second} seconds"}
-                    self.sleep(1)
-            yield {"error": "read: connection reset by peer"}
+        def count(stream: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+            for event in stream:
+                yield event
+                self.sleep(str(event.get("status", "")).startswith("Retrying in"))
 
-        yield wait()
+        with ENGINE_EVENTS(*arguments) as stream:
+            yield count(stream)
+
+
+def resets(answered: str, handler: Handler) -> bool:
+    """Reset all connections except those for what is ``answered``: nothing, the login, or look-ups."""
+    if answered != "nothing" and handler.path == "/v2/":
+        return handler.reply(200)
+    if answered == "look-ups" and handler.command == "HEAD":
+        return handler.reply(404, b"")
+    return handler.reset()
 
 
 def push_artefacts(config: Config) -> object:
@@ -442,30 +560,34 @@ def verify(config: Config) -> object:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("answered", ["nothing", "the login", "look-ups"])
-@pytest.mark.parametrize("transferred", [registry.push, pull, push_artefacts, pull_artefact, verify])
+@pytest.mark.parametrize("transferred", [pull, push_artefacts, pull_artefact, verify])
 def test_resets_are_reported_within_a_minute(
-    client: docker.DockerClient,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    transferred: Callable[[Config], object],
-    answered: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transferred: Callable[[Config], object], answered: str
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(retries, "time", clock)
     monkeypatch.setattr(retries, "RETRY_DELAYS_S", DELAYS_S)
-    monkeypatch.setattr(transfer, "events", clock.engine_events)
-
-    def hook(handler: Handler) -> bool:
-        if answered != "nothing" and handler.path == "/v2/":
-            return handler.reply(200)
-        if answered == "look-ups" and handler.command == "HEAD":
-            return handler.reply(404, b"")
-        return handler.reset()
-
-    with front(hook) as server:
+    with front(partial(resets, answered)) as server:
         config = config_for(tmp_path, server.address)
-        with image(client, config.image_reference("system")), pytest.raises((RegistryBroke, RegistryUnreachable)):
+        with pytest.raises((RegistryBroke, RegistryUnreachable)):
             transferred(config)
+    assert 30 < clock.now <= 60
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("answered", ["nothing", pytest.param("the login", marks=pytest.mark.expensive), "look-ups"])
+def test_resets_of_a_push_are_reported_within_a_minute(
+    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: str
+) -> None:
+    """The delays between the engine's attempts cannot be changed, so these tests take 50 s each."""
+    clock = Clock()
+    monkeypatch.setattr(retries, "time", clock)
+    monkeypatch.setattr(retries, "RETRY_DELAYS_S", DELAYS_S)
+    monkeypatch.setattr(transfer, "events", clock.engine_events)
+    with front(partial(resets, answered)) as server:
+        config = config_for(tmp_path, server.address)
+        with image(client, config.image_reference("system")), pytest.raises(RegistryBroke):
+            registry.push(config)
     assert 30 < clock.now <= 60
 
 
@@ -497,8 +619,32 @@ def test_stalled_layer_ends_the_pull(
     assert len(blobs) <= 4, "the configuration, twice, and each layer once"
 
 
-def test_slow_download_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oras, "STALL_S", 1.0)
+def download(remote: Connection, size: int, folder: Path) -> None:
+    """Download a file of an artefact, with retries."""
+    item = oras.File(digest=ZEROS, size=size, name="a.whl", media_type="application/zip")
+    try:
+        with_retries(lambda: oras.Store(remote).download(item, folder / "a.whl"), remote)
+    finally:
+        assert not (folder / "a.whl").exists()
+
+
+def check_layer(remote: Connection, size: int, _folder: Path) -> None:
+    """Download and verify an image with one layer."""
+    blob, empty = Blob(digest=ZEROS, size=size), Blob(digest=digest_of(b""), size=0)
+    made = RemoteImage(
+        digest=ZEROS, manifest=empty, media_type="", platform="linux/arm/v7", config=empty, layers=(blob,)
+    )
+    attestations.check_contents(remote, made)
+
+
+downloads = pytest.mark.parametrize("read", [download, check_layer])
+
+
+@downloads
+def test_slow_download_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Connection, int, Path], None]
+) -> None:
+    monkeypatch.setattr(distribution, "STALL_S", 1.0)
 
     def hook(handler: Handler) -> bool:
         if "/blobs/" not in handler.path:
@@ -511,18 +657,17 @@ def test_slow_download_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             handler.wfile.flush()
         return handler.hang_up()
 
-    item = oras.File(digest="sha256:" + "0" * 64, size=1_000_000, name="a.whl", media_type="application/zip")
-    with front(hook) as server:
-        reference = Reference(host=server.address, repository="pitorch/artefacts", tag="t")
-        with Connection(reference, insecure=True, actions="pull") as remote:
-            remote.ping()
-            with pytest.raises(RegistryFailed) as caught:
-                oras.Store(remote).download(item, tmp_path / "a.whl")
-    assert "of 1000000 bytes of a.whl" in caught.value.found
-    assert not (tmp_path / "a.whl").exists()
+    with front(hook) as server, connected_to(server.address) as remote:
+        remote.ping()
+        with pytest.raises(RegistryFailed) as caught:
+            read(remote, 1_000_000, tmp_path)
+    assert "of 1000000 bytes of " in caught.value.found
 
 
-def test_stalled_download_is_retried_at_most_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@downloads
+def test_stalled_download_is_retried_at_most_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Connection, int, Path], None]
+) -> None:
     monkeypatch.setattr(retries, "PATIENCE_S", 1.5)
 
     def hook(handler: Handler) -> bool:
@@ -535,12 +680,10 @@ def test_stalled_download_is_retried_at_most_once(tmp_path: Path, monkeypatch: p
         handler.wfile.flush()
         return late(handler)
 
-    item = oras.File(digest="sha256:" + "0" * 64, size=1000, name="a.whl", media_type="application/zip")
     with front(hook) as server:
-        reference = Reference(host=server.address, repository="pitorch/artefacts", tag="t")
-        with Connection(reference, insecure=True, actions="pull") as remote:
+        with connected_to(server.address) as remote:
             remote.ping()
             with pytest.raises(RegistryUnreachable):
-                retries.with_retries(lambda: oras.Store(remote).download(item, tmp_path / "a.whl"), remote)
+                read(remote, 1000, tmp_path)
         blobs = [line for line in server.requests if "/blobs/" in line]
     assert 1 <= len(blobs) <= 2

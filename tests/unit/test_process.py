@@ -161,6 +161,13 @@ def test_signals_without_a_name_are_numbered(number: int) -> None:
     assert process.explain_exit(-number) == f"killed by signal {number}"
 
 
+def test_a_file_size_limit_is_explained(tmp_path: Path) -> None:
+    argv = ["sh", "-c", f"ulimit -f 0; exec head -c 1 /dev/zero >{tmp_path}/file"]
+    with pytest.raises(CommandFailed) as caught:
+        process.run(argv)
+    assert "file size limit" in caught.value.found
+
+
 def test_an_error_has_the_last_25_lines() -> None:
     with pytest.raises(CommandFailed) as caught:
         process.run(["sh", "-c", "seq 1000; exit 1"])
@@ -175,6 +182,9 @@ def test_a_missing_program_is_reported_with_its_package() -> None:
     assert "ganesha.nfsd-that-is-not-there" in caught.value.expected
     with pytest.raises(ProgramMissing) as needed:
         process.require_program("no-such-tool", "to test this")
+    with pytest.raises(ProgramMissing, match="to test this") as caught:
+        process.require_program("/etc/passwd", "to test this")
+    assert "apt-get" not in caught.value.fix
     assert "no-such-tool is needed to test this" in str(needed.value)
     assert "apt-get install no-such-tool" in needed.value.fix
 

@@ -25,6 +25,7 @@ from toolchain.errors import (
     RegistryFailed,
     RegistryFull,
     RegistryHostUnknown,
+    RegistryProxyUnusable,
     RegistryUnreachable,
     RegistryUntrusted,
     UserError,
@@ -282,7 +283,7 @@ def test_failed_requests_are_explained_by_their_cause() -> None:
     unknown = requests.ConnectionError(socket.gaierror(-2, "Name or service not known"))
     assert type(faults.explain(unknown, "h")) is RegistryHostUnknown
     socks = faults.explain(requests.exceptions.InvalidSchema("Missing dependencies for SOCKS support."), "h:1")
-    assert type(socks) is RegistryUnreachable
+    assert type(socks) is RegistryProxyUnusable
     assert "PySocks" in socks.fix
     reset = requests.ConnectionError(urllib3.exceptions.ProtocolError("x", ConnectionResetError(104, "reset by peer")))
     assert isinstance(faults.explain(reset, "h"), RegistryBroke)

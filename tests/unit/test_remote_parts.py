@@ -157,6 +157,7 @@ def test_empty_results_agree() -> None:
         ("def inputs", "def input", "does not define inputs"),
         ("import numpy", "import nump", "kernel.py:2 cannot be read: ModuleNotFoundError: No module named 'nump'"),
         ("SIZE = 96", "SIZE = = 96", "SyntaxError"),
+        ("SIZE = 96", "raise SystemExit(3)", "kernel.py:4 cannot be read: SystemExit: 3"),
         ("SIZE = 96", "SIZE = 0", "a size of 0"),
         ("return [random", "return [1 / 0, random", "cannot create its inputs: ZeroDivisionError"),
         (
@@ -192,7 +193,7 @@ def test_missing_kernel_error_lists_the_known_ones(kernel: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"number": 0}, {"repeat": 0}, {"min_repeat_ms": -1}, {"warm_up": -1}, {"number": -5}]
+    "wrong", [{"number": 0}, {"repeat": 0}, {"min_repeat_ms": -1}, {"warm_up": -1}, {"number": -5}, {"number": 10**20}]
 )
 def test_invalid_timing_options_are_refused(wrong: dict[str, int]) -> None:
     timing = Timing(**{"number": 1, "repeat": 1, "min_repeat_ms": 0, "warm_up": 0, **wrong})
