@@ -95,11 +95,8 @@ def connect_to(selection: Selection, *, timeout_s: float) -> docker.DockerClient
             probe.connect(str(_socket_path(address)))
         # Creating the client sends a request, because it negotiates the API version.
         return docker.DockerClient(base_url=address, timeout=int(timeout_s))
-    except (
-        docker.errors.InvalidConfigFile,
-        AttributeError,
-        TypeError,
-    ) as fault:  # docker-py does not validate the file
+    except (docker.errors.InvalidConfigFile, AttributeError, TypeError) as fault:
+        # docker-py does not validate the file.
         raise EngineUnavailable(
             "docker's configuration file for this user cannot be read",
             expected="a JSON object in ~/.docker/config.json (or in the folder DOCKER_CONFIG names)",

@@ -27,8 +27,8 @@ from toolchain.errors import CommandFailed, ResultMismatch, UserError
 KERNELS = Path(__file__).with_name("kernels")
 _T = TypeVar("_T")
 _WORKER_LIMIT_S = 86400.0
-_MOST = 1_000_000
 """The time limit for the whole worker. Each stage also has a separate limit."""
+_MOST = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
