@@ -21,7 +21,6 @@ from device.remote import comparing, model_compiling, model_graph, rpc_worker
 from device.remote.model_compiling import Model
 from device.remote.model_plan import Plan
 from device.remote.reporting import FAULT_STATUS, Fault, serve, stage, step, tell
-from toolchain import progress
 
 COMPILE_LIMIT_S = 1800.0
 BLOCK_BYTES = 1 << 20
@@ -104,7 +103,7 @@ def _parameters(session: Any, device: Any, content: bytes) -> Any:
     """The parameters on the board: mapped from the file that our server keeps, or in memory. Tell the task which."""
     import tvm
 
-    words, title = (hashlib.sha256(content).hexdigest(), len(content)), progress.human_size(len(content))
+    words = (hashlib.sha256(content).hexdigest(), len(content))
     try:
         on_board, keep = (session.get_function(f"pitorch.parameters.{name}") for name in ("map", "keep"))
     except AttributeError:
@@ -114,7 +113,7 @@ def _parameters(session: Any, device: Any, content: bytes) -> Any:
             tell(parameters="kept on the board")
             return mapped
         reason = ""
-        with step(f"send the parameters, {title}"):
+        with step("send the parameters"):
             for offset in range(0, len(content), BLOCK_BYTES):
                 if reason := keep(*words, offset, content[offset : offset + BLOCK_BYTES]):
                     break
@@ -122,7 +121,7 @@ def _parameters(session: Any, device: Any, content: bytes) -> Any:
             tell(parameters="sent, and kept on the board")
             return mapped
         reason = "the board could not keep them" + (f" ({reason})" if reason else "")
-    with step(f"send the parameters to the board's memory, {title}"):
+    with step("send the parameters to the board's memory"):
         sent = tvm.runtime.tensor(numpy.frombuffer(content, dtype=numpy.uint8), device)
     tell(parameters=f"sent; {reason}")
     return sent
