@@ -62,8 +62,8 @@ _ORDER = (
     *("test_libqpu_native.py", "test_lab_network.py"),
     *_LANES["tree"],
     *("test_qpu_ops_native.py", "test_models.py", "test_torch_wheel.py", "test_lab.py", "test_rootfs.py"),
-    *("test_cuda_ops.py", "test_profile_remote.py", "test_wrapper.py", "test_cli.py", "test_registry_faults.py"),
-    *("test_apt.py", "test_models_in_images.py", "test_companions.py", "test_doctor.py"),
+    *("test_cuda_ops.py", "test_profile_remote.py", "test_model_parameters.py", "test_wrapper.py", "test_cli.py"),
+    *("test_registry_faults.py", "test_apt.py", "test_models_in_images.py", "test_companions.py", "test_doctor.py"),
     *("test_pitorch_tvm.py", "test_qpulib_recipe.py", "test_torch_compile.py", "test_tvm_ffi.py"),
     *("test_torch_prepare.py", "test_wheels.py", "test_ml_packages.py", "test_audit_wheel.py"),
 )

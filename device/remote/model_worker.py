@@ -10,6 +10,7 @@ the board's PyTorch (``model_graph``) as ``model.graph``. For the output, see ``
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from device.remote.model_plan import Plan
 from device.remote.reporting import FAULT_STATUS, Fault, serve, stage, step, tell
 
 COMPILE_LIMIT_S = 1800.0
+BLOCK_BYTES = 1 << 20
+"""The parameters are sent in blocks, because the board may not have enough memory for all of them at once."""
 
 
 def _run(request: Mapping[str, Any]) -> None:
@@ -68,13 +71,15 @@ def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Map
         session.upload(str(library))
         module = rpc_worker.loaded(session, library)
     device = session.cpu()
+    with stage("send", limit_s):
+        parameters = _parameters(session, device, bytes(plan.parameters) or b"\0")
     with stage("run", limit_s):
-        parameters = numpy.frombuffer(bytes(plan.parameters) or b"\0", dtype=numpy.uint8)
-        arrays = [*model.inputs, parameters, *map(comparing.blank, model.expected), numpy.zeros(len(plan.steps))]
-        sent = [tvm.runtime.tensor(item, device) for item in arrays]
+        results = [*map(comparing.blank, model.expected), numpy.zeros(len(plan.steps))]
+        inputs, outputs = ([tvm.runtime.tensor(item, device) for item in items] for items in (model.inputs, results))
+        sent = [*inputs, parameters, *outputs]
         function = module[model_compiling.ENTRY]
         function(*sent)
-        found = [item.numpy() for item in sent[len(model.inputs) + 1 : -1]]
+        found = [item.numpy() for item in outputs[:-1]]
     wrong = comparing.first_mismatch(found, model.expected, model.tolerance)
     if wrong is not None:
         tell(fault="mismatch", found="", **wrong)
@@ -92,6 +97,34 @@ def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Map
             rows.append(sent[-1].numpy())
         peak = module[f"{model_compiling.ENTRY}_peak_memory"]()
     tell(operator_s=numpy.median(rows, axis=0).tolist(), peak_memory_bytes=int(peak))
+
+
+def _parameters(session: Any, device: Any, content: bytes) -> Any:
+    """The parameters on the board: mapped from the file that our server keeps, or in memory. Tell the task which."""
+    import tvm
+
+    words = (hashlib.sha256(content).hexdigest(), len(content))
+    try:
+        on_board, keep = (session.get_function(f"pitorch.parameters.{name}") for name in ("map", "keep"))
+    except AttributeError:
+        reason = "the server is not pitorch's and does not keep them"
+    else:
+        if (mapped := on_board(*words)) is not None:
+            tell(parameters="kept on the board")
+            return mapped
+        reason = ""
+        with step("send the parameters"):
+            for offset in range(0, len(content), BLOCK_BYTES):
+                if reason := keep(*words, offset, content[offset : offset + BLOCK_BYTES]):
+                    break
+        if not reason and (mapped := on_board(*words)) is not None:
+            tell(parameters="sent, and kept on the board")
+            return mapped
+        reason = "the board could not keep them" + (f" ({reason})" if reason else "")
+    with step("send the parameters to the board's memory"):
+        sent = tvm.runtime.tensor(numpy.frombuffer(content, dtype=numpy.uint8), device)
+    tell(parameters=f"sent; {reason}")
+    return sent
 
 
 if __name__ == "__main__":

@@ -260,7 +260,7 @@ def profile(
         tolerance=tuple(facts["tolerance"]),
         parameter_bytes=len(parameters),
         parameters_sha256=hashlib.sha256(parameters).hexdigest(),
-        parameters=facts.get("parameters", "sent"),
+        parameters=facts["parameters"],
         peak_memory_bytes=facts["peak_memory_bytes"],
         eager=in_torch,
         emulated=emulated,

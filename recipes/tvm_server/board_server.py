@@ -9,6 +9,9 @@ and its port remain, and the next client waits forever. The same happens if the 
 This script therefore stops the server's process after an exception in any of its threads, and restarts it on the same
 port.
 
+The server also keeps a model's parameters on the board: the functions ``pitorch.parameters.map`` and
+``pitorch.parameters.keep`` of TVM's RPC, see ``Parameters``.
+
 There is no authentication: anyone who can reach the port can run code on the board. Listen on the loopback address
 (the default) and connect through SSH, or use a private network.
 """
@@ -17,7 +20,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
+import mmap
 import os
+import re
 import signal
 import socket
 import sys
@@ -25,9 +31,13 @@ import tempfile
 import threading
 import time
 import traceback
+from pathlib import Path
+from typing import Any
 
 PAUSE_S = 1.0
 """The delay in seconds before a restart, which limits how often an unreachable tracker is contacted."""
+MAX_BYTES = 1 << 31
+"""The maximum size of a model's parameters, as in the loader."""
 
 
 def _die_of_exceptions() -> None:
@@ -39,6 +49,117 @@ def _die_of_exceptions() -> None:
         os._exit(1)
 
     threading.excepthook = end
+
+
+class Parameters:
+    """The parameters of the last model, in a file that is named after their SHA-256. It stays between sessions.
+
+    The loader (``device/remote/loader``) has the same folder, modes and limit, and also keeps the last model only,
+    because the folder may be in memory. Clients pass a digest, never a path.
+    """
+
+    def __init__(self) -> None:
+        self._suffix = f".{os.getpid()}"  # of the incomplete file; another server of this user has another one
+        self._file = -1
+        self._size = 0
+        self._received: Any = None  # not yet an object of hashlib, because TVM pickles this object
+
+    def serve(self) -> None:
+        """Register the functions, and remove incomplete files after each session, even if it was killed.
+
+        The server's process calls this before it starts threads. Sessions are forks of that process.
+        """
+        import tvm_ffi
+        from tvm.rpc import server
+
+        _die_of_exceptions()
+        tvm_ffi.register_global_func("pitorch.parameters.map", self.map)
+        tvm_ffi.register_global_func("pitorch.parameters.keep", self.keep)
+        serve_session = server._serving
+
+        def then_clean(*words: Any) -> None:
+            try:
+                serve_session(*words)
+            finally:
+                self.clean()
+
+        server._serving = then_clean
+
+    def map(self, digest: str, size: int) -> Any:
+        """Map the parameters as an array of bytes. None if the board does not have them, or if they are damaged."""
+        import numpy
+        import tvm
+
+        _require_digest(digest)
+        with contextlib.suppress(OSError), (_folder() / digest).open("rb") as file:
+            if os.fstat(file.fileno()).st_size == size:
+                # DLPack rejects read-only arrays of NumPy. The pages are private: writing would not change the file.
+                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+                if hashlib.sha256(mapped).hexdigest() == digest:
+                    return tvm.runtime.from_dlpack(numpy.frombuffer(mapped, numpy.uint8))
+        return None
+
+    def keep(self, digest: str, size: int, offset: int, block: bytes) -> str:
+        """Write the next block of the parameters. Return why they cannot be kept; an empty string if they can.
+
+        The last block completes the file.
+        """
+        _require_digest(digest)
+        if size > MAX_BYTES:
+            return f"they are larger than {MAX_BYTES >> 30} GiB"
+        if offset not in (0, self._size) or offset + len(block) > size:
+            raise ValueError("the block is out of order")
+        try:
+            path = _folder() / digest
+            staged = path.with_name(digest + self._suffix)
+            if offset == 0:
+                self._begin(staged)
+            with memoryview(block) as rest:
+                while rest:
+                    rest = rest[os.write(self._file, rest) :]
+            self._received.update(block)
+            self._size += len(block)
+            if self._size == size:
+                os.fsync(self._file)
+                if self._received.hexdigest() != digest:
+                    raise OSError("their SHA-256 is wrong")
+                staged.rename(path)
+                self.clean()
+        except OSError as fault:
+            self.clean()
+            return re.sub(r"^\[Errno \d+\] ", "", str(fault))
+        return ""
+
+    def _begin(self, staged: Path) -> None:
+        self.clean()
+        for folder in reversed(staged.parents[:3]):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        for path in staged.parent.iterdir():
+            path.unlink(missing_ok=True)
+        self._file = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._size, self._received = 0, hashlib.sha256()
+
+    def clean(self) -> None:
+        """Remove the incomplete file."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._size = -1, 0
+        with contextlib.suppress(OSError):
+            for path in _folder().glob(f"*{self._suffix}"):
+                path.unlink()
+
+
+def _require_digest(digest: str) -> None:
+    """Raise ValueError for other texts than a digest: it becomes a file name."""
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        raise ValueError("the digest is not a SHA-256 in hexadecimal")
+
+
+def _folder() -> Path:
+    """The folder for parameters in this user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    home = os.environ.get("HOME", "/nonexistent")
+    return Path(cache if cache.startswith("/") else f"{home}/.cache", "pitorch", "parameters")
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -92,11 +213,13 @@ def main() -> None:
     from tvm import rpc
 
     host, port = options.proxy or (options.host, options.port)
+    parameters = Parameters()
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             with contextlib.ExitStack() as stack:
                 # The server creates each session's files there, and leaves them if the session's kernel crashes.
                 os.environ["TMPDIR"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="pitorch-rpc-"))
+                stack.callback(parameters.clean)
                 server = rpc.Server(
                     host,
                     port,
@@ -105,7 +228,7 @@ def main() -> None:
                     tracker_addr=options.tracker,
                     key=options.key,
                     custom_addr=options.custom_addr,
-                    server_init_callback=_die_of_exceptions,
+                    server_init_callback=parameters.serve,
                 )
                 stack.callback(server.terminate)
                 print(f"pitorch: serving at {host}:{port}", flush=True)

@@ -223,12 +223,16 @@ def test_the_server_runs_only_64_bit_kernels(for_64_bit: Config, tvm: TvmEnviron
 def test_the_server_runs_a_model(for_64_bit: Config, tvm: TvmEnvironment) -> None:
     port = ports.free_port()
     with board(for_64_bit, ["--host", "127.0.0.1", "--port", str(port)]):
-        done = models.profile(
-            for_64_bit, model="remote_models:transformer", target="aarch64", device=f"127.0.0.1:{port}", timing=TIMING,
-            folder=ROOT / "tests" / "support",
+        first, done = (
+            models.profile(
+                for_64_bit, model="remote_models:transformer", target="aarch64", device=f"127.0.0.1:{port}",
+                timing=TIMING, folder=ROOT / "tests" / "support",
+            )
+            for _ in range(2)
         )  # fmt: skip
-    assert done.checked == 320
-    assert done.parameters == "sent"
+    assert first.checked == done.checked == 320
+    assert first.parameters == "sent, and kept on the board"
+    assert done.parameters == "kept on the board"
     assert dict(done.rows())["note"].endswith("not measured on hardware")
     assert len(done.seconds) == TIMING.number * TIMING.repeat
 
