@@ -42,7 +42,8 @@ class ModelProfile:
     seconds: tuple[float, ...]
     operators: tuple[tuple[str, float], ...]
     checked: int
-    tolerance: tuple[float, float]
+    tolerances: tuple[tuple[float, float], ...]
+    """The relative and absolute tolerances of the outputs."""
     parameter_bytes: int
     parameters_sha256: str
     parameters: str
@@ -80,16 +81,23 @@ class ModelProfile:
         slowest_first = sorted(self.operators, key=lambda item: -item[1])
         return [(name, profiling.seconds_text(seconds), seconds / whole) for name, seconds in slowest_first]
 
+    @property
+    def _allowed(self) -> str:
+        """The tolerances as a string, with the index of each output unless all outputs have the same tolerance."""
+        texts = [
+            f"{relative:g} relative or {absolute:.3g} absolute" if relative or absolute else "equal"
+            for relative, absolute in self.tolerances
+        ]
+        return texts[0] if len(set(texts)) == 1 else "; ".join(f"output {n}: {text}" for n, text in enumerate(texts))
+
     def rows(self) -> list[tuple[str, str]]:
         """The rows of the table."""
-        relative, absolute = self.tolerance
-        allowed = f"{relative:g} relative or {absolute:.3g} absolute"
         text, size = profiling.seconds_text, progress.human_size
         found = [
             ("model", f"{self.model} ({', '.join(self.inputs)})"),
             ("target", self.target),
             ("device", self.device),
-            ("result", f"{self.checked} elements agree with PyTorch ({allowed})"),
+            ("result", f"{self.checked} elements agree with PyTorch ({self._allowed})"),
             ("median", f"{text(self.median_s)} ({len(self.seconds)} runs)"),
             ("p90", text(self.p90_s)),
             ("parameters", f"{self.parameters}, SHA-256 {self.parameters_sha256[:12]}…, {size(self.parameter_bytes)}"),
@@ -257,7 +265,7 @@ def profile(
         seconds=tuple(facts["seconds"]),
         operators=tuple(zip(facts["operators"], facts["operator_s"], strict=True)),
         checked=facts["checked"],
-        tolerance=tuple(facts["tolerance"]),
+        tolerances=tuple((relative, absolute) for relative, absolute in facts["tolerances"]),
         parameter_bytes=len(parameters),
         parameters_sha256=hashlib.sha256(parameters).hexdigest(),
         parameters=facts.get("parameters", "sent"),
@@ -369,7 +377,7 @@ def _by_loader(
         numbers = [*given, mapped, *(board.array(item) for item in (*map(comparing.blank, expected), seconds))]
         board.run(numbers)
         found = [board.read(number, like) for number, like in zip(numbers[len(inputs) + 1 : -1], expected, strict=True)]
-        wrong = comparing.first_mismatch(found, expected, facts["tolerance"])
+        wrong = comparing.first_mismatch(found, expected, facts["tolerances"])
         if wrong is not None:
             raise profiling.mismatch(facts["name"], str(address), wrong, wrong["tolerance"])
         each = Timing(number=1, repeat=timing.number * timing.repeat, min_repeat_ms=0, warm_up=timing.warm_up)
