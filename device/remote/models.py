@@ -324,11 +324,18 @@ def _write(folder: Path, library: Path, inputs: list[Any], expected: list[Any]) 
     """Write the files for a C program to ``folder``."""
     with files.replacing(folder) as staged:
         staged.mkdir()
-        for source in (library, library.with_name("model.params"), *(SOURCE / name for name in ("model.h", "main.c"))):
+        for source in (library, library.with_name("model.params"), SOURCE / "main.c"):
             shutil.copyfile(source, staged / source.name)
+        (staged / "model.h").write_text(_header(len(inputs), len(expected)))
         for name, arrays in (("input", inputs), ("expected", expected)):
             for number, array in enumerate(arrays):
                 (staged / f"{name}{number}.bin").write_bytes(array.tobytes())
+
+
+def _header(inputs: int, outputs: int) -> str:
+    """The header of the library, with the numbers of inputs and outputs of the model."""
+    counts = f"#define PITORCH_MODEL_INPUTS {inputs}\n#define PITORCH_MODEL_OUTPUTS {outputs}\n"
+    return counts + (SOURCE / "model.h").read_text()
 
 
 def _reference(model: str) -> str:

@@ -338,41 +338,65 @@ torch.export.save(torch.export.export(torch.nn.Linear(8, 2), (x,), dynamic_shape
     assert "has sizes that are known only at run time (" in caught.value.found
 
 
+def test_c_program_runs_a_model_with_empty_arrays(tmp_path: Path) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is missing; ./inv installs it")
+    folder = tmp_path / "exported"
+    done = run("remote_models:empty", export=folder)
+    assert (done.inputs, done.checked) == (("float32 0×4", "float32 3×4"), 12)
+    options = ["-Wall", "-Wextra", "-Werror", "main.c", "-o", "example", "-L.", "-lmodel", "-Wl,-rpath,$ORIGIN"]
+    process.run(["gcc", *options], cwd=folder)
+    names = ("model.params", "input0.bin", "input1.bin", "output0.bin", "output1.bin")
+    process.run(["./example", *names], cwd=folder)
+    assert (folder / "output0.bin").read_bytes() == b""
+    found, given = (numpy.fromfile(folder / name, "f4") for name in ("output1.bin", "input1.bin"))
+    assert numpy.array_equal(found, 2 * given)
+
+
 MODEL = """
 #include <string.h>
 #include "model.h"
 size_t pitorch_model_parameter_bytes(void) { return 8192; }
 size_t pitorch_model_input_bytes(int index) { return index == 0 ? 4 : 0; }
 size_t pitorch_model_output_bytes(int index) { return index == 0 ? 4 : 0; }
-const char *pitorch_model_error(void) { return ""; }
+const char *pitorch_model_error(void) { return "the operator failed"; }
 int pitorch_model_run(const void *parameters, const void *const *inputs, void *const *outputs, double *seconds) {
   memcpy(outputs[0], (const char *)parameters + 8188, 4);
-  return 0;
+  return *(const int *)inputs[0] == 0 ? 0 : -1;
 }
 """
 
 
-def test_c_program_refuses_missing_or_truncated_parameters(tmp_path: Path) -> None:
+def test_c_program_names_the_cause_of_a_failure(tmp_path: Path) -> None:
     """Reading a mapped page beyond the end of the file would end the program with SIGBUS."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is missing; ./inv installs it")
     (tmp_path / "model.c").write_text(MODEL)
-    sources = (loader_session.SOURCE / "main.c", tmp_path / "model.c")
-    process.run(["gcc", "-Wall", "-Werror", f"-I{loader_session.SOURCE}", *sources, "-o", tmp_path / "example"])
+    (tmp_path / "model.h").write_text(models._header(1, 1))
+    shutil.copy(loader_session.SOURCE / "main.c", tmp_path)
+    process.run(
+        ["gcc", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "main.c", "model.c", "-o", "example"],
+        cwd=tmp_path,
+    )
+
+    def example(*words: str) -> tuple[int, str]:
+        done = process.run(["./example", *words], cwd=tmp_path, check=False)
+        return done.returncode, done.output.strip()
+
+    whole = ("parameters", "input", "output")
+    assert example() == (2, "example: expected the files of parameters, inputs (1) and outputs (1)")
+    assert example(*whole) == (1, "example: parameters: No such file or directory")
+    (tmp_path / "parameters").write_bytes(bytes(4096))
+    assert example(*whole) == (1, "example: parameters: expected 8192 bytes")
+    (tmp_path / "parameters").write_bytes(bytes(8188) + b"last")
+    (tmp_path / "input").write_bytes(bytes(3))
+    assert example(*whole) == (1, "example: input: expected 4 bytes")
+    (tmp_path / "input").write_bytes(b"fail")
+    assert example(*whole) == (1, "example: the operator failed")
+    assert not (tmp_path / "output").exists()
     (tmp_path / "input").write_bytes(bytes(4))
-    parameters = tmp_path / "parameters"
-
-    def example() -> process.Completed:
-        return process.run(["./example", "parameters", "input", "output"], cwd=tmp_path, check=False)
-
-    missing = example()
-    assert (missing.returncode, missing.output.strip()) == (1, "parameters: No such file or directory")
-    parameters.write_bytes(bytes(4096))
-    truncated = example()
-    assert truncated.returncode == 1
-    assert "parameters: expected 8192 bytes" in truncated.output
-    parameters.write_bytes(bytes(8188) + b"last")
-    assert example().returncode == 0
+    assert example("parameters", "input", ".") == (1, "example: .: Is a directory")
+    assert example(*whole) == (0, "")
     assert (tmp_path / "output").read_bytes() == b"last"
 
 

@@ -88,6 +88,16 @@ def large_and_wrong() -> Any:
     return Calls(lambda x: (1000 * x, 1e-2 * x.sum(1))), (x,)
 
 
+def empty() -> Any:
+    """Return a model with an input and an output without elements, each followed by one with elements."""
+
+    class Empty(nn.Module):  # type: ignore[misc]
+        def forward(self, rows: Any, x: Any) -> Any:
+            return rows + 1, torch.cat([rows, x]) * 2
+
+    return Empty(), (torch.empty(0, 4), torch.randn(3, 4))
+
+
 def topk() -> Any:
     return Calls(lambda x: torch.topk(x, 3)[0]), (torch.randn(4, 8),)
 
