@@ -27,6 +27,7 @@ from toolchain.errors import UserError
 
 SHOWN_OPERATORS = 20
 """The number of operators in the printed table. JSON and the report contain all operators."""
+NO_OPERATORS = "The model has no operators: its outputs are inputs or constants."
 _TEMPLATE = Path(__file__).parent.parent / "templates" / "model.html.j2"
 
 
@@ -163,6 +164,9 @@ class ModelProfile:
             console.print(table)
         for line in self.not_run:
             console.print(line, markup=False)
+        if not self.operators:
+            console.print(NO_OPERATORS)
+            return
         table = _table("operators")
         table.add_column("operator", overflow="fold")
         table.add_column("time", justify="right", no_wrap=True)
@@ -180,7 +184,8 @@ class ModelProfile:
 
     def as_html(self) -> str:
         """The measurement as a page without external resources."""
-        return templates.render(_TEMPLATE, {"done": self, "text": profiling.seconds_text}, trim_blocks=True, html=True)
+        facts = {"done": self, "text": profiling.seconds_text, "no_operators": NO_OPERATORS}
+        return templates.render(_TEMPLATE, facts, trim_blocks=True, html=True)
 
 
 def _table(title: str, *, show_header: bool = True) -> Table:

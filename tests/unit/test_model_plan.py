@@ -8,7 +8,7 @@ import json
 import numpy
 import pytest
 
-from device.remote import comparing, model_plan, models, profiling
+from device.remote import comparing, eager, model_plan, models, profiling
 from device.remote.eager import Eager
 from device.remote.model_plan import Plan, Tensor
 from device.remote.models import ModelProfile
@@ -57,8 +57,9 @@ def test_mismatch_names_the_output() -> None:
     assert profiling.mismatch("cnn", "local", single, (0, 0)).summary.startswith("the result of cnn on local")
 
 
-def test_report_shows_the_operators_as_bars() -> None:
-    done = ModelProfile(
+@pytest.fixture
+def done() -> ModelProfile:
+    return ModelProfile(
         model="<net>",
         inputs=("float32 1×3",),
         target="armv7 (32-bit ARM)",
@@ -80,6 +81,9 @@ def test_report_shows_the_operators_as_bars() -> None:
         emulated=True,
         note="timed under emulation; not measured on hardware",
     )
+
+
+def test_report_shows_the_operators_as_bars(done: ModelProfile) -> None:
     page = done.as_html()
     assert "<h1>&lt;net&gt; on emulator</h1>" in page
     assert page.count("not measured on hardware</div>") == 1
@@ -121,6 +125,25 @@ def test_absolute_tolerance_depends_on_the_largest_value(values: list[float], ab
     expected = numpy.asarray(values, "f4")
     assert comparing.tolerance_of(expected, 1e-3, 1e-4) == pytest.approx((1e-3, absolute))
     assert comparing.tolerance_of(expected, 1e-3, 1e-4, 0.3) == (1e-3, 0.3)
+
+
+def test_report_without_operators_and_torch_has_no_tables(
+    done: ModelProfile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TVM compiles no operator for a model whose outputs are its inputs. TVM's server does not run PyTorch."""
+    empty = dataclasses.replace(done, operators=(), eager=eager.not_run("the <board> has no torch"), note="")
+    page = empty.as_html()
+    assert "torch float32 and int8 not run: the &lt;board&gt; has no torch</div>" in page
+    assert models.NO_OPERATORS in page
+    assert page.count("<table") == 1
+    assert "<th" not in page
+    assert 'class="bar"' not in page
+    assert 'class="warn"' not in page
+    empty.print()
+    printed = capsys.readouterr().out
+    assert models.NO_OPERATORS in printed
+    assert "share" not in printed
+    assert json.loads(empty.as_json())["operators"] == []
 
 
 @pytest.mark.parametrize("dtype", ["i4", "i8", "u1"])
