@@ -133,24 +133,25 @@ for name in ("mobilenet_v2", "resnet18"):
 
 
 @pytest.mark.emulation
-@pytest.mark.parametrize(
-    ("model", "elements"),
-    [
-        ("remote_models:cnn", 10),
-        pytest.param("benchmarks.models.networks:small_mobilenet_v2", 1000, marks=pytest.mark.expensive),
-    ],
-)
-def test_armv7_network_sends_its_parameters_once(
-    model: str, elements: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_armv7_network_sends_its_parameters_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     needs_armv7()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without the parameters of other tests
-    first, second = (run(model, "armv7") for _ in range(2))
-    assert first.checked == second.checked == elements
+    first, second = (run("remote_models:cnn", "armv7") for _ in range(2))
+    assert first.checked == second.checked == 10
     assert first.parameters == "sent, and kept on the board"
     assert second.parameters == "kept on the board"
     assert second.parameters_sha256 == first.parameters_sha256
     assert dict(second.rows())["peak memory"].endswith(", with the emulator")
+
+
+@pytest.mark.emulation
+def test_armv7_runs_mobilenet_of_torchvision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    needs_armv7()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = run("torchvision_models:mobilenet_v2", "armv7")
+    assert done.checked == 1000
+    assert done.parameters == "sent, and kept on the board"
+    assert done.parameter_bytes > 13 << 20
 
 
 @pytest.mark.emulation
