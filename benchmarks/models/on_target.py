@@ -87,7 +87,7 @@ def main() -> None:
                 row["reason"] = str(fault)
                 continue
             if how != "torch int8":
-                torch_session.require_close(torch, outputs, expected, description["tolerance"])
+                torch_session.require_close(torch, outputs, expected, description["tolerances"])
             if mode == "count":
                 row["region"] = len(rows)
                 mark(len(rows))

@@ -46,15 +46,23 @@ def blank(like: Any) -> Any:
     return numpy.full_like(like, numpy.nan if like.dtype.kind == "f" else 77)
 
 
-def first_mismatch(
-    found: Sequence[Any], expected: Sequence[Any], tolerance: tuple[float, float]
-) -> dict[str, Any] | None:
-    """The first difference in several results: a Difference's fields, the tolerance, and the index of the result.
+def tolerance_of(expected: Any, relative: float, absolute: float, least: float = 0.0) -> tuple[float, float]:
+    """The relative and absolute tolerance for a result of a model. Integers must be equal.
 
-    Integers must be equal.
+    If all values are below 1, the absolute tolerance is relative to the largest of them. Otherwise, every result would
+    agree with very small values. The absolute tolerance is at least ``least``.
     """
-    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        allowed = (0.0, 0.0) if theirs.dtype.kind in "iu" else tolerance
+    if expected.dtype.kind in "iu":
+        return 0.0, 0.0
+    largest = float(numpy.abs(numpy.nan_to_num(expected)).max()) if expected.size else 0.0
+    return relative, max(absolute * min(1.0, largest or 1.0), least)
+
+
+def first_mismatch(
+    found: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[tuple[float, float]]
+) -> dict[str, Any] | None:
+    """The first difference in several results: a Difference's fields, the tolerance, and the index of the result."""
+    for number, (ours, theirs, allowed) in enumerate(zip(found, expected, tolerances, strict=True)):
         wrong = first_difference(ours, theirs, relative=allowed[0], absolute=allowed[1])
         if wrong is not None:
             return {

@@ -35,9 +35,10 @@ class Eager:
     seconds: tuple[float, ...] = ()
     """The runs' latencies."""
     difference: float = 0.0
-    """The largest absolute difference between the outputs and those of eager PyTorch, float32, on this PC."""
+    """The largest absolute difference from eager PyTorch, float32, on this PC, in the output with the largest
+    ``difference / largest``."""
     largest: float = 0.0
-    """The largest absolute value of the outputs."""
+    """The largest absolute value of that output on this PC."""
     peak_memory_bytes: int = 0
     """The peak memory of the process on the board, with the Python interpreter and PyTorch."""
     threads: int = 0

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy
 
-from device.remote import model_plan, model_quantization
+from device.remote import comparing, model_plan, model_quantization
 from device.remote.compiling import STANDALONE, last_lines
 from device.remote.model_plan import Plan, Tensor
 from device.remote.reporting import Fault, step
@@ -26,11 +26,8 @@ from device.remote.reporting import Fault, step
 TOLERANCE = (1e-4, 1e-4)
 """The relative and absolute tolerance against eager PyTorch on this PC. float32 sums are computed in a different order.
 
-If all outputs are below 1, the absolute tolerance is relative to the largest of them. Otherwise, every result would
-agree with very small outputs.
-
-For quantised models, the absolute tolerance is at least a quantisation step, because a value near the boundary between
-two steps may be rounded to either step.
+The absolute tolerance of an output with small values is smaller (``comparing.tolerance_of``). For quantised models, it
+is at least a quantisation step, because a value near the boundary between two steps may be rounded to either step.
 """
 ENTRY = "pitorch_model"
 OPERATOR_RUNS = 5
@@ -43,7 +40,8 @@ _T = TypeVar("_T")
 class Model:
     """An exported model, its example inputs, and the outputs of eager PyTorch on this PC.
 
-    ``whole`` is the model before its operators are decomposed for TVM.
+    ``whole`` is the model before its operators are decomposed for TVM. ``tolerances`` are the relative and absolute
+    tolerances of the outputs.
     """
 
     name: str
@@ -51,7 +49,7 @@ class Model:
     exported: Any
     inputs: tuple[Any, ...]
     expected: tuple[Any, ...]
-    tolerance: tuple[float, float]
+    tolerances: tuple[tuple[float, float], ...]
 
 
 def load(reference: str, folder: str) -> Model:
@@ -77,15 +75,9 @@ def load(reference: str, folder: str) -> Model:
             reference, "fails on its example inputs", lambda: exported.module()(*examples[0], **examples[1])
         )
     expected = _arrays(torch.utils._pytree.tree_leaves(results), "output")
-    absolute = max(TOLERANCE[1] * min(1.0, _largest(expected)), model_quantization.largest_step(exported))
-    tolerance = (TOLERANCE[0], absolute)
-    return Model(name, exported, decomposed, inputs, expected, tolerance)
-
-
-def _largest(arrays: tuple[Any, ...]) -> float:
-    """The largest absolute value of the floating-point arrays; 1 if there is none or all values are 0."""
-    sizes = [numpy.abs(numpy.nan_to_num(item)).max() for item in arrays if item.size and item.dtype.kind == "f"]
-    return float(max(sizes, default=0)) or 1.0
+    least = model_quantization.largest_step(exported)
+    tolerances = tuple(comparing.tolerance_of(item, *TOLERANCE, least) for item in expected)
+    return Model(name, exported, decomposed, inputs, expected, tolerances)
 
 
 def _require_fixed(reference: str, exported: Any) -> None:

@@ -6,7 +6,8 @@ It is written before the operators are decomposed, so each call is a whole layer
 import ``torch``.
 
 The JSON object contains ``inputs`` (names), ``tensors`` (the constants by name), ``calls``, ``outputs``, the records of
-the ``examples`` and ``expected`` tensors, the ``tolerance``, and the numbers of timed ``runs`` and of ``warm_up`` runs.
+the ``examples`` and ``expected`` tensors, the ``tolerances`` (relative and absolute) of the outputs, and the numbers of
+timed ``runs`` and of ``warm_up`` runs.
 A call consists of a name, the operator, arguments, options, and the rank of the result, which is null if the result is
 not a floating-point tensor. A record consists of the type, the shape, and the offset in the bytes. In arguments,
 {"node": NAME} is a tensor.
@@ -42,7 +43,7 @@ def describe(
     inputs: Sequence[Any],
     expected: Sequence[Any],
     *,
-    tolerance: Sequence[float],
+    tolerances: Sequence[tuple[float, float]],
     runs: int,
     warm_up: int,
 ) -> bytes:
@@ -78,7 +79,7 @@ def describe(
         "outputs": outputs,
         "examples": [tensors.add(item) for item in inputs],
         "expected": [tensors.add(item) for item in expected],
-        "tolerance": list(tolerance),
+        "tolerances": tolerances,
         "runs": runs,
         "warm_up": warm_up,
     }

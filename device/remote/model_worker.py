@@ -38,7 +38,7 @@ def _run(request: Mapping[str, Any]) -> None:
     _describe(model, library.with_name("model.graph"), request)
     tell(
         name=model.name,
-        tolerance=model.tolerance,
+        tolerances=model.tolerances,
         operators=[name for name, _ in plan.steps],
         work_area_bytes=plan.work_area,
     )
@@ -54,7 +54,7 @@ def _describe(model: Model, path: Path, request: Mapping[str, Any]) -> None:
     try:
         made = model_graph.describe(
             model.whole, model.inputs, model.expected,
-            tolerance=model.tolerance, runs=request["number"] * request["repeat"], warm_up=request["warm_up"],
+            tolerances=model.tolerances, runs=request["number"] * request["repeat"], warm_up=request["warm_up"],
         )  # fmt: skip
     except Fault as fault:
         tell(no_graph=fault.found)
@@ -80,7 +80,7 @@ def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Map
         function = module[model_compiling.ENTRY]
         function(*sent)
         found = [item.numpy() for item in outputs[:-1]]
-    wrong = comparing.first_mismatch(found, model.expected, model.tolerance)
+    wrong = comparing.first_mismatch(found, model.expected, model.tolerances)
     if wrong is not None:
         tell(fault="mismatch", found="", **wrong)
         raise SystemExit(FAULT_STATUS)

@@ -27,6 +27,7 @@ from toolchain.errors import UserError
 
 SHOWN_OPERATORS = 20
 """The number of operators in the printed table. JSON and the report contain all operators."""
+NO_OPERATORS = "The model has no operators: its outputs are inputs or constants."
 _TEMPLATE = Path(__file__).parent.parent / "templates" / "model.html.j2"
 
 
@@ -42,7 +43,8 @@ class ModelProfile:
     seconds: tuple[float, ...]
     operators: tuple[tuple[str, float], ...]
     checked: int
-    tolerance: tuple[float, float]
+    tolerances: tuple[tuple[float, float], ...]
+    """The relative and absolute tolerances of the outputs."""
     parameter_bytes: int
     parameters_sha256: str
     parameters: str
@@ -80,16 +82,23 @@ class ModelProfile:
         slowest_first = sorted(self.operators, key=lambda item: -item[1])
         return [(name, profiling.seconds_text(seconds), seconds / whole) for name, seconds in slowest_first]
 
+    @property
+    def _allowed(self) -> str:
+        """The tolerances as a string, with the index of each output unless all outputs have the same tolerance."""
+        texts = [
+            f"{relative:g} relative or {absolute:.3g} absolute" if relative or absolute else "equal"
+            for relative, absolute in self.tolerances
+        ]
+        return texts[0] if len(set(texts)) == 1 else "; ".join(f"output {n}: {text}" for n, text in enumerate(texts))
+
     def rows(self) -> list[tuple[str, str]]:
         """The rows of the table."""
-        relative, absolute = self.tolerance
-        allowed = f"{relative:g} relative or {absolute:.3g} absolute"
         text, size = profiling.seconds_text, progress.human_size
         found = [
             ("model", f"{self.model} ({', '.join(self.inputs)})"),
             ("target", self.target),
             ("device", self.device),
-            ("result", f"{self.checked} elements agree with PyTorch ({allowed})"),
+            ("result", f"{self.checked} elements agree with PyTorch ({self._allowed})"),
             ("median", f"{text(self.median_s)} ({len(self.seconds)} runs)"),
             ("p90", text(self.p90_s)),
             ("parameters", f"{self.parameters}, SHA-256 {self.parameters_sha256[:12]}…, {size(self.parameter_bytes)}"),
@@ -155,6 +164,9 @@ class ModelProfile:
             console.print(table)
         for line in self.not_run:
             console.print(line, markup=False)
+        if not self.operators:
+            console.print(NO_OPERATORS)
+            return
         table = _table("operators")
         table.add_column("operator", overflow="fold")
         table.add_column("time", justify="right", no_wrap=True)
@@ -172,7 +184,8 @@ class ModelProfile:
 
     def as_html(self) -> str:
         """The measurement as a page without external resources."""
-        return templates.render(_TEMPLATE, {"done": self, "text": profiling.seconds_text}, trim_blocks=True, html=True)
+        facts = {"done": self, "text": profiling.seconds_text, "no_operators": NO_OPERATORS}
+        return templates.render(_TEMPLATE, facts, trim_blocks=True, html=True)
 
 
 def _table(title: str, *, show_header: bool = True) -> Table:
@@ -257,7 +270,7 @@ def profile(
         seconds=tuple(facts["seconds"]),
         operators=tuple(zip(facts["operators"], facts["operator_s"], strict=True)),
         checked=facts["checked"],
-        tolerance=tuple(facts["tolerance"]),
+        tolerances=tuple((relative, absolute) for relative, absolute in facts["tolerances"]),
         parameter_bytes=len(parameters),
         parameters_sha256=hashlib.sha256(parameters).hexdigest(),
         parameters=facts["parameters"],
@@ -316,11 +329,18 @@ def _write(folder: Path, library: Path, inputs: list[Any], expected: list[Any]) 
     """Write the files for a C program to ``folder``."""
     with files.replacing(folder) as staged:
         staged.mkdir()
-        for source in (library, library.with_name("model.params"), *(SOURCE / name for name in ("model.h", "main.c"))):
+        for source in (library, library.with_name("model.params"), SOURCE / "main.c"):
             shutil.copyfile(source, staged / source.name)
+        (staged / "model.h").write_text(_header(len(inputs), len(expected)))
         for name, arrays in (("input", inputs), ("expected", expected)):
             for number, array in enumerate(arrays):
                 (staged / f"{name}{number}.bin").write_bytes(array.tobytes())
+
+
+def _header(inputs: int, outputs: int) -> str:
+    """The header of the library, with the numbers of inputs and outputs of the model."""
+    counts = f"#define PITORCH_MODEL_INPUTS {inputs}\n#define PITORCH_MODEL_OUTPUTS {outputs}\n"
+    return counts + (SOURCE / "model.h").read_text()
 
 
 def _reference(model: str) -> str:
@@ -369,7 +389,7 @@ def _by_loader(
         numbers = [*given, mapped, *(board.array(item) for item in (*map(comparing.blank, expected), seconds))]
         board.run(numbers)
         found = [board.read(number, like) for number, like in zip(numbers[len(inputs) + 1 : -1], expected, strict=True)]
-        wrong = comparing.first_mismatch(found, expected, facts["tolerance"])
+        wrong = comparing.first_mismatch(found, expected, facts["tolerances"])
         if wrong is not None:
             raise profiling.mismatch(facts["name"], str(address), wrong, wrong["tolerance"])
         each = Timing(number=1, repeat=timing.number * timing.repeat, min_repeat_ms=0, warm_up=timing.warm_up)

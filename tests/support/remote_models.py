@@ -76,6 +76,28 @@ def small() -> Any:
     return Calls(lambda x: x * 1e-6), (torch.rand(12),)
 
 
+def large_and_small() -> Any:
+    """Return a model with a large output and one whose values are about 1e-4."""
+    return Calls(lambda x: (1000 * x, 1e-4 * x)), (torch.rand(12) + 0.5,)
+
+
+def large_and_wrong() -> Any:
+    """Return a model with a large output, and one that contains rounding errors of sums, which differ in TVM."""
+    half = torch.randn(8, 1000)
+    x = torch.cat([half, -half], 1)[:, torch.randperm(2000)]
+    return Calls(lambda x: (1000 * x, 1e-2 * x.sum(1))), (x,)
+
+
+def empty() -> Any:
+    """Return a model with an input and an output without elements, each followed by one with elements."""
+
+    class Empty(nn.Module):  # type: ignore[misc]
+        def forward(self, rows: Any, x: Any) -> Any:
+            return rows + 1, torch.cat([rows, x]) * 2
+
+    return Empty(), (torch.empty(0, 4), torch.randn(3, 4))
+
+
 def topk() -> Any:
     return Calls(lambda x: torch.topk(x, 3)[0]), (torch.randn(4, 8),)
 

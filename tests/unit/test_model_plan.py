@@ -8,7 +8,7 @@ import json
 import numpy
 import pytest
 
-from device.remote import comparing, model_plan, models, profiling
+from device.remote import comparing, eager, model_plan, models, profiling
 from device.remote.eager import Eager
 from device.remote.model_plan import Plan, Tensor
 from device.remote.models import ModelProfile
@@ -45,19 +45,21 @@ def test_other_names_are_not_models(name: str) -> None:
 def test_mismatch_names_the_output() -> None:
     right = [numpy.zeros(3, "f4"), numpy.zeros(2, "f4")]
     wrong = [right[0], numpy.asarray([0, 1], "f4")]
-    assert comparing.first_mismatch(right, right, (0, 0)) is None
-    found = comparing.first_mismatch(wrong, right, (1e-4, 1e-4))
+    allowed = (1e-4, 1e-4)
+    assert comparing.first_mismatch(right, right, [(0, 0), (0, 0)]) is None
+    found = comparing.first_mismatch(wrong, right, [allowed, allowed])
     assert found is not None
     assert (found["output"], found["index"], found["count"]) == (1, (1,), 1)
     error = profiling.mismatch("cnn", "local", found, found["tolerance"])
     assert error.summary == "output 1 of cnn on local differs from its reference: first at index [1]"
-    single = comparing.first_mismatch(wrong[1:], right[1:], (1e-4, 1e-4))
+    single = comparing.first_mismatch(wrong[1:], right[1:], [allowed])
     assert single is not None
     assert profiling.mismatch("cnn", "local", single, (0, 0)).summary.startswith("the result of cnn on local")
 
 
-def test_report_shows_the_operators_as_bars() -> None:
-    done = ModelProfile(
+@pytest.fixture
+def done() -> ModelProfile:
+    return ModelProfile(
         model="<net>",
         inputs=("float32 1×3",),
         target="armv7 (32-bit ARM)",
@@ -66,7 +68,7 @@ def test_report_shows_the_operators_as_bars() -> None:
         seconds=(0.002, 0.004, 0.003),
         operators=(("add", 0.001), ("conv2d", 0.003), *(("relu", 0.0) for _ in range(models.SHOWN_OPERATORS))),
         checked=10,
-        tolerance=(1e-4, 1e-4),
+        tolerances=((1e-4, 1e-4),),
         parameter_bytes=2048,
         parameters_sha256="0123456789abcdef",
         parameters="kept on the board",
@@ -79,6 +81,9 @@ def test_report_shows_the_operators_as_bars() -> None:
         emulated=True,
         note="timed under emulation; not measured on hardware",
     )
+
+
+def test_report_shows_the_operators_as_bars(done: ModelProfile) -> None:
     page = done.as_html()
     assert "<h1>&lt;net&gt; on emulator</h1>" in page
     assert page.count("not measured on hardware</div>") == 1
@@ -101,13 +106,54 @@ def test_report_shows_the_operators_as_bars() -> None:
     assert dataclasses.replace(done, peak_memory_bytes=0).peak_memory == "unknown"
 
 
+def test_wrong_small_output_next_to_a_large_one_differs() -> None:
+    right = [numpy.asarray([1000, 2], "f4"), numpy.asarray([1e-5, 0], "f4")]
+    near = [right[0] * numpy.float32(1 + 1e-6), right[1] * numpy.float32(1 + 1e-6)]
+    wrong = [right[0], right[1] * numpy.float32(1.5)]
+    allowed = [comparing.tolerance_of(item, 1e-4, 1e-4) for item in right]
+    assert comparing.first_mismatch(near, right, allowed) is None
+    found = comparing.first_mismatch(wrong, right, allowed)
+    assert found is not None
+    assert (found["output"], found["index"]) == (1, (0,))
+    assert found["tolerance"] == pytest.approx((1e-4, 1e-9))
+
+
+@pytest.mark.parametrize(
+    ("values", "absolute"), [([2000], 1e-4), ([0.5, -0.25], 5e-5), ([0, 0], 1e-4), ([], 1e-4), ([numpy.nan, 0.1], 1e-5)]
+)
+def test_absolute_tolerance_depends_on_the_largest_value(values: list[float], absolute: float) -> None:
+    expected = numpy.asarray(values, "f4")
+    assert comparing.tolerance_of(expected, 1e-3, 1e-4) == pytest.approx((1e-3, absolute))
+    assert comparing.tolerance_of(expected, 1e-3, 1e-4, 0.3) == (1e-3, 0.3)
+
+
+def test_report_without_operators_and_torch_has_no_tables(
+    done: ModelProfile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TVM compiles no operator for a model whose outputs are its inputs. TVM's server does not run PyTorch."""
+    empty = dataclasses.replace(done, operators=(), eager=eager.not_run("the <board> has no torch"), note="")
+    page = empty.as_html()
+    assert "torch float32 and int8 not run: the &lt;board&gt; has no torch</div>" in page
+    assert models.NO_OPERATORS in page
+    assert page.count("<table") == 1
+    assert "<th" not in page
+    assert 'class="bar"' not in page
+    assert 'class="warn"' not in page
+    empty.print()
+    printed = capsys.readouterr().out
+    assert models.NO_OPERATORS in printed
+    assert "share" not in printed
+    assert json.loads(empty.as_json())["operators"] == []
+
+
 @pytest.mark.parametrize("dtype", ["i4", "i8", "u1"])
 def test_integers_must_be_equal(dtype: str) -> None:
     largest = numpy.iinfo(dtype).max
     right = [numpy.asarray([largest, largest], dtype)]
     wrong = [numpy.asarray([largest, largest - 1], dtype)]
-    assert comparing.first_mismatch(right, right, (1e-4, 1e-4)) is None
-    found = comparing.first_mismatch(wrong, right, (1e-4, 1e-4))
+    allowed = comparing.tolerance_of(right[0], 1e-4, 1e-4, 1.0)
+    assert comparing.first_mismatch(right, right, [allowed]) is None
+    found = comparing.first_mismatch(wrong, right, [allowed])
     assert found is not None
     assert (found["index"], found["count"], found["tolerance"]) == ((1,), 1, (0.0, 0.0))
 
