@@ -97,7 +97,7 @@ def build_loader(config: Config, target: Target) -> Path:
 
 
 def build_static_loader(config: Config, target: Target, kernel: Path, entry: str, program: Path) -> None:
-    """Link ``program``, a static loader, from the loader's code and a kernel's object file with the function ``entry``.
+    """Link ``program``, a static loader, from the loader's code and an object file with the function ``entry``.
 
     Raises ProgramMissing, CommandFailed.
     """

@@ -151,6 +151,8 @@ def _arrays(values: list[Any], what: str) -> tuple[Any, ...]:
 def compile_model(model: Model, target: Mapping[str, Any], linker: str, library: Path) -> Plan:
     """Compile ``model`` to ``library``, and write its parameters to ``model.params`` in the same folder.
 
+    The model's code is also written as one object file next to the library, so that it can be linked into a loader.
+
     Raises Fault ``operator``, ``model``, or ``linker``.
     """
     return _guarded(model.name, "cannot be compiled", lambda: _compile(model, target, linker, library))
@@ -189,9 +191,15 @@ def _compile(model: Model, target: Mapping[str, Any], linker: str, library: Path
     folder = library.parent / "plan"
     folder.mkdir()
     (folder / "plan.h").write_text(model_plan.header(plan))
-    options = ["-O2", "-std=c++17", "-Wl,--as-needed", f"-I{folder}", str(DRIVER), str(STANDALONE)]
+    whole = library.with_suffix(".o")
+    compiled = ["-O2", "-std=c++17", "-fPIC", f"-I{folder}", str(DRIVER), str(STANDALONE)]
+
+    def link(output: str, objects: list[str], _options: Any = None) -> None:
+        cc.create_executable(str(whole), objects, ["-r", "-nostdlib", *compiled], linker)
+        cc.create_shared(output, [str(whole)], ["-Wl,--as-needed"], linker)
+
     try:
-        built.export_library(str(library), fcompile=cc.cross_compiler(linker, add_files=options))
+        built.export_library(str(library), fcompile=link)
     except Exception as fault:
         raise Fault("linker", f"{linker}: {last_lines(str(fault))}") from fault
     return plan
