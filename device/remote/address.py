@@ -3,13 +3,15 @@
 ::
 
     local                     this PC, in a separate process
-    HOST:PORT                 direct: TVM's server runs on the board
+    HOST:PORT                 direct (also direct://HOST:PORT): TVM's server runs on the board
     tracker://HOST:PORT/KEY   any free board that is registered with the tracker under that key; waits for one
     proxy://HOST:PORT/KEY     a board that connected to the proxy, without a tracker
     tree://[USER@]HOST[:PORT] the loader, over SSH, on a board that booted the exported tree; uses the tree's keys
     ssh://[USER@]HOST[:PORT]  the loader, over SSH, on any other board; uses your SSH keys and your known_hosts
     adb://[SERIAL|HOST:PORT]  the loader, through adb, on a phone; without a serial number, on the only connected phone
     emulator                  the loader, under qemu-user on this PC
+
+``--device`` also accepts ``place://NAME``, a board of a lab: the task holds the board and uses its ``tree://`` address.
 """
 
 from __future__ import annotations
@@ -23,10 +25,19 @@ from typing import Any
 
 from toolchain.errors import ConfigError, UserError
 
-FORMS = (
-    "local, HOST:PORT, tracker://HOST:PORT/KEY, proxy://HOST:PORT/KEY, tree://[USER@]HOST[:PORT], "
-    "ssh://[USER@]HOST[:PORT], adb://[SERIAL|HOST:PORT] or emulator"
-)
+FORM_OF = {
+    "local": "local",
+    "direct": "HOST:PORT",
+    "tracker": "tracker://HOST:PORT/KEY",
+    "proxy": "proxy://HOST:PORT/KEY",
+    "tree": "tree://[USER@]HOST[:PORT]",
+    "ssh": "ssh://[USER@]HOST[:PORT]",
+    "adb": "adb://[SERIAL|HOST:PORT]",
+    "emulator": "emulator",
+}
+"""The form of an address, by kind."""
+PLACE_FORM = "place://NAME (--device only)"
+FORMS = f"{', '.join(FORM_OF.values())} or {PLACE_FORM}"
 
 RPC_KINDS = ("local", "direct", "tracker", "proxy")
 LOADER_KINDS = ("local", "tree", "ssh", "adb", "emulator")

@@ -68,6 +68,8 @@ def measure(
     ``python`` contains the environment variables that this PC's Python needs to import PyTorch. An error does not
     affect TVM's measurement, so it is not raised: each result states it as the reason.
     """
+    if address.kind == "adb":
+        return not_run("phones have no Python with PyTorch")
     if address.kind not in LOADER_KINDS:
         return not_run("TVM's server does not run PyTorch: choose the board by tree:// or ssh://")
     try:

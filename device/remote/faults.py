@@ -1,7 +1,7 @@
 """The errors in sessions with a board, by kind of fault, for both transports.
 
 A worker (``reporting``), the loader (``loader/loader.cpp``) and the sessions on the host report faults by kind. The
-loader's more specific kinds (load, protocol) are reported as errors of the kernel.
+loader's more specific kinds (load, protocol) are reported as errors of the kernel or model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TABLE = {
         BoardSilent,
         "{where} cannot be reached",
         "a response from the board",
-        "check that the board is on, that its server (TVM's, or sshd) is running, and that the address is correct",
+        "check that the board is on, that its server (TVM's, sshd or adbd) is running, and that the address is correct",
     ),
     "no-phone": Row(
         BoardSilent,
@@ -80,12 +80,12 @@ TABLE = {
         BoardLost,
         "connection to {where} lost during the run",
         "a response to each request",
-        "check the board (power, network, memory) and its server's log; a kernel crash closes an RPC connection",
+        "check the board (power, network, memory) and its server's log; over RPC, a crash closes the connection",
     ),
     "architecture": Row(
         PlatformMismatch,
-        "the kernel does not match the architecture of {where}",
-        "a kernel for the board's architecture",
+        "the kernel or model does not match the architecture of {where}",
+        "code for the board's architecture",
         "choose the --target of the board",
     ),
     "unstartable": Row(
@@ -126,9 +126,9 @@ TABLE = {
     ),
     "refused": Row(
         UserError,
-        "the kernel fails on {where}",
-        "a kernel that can be loaded and accepts its arrays",
-        "correct the kernel's file (docs/remote.md describes its arguments)",
+        "the kernel or model fails on {where}",
+        "code that can be loaded and accepts its arrays",
+        "correct the kernel's file (docs/remote.md describes its arguments), or find the model's operator that fails",
     ),
     "no-opencl": Row(
         UserError,
@@ -147,7 +147,7 @@ TABLE = {
         UserError,
         "the OpenCL kernel does not compile on {where}",
         "OpenCL C that the board's driver accepts",
-        "correct the kernel's .cl file",
+        "correct the kernel's .cl file or, if TVM generates the source, its opencl_module",
     ),
     "memory": Row(
         UserError,

@@ -1,4 +1,4 @@
-"""A session with the loader (``loader/loader.cpp``), which runs kernels on a board without a TVM runtime.
+"""A session with the loader (``loader/loader.cpp``), which runs kernels and models on a board without a TVM runtime.
 
 The loader is compiled on the host, sent to the board for each session, and removed at the end of the session. It
 handles one request at a time. The host's deadline for a request is slightly longer than the board's, so a board that
@@ -97,7 +97,7 @@ def build_loader(config: Config, target: Target) -> Path:
 
 
 def build_static_loader(config: Config, target: Target, kernel: Path, entry: str, program: Path) -> None:
-    """Link ``program``, a static loader, from the loader's code and a kernel's object file with the function ``entry``.
+    """Link ``program``, a static loader, from the loader's code and an object file with the function ``entry``.
 
     Raises ProgramMissing, CommandFailed.
     """
@@ -158,7 +158,7 @@ def _compiler(config: Config, target: Target) -> Path:
 
 
 class LoaderSession:
-    """A session. ``close`` ends it even if a kernel is running."""
+    """A session. ``close`` ends it even if a kernel or model is running."""
 
     def __init__(
         self, process_: subprocess.Popen[bytes], stderr: IO[bytes], where: str, session_limit_s: float
@@ -329,7 +329,7 @@ class LoaderSession:
         status = self._process.wait(_CONNECT_LIMIT_S)
         output = self._output()
         if status == TIMED_OUT:
-            return self._error("timed-out", "the kernel was still running")
+            return self._error("timed-out", "the kernel or model was still running")
         last = output.splitlines()[-1] if output else process.explain_exit(status)
         if greeting:
             unstartable = status in _UNSTARTABLE or _FOREIGN.search(output)

@@ -143,6 +143,8 @@ def _arrays(values: list[Any], what: str) -> tuple[Any, ...]:
 def compile_model(model: Model, target: Mapping[str, Any], linker: str, library: Path) -> Plan:
     """Compile ``model`` to ``library``, and write its parameters to ``model.params`` in the same folder.
 
+    The model's code is also written as one object file next to the library, so that it can be linked into a loader.
+
     Raises Fault ``operator``, ``model``, or ``linker``.
     """
     return _guarded(model.name, "cannot be compiled", lambda: _compile(model, target, linker, library))
@@ -164,7 +166,7 @@ def _compile(model: Model, target: Mapping[str, Any], linker: str, library: Path
     made = Target(dict(target))
     with made, step("fuse the operators and plan the memory"):
         module = _guarded(model.name, "cannot be lowered", lambda: _lowered(module))
-    plan = model_plan.of(module["main"])
+    plan = model_plan.of(module["main"], lambda name: _places(name, exported))
     _require_same("input", plan.inputs, model.inputs)
     _require_same("output", plan.outputs, model.expected)
     names = {name for name, _ in plan.steps}
@@ -181,9 +183,15 @@ def _compile(model: Model, target: Mapping[str, Any], linker: str, library: Path
     folder = library.parent / "plan"
     folder.mkdir()
     (folder / "plan.h").write_text(model_plan.header(plan))
-    options = ["-O2", "-std=c++17", "-Wl,--as-needed", f"-I{folder}", str(DRIVER), str(STANDALONE)]
+    whole = library.with_suffix(".o")
+    compiled = ["-O2", "-std=c++17", "-fPIC", f"-I{folder}", str(DRIVER), str(STANDALONE)]
+
+    def link(output: str, objects: list[str], _options: Any = None) -> None:
+        cc.create_executable(str(whole), objects, ["-r", "-nostdlib", *compiled], linker)
+        cc.create_shared(output, [str(whole)], ["-Wl,--as-needed"], linker)
+
     try:
-        built.export_library(str(library), fcompile=cc.cross_compiler(linker, add_files=options))
+        built.export_library(str(library), fcompile=link)
     except Exception as fault:
         raise Fault("linker", f"{linker}: {last_lines(str(fault))}") from fault
     return plan
@@ -222,9 +230,7 @@ def _without_runtime(name: str, function: Any, exported: Any) -> Any:
 
     structural_walk(function.body, (ir.Call, note))
     if callees:
-        nodes = [node for node in exported.graph.nodes if node.op == "call_function"]
-        places = dict.fromkeys(_place(node) for node in nodes if node.target.__name__.split(".")[0] in name)
-        where = f" ({', '.join(places)})" if places else ""
+        where = _places(name, exported)
         raise Fault("model", f"TVM lowers its operator {name}{where} to {callees[0]}, which needs TVM's runtime")
     return function.with_body(structural_map(function.body, (tirx.For, serial)))
 
@@ -270,15 +276,29 @@ def _missing_operators(exported: Any) -> list[str]:
     for node in exported.graph.nodes:
         if node.op == "call_function" and node.target.__name__ not in known:
             places.setdefault(str(node.target), []).append(_place(node))
-    return [f"{name} ({', '.join(dict.fromkeys(where))})" for name, where in places.items()]
+    return [f"{name} ({' and '.join(dict.fromkeys(where))})" for name, where in places.items()]
+
+
+def _places(name: str, exported: Any) -> str:
+    """Where the model calls the operator that TVM's name contains, as " (…)"; an empty string if it is unknown.
+
+    TVM's function is the same for all calls with these shapes, so there can be several places.
+    """
+    calls: dict[str, list[str]] = {}
+    for node in exported.graph.nodes:
+        operator = node.target.__name__.split(".")[0] if node.op == "call_function" else ""
+        if operator and operator in name:
+            calls.setdefault(operator, []).append(_place(node))
+    places = calls[max(calls, key=len)] if calls else []
+    return f" ({' or '.join(dict.fromkeys(places))})" if places else ""
 
 
 def _place(node: Any) -> str:
     """The module of a node and the line that calls the operator, if the exported model contains them."""
     modules = [path for path, _ in node.meta.get("nn_module_stack", {}).values() if path]
-    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    lines = re.findall(r'File "([^"<]+)", line (\d+)', node.meta.get("stack_trace") or "")
     line = f", {Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
-    return (f"in {modules[-1]}" if modules else "in the model") + line
+    return (f"in the module {modules[-1]}" if modules else "in the model") + line
 
 
 def _guarded(name: str, problem: str, action: Callable[[], _T]) -> _T:

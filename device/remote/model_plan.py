@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,13 +58,17 @@ class Plan:
     work_area: int = 0
 
 
-def of(function: Any) -> Plan:
-    """The plan of a Relax function. Raises Fault ``model`` if a plan cannot express the function."""
-    return _Reader().read(function)
+def of(function: Any, places: Callable[[str], str]) -> Plan:
+    """The plan of a Relax function. Raises Fault ``model`` if a plan cannot express the function.
+
+    ``places`` returns where the model calls an operator, as " (…)", or an empty string.
+    """
+    return _Reader(places).read(function)
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, places: Callable[[str], str]) -> None:
+        self.places = places
         self.plan = Plan()
         self.values: dict[Any, Any] = {}
         self.known: dict[tuple[str, tuple[int, ...], str], Tensor] = {}
@@ -111,6 +115,8 @@ class _Reader:
             return [self._value(item, None) for item in value.fields]
         if isinstance(value, relax.TupleGetItem):
             return self.values[value.tuple_value][value.index]
+        if isinstance(value, relax.If):
+            raise Fault("model", f"torch.cond{self.places('cond')} is not supported: use torch.where instead")
         if not isinstance(value, relax.Call):
             return self._tensor(value)
         if isinstance(value.op, ir.GlobalVar):
@@ -131,8 +137,12 @@ class _Reader:
             return made
         if name.startswith("relax.memory.kill"):
             return None
-        callee = str(value.args[0]) if name == "relax.call_packed" else name
-        raise Fault("model", f"TVM lowers one of the model's operators to {callee}, which needs TVM's runtime")
+        callee = value.op.global_symbol if isinstance(value.op, relax.ExternFunc) else name
+        raise Fault(
+            "model",
+            f"TVM lowers an operator{self.places(callee)}, whose result is {value.ty}, to {callee}, "
+            "which needs TVM's runtime",
+        )
 
     def _block(self, size: int) -> int:
         offset = self.plan.work_area

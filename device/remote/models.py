@@ -213,18 +213,11 @@ def profile(
     if not wanted.tvm:
         raise UserError(
             f"models cannot run on {wanted.title}",
-            expected="a target for which TVM generates code",
+            expected="--target local, aarch64 or armv7: models run on CPUs only",
             found=f"--target {target}",
-            fix="pass --target local, aarch64 or armv7",
+            fix="choose one of these targets; with --target opencl or qpu, run a kernel (--kernel; see docs/remote.md)",
         )
     address = profiling.device_of(config, wanted, device)
-    if address.kind == "adb":
-        raise UserError(
-            f"models cannot run on {address}",
-            expected="a board that opens shared libraries",
-            found=str(address),
-            fix="choose another --device; phones run kernels (docs/remote.md)",
-        )
     if address.kind == "local" and wanted.name != "local":
         raise profiling.wrong_device(wanted, address)
     profiling.require_sane(timing, 0)
@@ -379,11 +372,18 @@ def _by_loader(
     timing: Timing,
     facts: dict[str, Any],
 ) -> None:
-    """Send the library and the arrays to the loader on the board, then run, check and time the model."""
+    """Send the library and the arrays to the loader on the board, then run, check and time the model.
+
+    On a phone, the model is part of the loader.
+    """
     seconds = numpy.zeros(len(facts["operators"]))
-    with loader_session.session(config, target, address) as board:
+    loader = library.with_name("loader") if address.kind == "adb" else None
+    if loader is not None:
+        with progress.step("link the loader with the model"):
+            loader_session.build_static_loader(config, target, library.with_suffix(".o"), model_compiling.ENTRY, loader)
+    with loader_session.session(config, target, address, loader=loader) as board:
         progress.say(f"    {address} is ready")
-        board.load(library, model_compiling.ENTRY)
+        board.load(library if loader is None else None, model_compiling.ENTRY)
         given = [board.array(item) for item in inputs]
         mapped, origin = board.parameters(parameters or b"\0")
         numbers = [*given, mapped, *(board.array(item) for item in (*map(comparing.blank, expected), seconds))]

@@ -22,7 +22,7 @@ from toolchain import progress
 
 _MOST_DIMENSIONS = 3
 _MOST_ERRORS = 3
-_PLACE = re.compile(r"(?<!\S)\S*:(\d+):(\d+): ")
+_PLACE = re.compile(r"(?<!\S)(\S*):(\d+):(\d+): ")
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,18 @@ def compiler_errors(log: str) -> str:
     """The error of ``clBuildProgram`` and the first errors in its compiler's output.
 
     The loader sends the error's name and the output's lines with a separator between them. Each driver has its own name
-    for the source, such as ``<kernel>`` or a temporary file, and NVIDIA's ignores ``#line``. The names are left out.
+    for the source, such as ``<kernel>`` or a temporary file, and NVIDIA's ignores ``#line``. These names are left out,
+    but not the names of headers.
     """
     name, *lines = (line.strip() for line in log.split("\x1e") if line.strip())
-    errors = [_PLACE.sub(r"line \1, column \2: ", line) for line in lines if re.search(r"\berror\b", line)]
+    errors = [_PLACE.sub(_place, line) for line in lines if re.search(r"\berror\b", line)]
     return " / ".join((name, *(errors or lines)[:_MOST_ERRORS]))
+
+
+def _place(found: re.Match[str]) -> str:
+    name, line, column = found.groups()
+    header = f"{name}, " if Path(name).suffix.startswith(".h") else ""
+    return f"{header}line {line}, column {column}: "
 
 
 def _fault(launch: Any) -> str:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from device.remote import comparing, compiling, faults, loader_session, opencl, qpu_kernel, reporting, targets
 from device.remote import environment as environments
-from device.remote.address import LOADER_KINDS, RPC_KINDS, Address, parse, resolve
+from device.remote.address import FORM_OF, LOADER_KINDS, PLACE_FORM, RPC_KINDS, Address, parse, resolve
 from device.remote.loader_session import LoaderSession, Timing
 from device.remote.targets import Target
 from toolchain import files, process, progress
@@ -26,6 +26,8 @@ from toolchain.errors import CommandFailed, ResultMismatch, UserError
 
 KERNELS = Path(__file__).with_name("kernels")
 _T = TypeVar("_T")
+# libqpu's emulator runs natively, so it does not need qemu-user. The emulated board has no OpenCL.
+_LIMITED = {"qpu": ("local", "tree", "ssh"), "opencl": ("local", "tree", "ssh", "adb")}
 _WORKER_LIMIT_S = 86400.0
 """The time limit for the whole worker. Each stage also has a separate limit."""
 _MOST = 1_000_000
@@ -206,19 +208,18 @@ def device_of(config: Config, target: Target, name: str) -> Address:
             fix="pass, for example, --device tracker://HOST:9190/KEY; see docs/remote.md for how to set up a board",
         )
     address = resolve(name or target.default_device, config.remote.devices)
-    # libqpu's emulator runs natively, so it does not need qemu-user. The emulated board has no OpenCL.
-    limited = {"qpu": ("local", "tree", "ssh"), "opencl": ("local", "tree", "ssh", "adb")}
-    if address.kind not in limited.get(target.name, (*RPC_KINDS, *LOADER_KINDS)):
+    if address.kind not in _LIMITED.get(target.name, FORM_OF):
         raise wrong_device(target, address)
     return address
 
 
 def wrong_device(target: Target, address: Address) -> UserError:
     """The error to raise if the board cannot run the target's code."""
-    uses_loader = target.transport == "loader"
+    others = [kind for kind in FORM_OF if kind != "local" and (target.transport == "rpc" or kind in LOADER_KINDS)]
+    forms = [FORM_OF[kind] for kind in _LIMITED.get(target.name, others)]
     return UserError(
-        f"kernels for {target.title} cannot run on {address}",
-        expected="tree://HOST or ssh://HOST" if uses_loader else "HOST:PORT, tracker://… or proxy://…",
+        f"code for {target.title} cannot run on {address}",
+        expected=f"{', '.join(forms)} or {PLACE_FORM}",
         found=str(address),
         fix="choose another --device or --target (docs/remote.md has the table)",
     )

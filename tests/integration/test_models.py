@@ -282,7 +282,7 @@ torch.export.save(torch.export.export(module.eval(), inputs), sys.argv[1])
 def test_missing_operator_is_named_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         run("remote_models:unsupported", export=tmp_path / "nothing")
-    assert "aten.special_bessel_j0.default (in 1, remote_models.py:" in caught.value.found
+    assert "aten.special_bessel_j0.default (in the module 1, remote_models.py:" in caught.value.found
     assert not (tmp_path / "nothing").exists()
     with pytest.raises(UserError) as caught:
         run("remote_models:quantized")
@@ -303,7 +303,9 @@ def test_missing_operator_is_reported_before_connecting(device: str) -> None:
         ("no_such_module:cnn", "No module named 'no_such_module'"),
         ("remote_models:exits", "fails: SystemExit: the data set is missing"),
         ("remote_models:topk", "TVM lowers its operator topk (in the model, remote_models.py:"),
-        ("remote_models:ordered", "operator argsort (in 1, remote_models.py:"),
+        ("remote_models:ordered", "operator argsort (in the module 1, remote_models.py:"),
+        ("remote_models:ordered_twice", " or in the module 2, remote_models.py:"),
+        ("remote_models:branching", "torch.cond (in the model, remote_models.py:"),
         ("remote_models:refused", "cannot be imported at aten.as_strided.default (in the model, remote_models.py:"),
         ("remote_models:cumsum_of_int32", "output 0 is int32 of shape (2, 4) in TVM, int64 of shape (2, 4) in PyTorch"),
         ("remote_models:changes_its_buffer", "changes in place: calls. Return the new values instead"),
@@ -352,6 +354,27 @@ def test_c_program_runs_a_model_with_empty_arrays(tmp_path: Path) -> None:
     assert (folder / "output0.bin").read_bytes() == b""
     found, given = (numpy.fromfile(folder / name, "f4") for name in ("output1.bin", "input1.bin"))
     assert numpy.array_equal(found, 2 * given)
+
+
+def test_call_of_tvms_runtime_is_an_error_with_its_place(tvm: environment.TvmEnvironment) -> None:
+    script = """
+from tvm import relax
+from tvm.script import relax as R
+from device.remote import model_plan
+from device.remote.reporting import Fault
+
+builder = relax.BlockBuilder()
+x = relax.Var("x", R.Tensor((2, 4), "float32"))
+with builder.function("main", [x]):
+    builder.emit_func_output(builder.emit(R.call_packed("vm.builtin.sort", x, ty_args=R.Tensor((2, 3), "float32"))))
+try:
+    model_plan.of(builder.finalize()["main"], lambda name: f" (where {name} is)")
+except Fault as fault:
+    print(fault.found)
+"""
+    found = process.run([sys.executable, "-c", script], env=tvm.variables, limit_s=600).output.strip()
+    assert found.startswith("TVM lowers an operator (where vm.builtin.sort is), whose result is R.Tensor((2, 3), ")
+    assert found.endswith(" to vm.builtin.sort, which needs TVM's runtime")
 
 
 MODEL = """
@@ -406,12 +429,13 @@ def test_c_program_names_the_cause_of_a_failure(tmp_path: Path) -> None:
     [
         ("qpu", "", "models cannot run on QPUs"),
         ("opencl", "", "models cannot run on OpenCL"),
-        ("aarch64", "adb://", "models cannot run on adb://"),
+        ("opencl", "adb://", "models cannot run on OpenCL"),
     ],
 )
-def test_model_for_another_target_or_a_phone_is_refused(target: str, device: str, found: str) -> None:
-    with pytest.raises(UserError, match=found):
+def test_model_for_a_gpu_or_qpus_is_refused(target: str, device: str, found: str) -> None:
+    with pytest.raises(UserError, match=found) as caught:
         run("remote_models:cnn", target, device)
+    assert caught.value.expected.endswith("models run on CPUs only")
 
 
 def test_task_writes_json_a_report_and_a_c_program(tmp_path: Path) -> None:

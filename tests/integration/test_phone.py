@@ -1,4 +1,4 @@
-"""Tests of kernels through adb: Debian's adb and adbd, connected over TCP in a private network.
+"""Tests of kernels and models through adb: Debian's adb and adbd, connected over TCP in a private network.
 
 adbd runs in a root with a shell, whose folder /data/local/tmp is like a phone's. Debian's adbd accepts every key, so
 the state unauthorized is tested only with a list from adb devices (tests/unit/test_remote_parts.py).
@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import socket
@@ -29,9 +30,10 @@ from remote_kernels import CRASHING, PARALLEL, RIGHT, write
 from test_opencl import write as write_opencl
 from test_opencl_ssh import ARM64_PACKAGES
 
-from device.remote import environment, loader_session, phone, profiling, targets
+from device.remote import environment, loader_session, models, phone, profiling, targets
 from device.remote.address import parse
 from device.remote.loader_session import Timing
+from device.remote.models import ModelProfile
 from device.remote.profiling import Profile
 from flow.context import for_all_targets
 from nfsroot.private_network import private_network
@@ -89,6 +91,7 @@ STAND_IN = """
 CACHES = {"pitorch", "pocl"}
 """The folders in which the loader and POCL keep compiled kernels."""
 LIBRARIES = "/usr/lib/aarch64-linux-gnu"
+SUPPORT = Path(__file__).parent.parent / "support"
 ADBD = """
 root=$1
 mount -t tmpfs none "$root/dev"
@@ -227,6 +230,49 @@ def left(root: Path) -> list[str]:
     return [item.name for item in (root / "data/local/tmp").iterdir() if item.name != "pitorch-loader.lock"]
 
 
+def programs(namespace: str) -> dict[str, float]:
+    """Return the programs in adbd's process namespace, except adbd and process 1, with their CPU time in seconds.
+
+    Zombies are left out: process 1 does not wait for programs whose parent has exited.
+    """
+    found = {}
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (each / "ns/pid").readlink().name != namespace:
+                continue
+            numbers = dict(line.split(":\t", 1) for line in (each / "status").read_text().splitlines())
+            _, name, rest = re.split(r"[()]", (each / "stat").read_text())
+            state, user = rest.split()[0], rest.split()[11]
+            if name != "adbd" and state != "Z" and numbers["NSpid"].split()[-1] != "1":
+                found[f"{name} {each.name}"] = int(user) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def computes(namespace: str) -> bool:
+    """Return whether a program on the phone has computed for half a second."""
+    return any(seconds > 0.5 for seconds in programs(namespace).values())
+
+
+@pytest.fixture
+def namespace(adbd: int) -> str:
+    """Return the name of adbd's process namespace."""
+    return Path(f"/proc/{adbd}/ns/pid").readlink().name
+
+
+@pytest.fixture
+def kept(root: Path) -> Iterator[Path]:
+    """Return the folder in which the phone keeps the parameters of a model. Remove it after the test."""
+    folder = root / "data/local/tmp/pitorch"
+    yield folder / "parameters"
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_model(config: Config, device: str, target: str = "local", timing: Timing = QUICK) -> ModelProfile:
+    return models.profile(
+        config, model="remote_models:cnn", target=target, device=device, timing=timing, folder=SUPPORT
+    )
+
+
 def run(config: Config, device: str, kernel: str = "add_one", target: str = "local", timing: Timing = QUICK) -> Profile:
     return profiling.profile(config, kernel=kernel, target=target, device=device, timing=timing)
 
@@ -260,6 +306,26 @@ def test_kernel_runs_through_adb_and_leaves_nothing(
     assert (done.checked, done.device, done.backend) == (256 * 256, device, "CPU")
     assert left(root) == []
     assert not _accepts(("127.0.0.1", 5037))
+
+
+@pytest.mark.parametrize(
+    ("target", "device"), [("local", "adb://"), ("aarch64", f"adb://{WIRELESS}"), ("armv7", f"adb://{WIRELESS}")]
+)
+def test_model_runs_through_adb_and_leaves_parameters(
+    product_config: Config, root: Path, namespace: str, kept: Path, target: str, device: str
+) -> None:
+    if shutil.which(targets.load(target).linker("")) is None:
+        pytest.skip(f"no compiler for {target}")
+    first, second = (run_model(product_config, device, target) for _ in range(2))
+    assert (first.checked, first.device, len(first.seconds)) == (10, device, 4)
+    assert all(seconds > 0 for _, seconds in first.operators)
+    assert first.peak_memory_bytes > first.work_area_bytes
+    assert (first.parameters, second.parameters) == ("sent, and kept on the board", "kept on the board")
+    assert first.not_run == ["torch float32 and int8 not run: phones have no Python with PyTorch"]
+    assert first.not_run[0] in first.as_html()
+    assert [item.name for item in kept.iterdir()] == [first.parameters_sha256]
+    assert left(root) == ["pitorch"]
+    eventually(lambda: programs(namespace) == {})
 
 
 def test_kept_library_is_a_shared_library(product_config: Config, adbd: int, tmp_path: Path) -> None:
@@ -387,10 +453,18 @@ def mapped(name: str) -> bool:
 
 
 @pytest.mark.parametrize("end", ["limit", "server", "adbd"])
+@pytest.mark.parametrize("profile", [run, run_model])
 def test_lost_phone_is_reported_and_cleaned(
-    product_config: Config, root: Path, adbd: int, tmp_path: Path, end: str
+    product_config: Config,
+    root: Path,
+    adbd: int,
+    namespace: str,
+    kept: Path,
+    tmp_path: Path,
+    end: str,
+    profile: Callable[..., object],
 ) -> None:
-    limits = dataclasses.replace(product_config.remote, session_limit_s=5)
+    limits = dataclasses.replace(product_config.remote, session_limit_s=5 if end == "limit" else 600)
     config = dataclasses.replace(product_config, remote=limits)
     with contextlib.ExitStack() as stack:
         if end != "limit":
@@ -398,15 +472,16 @@ def test_lost_phone_is_reported_and_cleaned(
             pid = server.pid if end == "server" else adbd
 
             def stop() -> None:
-                eventually(lambda: left(root) != [], 600)  # The kernel is compiled first.
+                eventually(lambda: computes(namespace), 600)  # The kernel or model is compiled first.
                 os.kill(pid, signal.SIGKILL)
 
             ending = threading.Thread(target=stop)
             ending.start()
             stack.callback(ending.join)
         with pytest.raises((BoardLost, BoardSilent)):
-            run(config, "adb://", timing=ENDLESS)
-    eventually(lambda: left(root) == [])
+            profile(config, "adb://", timing=ENDLESS)
+    eventually(lambda: set(left(root)) <= {"pitorch"} and programs(namespace) == {})
+    assert [item.name.isalnum() for item in kept.glob("*")] == [True] * (profile is run_model)
 
 
 def test_one_of_several_phones_needs_a_serial_number(

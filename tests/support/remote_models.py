@@ -112,6 +112,17 @@ def ordered() -> Any:
     return nn.Sequential(nn.ReLU(), Calls(lambda x: torch.sort(x, 1)[0])), (torch.randn(4, 8),)
 
 
+def ordered_twice() -> Any:
+    """Return a model that sorts in its first and in its third layer."""
+    layers = [Calls(lambda x: torch.sort(x, 1)[0]) for _ in range(2)]
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1]), (torch.randn(4, 8),)
+
+
+def branching() -> Any:
+    """Return a model that chooses a branch at run time."""
+    return Calls(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))), (torch.randn(4),)
+
+
 def changes_its_buffer() -> Any:
     return Counter(), (torch.randn(2),)
 

@@ -9,7 +9,7 @@ import numpy
 import pytest
 from remote_kernels import RIGHT, write
 
-from device.remote import comparing, compiling, environment, faults, phone, profiling, reporting, targets
+from device.remote import comparing, compiling, environment, faults, opencl, phone, profiling, reporting, targets
 from device.remote.address import Address, parse, resolve
 from device.remote.loader_session import Timing
 from recipes.tvm_server import build as tvm_server
@@ -69,7 +69,8 @@ def test_address_is_parsed(text: str, expected: Address) -> None:
 def test_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(UserError) as caught:
         parse(text)
-    assert "tracker://HOST:PORT/KEY" in caught.value.expected
+    for form in ("HOST:PORT, tracker://HOST:PORT/KEY, proxy://", "tree://", "ssh://", "adb://", "place://NAME"):
+        assert form in caught.value.expected
 
 
 def test_address_round_trips_through_text() -> None:
@@ -218,6 +219,44 @@ def test_board_of_another_transport_is_refused(tmp_path: Path, target: str, devi
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
     with pytest.raises(UserError, match=re.escape(summary)):
         profiling.profile(config, kernel="add_one", target=target, device=device)
+
+
+@pytest.mark.parametrize(
+    ("target", "forms", "others"),
+    [
+        ("aarch64", "HOST:PORT tracker:// proxy:// tree:// ssh:// adb:// emulator place://", ()),
+        ("armv7", "tree:// ssh:// adb:// emulator place://", ("tracker://",)),
+        ("opencl", "local tree:// ssh:// adb:// place://", ("emulator", "tracker://")),
+        ("qpu", "local tree:// ssh:// place://", ("emulator", "adb://")),
+    ],
+)
+def test_refused_board_names_the_addresses_of_the_target(target: str, forms: str, others: tuple[str, ...]) -> None:
+    wanted = targets.load(target)
+    error = profiling.wrong_device(wanted, parse("proxy://lab:1/k"))
+    assert error.summary == f"code for {wanted.title} cannot run on proxy://lab:1/k"
+    for form in forms.split():
+        assert form in error.expected
+    for form in others:
+        assert form not in error.expected
+
+
+def test_address_of_a_lab_is_not_a_configured_board() -> None:
+    with pytest.raises(ConfigError, match=r"place://NAME \(--device only\), found 'place://pi3'"):
+        resolve("pi3", ("pi3=place://pi3",))
+
+
+@pytest.mark.parametrize("kind", ["architecture", "crashed", "linker", "refused"])
+def test_fault_of_both_names_the_kernel_or_model(kind: str) -> None:
+    made = faults.error_of(kind, "", where="the board", target="a machine", gnu="its triplet")
+    assert made.summary.startswith("the kernel or model ")
+
+
+def test_compile_error_names_a_header_but_not_the_source() -> None:
+    lines = ("/tmp/source.cl:3:5: error: one", "<kernel>:4:1: error: two", "/usr/a.h:7:9: error: three")
+    assert opencl.compiler_errors("\x1e".join(("clBuildProgram: X", *lines))) == (
+        "clBuildProgram: X / line 3, column 5: error: one / line 4, column 1: error: two / "
+        "/usr/a.h, line 7, column 9: error: three"
+    )
 
 
 LISTED = (
