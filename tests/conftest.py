@@ -42,6 +42,10 @@ _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 # Shells start background jobs with SIGINT ignored, and child processes inherit this. Some tests need the signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# nohup does the same with SIGHUP. A handler that does nothing keeps the tests running without a terminal, but child
+# processes start with the default action.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 # The files of a lane run in one process. The first lane changes the shared build. The second one changes, serves or

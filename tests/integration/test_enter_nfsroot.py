@@ -294,7 +294,7 @@ def test_a_signal_ends_the_command_and_unmounts(root: Path, number: signal.Signa
             child.send_signal(number)
             assert child.wait(30) == (128 + number if number != signal.SIGKILL else -number)
         finally:
-            if number == signal.SIGKILL:
+            if number == signal.SIGKILL or child.poll() is None:
                 # After SIGKILL, only the kernel cleans up, when the command ends.
                 subprocess.run(["pkill", "-KILL", "-g", str(child.pid)], check=False)
     deadline = time.monotonic() + 60
