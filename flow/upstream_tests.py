@@ -17,6 +17,7 @@ from __future__ import annotations
 import concurrent.futures
 import fnmatch
 import json
+import math
 import re
 import shutil
 import time
@@ -318,7 +319,7 @@ def _run_one(
     options = [f"--rootdir={_MOUNTED}", f"--report-log=/out/{log.name}"]
     plugin = ["-p", _PLUGIN.stem, f"--tell-collected=/out/{collected.name}", f"--part={item.part}/{item.parts}"]
     plugin += [f"--leave-out={pattern}" for pattern in reasons.left_out if _file_of(pattern) == item.file]
-    began, hung = time.monotonic(), False
+    began, signal_at, hung = time.monotonic(), time.time() + limit_s, False
     try:
         run_in(
             client,
@@ -349,7 +350,8 @@ def _run_one(
         hung = True
     lines = log.read_text().splitlines() if log.is_file() else []
     tests = Collected(**json.loads(collected.read_text())) if collected.is_file() else None
-    return tally(item, lines, reasons, tests, seconds=time.monotonic() - began, limit_s=limit_s, hung=hung)
+    seconds = time.monotonic() - began
+    return tally(item, lines, reasons, tests, seconds=seconds, limit_s=limit_s, signal_at=signal_at, hung=hung)
 
 
 def tally(
@@ -360,16 +362,20 @@ def tally(
     *,
     seconds: float,
     limit_s: float,
+    signal_at: float = math.inf,
     hung: bool = False,
 ) -> Result:
     """Return a file's result from the lines of pytest-reportlog (one JSON report each).
 
-    ``hung`` means that no signal stopped pytest. ``tests`` is None if pytest exited before it had collected the tests;
+    ``signal_at`` is when the time limit was reached, in seconds since the epoch. A test that fails later counts as not
+    run, because torch can turn the KeyboardInterrupt into another exception. ``hung`` means that no signal stopped
+    pytest. ``tests`` is None if pytest exited before it had collected the tests;
     the file then counts as failed, regardless of pytest's exit status.
     """
     outcomes: dict[str, str] = {}
     messages: dict[str, str] = {}
     torn_down: set[str] = set()
+    interrupted: set[str] = set()
     status: int | None = None
     for line in lines:
         try:
@@ -385,13 +391,17 @@ def tally(
             test, outcome = report["nodeid"], report["outcome"]
             if report["when"] == "teardown":
                 torn_down.add(test)
-            if outcome == "failed" or (outcome == "skipped" and report["when"] != "teardown"):
+            if outcome == "failed" and report.get("stop", 0.0) >= signal_at:
+                interrupted.add(test)
+            elif outcome == "failed" or (outcome == "skipped" and report["when"] != "teardown"):
                 outcomes[test] = outcome if outcomes.get(test) != "failed" else "failed"
                 messages.setdefault(test, _message(report))
                 if outcome == "skipped" and "wasxfail" in report:
                     outcomes[test] = "passed"  # an expected failure
             elif report["when"] == "call":
                 outcomes.setdefault(test, "passed")
+    torn_down -= interrupted
+    outcomes = {test: outcome for test, outcome in outcomes.items() if test not in interrupted}
     reason_of = {test: _reason(test, reasons.explained) for test, outcome in outcomes.items() if outcome == "failed"}
     counts = Counter(
         "explained" if outcome == "failed" and reason_of[test] else outcome for test, outcome in outcomes.items()

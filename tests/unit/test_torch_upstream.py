@@ -114,6 +114,22 @@ def test_left_out_tests_are_counted_and_not_run(tmp_path: Path) -> None:
     assert "left out" in outcome.table().splitlines()[0]
 
 
+def test_failure_after_the_time_limit_counts_as_not_run() -> None:
+    rows = [("a", "call", "failed", 59), ("a", "teardown", "passed", 59)]
+    rows += [("b", "call", "failed", 61), ("b", "teardown", "passed", 61)]
+    rows += [("c", "call", "passed", 62), ("c", "teardown", "failed", 63)]
+    lines = [
+        json.dumps({"nodeid": name, "when": when, "outcome": outcome, "stop": stop, "$report_type": "TestReport"})
+        for name, when, outcome, stop in rows
+    ]
+    tests = upstream.Collected([*"abc"], [*"abc"])
+    result = upstream.tally(
+        upstream.Part("t.py"), lines, upstream.Reasons({}), tests, seconds=121, limit_s=60, signal_at=60
+    )
+    assert (list(result.failures), result.counts) == (["a"], {"failed": 1, "left out": 0, "not run": 2})
+    assert result.ended == "cut off after 60 s: 1 of 3 tests ran"
+
+
 def test_a_pattern_that_matches_no_test_is_reported() -> None:
     reasons = upstream.Reasons(
         {"t.py::A::test_*": "", "t.py::A::tset_b": "", "t.py::B": "", "u.py::*": ""}, {"t.py::C::*": ""}
