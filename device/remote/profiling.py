@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 _LIMITED = {"qpu": ("local", "tree", "ssh"), "opencl": ("local", "tree", "ssh", "adb")}
 _WORKER_LIMIT_S = 86400.0
 """The time limit for the whole worker. Each stage also has a separate limit."""
-_MOST = 1_000_000
+_MOST = 10**12
 
 
 @dataclass(frozen=True, kw_only=True)
