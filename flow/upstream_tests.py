@@ -369,8 +369,8 @@ def tally(
 
     ``signal_at`` is when the time limit was reached, in seconds since the epoch. A test that fails later counts as not
     run, because torch can turn the KeyboardInterrupt into another exception. ``hung`` means that no signal stopped
-    pytest. ``tests`` is None if pytest exited before it had collected the tests;
-    the file then counts as failed, regardless of pytest's exit status.
+    pytest. ``tests`` is None if pytest exited before it had collected the tests; the file then counts as failed,
+    regardless of pytest's exit status.
     """
     outcomes: dict[str, str] = {}
     messages: dict[str, str] = {}
