@@ -17,6 +17,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _LONGEST_NAME = 255
 
 _HUB = "docker.io"
+_VERIFY = "for example ./inv verify 127.0.0.1:5000/pitorch/system:trixie-armhf"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,29 +70,38 @@ def parse(text: str) -> Reference:
     """Parse HOST[:PORT]/REPOSITORY:TAG. Raises UserError."""
     name, _, tag = text.rpartition(":")
     host, _, repository = name.partition("/")
+    shown = re.sub(r"^[^/]*@", "", text)  # without a password
     if not repository or not _TAG.fullmatch(tag):
         raise UserError(
-            f"{text!r} is neither a file nor an image in a registry",
+            f"{shown!r} is neither a file nor an image in a registry",
             expected="an existing file, or HOST[:PORT]/REPOSITORY:TAG",
-            found=text,
-            fix="for example ./inv verify 127.0.0.1:5000/pitorch/system:trixie-armhf",
+            found=shown,
+            fix=_VERIFY,
         )
-    _check_host(host, text)
-    _check_repository(host, repository)
+    try:
+        _check_host(host, text)
+        _check_repository(host, repository)
+    except UserError as fault:
+        raise UserError(
+            f"{shown!r} is not the name of an image in a registry",
+            expected="HOST[:PORT]/REPOSITORY:TAG",
+            found=fault.summary,
+            fix=_VERIFY,
+        ) from fault
     return Reference(host=host, repository=repository, tag=tag)
 
 
 def _check_host(host: str, registry: str) -> None:
     if "://" in registry or registry.startswith(("http:", "https:")):
         raise UserError(
-            "--registry must not contain a scheme",
+            "the address of a registry must not contain a scheme",
             expected="HOST[:PORT]/NAMESPACE",
             found=registry,
             fix=f"--registry {registry.partition('://')[2] or 'HOST/NAMESPACE'}",
         )
     if "@" in host:
         raise UserError(
-            "--registry must not contain a user or password",
+            "the address of a registry must not contain a user or password",
             expected="HOST[:PORT]/NAMESPACE",
             found="text before an @",
             fix="pass --user NAME; the password comes from the credential store, the environment or a prompt",

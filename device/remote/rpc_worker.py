@@ -216,8 +216,8 @@ def loaded(session: Any, library: Path) -> Any:
         words = [line.strip() for line in str(fault).splitlines() if any(word in line for word in _UNLOADABLE)]
         board, ours = _board_machine(session), _machine(library.read_bytes()[: _ELF.size])
         if board and board != ours:
-            raise Fault("architecture", f"the board runs {board}, the kernel is for {ours}") from fault
-        raise Fault("refused", f"the board cannot load the kernel: {words[0][:300]}") from fault
+            raise Fault("architecture", f"the board runs {board}, the code is for {ours}") from fault
+        raise Fault("refused", f"the board cannot load the code: {words[0][:300]}") from fault
 
 
 def _board_machine(session: Any) -> str:

@@ -315,7 +315,7 @@ def test_library_for_another_machine_is_refused(board: LoaderSession, tmp_path: 
     process.run([foreign, "-shared", "-nostdlib", "-x", "c", "/dev/null", "-o", text])
     with pytest.raises(PlatformMismatch) as mismatch:
         board.load(text, "-")
-    assert mismatch.value.found == "the board runs x86-64 (64-bit), the kernel is for ARM (32-bit)"
+    assert mismatch.value.found == "the board runs x86-64 (64-bit), the code is for ARM (32-bit)"
 
 
 def test_library_without_a_kernel_is_refused(board: LoaderSession, library: Path) -> None:

@@ -251,7 +251,7 @@ def test_elements_that_a_kernel_does_not_write_are_found(tmp_path: Path) -> None
 def test_kernel_for_another_machine_is_refused(direct: servers.Running) -> None:
     with pytest.raises(PlatformMismatch) as caught:
         run(f"127.0.0.1:{direct.port}", target="armv7")
-    assert re.search(r"the board runs x86-64 \(64-bit\), the kernel is for ARM \(32-bit\)", caught.value.found)
+    assert re.search(r"the board runs x86-64 \(64-bit\), the code is for ARM \(32-bit\)", caught.value.found)
 
 
 def test_board_in_a_session_is_busy_and_a_killed_one_is_lost(tvm: TvmEnvironment, tracker: servers.Running) -> None:

@@ -13,7 +13,7 @@ import urllib3.exceptions
 
 from registry import distribution, faults, transfer, trust
 from registry.credentials import Credentials
-from registry.reference import Reference, resolve
+from registry.reference import Reference, parse, resolve
 from toolchain.config import Config, load_config
 from toolchain.errors import (
     AccessDenied,
@@ -100,6 +100,30 @@ def test_invalid_references_are_refused(registry: str, tag: str | None, words: s
     assert words in str(caught.value)
     assert caught.value.fix
     assert caught.value.exit_code == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("r.example/a", "neither a file nor an image"),
+        ("r.example:5000/a", "neither a file nor an image"),
+        ("r.example/A:1", "must be in lower case"),
+        ("r.example/a..b:1", "'a..b' is not a valid repository name"),
+        ("someone/a:1", "Docker Hub"),
+        ("https://r.example/a:1", "must not contain a scheme"),
+        ("me:word@r.example/a:1", "must not contain a user or password"),
+        ("me:word@r.example/a", "neither a file nor an image"),
+    ],
+)
+def test_invalid_image_names_are_refused_without_an_option(text: str, words: str) -> None:
+    """``verify`` has no option --registry, so the message must not mention one."""
+    with pytest.raises(UserError) as caught:
+        parse(text)
+    shown = str(caught.value)
+    assert words in shown
+    assert "--registry" not in shown
+    assert "word@" not in shown
+    assert "./inv verify" in caught.value.fix
 
 
 def test_password_in_the_address_is_not_shown() -> None:

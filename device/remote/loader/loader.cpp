@@ -345,7 +345,7 @@ std::string machineOf(const std::vector<char> &content) {
 std::unique_ptr<Library> load(const std::string &entry, const std::vector<char> &content) {
   if (content.empty() && pitorch_linked != nullptr) return std::make_unique<TvmLibrary>(nullptr, entry);
   const std::string theirs = machineOf(content), ours = ownMachine();
-  if (theirs != ours) throw Failure("architecture", "the board runs " + ours + ", the kernel is for " + theirs);
+  if (theirs != ours) throw Failure("architecture", "the board runs " + ours + ", the code is for " + theirs);
   const char *folder = std::getenv("TMPDIR");
   std::string path = std::string(folder != nullptr ? folder : "/tmp") + "/pitorch-kernel.XXXXXX";
   const int file = mkstemp(path.data());
