@@ -4,14 +4,25 @@ Suitable for programs that only process text and start other programs. PYTHON is
 was called. The description of the machine (``os.uname``, ``sys.maxsize``, ``sysconfig``) is that of the target, and
 ``sys.executable`` starts the target's Python. Modules are those of the target's Python, except for compiled
 modules of the standard library, which are native. Compiled modules of other packages are for the target; their source
-is imported instead (Cython has both). Byte code, which is the same for all machines, is written to a separate folder.
+is imported instead. Cython has both; if the package index has a native wheel of the same version, that is used, because
+its compiled modules are faster. Byte code, which is the same for all machines, is written to a separate folder.
 """
 
+import fcntl
 import os
+import subprocess
 import sys
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
+from pathlib import Path
 
+_PYTHON = "/usr/libexec/pitorch/bin/python"
 _OWN = "/usr/libexec/pitorch/lib/"
+_FETCHED = "/var/tmp/pitorch-native/"  # noqa: S108 (in the build's container)
+_PIP = """
+import runpy, sys
+sys.path.append("/usr/lib/python3/dist-packages")
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 _native = os.uname()
 
 
@@ -32,16 +43,39 @@ def _as_target(python: str) -> None:
     sys.path[:] = [path for path in sys.path[1:] if not path.startswith(_OWN)] + [target, *compiled]
     *others, of_folders = sys.path_hooks
     of_source = FileFinder.path_hook((SourceFileLoader, SOURCE_SUFFIXES))
-    sys.path_hooks[:] = [*others, lambda path: (of_folders if path.startswith(_OWN) else of_source)(path)]
+    sys.path_hooks[:] = [*others, lambda path: (of_folders if path.startswith((_OWN, _FETCHED)) else of_source)(path)]
     sys.path_importer_cache.clear()
     import site  # reads the prefixes when it is imported
 
     site.main()
 
 
+def _use_native_cython() -> None:
+    """Import a native wheel of the Cython that is installed. Without such a wheel, its source is imported."""
+    from importlib import metadata
+
+    try:
+        version = metadata.version("cython")
+        folder = Path(_FETCHED, f"cython-{version}")
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:  # several translations start at the same time
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "site").is_dir():
+                words = ["install", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=1", f"cython=={version}"]
+                argv = [_PYTHON, "-I", "-c", _PIP, *words, f"--target={folder}/new"]
+                subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+                (folder / "new").mkdir(exist_ok=True)  # if there is no wheel
+                (folder / "new").rename(folder / "site")
+    except (OSError, metadata.PackageNotFoundError):
+        return
+    sys.path.insert(0, f"{folder}/site")
+
+
 def _main() -> None:
     _, python, word, *rest = sys.argv
     _as_target(python)
+    if (rest[0] if word == "-m" else Path(word).name).startswith("cython"):
+        _use_native_cython()
     import runpy
 
     if word == "-m":

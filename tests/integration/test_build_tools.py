@@ -15,7 +15,7 @@ from flow.context import Context
 from flow.native_compiler import native_compiler
 from images import build_tools, native
 from toolchain.config import Config
-from wheels import build
+from wheels import build, pip_settings
 from wheels.request import Options, Wanted
 
 PYPROJECT = """\
@@ -141,6 +141,44 @@ def test_native_tools_build_a_wheel_by_cython_and_meson(
     gnu, python = product_config.image.target.gnu, Context(product_config).suite.python_tag.replace("cp", "cpython-")
     printed = f"arm armv7l .{python}-{gnu}.so /usr/lib/{gnu} 4 32 linux-armv7l armv7l /usr/bin/python3 "
     assert seen.output.splitlines()[-1].startswith(printed + "3298534883328.000"), seen.output
+
+
+TRANSLATE = f"""
+{build_tools.INSTALL}
+pip install -q --no-deps --break-system-packages Cython==3.3.1
+cd /tmp && mkdir source
+cython -o small.c /project/_small.pyx
+ls /var/tmp/pitorch-native/cython-*/site/Cython/Compiler/*.cpython-*.so
+rm -r /var/tmp/pitorch-native && touch /var/tmp/pitorch-native
+cd source && cython -o small.c /project/_small.pyx
+cmp small.c ../small.c
+cat small.c | wc -l
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.emulation
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("no_other_build")
+def test_native_cython_generates_the_same_code(
+    built: main_job.Built, client: docker.DockerClient, product_config: Config, tmp_path: Path
+) -> None:
+    """The second translation uses the source of the installed Cython, because no folder for a wheel can be created."""
+    assert built.manifests
+    main_job.ready_workbench(product_config)
+    settings, mounts = pip_settings.of_this_pc(), stand_ins(product_config)
+    seen = run_in(
+        client,
+        product_config.image_reference("workbench"),
+        ["sh", "-euc", TRANSLATE],
+        architecture=product_config.image.target,
+        binds=[*mounts.binds(), *settings.binds(), f"{project(tmp_path / 'small')}:/project:ro"],
+        environment={**mounts.environment, **settings.environment},
+    )
+    *_, module, lines = seen.output.splitlines()
+    assert module.endswith("-linux-gnu.so")
+    assert "arm" not in module.rpartition("/")[2]
+    assert int(lines) > 1000
 
 
 ANSWERS = """

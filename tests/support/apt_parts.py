@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import http.client
 import http.server
+import tempfile
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -56,8 +57,8 @@ class Key:
     """A temporary key that signs indices. ``folder`` contains its public part in armoured form and as a keyring."""
 
     def __init__(self, folder: Path) -> None:
-        self.home = folder / "gpg"
-        self.home.mkdir(mode=0o700)
+        self._folder = tempfile.TemporaryDirectory(prefix="gpg-")  # a socket's path has at most 107 characters
+        self.home = self._folder.name
         self.keyring = folder / "archive.gpg"
         quiet: list[str | Path] = ["gpg", "--homedir", self.home, "--batch", "--quiet", "--pinentry-mode", "loopback"]
         quiet += ["--passphrase", ""]
@@ -78,6 +79,7 @@ class Key:
     def close(self) -> None:
         """Stop the agent that gpg leaves running for each home folder."""
         run(["gpgconf", "--homedir", self.home, "--kill", "all"])
+        self._folder.cleanup()
 
 
 class Archive:
