@@ -4,11 +4,12 @@ Suitable for programs that only process text and start other programs. PYTHON is
 was called. The description of the machine (``os.uname``, ``sys.maxsize``, ``sysconfig``) is that of the target, and
 ``sys.executable`` starts the target's Python. Modules are those of the target's Python, except for compiled
 modules of the standard library, which are native. Compiled modules of other packages are for the target; their source
-is imported instead. Cython has both; if the package index has a native wheel of the same version, that is used, because
-its compiled modules are faster. Byte code, which is the same for all machines, is written to a separate folder.
+is imported instead. Cython has both; if the package index has a native wheel with the same source, that is used,
+because its compiled modules are faster. Byte code, which is the same for all machines, is written to a separate folder.
 """
 
 import fcntl
+import filecmp
 import os
 import subprocess
 import sys
@@ -51,24 +52,32 @@ def _as_target(python: str) -> None:
 
 
 def _use_native_cython() -> None:
-    """Import a native wheel of the Cython that is installed. Without such a wheel, its source is imported."""
+    """Import a native wheel of the installed Cython if the wheel's source is identical to the installed source.
+
+    Versions do not identify a source: the distribution's package has patches, and a project can install any commit.
+    """
     from importlib import metadata
 
     try:
-        version = metadata.version("cython")
-        folder = Path(_FETCHED, f"cython-{version}")
+        installed = metadata.distribution("cython")
+        folder = Path(_FETCHED, f"cython-{installed.version}")
+        new, site = folder / "new", folder / "site"
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:  # several translations start at the same time
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / "site").is_dir():
-                words = ["install", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=1", f"cython=={version}"]
-                argv = [_PYTHON, "-I", "-c", _PIP, *words, f"--target={folder}/new"]
-                subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True)
-                (folder / "new").mkdir(exist_ok=True)  # if there is no wheel
-                (folder / "new").rename(folder / "site")
+            if not site.is_dir():
+                words = ["--quiet", "--no-deps", "--only-binary=:all:", "--retries=1", f"--target={new}"]
+                argv = [_PYTHON, "-I", "-c", _PIP, "install", *words, f"cython=={installed.version}"]
+                done = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+                sources = [str(path.relative_to(new)) for path in new.rglob("*.py")]
+                _, *others = filecmp.cmpfiles(new, str(installed.locate_file("")), sources, shallow=False)
+                if done.returncode == 0 and not any(others):
+                    new.rename(site)
+                else:
+                    site.mkdir()
     except (OSError, metadata.PackageNotFoundError):
         return
-    sys.path.insert(0, f"{folder}/site")
+    sys.path.insert(0, str(site))
 
 
 def _main() -> None:
