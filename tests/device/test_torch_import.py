@@ -10,6 +10,9 @@ import torch
 from our_torch import only_our_torch
 
 LEFT_OUT = (
+    "hashlib",
+    "numpy",
+    "pdb",
     "sympy",
     "torch._dynamo",
     "torch._meta_registrations",
@@ -68,6 +71,44 @@ def second_kernel():
     else:
         raise AssertionError("a second kernel is accepted")
 
+def without_numpy():
+    values = torch.tensor([[1, 2], [3, 4]]) + torch.arange(2.0)
+    assert values[[0, 1], 1].tolist() == [3, 5] and bool((values == values.clone()).all())
+    assert torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(values)).shape == (2, 2)
+    assert "numpy" not in sys.modules
+
+def to_numpy():
+    assert torch.ones(2).numpy().sum() == 2
+    assert torch.tensor(sys.modules["numpy"].array([1.5])).tolist() == [1.5]
+
+def from_numpy():
+    import numpy
+    assert torch.as_tensor(numpy.arange(3))[numpy.array([2, 0])].tolist() == [2, 0]
+    assert torch.full((1,), numpy.float32(1.5)).item() == 1.5 and torch.ones(3)[numpy.int64(1)] == 1
+    assert (torch.arange(3) == numpy.arange(3)).all()
+
+def numpy_in_threads():
+    import concurrent.futures
+    start = threading.Barrier(8)
+    def work(number):
+        start.wait()
+        if number % 2:
+            return torch.full((2,), number).numpy().tolist()
+        import numpy
+        return torch.tensor([numpy.int64(number)] * 2).tolist()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(8))) == [[number] * 2 for number in range(8)]
+
+def no_numpy():
+    sys.modules["numpy"] = None
+    try:
+        torch.ones(1).numpy()
+    except RuntimeError as fault:
+        assert "Numpy is not available" in str(fault), fault
+    else:
+        raise AssertionError("there is a numpy")
+    assert torch.tensor([1, 2]).tolist() == [1, 2]
+
 print("imported:", *(name for name in sys.argv[1].split() if name in sys.modules))
 failed = []
 names = sys.argv[2].split()
@@ -76,6 +117,11 @@ checks = {
     "names in reverse order": functools.partial(found, names[::-1]),
     "meta kernels": meta_kernels,
     "second kernel": second_kernel,
+    "without numpy": without_numpy,
+    "to numpy": to_numpy,
+    "from numpy": from_numpy,
+    "numpy in threads": numpy_in_threads,
+    "no numpy": no_numpy,
 }
 for name, check in checks.items():
     # Run each check in a forked process, so that it starts from the state immediately after the import.
@@ -92,7 +138,7 @@ print("failed:", *failed)
 @only_our_torch
 @pytest.mark.new_interpreter
 def test_omitted_modules_are_imported_on_first_use() -> None:
-    """The program checks names, kernels for meta tensors in several threads, and that a second kernel is rejected."""
+    """The program checks names, kernels for meta tensors in several threads, a second kernel, and the use of numpy."""
     argv = [sys.executable, "-W", "ignore", "-c", PROGRAM, " ".join(LEFT_OUT), " ".join(REACHABLE)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["imported:", "failed:"], done.stdout + done.stderr

@@ -229,6 +229,23 @@ def test_nothing_is_read_after_the_end_of_a_tensor(before_a_hole: numpy.ndarray)
         assert right(functional.conv2d(by_channels, filters), functional.conv2d, image, filters)
 
 
+def resident() -> int:
+    """The resident memory of this process in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@only_our_torch
+def test_cache_limits_the_buffers_of_convolutions() -> None:
+    """XNNPACK keeps a pointer for each output pixel and kernel element: for these convolutions, at least 671 MB."""
+    image = drawn(1, 1, 512, 1024).to(memory_format=torch.channels_last)
+    before = resident()
+    with torch.no_grad():
+        for width in range(13, 62, 6):
+            found = functional.conv2d(image, torch.ones(1, 1, 1, width))
+            assert torch.allclose(found[..., 0], image[..., :width].sum(3), atol=1e-4)
+    assert resident() - before < 400 << 20
+
+
 def test_threads_can_use_the_same_weights_concurrently() -> None:
     weight, filters = drawn(64, 64), drawn(8, 8, 3, 3)
     wrong: list[int] = []
@@ -282,7 +299,7 @@ products = [a @ a, torch.full((100, 100), 1e-21) @ torch.full((100, 100), 1e-21)
 
 
 @only_our_torch
-@pytest.mark.skipif(sys.maxsize > 2**32, reason="torch uses XNNPACK for float32 in 32-bit mode only")
+@pytest.mark.skipif(sys.maxsize > 2**32, reason="in 64-bit mode, BLAS computes products")
 @pytest.mark.new_interpreter
 def test_environment_variable_disables_xnnpack(tmp_path: Path) -> None:
     """Results agree except for denormals, which NEON treats as 0. This difference shows which kernel ran."""
