@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from lab_parts import eventually
 
 from nfsroot import export, serve
 from nfsroot.layout import Layout, identity_of, write_marker
 from nfsroot.rendering import render
-from toolchain import process
+from toolchain import process, process_identity
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactMissing, InUse, ProgramMissing, RootNeeded, UserError
 from toolchain.manifest import Manifest
@@ -303,11 +304,13 @@ def in_foreground(config: Config) -> Iterator[tuple[subprocess.Popen[str], int, 
             assert line, f"ended before it served: {said}"
             said += line
         children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-        (server,) = (pid for pid in children if Path(f"/proc/{pid}/comm").read_text() == "ganesha.nfsd\n")
-        yield child, int(server), said
+        (server,) = (int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "ganesha.nfsd\n")
+        yield child, server, said
     finally:
         child.kill()
         child.communicate()
+    # The kernel terminates the server after the task, and it writes to its log until then.
+    eventually(lambda: process_identity.find(server) is None)
 
 
 @marked()
