@@ -10,11 +10,16 @@ remaining tests count as *not run*.
 
 A file that takes longer than the limit is run in parts: ``test_nn.py 2/4`` is every fourth test in alphabetical order,
 starting with the second.
+
+The report is written after each file. All files take hours, so a run of the whole list continues an interrupted one: it
+skips the files that the installed torch has completed without unexplained failures. The SHA-256 of torch's ``RECORD``,
+which contains the hashes of all its files, identifies the installed torch.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import fnmatch
 import json
 import math
@@ -23,7 +28,7 @@ import shutil
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +56,11 @@ _MOUNTED = "/usr/src/upstream"
 LIST = HERE / "torch" / "upstream.toml"
 _PLUGIN = HERE / "torch" / "upstream_plugin.py"
 _KINDS = ("passed", "explained", "failed", "skipped", "left out", "not run")
+_RECORD = """
+from hashlib import sha256
+from importlib.metadata import files
+print(sha256(next(file for file in files("torch") if file.name == "RECORD").read_binary()).hexdigest())
+"""
 _NAME = re.compile(r"(?P<file>\S+\.py)(?: (?P<part>[1-9]\d*)/(?P<parts>[1-9]\d*))?")
 
 
@@ -115,6 +125,25 @@ class Result:
     unmet: Sequence[str] = ()
     """Patterns in our tables that match no test in this file."""
 
+    @classmethod
+    def parse(cls, record: Mapping[str, Any]) -> Result:
+        """Return the result that ``record`` describes. Raises KeyError or TypeError for an invalid record."""
+        return cls(
+            record["file"],
+            {kind: int(record[kind.replace(" ", "_")]) for kind in _KINDS},
+            record["failures"],
+            record["explanations"],
+            record["ended"],
+            float(record["seconds"]),
+            record["omissions"],
+            record["unmet"],
+        )
+
+    @property
+    def is_final(self) -> bool:
+        """Whether all tests ran, and none failed without a reason."""
+        return not self.ended and not self.counts.get("failed", 0)
+
     def record(self) -> dict[str, Any]:
         """Return the result as JSON."""
         return {
@@ -159,14 +188,57 @@ class Outcome:
         return "\n".join([head, *lines])
 
 
+@dataclass
+class Report:
+    """The results of all files that were run with the installed torch, in a JSON file."""
+
+    path: Path
+    torch: str
+    """The SHA-256 of the ``RECORD`` of the installed torch."""
+    is_emulated: bool
+    results: dict[str, Result]
+    """Maps the names of files and parts to their results."""
+
+    @classmethod
+    def read(cls, path: Path, context: Context) -> Report:
+        """Read the report; its results are dropped if they are from another torch. Raises the errors of ``run_in``."""
+        made = run_in(
+            context.client,
+            context.config.image_reference("system"),
+            ["python3", "-c", _RECORD],
+            architecture=context.target,
+            limit_s=300,
+            log=context.log("upstream"),
+            fix="run ./inv build-image with a torch wheel (recipes/torch)",
+        )
+        report = cls(path, made.output.split()[-1], context.config.image.target != context.native, {})
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            document = json.loads(path.read_text())
+            if document["torch"] == report.torch:
+                report.results = {item["file"]: Result.parse(item) for item in document["files"]}
+        return report
+
+    def is_final(self, item: Part) -> bool:
+        """Return whether the file or part needs no further run."""
+        return str(item) in self.results and self.results[str(item)].is_final
+
+    def add(self, result: Result) -> None:
+        """Add a result, and write the file."""
+        self.results[result.file] = result
+        items = [self.results[name].record() for name in sorted(self.results)]
+        document = {"torch": self.torch, "emulated": self.is_emulated, "files": items}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text_atomically(self.path, json.dumps(document, indent=2) + "\n")
+
+
 def run_tests(
     config: Config, names: Sequence[str] = (), *, limit_s: float = LIMIT_S, tests: Path | None = None
 ) -> Outcome:
     """Run the files in ``names``, or those that the recipe lists, and write the report next to the wheel.
 
-    A name denotes a file or a part (``Part``). ``limit_s`` is the limit per file or part in seconds; ``tests`` is the
-    folder of test files to use instead of upstream's. Prints a warning for patterns in ``upstream.toml`` that match no
-    test in their file.
+    A name denotes a file or a part (``Part``). Without names, the files that an earlier run completed with the same
+    torch are not run again. ``limit_s`` is the limit per file or part in seconds; ``tests`` is the folder of test files
+    to use instead of upstream's. Prints a warning for patterns in ``upstream.toml`` that match no test in their file.
 
     Raises ChecksFailed with the unexplained failures, ArtefactMissing for an unknown file or if no image has torch, and
     the same exceptions as ``fetch_packages`` and ``unpack``.
@@ -183,16 +255,19 @@ def run_tests(
                 found=", ".join(absent),
                 fix=f"the files are in {folder}",
             )
-        with files.scratch_folder(context.root, "upstream") as scratch:
-            packages = fetch_packages(data["packages"], scratch / "packages", context.log("upstream"))
-            shutil.copy(_PLUGIN, packages)
-            results = _run_all(
-                context, folder, packages, scratch, wanted, Reasons(data["explained"], data["left_out"]), limit_s
-            )
-    outcome = Outcome(results, config.target_root / "torch" / "upstream-tests.json")
-    outcome.path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"emulated": config.image.target != context.native, "files": [item.record() for item in results]}
-    files.write_text_atomically(outcome.path, json.dumps(document, indent=2) + "\n")
+        report = Report.read(config.target_root / "torch" / "upstream-tests.json", context)
+        to_run = [item for item in wanted if names or not report.is_final(item)]
+        if len(to_run) < len(wanted):
+            skipped = f"{len(wanted) - len(to_run)} of {len(wanted)} files skipped"
+            progress.say(f"{skipped}: passed earlier with the same torch; to repeat them, delete {report.path}")
+        if to_run:
+            with files.scratch_folder(context.root, "upstream") as scratch:
+                packages = fetch_packages(data["packages"], scratch / "packages", context.log("upstream"))
+                shutil.copy(_PLUGIN, packages)
+                reasons = Reasons(data["explained"], data["left_out"])
+                _run_all(context, folder, packages, scratch, to_run, reasons, limit_s, report.add)
+    results = [report.results[str(item)] for item in wanted]
+    outcome = Outcome(results, report.path)
     for pattern in dict.fromkeys(pattern for item in results for pattern in item.unmet):
         progress.warn(f"recipes/torch/upstream.toml contains {pattern}, but upstream has no such test")
     if outcome.total("failed"):
@@ -278,9 +353,9 @@ def _run_all(
     wanted: Sequence[Part],
     reasons: Reasons,
     limit_s: float,
-) -> list[Result]:
+    on_result: Callable[[Result], None],
+) -> None:
     client, done = context.client, 0
-    results: dict[Part, Result] = {}
     with (
         progress.bar("upstream's tests: files", total=len(wanted)) as bar,
         concurrent.futures.ThreadPoolExecutor(compile_jobs(context.config.build)) as pool,
@@ -291,15 +366,13 @@ def _run_all(
         }
         try:
             for future in concurrent.futures.as_completed(waiting):
-                item = waiting[future]
-                results[item] = future.result()
+                on_result(future.result())
                 done += 1
-                bar.update(done, note=str(item))
+                bar.update(done, note=str(waiting[future]))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             process.interrupt_all()  # otherwise the pool would wait for the files that are running
             raise
-    return [results[item] for item in wanted]
 
 
 def _run_one(

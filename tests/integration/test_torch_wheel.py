@@ -1006,7 +1006,7 @@ def test_ctrl_c_ends_the_files_that_run(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(Context, "client", None)
     wanted = [upstream.Part("first.py"), upstream.Part("second.py")]
     with pytest.raises(KeyboardInterrupt):
-        upstream._run_all(context, tmp_path, tmp_path, tmp_path, wanted, upstream.Reasons({}), 60)
+        upstream._run_all(context, tmp_path, tmp_path, tmp_path, wanted, upstream.Reasons({}), 60, print)
     assert ended.is_set()
 
 
@@ -1029,7 +1029,7 @@ def test_upstreams_tests_run_in_the_image(
     pins = json.dumps(tables["packages"])
     (tmp_path / "upstream.toml").write_text(
         f"""packages = {pins}
-files = ["test_some.py"]
+files = ["deep/test_some.py", "test_lost.py 3/3"]
 [explained]
 "test_some.py::*::test_unkown" = "a typo"
 [left_out]
@@ -1051,7 +1051,7 @@ files = ["test_some.py"]
         "upstream.toml contains test_some.py::*::test_unkown, but upstream has no such test" in capsys.readouterr().err
     )
     result = json.loads((mine.target_root / "torch" / "upstream-tests.json").read_text())
-    file, deep, lost, part = result["files"]
+    deep, lost, part, file = result["files"]
     assert result["emulated"]
     assert (file["passed"], file["failed"], file["skipped"], file["ended"]) == (2, 2, 1, "")
     assert file["unmet"] == ["test_some.py::*::test_unkown"]
@@ -1059,3 +1059,6 @@ files = ["test_some.py"]
     assert deep["omissions"] == {"deep/test_some.py::test_endless": "does not end"}
     assert (lost["ended"], lost["not_run"]) == ("pytest exited early: 1 of 3 tests ran", 2)
     assert (part["file"], part["passed"], part["ended"]) == ("test_lost.py 3/3", 1, "")
+    again = upstream.run_tests(mine, tests=tmp_path)
+    assert "2 of 2 files skipped: passed earlier with the same torch" in capsys.readouterr().err
+    assert [item.record() for item in again.results] == [deep, part]

@@ -15,8 +15,11 @@ import pytest
 from registry_parts import small_disk
 from wheel_parts import make_wheel
 
+from engine.containers import Ran
 from flow import upstream_tests as upstream
+from flow.context import Context
 from recipes import recipe
+from toolchain.config import load_config
 from toolchain.errors import ArtefactMissing, DiskFull, NetworkUnreachable, SourceUnavailable
 
 
@@ -128,6 +131,34 @@ def test_failure_after_the_time_limit_counts_as_not_run() -> None:
     )
     assert (list(result.failures), result.counts) == (["a"], {"failed": 1, "left out": 0, "not run": 2})
     assert result.ended == "cut off after 60 s: 1 of 3 tests ran"
+
+
+@pytest.mark.parametrize("wheel", ["same", "other"])
+def test_only_results_of_the_same_torch_are_kept(wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = {
+        name: upstream.Result(name, {"passed": 3, "failed": failed}, {}, {}, ended, 9.0)
+        for name, failed, ended in (("a.py", 0, ""), ("b.py 1/2", 1, ""), ("c.py", 0, "cut off after 60 s"))
+    }
+    report = upstream.Report(tmp_path / "torch" / "report.json", "same", True, {})
+    for result in done.values():
+        report.add(result)
+    monkeypatch.setattr(Context, "client", None)
+    monkeypatch.setattr(upstream, "run_in", lambda *_, **__: Ran(f"a warning\n{wheel}\n", 1.0))
+    read = upstream.Report.read(report.path, Context(load_config({})))
+    assert [read.is_final(upstream.Part.parse(name)) for name in done] == [wheel == "same", False, False]
+    assert [item.record() for item in read.results.values()] == [
+        item.record() for item in done.values() if wheel == "same"
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"torch": "same", "files": [{}]}'])
+def test_a_damaged_report_is_replaced(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "report.json").write_text(text)
+    monkeypatch.setattr(Context, "client", None)
+    monkeypatch.setattr(upstream, "run_in", lambda *_, **__: Ran("same\n", 1.0))
+    report = upstream.Report.read(tmp_path / "report.json", Context(load_config({})))
+    report.add(upstream.Result("a.py", {}, {}, {}, "", 9.0))
+    assert [item["file"] for item in json.loads(report.path.read_text())["files"]] == ["a.py"]
 
 
 def test_a_pattern_that_matches_no_test_is_reported() -> None:
