@@ -175,7 +175,7 @@ def _variable(text: str) -> tuple[str, str]:
 def _looks_like_path(text: str, folder: Path) -> bool:
     if "==" in text and "/" not in text:
         return False
-    return "/" in text or text in (".", "..") or text.endswith(_ARCHIVES) or (folder / text).exists()
+    return "/" in text or text in (".", "..") or text.endswith(_ARCHIVES) or (text != "" and (folder / text).exists())
 
 
 def _listing(folder: Path) -> str:
