@@ -36,10 +36,10 @@ passwords.take(passwords.SIGNING)
 
 
 def _reported(body: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that runs the body and converts a user error into its message and exit code.
+    """Return a function that runs a task's body and converts a UserError into its message and exit code.
 
     Other exceptions propagate. SIGTERM and the loss of the terminal stop a task in the same way as Ctrl-C, including
-    all cleanup. Containers of killed tasks are removed before the task begins.
+    all cleanup. Containers that killed tasks left behind are removed before the task begins.
     """
 
     @functools.wraps(body)
@@ -64,7 +64,7 @@ _for_all: dict[str, str] = {}
 
 
 def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
-    """Declare a task as ``task`` does, and add error reporting and the option ``--architecture``."""
+    """Declare a task as Invoke's ``task`` does, and add error reporting and the option ``--architecture``."""
     texts = {"architecture": "armhf, arm64 or amd64 (default: image.architecture)", **settings.pop("help", {})}
 
     def decorate(body: Callable[..., None]) -> Any:
@@ -96,7 +96,7 @@ def _is_special(path: Path) -> bool:
 def _path(option: str, given: str, *, device: bool = False) -> Path:
     """Return a path, resolved against the caller's folder. Raises ConfigError for an unusable path.
 
-    Devices and pipes are refused unless ``device`` is true: a task would replace /dev/null by its output.
+    Devices and pipes are refused unless ``device`` is true, because a task would replace /dev/null with its output.
     """
     path = caller.path(given)
     fault = path_fault(path)
@@ -111,7 +111,7 @@ _MOST = 1_000_000
 
 
 def _at_least(low: float, **options: float) -> None:
-    """Raise ConfigError if the value of an option is below the limit, or too large for any use."""
+    """Raise ConfigError if the value of an option is less than ``low`` or greater than ``_MOST``."""
     faults = [
         f"--{name}: expected at {f'most {_MOST}' if given > _MOST else f'least {low}'}, found {given}"
         for name, given in options.items()
@@ -170,7 +170,7 @@ def build_image(
     name="build-torch",
     help={
         "source": "archive (the distribution's source package) or git (upstream's tag); default: torch.source",
-        "variant": "CPU of the wheel: neon or baseline (default: torch.variant)",
+        "variant": "the CPU that the wheel is for: neon or baseline (default: torch.variant)",
         "option": "a CMake option NAME=VALUE that overrides the recipe's option (may be repeated)",
         "again": "build from source even if a wheel exists; ccache is used",
         "plan": "print which steps would run and why, without running them",
@@ -212,7 +212,7 @@ def build_tvm_ffi(context: Context, plan: bool = False) -> None:
         "key": _KEY_HELP,
         "sample": "torch: number of objects to compile again (default: 20)",
         "full": "torch: build the whole wheel again without ccache",
-        "seed": "torch: select the same objects as an earlier run",
+        "seed": "torch: the seed that an earlier run printed, to select the same objects again",
     }
 )
 def verify(context: Context, what: str, key: str = "", sample: int = 20, full: bool = False, seed: int = -1) -> None:
@@ -293,7 +293,7 @@ def shell(
     root: bool = False,
     qpulib: str = "",
 ) -> None:
-    """Open a shell in the image with compilers, torch and libqpu; your folder is at /root/work."""
+    """Open a shell in the image with compilers, torch and libqpu; your folder is mounted at /root/work."""
     from flow import main_job
 
     config = _config(context, {"qpu.library": qpulib})
@@ -351,7 +351,7 @@ def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: i
     }
 )
 def netboot(context: Context, alone: bool = False, address: str = "") -> None:
-    """Boot boards without a card: DHCP, TFTP and NFS until Ctrl-C, with a table of the boards."""
+    """Boot boards without a card: serve DHCP, TFTP and NFS until Ctrl-C, and show a table of the boards."""
     from flow import firmware
     from nfsroot import netboot as network_boot
 
@@ -376,7 +376,8 @@ def share_internet(context: Context, state: str) -> None:
     help={
         "host": "[USER@]HOST[:PORT] of a running board that booted the exported tree",
         "qemu": "use a virtual machine that boots the exported tree over NFS (default without device.host)",
-        "chroot": "enter the tree with enter-nfsroot from the board's system (in QEMU: one without torch or libqpu)",
+        "chroot": "run the suite in the exported tree, entered with enter-nfsroot from the board's system (in QEMU: a "
+        "system without torch or libqpu)",
         "init": "init system of the virtual machine: lean or systemd (default: device.init)",
         "cpu": "CPU of the virtual machine: cortex-a53 (Pi 3), -a72 (Pi 4), -a76 (Pi 5) or -a7 (default: device.cpu)",
         "select": "only tests whose names match this expression (pytest -k)",
@@ -384,7 +385,7 @@ def share_internet(context: Context, state: str) -> None:
         "place": "a board in the lab, by name (docs/lab.md)",
         "tag": "the first free board in the lab with this tag, such as model=pi3",
         "all": "all boards in the lab in parallel, with a merged report",
-        "shard": "with --tag or --all: split one suite between the free boards by measured times",
+        "shard": "with --tag or --all: split the suite among the free boards, based on measured times",
     },
 )
 def run_on_pi(
@@ -410,7 +411,7 @@ def run_on_pi(
     if chosen:
         others = {"host": host, "qemu": qemu, "chroot": chroot, "init": init, "cpu": cpu}
         if excluded := [*chosen[1:], *(f"--{name}" for name, given in others.items() if given)]:
-            raise ConfigError([f"{chosen[0]} excludes {', '.join(excluded)}"])
+            raise ConfigError([f"{chosen[0]} cannot be combined with {', '.join(excluded)}"])
         from device.lab import run as lab_run
 
         how = lab_run.How(keyword=select or None, timing=not no_timing)
@@ -438,7 +439,7 @@ def run_on_pi(
 @_target_task(
     help={
         "action": "up, status, check (boot each of this PC's boards), log NAME (a board's events) or down",
-        "name": "the board for log",
+        "name": "with the action log: the board whose events are printed",
     }
 )
 def lab(context: Context, action: str, name: str = "") -> None:
@@ -446,7 +447,7 @@ def lab(context: Context, action: str, name: str = "") -> None:
     from device.lab import log as lab_log
 
     if name and action != "log":
-        raise ConfigError([f"--name: expected the action log, found {action}"])
+        raise ConfigError([f"--name: valid only with the action log, found {action}"])
     if action == "log":
         print("\n".join(lab_log.lines(_config(context), name)))
         return
@@ -474,7 +475,7 @@ def lab(context: Context, action: str, name: str = "") -> None:
         "repeat": "number of measurements",
         "min-repeat-ms": "minimum duration of a measurement; the number of runs is increased to reach it",
         "warm-up": "runs before the first measurement",
-        "keep": "write the kernel's library to this file if its result is correct",
+        "keep": "write the kernel's library to this file if the kernel's result is correct",
         "export": "write the model's library, parameters, C header and an example program to this folder",
         "json": "print JSON",
         "html": "write a report with the times of the model's operators to this file",
@@ -534,7 +535,9 @@ def profile_remote(
             raise UserError(
                 "the options do not select one kernel or one model",
                 expected="--kernel (with --size, --keep), or --model (with --export, --html)",
-                found=("both" if model else "neither") if bool(kernel) == bool(model) else "an option of the other one",
+                found=("both" if model else "neither")
+                if bool(kernel) == bool(model)
+                else "an option that is valid only with the other one",
                 fix="see ./inv profile-remote --help",
             )
     if json:

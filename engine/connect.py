@@ -69,7 +69,7 @@ def selected() -> Selection:
 def _supported(selection: Selection) -> Selection:
     if not selection.host.startswith("unix://"):
         raise EngineUnavailable(
-            f"the Docker engine in {selection.source} is not on a Unix socket of this machine",
+            f"the Docker engine that {selection.source} selects is not on a Unix socket of this machine",
             expected="unix://PATH, because builds bind-mount folders of this machine into containers",
             found=selection.host,
             fix=f"{selection.undo}, or run ./inv on the machine of that engine",
@@ -122,10 +122,10 @@ def unavailable(selection: Selection, fault: BaseException | None = None) -> Eng
         )
     if address != DEFAULT_HOST:
         return EngineUnavailable(
-            f"the Docker engine in {selection.source} does not respond",
+            f"the Docker engine that {selection.source} selects does not respond",
             expected=expected,
             found=_reason(fault),
-            fix=f"start the engine in {selection.source}, or {selection.undo} to use the default engine",
+            fix=f"start that engine, or {selection.undo} to use the default engine",
         )
     return EngineUnavailable(
         "no Docker engine responds",

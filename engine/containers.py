@@ -75,7 +75,7 @@ def remove_abandoned() -> None:
 
 
 def _creator_runs(text: str) -> bool:
-    """Return whether the creating process may still be running. It may, if it is in another PID namespace."""
+    """Return whether the creating process may still be running. One in another PID namespace counts as running."""
     try:
         creator = json.loads(text)
         return creator["namespace"] != _namespace() or find_recorded(creator) is not None
@@ -144,7 +144,7 @@ def _remove(box: Container) -> None:
         box.remove(force=True, v=True)
     except docker.errors.NotFound:
         return
-    except ENGINE_ERRORS as fault:  # does not hide the error that ended the block
+    except ENGINE_ERRORS as fault:  # only a warning, which does not mask the error that ended the block
         progress.warn(f"the container {box.name} may not have been removed: {fault}")
 
 

@@ -251,7 +251,7 @@ def _fix_for(tail: str) -> str:
         ("operation not permitted", "this container lacks privileges: run it with --privileged"),
         ("permission denied", "this container lacks privileges: run it with --privileged"),
         ("devices cgroup", "cgroups are not mounted: run this container with --privileged"),
-        ("iptables", "iptables must work: run with --privileged or --cap-add=NET_ADMIN, and install iptables"),
+        ("iptables", "install iptables, and run this container with --privileged or --cap-add=NET_ADMIN"),
         ("no space left", "free some space below /var/lib/docker"),
         ("no sockets found", "start dockerd without socket activation"),
         ("pid file found", "another dockerd is running: use it (DOCKER_HOST) or stop it"),

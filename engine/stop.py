@@ -91,9 +91,9 @@ def end_leftovers(daemon: Daemon, *, shims: bool = True) -> Iterator[str]:
                 continue
             folder = Path(f"/proc/{process.pid}")
             if (folder / "ns/mnt").readlink() != mounts:
-                yield f"left alone: {name} (pid {process.pid}), in another mount namespace"
+                yield f"not stopped: {name} (pid {process.pid}), in another mount namespace"
             elif not (folder / "root").samefile("/"):
-                yield f"left alone: {name} (pid {process.pid}), in another root"
+                yield f"not stopped: {name} (pid {process.pid}), in another root directory"
             else:
                 end_process(process, name)
                 yield f"leftover {name} (pid {process.pid}) stopped"

@@ -117,8 +117,8 @@ class Verified:
 def host_mirrors() -> Mapping[str, str]:
     """Return the Debian mirrors that apt uses on this host: URIs under the keys ``main`` and ``security``, if found.
 
-    If apt uses a local file with a list of mirrors, the first mirror is returned. An unreadable list is ignored. A
-    process runs apt once, because it takes a third of a second, and every plan needs the mirrors.
+    If apt uses a local file with a list of mirrors, the first mirror is returned. An unreadable list is ignored. The
+    result is cached, because apt takes a third of a second and every plan needs the mirrors.
     """
     listed = output_of(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(LABEL)|$(ORIGIN)", "Created-By: Packages"]
@@ -439,7 +439,7 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
                 f"no room for {_LISTS}",
                 expected=f"free space at {scratch.parent}",
                 found=f"{least[0]} bytes free while apt-get update ran, which reported: {first}",
-                fix="free some disk space, or point build.folder in invoke.yaml at a larger disk",
+                fix="free some disk space, or set build.folder in invoke.yaml to a folder on a larger disk",
             )
         return first
     return ""

@@ -188,7 +188,7 @@ def inspect(
         done = run_in(client, reference, argv, architecture=architecture, limit_s=900, log=log)
     except CommandFailed as fault:
         raise CommandFailed(
-            f"{reference} was built but does not work",
+            f"{reference} was built, but failed the import test",
             expected=f"a successful import of {', '.join(modules) or 'no module'}, and libqpu.so.1",
             found=fault.tail.strip()[-1500:] or fault.found,
             fix=f"the full output is in {log}",

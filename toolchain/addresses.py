@@ -53,7 +53,7 @@ def server_address(config: Config) -> str:
         except OSError as fault:
             raise NetworkUnreachable(
                 "cannot determine the address at which boards reach this PC",
-                expected=f"an address in {subnet}, or a route there",
+                expected=f"an address of this machine in {subnet}, or a route to that subnet",
                 found=str(fault.strerror),
                 fix="set nfs.address in invoke.yaml (or INVOKE_NFS_ADDRESS)",
             ) from fault

@@ -23,7 +23,7 @@ MARKER = ".pitorch-owned"
 """The name of the file that marks a folder as created by this project. Only marked folders are deleted."""
 
 NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|enough free space|Wrote only \d+ of \d+ bytes")
-"""Matches messages about a full disk or an exceeded quota. apt prints the third one, and GNU tar the last one."""
+"""Matches messages about a full disk or an exceeded quota. apt prints the third alternative, GNU tar the last one."""
 
 _BLOCK = 1 << 20
 _POLL_S = 0.05
@@ -128,7 +128,7 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def _hold(folder: Path, stack: contextlib.ExitStack) -> bool:
-    """Lock a new folder if its file system permits; return false if another task has just removed it as a leftover."""
+    """Lock a new folder, if its file system supports locks; return false if another task has just removed it."""
     with contextlib.suppress(FileNotFoundError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         stack.callback(os.close, handle)
@@ -260,7 +260,7 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
             f"not enough disk space for {purpose}",
             expected=f"{needed_mib} MiB free at {existing}",
             found=f"{free_mib} MiB",
-            fix="free some disk space, or point build.folder in invoke.yaml at a larger disk",
+            fix="free some disk space, or set build.folder in invoke.yaml to a folder on a larger disk",
         )
 
 
@@ -303,7 +303,7 @@ def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
         f"no room for {purpose}",
         expected=f"free space at {folder}",
         found=found,
-        fix="free some disk space, or point build.folder in invoke.yaml at a larger disk",
+        fix="free some disk space, or set build.folder in invoke.yaml to a folder on a larger disk",
     )
 
 
@@ -321,7 +321,7 @@ def room_for(purpose: str, folder: Path) -> Iterator[None]:
             f"no room for {purpose}",
             expected=f"free space at {folder}",
             found=words[0] if words else fault.strerror or "",
-            fix="free some disk space, or point build.folder in invoke.yaml at a larger disk",
+            fix="free some disk space, or set build.folder in invoke.yaml to a folder on a larger disk",
         ) from fault
 
 
@@ -344,7 +344,7 @@ def pack(
     ):
         for name, path in sorted(found.items(), key=lambda item: item[0].split("/")):
             member = archive.gettarinfo(path, name)
-            if member is None:  # a socket: tars cannot contain it
+            if member is None:  # a socket, which a tar cannot contain
                 continue
             member.uid = member.gid = 0
             member.uname = member.gname = ""

@@ -15,7 +15,7 @@ ARCHITECTURE = "architecture"
 """The tag that selects an export for an architecture other than ``image.architecture``."""
 
 MANUAL = "manual"
-"""The value of ``power`` for a board that a person switches."""
+"""The value of ``power`` for a board that a person switches on and off by hand."""
 
 USB_HUB = "uhubctl"
 """The power model for a port of a USB hub."""
@@ -98,7 +98,7 @@ def parse(text: str) -> BoardRow:
         else:
             tags[key] = value
     if address == "qemu" and (power or serial or card or "power" in tags):
-        raise ValueError("expected no power, serial or card: the run starts and stops a virtual machine itself")
+        raise ValueError("expected no power, serial or card: test-on-pi starts and stops the virtual machine")
     return BoardRow(name, address, tags, power, serial, card)
 
 

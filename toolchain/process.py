@@ -115,7 +115,7 @@ def explain_exit(returncode: int) -> str:
         known = -returncode in signal.valid_signals() and -returncode < signal.SIGRTMIN
         return f"killed by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
     if returncode == 127:
-        return "exit status 127: a program it calls was not found"
+        return "exit status 127: a program that it calls was not found"
     if returncode == 137:
         return "exit status 137: killed, usually by the kernel because memory ran out"
     return f"exit status {returncode}"

@@ -41,7 +41,7 @@ class Made:
     """The result of a step's action: its products."""
 
     artefacts: tuple[Path | Artefact, ...] = ()
-    """Files, or artefacts that have already been measured."""
+    """Files, or artefacts whose size and SHA-256 are already known."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -136,7 +136,7 @@ class Pipeline:
         done: dict[str, Manifest] = {}
         chains = _chain_lengths([decision.step for decision in decisions])
         waiting = sorted((decision.step for decision in decisions), key=lambda step: -chains[step.name])
-        faults: list[BaseException] = []  # in the order of occurrence
+        faults: list[BaseException] = []  # in the order in which they occurred
         # Determined once for all steps, because git reads the whole checkout.
         origin = functools.cache(checkout.origin)
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
@@ -181,7 +181,9 @@ class Pipeline:
         step = decision.step
         began = time.monotonic()
         if self.folder.exists() and not os.access(self.folder, os.W_OK, effective_ids=True):
-            raise files.belongs_to_another(self.folder, f"it is not writable, and the step {step.title!r} must run")
+            raise files.belongs_to_another(
+                self.folder, f"the folder is not writable, and the step {step.title!r} must run"
+            )
         progress.say(f"    {step.title}: runs ({decision.reason})")
         try:
             with files.room_for(step.title, self.folder):

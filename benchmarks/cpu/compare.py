@@ -28,8 +28,8 @@ from wheels import byte_code
 from wheels import find as wheels
 
 RULE = (
-    "Executed instructions of the second call, in QEMU, with one thread. A block counts as a whole, and a conditional "
-    "instruction counts whether or not its condition holds. "
+    "Executed instructions of the second call, in QEMU, with one thread. When a block starts, all its "
+    "instructions are counted; a conditional instruction counts whether or not its condition holds. "
     f"MODEL: llvm-mca estimates the cycles of the {model.BLOCKS} hottest blocks on {model.CPU}, each in a loop and "
     "with all data in the L1 cache. The sum is scaled to all instructions; not measured on hardware."
 )

@@ -24,7 +24,8 @@ from toolchain.process import require_root
 
 RULE = (
     "Executed instructions of the second call, in QEMU, with one thread and batch size 1; calls from Python are "
-    "included. A block counts as a whole, and a conditional instruction counts whether or not its condition holds. "
+    "included. When a block starts, all its instructions are counted; a conditional instruction counts whether or not "
+    "its condition holds. "
     "MODEL of the cost: instructions are not cycles. Times are the median of three calls UNDER EMULATION, without the "
     "plugin. Nothing here was measured on hardware. TVM uses its default schedules."
 )

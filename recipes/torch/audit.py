@@ -201,7 +201,7 @@ def _cpu_faults(elf: ELFFile, flags: str, *, kernels: bool) -> Iterator[str]:
     if _ARCHITECTURES.get(architecture) not in ("ARMv7", "ARMv6"):
         yield f"it was compiled for {_ARCHITECTURES.get(architecture, f'CPU architecture {architecture}')}"
     if found.get(_ADVANCED_SIMD, 0) and "neon" not in flags:
-        yield "it uses NEON, and the variant must not"
+        yield "it uses NEON, which the variant does not permit"
     if kernels and "neon" in flags and not found.get(_ADVANCED_SIMD, 0):
         yield "it was compiled without NEON, which the variant requires"
     if unit := found.get("TAG_FP_ARCH", 0):

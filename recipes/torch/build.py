@@ -493,8 +493,8 @@ class Builder:
             expected=f"free space for objects in {self.home} and {self.cache}, and for temporary files of the compiler "
             "in the engine's storage",
             found=words,
-            fix="free some space there, or point build.folder in invoke.yaml at a larger disk; run the task again to "
-            "continue from here",
+            fix="free some space there, or set build.folder in invoke.yaml to a folder on a larger disk; run the task "
+            "again to continue from here",
         )
 
     def _memory_exhausted(self, found: str) -> CommandFailed:
@@ -602,7 +602,7 @@ def _ask(client: docker.DockerClient, image: str, *argv: str) -> list[str]:
 
 
 def memory_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory since boot; 0 if it does not report this."""
+    """Return the number of OOM kills since boot; 0 if the kernel does not report it."""
     try:
         listed = Path("/proc/vmstat").read_text()
     except OSError:

@@ -242,8 +242,8 @@ def test_without_a_file_nothing_is_read() -> None:
     [
         ((), "neither"),
         (("--kernel=gemm", "--model=nets:cnn"), "both"),
-        (("--kernel=gemm", "--html=report.html"), "an option of the other one"),
-        (("--model=nets:cnn", "--size=64"), "an option of the other one"),
+        (("--kernel=gemm", "--html=report.html"), "an option that is valid only with the other one"),
+        (("--model=nets:cnn", "--size=64"), "an option that is valid only with the other one"),
     ],
 )
 def test_profile_remote_needs_either_a_kernel_or_a_model(words: tuple[str, ...], found: str) -> None:

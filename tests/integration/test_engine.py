@@ -162,12 +162,14 @@ def test_docker_host_takes_precedence_over_the_context(contexts: Path, monkeypat
     for name, host in (("near", "unix:///nowhere.sock"), ("far", "tcp://192.0.2.1:2375")):
         ContextAPI.create_context(name, host=host)
     (contexts / "config.json").write_text('{"currentContext": "near"}')
-    with pytest.raises(EngineUnavailable, match="engine in docker's context near does not respond") as caught:
+    with pytest.raises(EngineUnavailable, match="engine that docker's context near selects does not respond") as caught:
         ensure_running(Config(build=BuildConfig(folder=contexts / "build")))
     assert "docker context use default" in caught.value.fix
     assert not (contexts / "build").exists(), "no other engine is started"
     monkeypatch.setenv("DOCKER_CONTEXT", "far")
-    with pytest.raises(EngineUnavailable, match="engine in docker's context far is not on a Unix socket") as refused:
+    with pytest.raises(
+        EngineUnavailable, match="engine that docker's context far selects is not on a Unix socket"
+    ) as refused:
         ensure_running(Config(build=BuildConfig(folder=contexts / "build")))
     assert "unset DOCKER_CONTEXT" in refused.value.fix
     monkeypatch.setenv("DOCKER_CONTEXT", "default")
@@ -234,7 +236,7 @@ def test_a_containerd_in_another_mount_namespace_stays(
         daemon.state.write_text(json.dumps({"pid": child.pid, "created": 0}))
         report = stop_daemon(daemon)
         name = f"containerd-try (pid {child.pid})"
-        assert report == (f"leftover {name} stopped" if ends else f"left alone: {name}, in another mount namespace")
+        assert report == (f"leftover {name} stopped" if ends else f"not stopped: {name}, in another mount namespace")
         assert (child.poll() is not None) is ends
         child.kill()
 
@@ -251,7 +253,7 @@ def test_a_containerd_in_another_root_stays(daemon: Daemon, tmp_path: Path) -> N
         assert child.stdout.readline() == b"up\n"
         daemon.folder.mkdir(parents=True)
         daemon.state.write_text(json.dumps({"pid": child.pid, "created": 0}))
-        assert stop_daemon(daemon) == f"left alone: containerd-try (pid {child.pid}), in another root"
+        assert stop_daemon(daemon) == f"not stopped: containerd-try (pid {child.pid}), in another root directory"
         assert child.poll() is None
         child.kill()
 

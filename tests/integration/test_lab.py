@@ -307,8 +307,8 @@ def test_a_board_is_released_when_the_coordinator_responds_again(
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (["--place=pi3", "--all"], "--place excludes --all"),
-        (["--tag=model=pi3", "--host=pi", "--chroot"], "--tag excludes --host, --chroot"),
+        (["--place=pi3", "--all"], "--place cannot be combined with --all"),
+        (["--tag=model=pi3", "--host=pi", "--chroot"], "--tag cannot be combined with --host, --chroot"),
         (["--shard", "--place=pi3"], "--shard requires --tag or --all"),
         (["--shard"], "--shard requires --tag or --all"),
     ],

@@ -185,7 +185,7 @@ def test_a_module_that_crashes_is_reported(
     made, _ = client.images.build(path=str(tmp_path), platform=target.oci_platform)
     image = str(made.id)
     try:
-        with pytest.raises(CommandFailed, match="was built but does not work") as caught:
+        with pytest.raises(CommandFailed, match="was built, but failed the import test") as caught:
             system.inspect(client, image, target, modules=["crash"], own_libqpu=False, log=log)
     finally:
         client.images.remove(image, force=True)

@@ -70,7 +70,7 @@ def test_others_can_only_use_the_products_of_root(open_checkout: Path, public: P
     refused = as_user("2").stderr
     assert "RootNeeded: " in refused
     assert "belongs to another user" in refused
-    assert "it is not writable, and the step 'image' must run" in refused
+    assert "the folder is not writable, and the step 'image' must run" in refused
     assert "sudo" in refused
     assert "UserError: another build is running" in as_user("twice").stderr
 

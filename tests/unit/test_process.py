@@ -137,8 +137,8 @@ def test_stdin_is_empty_by_default() -> None:
     ("ending", "returncode", "words"),
     [
         ("exit 3", 3, "exit status 3"),
-        ("exit 127", 127, "exit status 127: a program it calls was not found"),
-        ("no-such-program-anywhere", 127, "exit status 127: a program it calls was not found"),
+        ("exit 127", 127, "exit status 127: a program that it calls was not found"),
+        ("no-such-program-anywhere", 127, "exit status 127: a program that it calls was not found"),
         ("exit 137", 137, "exit status 137: killed, usually by the kernel because memory ran out"),
         ("kill -SEGV $$", -signal.SIGSEGV, "killed by SIGSEGV"),
         ("kill -KILL $$", -signal.SIGKILL, "killed by SIGKILL"),
