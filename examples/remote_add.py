@@ -5,7 +5,7 @@
     .venv/bin/python examples/remote_add.py                       on the board in board.toml
 
 This script appears in introductions to TVM's RPC. Here it is ported to the current API of TVM; the old calls are in
-parentheses. The board runs TVM's server (docs/remote.md). ``./inv profile-remote`` does the same, and also provides
+square brackets. The board runs TVM's server (docs/remote.md). ``./inv profile-remote`` does the same, and also provides
 queues, time limits and error messages.
 """
 

@@ -73,6 +73,6 @@ def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 
 
 
 def draw(figures: Path, picture: Path) -> None:
-    """Draw the results with the project's own Python: the Python with torch may not have matplotlib."""
+    """Plot the results with the project's own Python, because the Python with torch may not have matplotlib."""
     tool = ROOT / "recipes" / "cuda_ops" / "src" / "cuda_ops" / "timing.py"
     process.run([sys.executable, "-I", tool, f"--draw={figures}", f"--plot={picture}"], limit_s=_LIMIT_S)

@@ -53,7 +53,7 @@ class Built:
 
     @property
     def warnings(self) -> list[str]:
-        """Return the warnings of all steps, also of earlier runs: they apply as long as the product is used."""
+        """Return all steps' warnings, including those of earlier runs, which apply as long as the product is used."""
         return all_warnings(self.manifests)
 
 

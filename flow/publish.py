@@ -125,7 +125,7 @@ def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
 
 
 def sign_file(config: Config, path: Path) -> Path:
-    """Sign a file: write an envelope with a signed statement next to it, and return its path.
+    """Sign a file: write a signed statement (DSSE envelope) to the file's folder, and return the envelope's path.
 
     The statement for a wheel with provenance is that provenance. For a product of this build, such as a card image, a
     provenance statement is generated from the manifest next to the product. For any other file, the statement contains

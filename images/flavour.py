@@ -156,7 +156,7 @@ def kernel_archive(image: ImageConfig) -> Flavour | None:
 
 
 def packages_for(role: str, image: ImageConfig) -> tuple[str, ...]:
-    """Return the packages of a role (a table in packages.toml) that the release has, sorted and unique."""
+    """Return the packages of a role (a table in packages.toml) that the release has, sorted and without duplicates."""
     row = _read(HERE / "packages.toml")[role]
     target: Architecture = image.target
     suite = load_suite(image.suite)

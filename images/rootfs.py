@@ -100,7 +100,7 @@ class RootSpec:
     native_tools: Path | None = None
     keyring_package: str = ""
     split_usr: bool = False
-    """The same as in images.flavour.Suite."""
+    """As in images.flavour.Suite: whether the root first needs the links of a merged /usr."""
 
     @property
     def architecture(self) -> Architecture:

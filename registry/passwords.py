@@ -1,6 +1,6 @@
 """Take passwords from the environment, so that the programs that tasks start do not inherit them.
 
-A separate module, because every task takes the passwords, and the modules that use them import large libraries.
+This is a separate module, because every task takes the passwords, and the modules that use them import large libraries.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Activity:
         self._at = time.monotonic()
 
     def note(self, name: str, amount: float) -> None:
-        """Record that this attempt has transferred ``amount`` bytes of a part; repeated bytes are not progress."""
+        """Record that this attempt has transferred ``amount`` bytes of a part. Bytes sent again are not progress."""
         if amount >= self._best.get(name, 0) + _STEP:
             self._best[name] = amount
             self.begin()

@@ -31,7 +31,7 @@ class Architecture:
     """The distribution's kernel package that boots on boards and on QEMU's ``virt`` machine."""
     bits: int
     emulated_cpu: str = ""
-    """The CPU that qemu-user emulates, in the format of QEMU_CPU. If empty, it is QEMU's default."""
+    """The CPU that qemu-user emulates, in the format of QEMU_CPU. An empty string means QEMU's default CPU."""
 
     @property
     def emulation(self) -> dict[str, str]:

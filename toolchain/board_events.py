@@ -50,7 +50,7 @@ def of_netboot(config: Config, name: str) -> Path:
 
 
 def append(path: Path | None, source: str, *texts: str, when: float | None = None) -> None:
-    """Append events to the file, if a path is given. Their time is ``when`` (Unix seconds) or the current time.
+    """Append events to the file ``path``, unless it is None. Their time is ``when`` (Unix seconds) or the current time.
 
     A failure only causes a warning.
     """

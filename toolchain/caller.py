@@ -37,7 +37,7 @@ def path(given: str) -> Path:
 
 
 def home() -> str:
-    """Return the caller's home; under sudo, the home of the user who ran sudo."""
+    """Return the caller's home folder; under sudo, that of the user who ran sudo."""
     uid = os.environ.get("SUDO_UID", "")
     if os.geteuid() == 0 and uid.isdecimal():
         with contextlib.suppress(KeyError):

@@ -112,7 +112,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _open_closed_streams() -> None:
-    """Replace standard streams that the caller closed by /dev/null, which child processes inherit.
+    """Replace standard streams that the caller closed with /dev/null, which child processes inherit.
 
     The order matters, because open returns the lowest free descriptor.
     """

@@ -1,4 +1,4 @@
-"""Find the code behind a product: the modules of this project that a module imports, directly and indirectly.
+"""Find the code that determines a product: this project's modules that a module imports, directly or indirectly.
 
 The modules are found by parsing all import statements in a file; nothing is imported. ``LEAVES`` lists exceptions.
 """
@@ -31,7 +31,7 @@ LEAVES = frozenset(
 )
 """Modules, and packages with all their modules, that cannot change the bytes of a product.
 
-Closures contain neither these modules nor modules that only these import.
+Import closures contain neither these modules nor modules that only these modules import.
 """
 
 

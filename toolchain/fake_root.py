@@ -28,8 +28,8 @@ _SCRIPT = """trap '' TERM; exec "$0" -- "$@" """
 def call(function: Callable[..., T], *arguments: object, why: str) -> T:
     """Call a module's function in another process under fakeroot, and return its result or raise its exception.
 
-    The function, its arguments and its result are pickled. What it prints is printed line by line. ``why`` completes
-    the message of ProgramMissing. Raises CommandFailed if the process was killed.
+    The function, its arguments and its result are pickled. The function's output is printed line by line. ``why``
+    completes the message of ProgramMissing. Raises CommandFailed if the process was killed.
     """
     program = process.require_program("fakeroot", why)
     with tempfile.TemporaryDirectory(prefix="pitorch-fake-root-") as folder:
@@ -48,14 +48,14 @@ def call(function: Callable[..., T], *arguments: object, why: str) -> T:
 
 
 def main(made: Path) -> None:
-    """Call the function on standard input, and write its result and its exception, one of which is None."""
+    """Call the pickled function on standard input, and write its result and its exception, one of which is None."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ``call``)
     result = fault = None
     try:
         result = function(*arguments)
     except Exception as caught:
-        caught.add_note(traceback.format_exc())  # of use only if the exception is a bug
+        caught.add_note(traceback.format_exc())  # useful only if the exception is a bug
         fault = caught
     made.write_bytes(pickle.dumps((result, fault)))
 

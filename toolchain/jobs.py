@@ -28,7 +28,7 @@ def available_memory_mib() -> int:
 
 
 def _left_in_cgroups() -> Iterator[int]:
-    """Yield the bytes left in each cgroup that contains this process and has a limit."""
+    """Yield the available memory in bytes of each cgroup that contains this process and has a limit."""
     try:
         lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except OSError:

@@ -47,7 +47,7 @@ _subject: ContextVar[str] = ContextVar("subject", default="")
 
 @contextlib.contextmanager
 def about(subject: str) -> Iterator[None]:
-    """Print the subject, such as a board, before the titles and lines of this thread."""
+    """Print the subject, such as a board, at the start of each title and line that this thread prints."""
     token = _subject.set(f"{subject}: ")
     try:
         yield

@@ -434,8 +434,9 @@ def _callers(program: _Program, targets: Addresses) -> dict[int, set[int]]:
             # add (immediate, 64 bits) to the same register
             fits = is_kept & (following & 0xFFC00000 == 0x91000000) & (following >> 5 & 31 == register)
             pairs.append((pages[fits], loaded[fits] + (following[fits] >> 10 & 0xFFF)))
-            # Only instructions that surely write the register count: arithmetic with a constant or registers, and loads
-            # with bit 22 (Arm ARM, C4.1). If one was missed, the function would only have a caller too many.
+            # Only instructions that certainly write the register are considered: arithmetic with a constant or
+            # registers, and loads with bit 22 (Arm ARM, C4.1). If one is missed, the only effect is an additional
+            # caller of the function.
             writes = (following & 0x1C000000 == 0x10000000) | (following & 0x0E000000 == 0x0A000000)
             writes |= following & 0x0E400000 == 0x08400000
             is_kept &= ~writes | (following & 31 != register)

@@ -96,7 +96,7 @@ class _Index:
 
 
 def wheels_in(folders: Sequence[Path]) -> dict[str, Path]:
-    """Return the wheels in some folders by file name, without subfolders and symbolic links.
+    """Return the wheels in the given folders by file name; subfolders and symbolic links are excluded.
 
     Of two wheels with the same name, the one in the first folder is used.
     """

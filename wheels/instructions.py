@@ -48,7 +48,7 @@ class Disassembler:
         return words[np.array(offsets, dtype=np.int64) // 4]
 
     def demangled(self, names: Sequence[str]) -> list[str]:
-        """Return C++ names in readable form."""
+        """Return demangled C++ names."""
         text = "".join(f"{name}\n" for name in names).encode()
         return process.run(self.command("llvm-cxxfilt"), stdin=text, limit_s=60).output.splitlines()
 

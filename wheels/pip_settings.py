@@ -73,7 +73,7 @@ def parse(listing: str) -> dict[str, str]:
 
 
 def for_container(settings: Mapping[str, str], environ: Mapping[str, str], find_links: Sequence[str]) -> PipSettings:
-    """Return the container's environment and mounts for some settings."""
+    """Return the container's environment and mounts for the given settings."""
     environment = {f"PIP_{key.upper().replace('-', '_')}": settings[key] for key in _OF_INDICES if settings.get(key)}
     environment |= {name: environ[name] for name in _CERTIFICATES if environ.get(name)}
     words = [

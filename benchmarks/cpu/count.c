@@ -18,7 +18,7 @@
  * RESIDENT_KIB is the resident memory in the program's own address range, without the emulator's memory. It is 0 for a
  * 64-bit program, which has no separate address range.
  *
- * A block counts as a whole each time it starts. Counts are exact for a process with one thread.
+ * Each time a block starts, all its instructions are counted. Counts are exact for a process with one thread.
  */
 #include <inttypes.h>
 #include <stdbool.h>

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = 0x43500000
-"""This value is the same as in count.c."""
+"""The base of the invalid file descriptors that mark regions; count.c defines the same value."""
 
 
 def mark(region: int) -> None:

@@ -40,7 +40,7 @@ class Cnn(nn.Module):  # type: ignore[misc]
 
 
 class Lstm(nn.Module):  # type: ignore[misc]
-    """A network with two outputs, the first of which uses a negative index."""
+    """An LSTM with two outputs: the head's result for the last step, selected by a negative index, and the state."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ import torch
 import torch_session  # type: ignore[import-not-found]
 
 MARK = 0x43500000
-"""This value is the same as in count.c."""
+"""The base of the invalid file descriptors that mark regions; count.c defines the same value."""
 CALLS = 3
 
 

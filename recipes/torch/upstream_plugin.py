@@ -1,7 +1,7 @@
 """Pytest plugin for the target's container: selects the tests to run and writes their names to a file.
 
 On 32-bit systems, it also occupies the lower half of the address space before torch is imported. A board's kernel
-places most objects in the upper half, but qemu-user places them in the lower one, which hides errors in code that
+places most objects in the upper half, but qemu-user places them in the lower one, which masks errors in code that
 treats addresses as signed.
 """
 

@@ -52,14 +52,14 @@ def _die_of_exceptions() -> None:
 
 
 class Parameters:
-    """The parameters of the last model, in a file that is named after their SHA-256. It stays between sessions.
+    """The parameters of the last model, in a file that is named after their SHA-256. The file is kept between sessions.
 
-    The loader (``device/remote/loader``) has the same folder, modes and limit, and also keeps the last model only,
+    The loader (``device/remote/loader``) has the same folder, modes and limit, and also keeps only the last model,
     because the folder may be in memory. Clients pass a digest, never a path.
     """
 
     def __init__(self) -> None:
-        self._suffix = f".{os.getpid()}"  # of the incomplete file; another server of this user has another one
+        self._suffix = f".{os.getpid()}"  # of the incomplete file; each server process has a different suffix
         self._file = -1
         self._size = 0
         self._received: Any = None  # not yet an object of hashlib, because TVM pickles this object
@@ -150,7 +150,7 @@ class Parameters:
 
 
 def _require_digest(digest: str) -> None:
-    """Raise ValueError for other texts than a digest: it becomes a file name."""
+    """Raise ValueError unless the text is a SHA-256 digest, because it becomes part of a file name."""
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise ValueError("the digest is not a SHA-256 in hexadecimal")
 

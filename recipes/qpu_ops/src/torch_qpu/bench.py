@@ -82,11 +82,11 @@ class Row:
     share_of_limit: float
     share_low: float
     share_high: float
-    """The greatest share in the model, including the ends of its ranges, or the share itself if it was measured."""
+    """The largest share within the ranges of the model's parameters, or the measured share."""
     limit: str
     """The limiting resource: "arithmetic" or "memory"."""
     faster: str | None
-    """Which is faster from CPU tensors to a CPU tensor, "cpu" or "qpu"; None unless one machine measured both."""
+    """The faster device end to end, "cpu" or "qpu"; None unless both were measured on the same machine."""
 
 
 def cases(quick: bool) -> list[Case]:
@@ -237,7 +237,7 @@ def _modelled(case: Case, there: list[torch.Tensor]) -> tuple[float, float, str]
 
 
 def _at_ends(case: Case, there: list[torch.Tensor]) -> list[float]:
-    """Return the shares at the ends of the model's ranges; empty if QPU_MODEL is set."""
+    """Return the shares at the bounds of the model's parameter ranges; empty if QPU_MODEL is set."""
     if os.environ.get("QPU_MODEL"):
         return []
     shares = []

@@ -34,8 +34,8 @@ class DeviceProperties:
     multi_processor_count: int
     """Number of QPUs; each computes 16 elements in four clocks."""
     total_memory: int
-    """Bytes: the GPU's part of the memory split, or the limit set by ``set_memory_limit``; for a model, the 1 GiB of
-    bus addresses."""
+    """Memory in bytes: the GPU's part of the memory split, or the limit set by ``set_memory_limit``; for a model,
+    the 1 GiB of bus addresses."""
     is_hardware: bool
     """False for an emulator or interpreter, whose times are not those of a board."""
 
@@ -83,7 +83,7 @@ def set_device(device: Any) -> None:
 
 
 class device:  # noqa: N801 (named as torch.cuda.device)
-    """A context in which the device is current, as it always is."""
+    """A context manager like ``torch.cuda.device``. It has no effect, because the only device is always current."""
 
     def __init__(self, device: Any) -> None:
         self.idx = _index(device)
@@ -218,7 +218,7 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the device's generator. The CPU generates its numbers, so they are the same as on the CPU for this seed."""
+    """Seed the device's generator. The CPU generates the numbers, so a seed gives the same numbers as on the CPU."""
     torch.ops.torch_qpu.manual_seed((int(seed) + (1 << 63)) % (1 << 64) - (1 << 63))
 
 
@@ -243,7 +243,7 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
 
 
 def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
-    """Set a state from ``get_rng_state``."""
+    """Restore a state that ``get_rng_state`` returned."""
     _index(device)
     torch.ops.torch_qpu.set_rng_state(state)
 
