@@ -159,7 +159,7 @@ def command_lines(builder: building.Builder) -> list[list[str]]:
             "there is no build tree of torch",
             expected=str(listed),
             found="no such file",
-            fix="run ./inv build-torch --again first (a cached or downloaded wheel has no tree)",
+            fix="run ./inv build-torch --again first (there is no build tree for a cached or downloaded wheel)",
         )
     found = []
     for item in json.loads(listed.read_text()):

@@ -20,7 +20,8 @@ def mount_commands(proc_cgroups: str, mounted: Sequence[str]) -> list[list[str]]
     """Return the commands that mount the cgroup hierarchies, or an empty list if some are already mounted.
 
     ``proc_cgroups`` is the text of /proc/cgroups (name, hierarchy, number, enabled). ``mounted`` lists the types of the
-    file systems mounted at and below /sys/fs/cgroup. A controller with hierarchy 0 is available to version 2.
+    file systems mounted at and below /sys/fs/cgroup. A controller whose hierarchy number is 0 is available to cgroups
+    version 2.
     """
     if "cgroup" in mounted or "cgroup2" in mounted:
         return []

@@ -258,7 +258,9 @@ def _collect(
     """Pass each block of the output to ``write`` and each line to ``on_line``, and return the full output."""
     output: list[str] = []
     rest = ""
-    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode  # a block may split a character
+    decode = codecs.getincrementaldecoder("utf-8")(
+        errors="replace"
+    ).decode  # a block may end in the middle of a character
 
     def take(text: str) -> None:
         nonlocal rest

@@ -90,7 +90,8 @@ def other_torch(config: Config, version: str) -> Path:
         return python
     log = folder.parent / f"torch-{version}.log"
     files.require_space(folder.parent, 12000, f"torch {version} and its dependencies")
-    # An environment cannot be moved, so it is not built under a temporary name. The stamp marks a complete one.
+    # An environment cannot be moved, so it is not built under a temporary name. The stamp file marks a complete
+    # environment.
     files.remove(folder)
     with progress.step(f"fetch torch {version}"):
         process.run([sys.executable, "-m", "venv", folder], limit_s=300, fix="apt-get install python3-venv")

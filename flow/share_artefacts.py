@@ -44,7 +44,7 @@ def wanted(config: Config) -> list[tuple[str, str]]:
 
 
 def optional(config: Config) -> list[tuple[str, str]]:
-    """Return the names and keys of optional artefacts, which the registry does not need to have."""
+    """Return the names and keys of optional artefacts, which may be missing from the registry."""
     ffi = "" if config.remote.ffi_in_image else tvm_ffi.key(config)
     keys = {tvm_ffi.NAME: ffi, companions.NAME: locate.key(config)}
     return [(name, key) for name, key in keys.items() if key]

@@ -137,7 +137,7 @@ def _end(docker: str, name: str, started: Sequence[subprocess.Popen[bytes]]) -> 
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_END_LIMIT_S,
-                start_new_session=True,  # a second Ctrl-C in the terminal must not stop it
+                start_new_session=True,  # so that a second Ctrl-C does not stop the removal
             )
         if ended:
             return

@@ -201,7 +201,7 @@ class Report:
 
     @classmethod
     def read(cls, path: Path, context: Context) -> Report:
-        """Read the report; its results are dropped if they are from another torch. Raises the errors of ``run_in``."""
+        """Read the report; drop its results if they are from another torch. Raises the same errors as ``run_in``."""
         made = run_in(
             context.client,
             context.config.image_reference("system"),

@@ -75,7 +75,7 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
             "there is no build tree of torch to choose objects from",
             expected=f"{listed.name} in {listed.parent}",
             found="no such file",
-            fix="run ./inv build-torch --again (a cached wheel has no tree), or use --full",
+            fix="run ./inv build-torch --again (there is no build tree for a cached wheel), or use --full",
         )
     # A precompiled header is not an object; the .cxx file of a unity build is compiled to one.
     commands = [item for item in json.loads(listed.read_text()) if "/cmake_pch." not in item["file"]]

@@ -221,7 +221,7 @@ def for_root(
 ) -> tuple[Source, ...]:
     """Return the sources for a root with these packages. The first architecture is the root's own.
 
-    A root with only the target's architecture is for the target. It uses the target's distribution, and other archives
+    A root with only the target's architecture runs on the target. It uses the target's distribution, and other archives
     if they provide one of the packages. All other roots run on this PC and use Debian, even for the target's headers
     and libraries: apt requires the same version of a package for all architectures that share its files.
     """

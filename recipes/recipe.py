@@ -68,7 +68,7 @@ class Recipe:
 
 
 def load(name: str) -> Recipe:
-    """Load the recipe in the folder of that name. Raises RecipeInvalid, which lists all errors in the data file.
+    """Load the recipe in the folder called ``name``. Raises RecipeInvalid, which lists all errors in the data file.
 
     A recipe for several versions has a table ``versions.X`` for each. The table of the recipe's ``version`` is merged
     into the rest, and the version replaces ``{version}`` in the inputs. Tables ``architectures.X`` are for one

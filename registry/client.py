@@ -51,7 +51,7 @@ _ROLE = "system"
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """An image in the registry, which was verified there."""
+    """An image in the registry that has been verified."""
 
     reference: Reference
     digest: str
@@ -83,7 +83,7 @@ class Pulled:
 
 @dataclass(frozen=True, kw_only=True)
 class PushedIndex:
-    """The images for several architectures under one tag, which were verified in the registry."""
+    """The verified images for several architectures under one tag in the registry."""
 
     reference: Reference
     digest: str

@@ -45,7 +45,7 @@ _MEDIA_TYPES = {
     ".xz": "application/x-xz",
     ".provenance.json": "application/vnd.in-toto+json",
 }
-# The engine's default, used on machines without an engine.
+# The engine's default list of insecure registries, for machines without an engine.
 _LOOPBACK_ONLY = {"RegistryConfig": {"InsecureRegistryCIDRs": ["127.0.0.0/8", "::1/128"]}}
 
 

@@ -45,7 +45,7 @@ def end(sessions: Collection[int]) -> None:
 
 
 def main() -> None:
-    """Read until the task has exited; then stop the remaining processes."""
+    """Read standard input until the task has exited; then stop the remaining processes."""
     sessions: set[int] = set()
     for line in sys.stdin:
         session = int(line[1:])

@@ -6,7 +6,7 @@ SHA-256 of the products of the steps on which it depends. A finished step's mani
 next run compares them and shows the difference as the reason. A step also runs when its products are missing, which its
 ``missing`` function detects. If a step produces the same bytes again, the steps that depend on it do not run.
 
-Planning does not change anything. A plan assumes that all steps that depend on a running step also run. During
+Planning does not change anything. A plan assumes that if a step runs, all steps that depend on it run too. During
 execution, the decision is made again from the actual products.
 
 Steps whose dependencies are complete run concurrently, by default two at a time, because an emulated step and a

@@ -50,7 +50,7 @@ Addresses = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Cpu:
-    """A CPU that boards have."""
+    """The CPU of a supported board."""
 
     name: str
     architecture: str

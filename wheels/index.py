@@ -131,7 +131,7 @@ def _sha256(path: Path) -> str:
 
 @functools.lru_cache(maxsize=1000)
 def _cached_sha256(path: Path, size: int, time_ns: int) -> str:
-    del size, time_ns  # part of the cache's key
+    del size, time_ns  # these only distinguish entries of the cache
     return sha256_of(path)
 
 

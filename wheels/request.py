@@ -158,7 +158,7 @@ def _variable(text: str) -> tuple[str, str]:
     if not _VARIABLE.fullmatch(name):
         raise SourceUnavailable(
             f"--env={name} is not the name of a variable",
-            expected="NAME of a variable that is set here, or NAME=VALUE",
+            expected="NAME of a variable that is set in this shell, or NAME=VALUE",
             found=repr(name),
             fix="for example --env=CFLAGS=-O3",
         )

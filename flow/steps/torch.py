@@ -1,4 +1,4 @@
-"""Select the image's torch wheel: from a wheelhouse, the artefact cache, a build here, this repository or an index."""
+"""Select the image's torch wheel: from a wheelhouse, the artefact cache, a local build, this repository or an index."""
 
 from __future__ import annotations
 

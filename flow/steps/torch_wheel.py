@@ -30,7 +30,7 @@ def plan_of(context: Context) -> building.Plan:
 
 
 def step(context: Context, *, again: bool = False) -> Step:
-    """Return the step that builds the wheel; with ``again``, it does so even if the artefact cache has the wheel."""
+    """Return the step that builds the wheel; with ``again``, even if the artefact cache has the wheel."""
     plan = plan_of(context)
     key = plan.key(sources.identity(plan.recipe, context.suite, context.config.torch.source))
 

@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 KERNELS = ("elementwise.cu", "softmax.cu", "matvec.cu")
 SOURCES = ("ops.cpp", "reference.cpp")
 TORCH_AT_LEAST = "0x020a000000000000"
-"""Version 2.10, as in torch/csrc/stable/version.h: the library does not use newer parts of the stable interface."""
+"""Torch 2.10, encoded as in torch/csrc/stable/version.h. The library uses no newer parts of the stable interface."""
 
 
 def refuse(summary: str, expected: str, found: str, fix: str) -> None:

@@ -25,7 +25,7 @@ def build(config: Config, *targets: str, options: Sequence[str] = ()) -> Path:
     with files.locked(tree):
         cache = tree / "CMakeCache.txt"
         if cache.is_file() and f"CMAKE_CACHEFILE_DIR:INTERNAL={tree}\n" not in cache.read_text():
-            files.remove(cache)  # The checkout was moved or copied: CMake would refuse the absolute paths.
+            files.remove(cache)  # The checkout was moved or copied; CMake would reject the old absolute paths.
             files.remove(tree / "CMakeFiles")
         process.run(["cmake", "-S", sources, "-B", tree, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *options])
         if "no work to do" not in process.run([*command, "--", "-n"]).output:

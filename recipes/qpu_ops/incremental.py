@@ -26,7 +26,7 @@ from pathlib import Path
 from toolchain import files
 
 SOURCES = ("csrc", "src")
-"""Folders whose files may change between a build and its update. All other files belong to the surroundings."""
+"""Folders whose files may change between a build and its update. A change of any other file requires a full build."""
 
 _COMPILER = re.compile(r"(?:\S*/)?(?:\S+-)?(?:gcc|g\+\+|cc|c\+\+)(?:-\d+)?")
 _INCLUDED = re.compile(r'^#include "([^"]+\.cpp)"', re.MULTILINE)
@@ -96,7 +96,7 @@ class PreviousBuild:
         fits = document.get("surroundings") == surroundings and document.get("names") == _names(recipe)
         if not fits or not links or not objects or not old.is_file():
             return None
-        # The record exists only while the files are consistent, so an interruption must not leave one.
+        # Delete the record first: it must not exist if an interruption leaves the files inconsistent.
         (self.folder / _RECORD).unlink()
         for name in document["names"]:
             if (recipe / name).read_bytes() != (self.source / name).read_bytes():
@@ -147,7 +147,7 @@ def surroundings(root: Path, *others: str) -> str:
 
 
 def _rewrapped(old: Path, new: Path, modules: Path, libraries: Sequence[Path]) -> Path | None:
-    """Return a copy of a wheel with new modules, extensions and RECORD; None if they do not match the members."""
+    """Return a copy of a wheel with new modules, extensions and RECORD; None if they do not match its members."""
     extensions = {library.name: library for library in libraries}
     if len(extensions) != len(libraries):
         return None

@@ -61,7 +61,7 @@ class Place:
 
 
 def container(image: str, image_id: str, target: Architecture, compiler: Mounts) -> Place:
-    """Return the target's emulated development root as a place; ``compiler`` may contain the native compiler."""
+    """Return the target's emulated development root as the place to build in, with the mounts in ``compiler``."""
     environment = {
         **compiler.environment,
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -79,7 +79,7 @@ def container(image: str, image_id: str, target: Architecture, compiler: Mounts)
 
 
 def crossed(image: str, image_id: str, target: Architecture, suite: Suite) -> Place:
-    """Return the native builder image as a place; its Python uses the target's settings and the cross compiler."""
+    """Return the native builder image as the place to build in; its Python has the target's settings."""
     environment = {
         "PYTHONDONTWRITEBYTECODE": "1",
         "TORCH_FILES": f"/{_packages(suite)}/torch",

@@ -352,7 +352,7 @@ class Builder:
         files.write_text_atomically(stamp, shlex.join(argv))
 
     def _require_as_given(self, said: str) -> None:
-        """Raise RecipeInvalid if CMake has overridden a user's option, because key and provenance contain its value."""
+        """Raise RecipeInvalid if CMake has overridden a user's option: key and provenance contain the user's value."""
         given = dict(item.split("=", 1) for item in self._plan.config.torch.options)
         other = overridden(given, _text(self.home / "pytorch" / "build" / "CMakeCache.txt"), said)
         if other:

@@ -86,7 +86,7 @@ class Parameters:
         server._serving = then_clean
 
     def map(self, digest: str, size: int) -> Any:
-        """Map the parameters as an array of bytes. None if the board does not have them, or if they are damaged."""
+        """Map the parameters as an array of bytes. Return None if the board does not have them or they are damaged."""
         import numpy
         import tvm
 
@@ -100,7 +100,7 @@ class Parameters:
         return None
 
     def keep(self, digest: str, size: int, offset: int, block: bytes) -> str:
-        """Write the next block of the parameters. Return why they cannot be kept; an empty string if they can.
+        """Write the next block of the parameters. Return the reason why they cannot be kept, or an empty string.
 
         The last block completes the file.
         """

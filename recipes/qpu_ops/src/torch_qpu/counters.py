@@ -105,7 +105,7 @@ class Profile:
 
 
 class profile:  # noqa: N801 (used like a function, like torch.profiler.profile)
-    """Record every launch, copy and fallback of the process within the context; only one recording at a time.
+    """Record every launch, copy and fallback of the process within the context. Recordings cannot overlap.
 
     with torch_qpu.profile() as record:
         model(x)
