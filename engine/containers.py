@@ -258,9 +258,8 @@ def _collect(
     """Pass each block of the output to ``write`` and each line to ``on_line``, and return the full output."""
     output: list[str] = []
     rest = ""
-    decode = codecs.getincrementaldecoder("utf-8")(
-        errors="replace"
-    ).decode  # a block may end in the middle of a character
+    # A block may end in the middle of a character.
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
 
     def take(text: str) -> None:
         nonlocal rest
