@@ -158,7 +158,7 @@ class _Handler(WSGIRequestHandler):
         """Print nothing, because ``_Log`` prints completed requests."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Print nothing, for the same reason as ``log``."""
+        """Print nothing, because ``_Log`` prints completed requests."""
 
 
 class _Log:

@@ -112,7 +112,7 @@ class Build(build_ext):  # type: ignore[misc]
         common = ["-std=c++17", "-O3"]
         host = ["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", f"-ffile-prefix-map={HERE}=."]
         objects = []
-        # This is explicit, because nvcc searches a header folder of the target machine if it uses a cross compiler.
+        # The folders are explicit, because nvcc searches a header folder of the target machine if it uses a cross compiler.
         headers = [f"-isystem={folder}" for folder in (cuda / "include", cuda / "include" / "cccl")]
         for name in KERNELS:
             objects.append(work / f"{name}.o")

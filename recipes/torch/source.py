@@ -44,7 +44,7 @@ def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
     """
     if kind not in ("archive", "git"):
         raise SourceUnavailable(
-            "torch is not built from source here",
+            "this configuration does not build torch from source",
             expected="torch.source: archive or git",
             found=f"torch.source: {kind}",
             fix="run ./inv build-torch --source=archive",

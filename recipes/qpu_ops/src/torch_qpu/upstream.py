@@ -92,7 +92,7 @@ def _parallel_or_refused(original: Any) -> Any:
 
 
 def _refused_on_qpu(original: Any) -> Any:
-    """Raise the same error for DataParallel's functional form."""
+    """Replace ``data_parallel``, DataParallel's functional form, with a function that raises the same error."""
 
     def data_parallel(
         module: nn.Module,
