@@ -410,7 +410,7 @@ class CudaConfig:
 
     architectures: tuple[str, ...] = _setting(
         ["75", "80", "86", "90+PTX"],
-        "GPU architectures that the wheel contains machine code for; +PTX: also code that drivers compile for later GPUs",
+        "GPU architectures with machine code in the wheel; +PTX: also code that drivers compile for later GPUs",
         _gpu_architectures,
     )
     toolkit: str = _setting(
