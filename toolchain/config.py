@@ -239,7 +239,7 @@ class BuildConfig:
     """Folders and resources of builds: section ``build``."""
 
     folder: Path = _setting(
-        Path("build"), "products, stamps and logs, relative to the checkout", _folder, is_folder=True
+        Path("build"), "folder for products, stamps and logs, relative to the checkout", _folder, is_folder=True
     )
     jobs: int = _setting(
         0,

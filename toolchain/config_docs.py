@@ -77,10 +77,10 @@ _TAIL = """\
 
 | variable | meaning |
 | --- | --- |
-| `http_proxy`, `https_proxy`, `all_proxy`, `no_proxy` | apply to every build step, in lower or upper case, and to \
-a dockerd that `./inv` starts on a machine without systemd (docker.service has its own settings); `all_proxy` \
-replaces the first two if they are not set. apt and git support a SOCKS proxy (`socks5h://`); pip and registries need \
-an HTTP proxy or, on this PC, PySocks in `.venv` |
+| `http_proxy`, `https_proxy`, `all_proxy`, `no_proxy` | proxies for every build step, and for a dockerd that `./inv` \
+starts on a machine without systemd (docker.service has its own settings); the names can be in lower or upper case; \
+`all_proxy` applies if `http_proxy` and `https_proxy` are not set. apt and git support a SOCKS proxy (`socks5h://`); \
+pip and registries need an HTTP proxy or, on this PC, PySocks in `.venv` |
 | `SOURCE_DATE_EPOCH` | newest time stamp in images, if `image.source_date_epoch` is not set |
 | `DOCKER_HOST` | the engine's Unix socket (`unix://…`); unset: the socket of docker's current context \
 (`DOCKER_CONTEXT`). Engines on other machines are not supported, because builds mount local folders |
