@@ -525,7 +525,7 @@ def load_config(
 
     ``environment`` contains the INVOKE_* variables (see ``take_variables``). They override the tree, except for its
     part ``named``, which comes from the --config file. ``options`` contains settings from the command line, such as
-    ``{"qpu.library": "upstream"}``; they override both, and empty ones are ignored. If a setting is a list, the
+    ``{"qpu.library": "upstream"}``; these override both, and empty options are ignored. If a setting is a list, the
     variable's text is split at commas; a list in ``options`` is used unchanged. Raises ConfigError with all errors,
     including variables that do not name a setting.
     """
