@@ -80,7 +80,7 @@ QPU_C_API qpu_program *qpu_program_from_bytes(const void *data, size_t bytes, co
 QPU_C_API qpu_program *qpu_program_from_words(const uint64_t *words, size_t count,
                                               const char *name);
 QPU_C_API void qpu_program_delete(qpu_program *program);
-/* Returns 0, or -1 on failure. */
+/* Writes the program to a file. Returns 0, or -1 on failure. */
 QPU_C_API int qpu_program_save(const qpu_program *program, const char *path);
 
 QPU_C_API const char *qpu_program_name(const qpu_program *program);

@@ -10,7 +10,7 @@ namespace qpu {
 QPU_API const char* version() noexcept;
 
 struct Backend {
-  const char* name;  // in the form that QPU_BACKEND accepts
+  const char* name;  // the backend's name, in the form that QPU_BACKEND accepts
   // A sentence that says why the backend was selected. It is valid until this thread calls
   // backend() again.
   const char* reason;

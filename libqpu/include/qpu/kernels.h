@@ -108,7 +108,7 @@ struct Window {
 // `bias` can be null.
 QPU_API void conv2d(Floats out, Floats a, Floats weights, Floats bias, const Window& window,
                     int outChannels, int qpus = 0);
-// Computes the maximum of the elements under the window. Padding counts as -Inf. `groups` is
+// Computes the maximum of the elements under the window. Padding is treated as -Inf. `groups` is
 // ignored.
 QPU_API void maxPool2d(Floats out, Floats a, const Window& window, int qpus = 0);
 

@@ -37,8 +37,8 @@ enum class Kind : std::uint8_t {
   Effect      // `op` on a, with `bits` and `unit`; effects stay in order
 };
 
-// The other comparisons exchange the operands or use MaskNot. Two floats are equal if neither is
-// less than the other.
+// The other comparisons are expressed with exchanged operands or with MaskNot. Two floats are equal
+// if neither is less than the other.
 enum class Test : std::uint8_t { Equal, Less, FloatLess };
 
 struct Instruction {

@@ -219,7 +219,7 @@ class Lowering {
       case StatementKind::Where: return where(s);
       case StatementKind::PrintText: return;
       case StatementKind::PrintVector:
-        // A QPU cannot print, but it must still perform the expression's VPM reads.
+        // A QPU cannot print, but the compiled code must still perform the expression's VPM reads.
         if (c_.source.expressions[s.value].vpmReads > 0) (void)expressions_.evaluate(s.value);
         return;
       case StatementKind::SemaphoreRelease:

@@ -31,7 +31,7 @@ struct VpmNeeds {
 };
 
 struct VpmByHand {
-  // The setups that are live after a statement or within it, indexed by Site::number.
+  // For each statement, the setups that are live after it or within it, indexed by Site::number.
   std::vector<VpmNeeds> needs;
   // Indexed by Site::number: true if vectors that vpmSetupRead announced may still be unread when
   // the statement starts.

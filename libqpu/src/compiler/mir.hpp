@@ -114,8 +114,8 @@ struct Function {
   // The source sets up VPM windows and DMA itself. Vectors therefore cannot be spilled to memory,
   // and the compiler throws CompileError if it runs out of registers.
   bool usesVpmByHand = false;
-  // A single VpmWriteSetup at the start serves the VpmWrites in all blocks. Vectors therefore
-  // cannot be spilled to memory.
+  // A single VpmWriteSetup at the start of the kernel applies to the VpmWrites in all blocks.
+  // Vectors therefore cannot be spilled to memory.
   bool keepsWriteWindow = false;
   // Stores to adjacent addresses are merged, which makes the live ranges of their vectors longer.
   // Merging is not worthwhile if it causes spills.

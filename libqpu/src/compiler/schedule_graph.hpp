@@ -14,8 +14,8 @@ namespace qpu::compiler {
 
 constexpr std::uint32_t kNone = UINT32_MAX;
 
-// The number of requests that can safely be in flight in one TMU. With more requests, failures
-// have been observed.
+// The number of requests that can safely be in flight in one TMU. Failures have been observed with
+// more requests.
 constexpr std::uint32_t kTmuDepth = 4;
 // Latencies that the scheduler assumes, in instructions of 4 clocks. They correspond to the
 // default parameters of the emulator's model of a Pi 3 (docs/model.md); the comments name the
@@ -23,7 +23,7 @@ constexpr std::uint32_t kTmuDepth = 4;
 // model.
 constexpr int kTmuLatency = 20;          // tmu_memory_clocks
 constexpr int kTmuRequest = 4;           // tmu_request_clocks
-constexpr int kSlowTmuLatency = 26;      // kTmuLatency and kTmuRequest at the slow end of their ranges
+constexpr int kSlowTmuLatency = 26;      // kTmuLatency and kTmuRequest at the upper bounds of their ranges
 constexpr int kSlowTmuRequest = 5;
 constexpr int kDmaStoreSetup = 14;       // store_ns
 constexpr int kDmaStoreRow = 5;          // store_burst_ns and store_word_ns for 16 words

@@ -109,7 +109,7 @@ class Selection {
     }
   }
 
-  // Each phi gets a register that all predecessors write and that a copy at the start of the
+  // Each phi is assigned a register that all predecessors write and that a copy at the start of the
   // phi's block reads. Critical edges are split, except loop back edges, because splitting a back
   // edge would cost a jump per iteration.
   void preparePhis() {

@@ -1,4 +1,4 @@
-// Decides which of the vectors that are live across blocks do not get a register.
+// Decides which of the vectors that are live across blocks are not assigned a register.
 #ifndef QPU_SRC_COMPILER_SPILL_GLOBALS_HPP
 #define QPU_SRC_COMPILER_SPILL_GLOBALS_HPP
 

@@ -39,7 +39,7 @@ struct Launch {
   std::vector<std::vector<std::uint32_t>> uniforms;
   // The regions are sorted by their start and do not overlap.
   std::vector<Region> memory;
-  // The object that the words come from, for error messages. Can be null.
+  // The object from which the words were taken, for error messages. Can be null.
   const code::Object* object = nullptr;
   const Board* board = nullptr;  // null means kDefaultBoard
   bool profile = false;          // if true, fills Report::perInstruction

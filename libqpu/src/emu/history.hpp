@@ -88,7 +88,7 @@ class History {
   static constexpr unsigned kTimeBits = 26;
   static constexpr std::uint32_t kPageWords = 1024;
   static constexpr std::uint32_t kPageLines = kPageWords / 16;
-  static_assert(kPageLines == 64, "one bit of PageNote::fetched per cache line");
+  static_assert(kPageLines == 64, "PageNote::fetched must have one bit per cache line");
   struct Page {
     std::array<Tag, kPageWords> tags{};
     std::array<bool, kPageWords> stale{};

@@ -43,7 +43,7 @@ struct Poison {
   Kind kind = Kind::Outside;
   std::uint32_t address = 0;
   std::uint32_t element = 0;
-  std::uint32_t instruction = 0;  // the instruction that made the request
+  std::uint32_t instruction = 0;  // the instruction that issued the request
   Tag writer = 0;
 };
 using PoisonNumber = std::uint32_t;  // 0 means that the value is not poisoned

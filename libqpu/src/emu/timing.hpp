@@ -33,7 +33,7 @@ class Cache {
   // Empties the cache.
   void reset(std::uint32_t bytes, std::uint32_t ways);
   // Returns the clock at which the cache line arrives, or null if the line is not in the cache. The
-  // call counts as a use of the line.
+  // cache records the call as a use of the line.
   const Clock* find(std::uint32_t line);
   void put(std::uint32_t line, Clock arrives);
 

@@ -76,7 +76,7 @@ class Machine {
       bool progress = false;
       for (Qpu& q : qpus_) {
         if (q.state == State::Ended) continue;
-        // If a QPU waits at the same instruction as before, it may still have executed a loop in
+        // A QPU that waits at the same instruction as before may have executed a loop iteration in
         // between.
         const std::uint64_t before = semaphoresPassed_;
         turn(q);
@@ -413,7 +413,8 @@ class Machine {
         detail::raise<ExecutionError>(
             "kernel '" + code_.name + "': semaphore " + std::to_string(i) + " is " +
                 std::to_string(semaphores_[i]) +
-                " at the end, must be 0; on hardware the next kernel would start with this value",
+                " at the end, but must be 0; on hardware, the next kernel would start with this "
+                "value",
             {code_.name, "semaphore", -1, 0});
   }
 

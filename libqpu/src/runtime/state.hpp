@@ -21,7 +21,7 @@ struct Process {
   std::uint64_t start = 0;  // clock ticks since boot, field 22 of /proc/PID/stat
 
   static Process current() noexcept;
-  // Zombies count as dead. The function is async-signal-safe.
+  // Zombie processes are treated as dead. The function is async-signal-safe.
   bool alive() const noexcept;
   bool operator==(const Process& o) const { return pid == o.pid && start == o.start; }
 };
