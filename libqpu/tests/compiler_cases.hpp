@@ -714,7 +714,7 @@ TEST_CASE("manual VPM access works with compiler-generated access") {
         vpmPut(index());
         dmaWaitRead();
         vpmPut(index() * 2);
-        r[0] = 5;  // executed while the window is in use
+        r[0] = 5;  // executed while the kernel uses its VPM window
         vpmPut(index() * 3);
         store(7, r + 16);
         For (Int i = 0, i < 3, i = i + 1)
@@ -785,7 +785,7 @@ TEST_CASE("manual VPM reads and writes keep their order") {
         vpmPut(late(a));
         vpmSetupRead(HORIZ, 1, 3);
         Int b = vpmGetInt();
-        // The load and the store that the compiler implements share one row.
+        // The compiler implements this load and this store through one shared VPM row.
         store(late(b), r);
         Int c = *p;
         store(index(), r + 16);

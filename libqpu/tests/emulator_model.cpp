@@ -1,5 +1,5 @@
-// Checks that the emulator's cycle model reproduces the measurements on which it is based, and
-// that a run depends only on its inputs.
+// Checks that the emulator's cycle model reproduces the measurements on which it is based, and that
+// the result of a run depends only on the run's inputs.
 #include <algorithm>
 
 #include "emu/model.hpp"

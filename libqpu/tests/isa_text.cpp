@@ -196,7 +196,7 @@ TEST_CASE("every word survives disassembly with all fields") {
     if (assemble(line) != word) FAIL_CHECK(line, " of ", word);
     const std::string brief = disassemble(word);
     if (disassemble(assemble(brief)) != brief) FAIL_CHECK(brief, " of ", word);
-    // Every valid instruction must have a readable text.
+    // The text has the form .word only if the word is not a valid instruction.
     if (isRaw(brief) == decode(word).has_value()) FAIL_CHECK(brief, " of ", word);
     if (!isRaw(brief)) ++valid;
   }

@@ -43,7 +43,7 @@ class Assembly {
 // The time per round, without the launch.
 struct Time {
   double seconds = 0;
-  double spread = 0;  // (longest repetition - shortest repetition) / time
+  double spread = 0;  // spread of the repetitions: (longest - shortest) / time
 };
 
 class Bench {
