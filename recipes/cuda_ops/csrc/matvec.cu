@@ -2,9 +2,9 @@
 // therefore keep as many loads in flight as possible. They load packs of 16 bytes, even if rows
 // or columns are not aligned.
 //
-// If too few blocks would have work, the columns are distributed among blocks as well. A second
-// kernel then adds the sums of the blocks in a fixed order, so the same input always produces the
-// same output.
+// If too few blocks would have work, the columns are also distributed among blocks. A second kernel
+// then adds the sums of the blocks in a fixed order, so the same input always produces the same
+// output.
 #include <algorithm>
 
 #include "device.cuh"
@@ -210,11 +210,11 @@ constexpr int registers_for(int block, bool edges) { return block == kThreads ||
 // For matrices whose columns are contiguous (transposed matrices) and, with kCount = 1, for any
 // strides. Each of kWidth adjacent lanes covers kCount rows. The groups in a block process the
 // columns in round-robin order. With kEdges, columns may be unaligned: the first lane of a group
-// then starts up to one pack before the block's rows. Columns whose numbers differ by a multiple
-// of kCount have the same alignment, so all columns of a group are aligned in the same way. With
+// then starts up to one pack before the block's rows. Columns whose numbers differ by a multiple of
+// kCount have the same alignment, so all columns of a group are aligned in the same way. With
 // kKeep, the matrix stays in the L2 cache for the next product. Without kKeep, the elements are
-// loaded with a hint that they are read only once, and they get only the cache space that other
-// data does not use.
+// loaded with a hint that they are read only once, and they occupy only cache space that other data
+// does not use.
 template <typename T, int kCount, int kWidth, int kBlock, int kFlight, bool kEdges, bool kKeep = false>
 __global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns
       sums[kShuffled ? threadIdx.x / kWarp : group][at] = mine[e];
   }
   __syncthreads();
-  // All lanes of a warp must take part in the sum across the warp.
+  // All lanes of a warp must participate in the sum across the warp.
   for (int begin = 0; begin < kTile; begin += kBlock / kSharers) {
     const int r = begin + static_cast<int>(threadIdx.x) / kSharers;
     float sum = 0.0F;

@@ -269,8 +269,8 @@ void run_elementwise(const char* op, Elementwise& work, void* out, const Operand
   run_beside(a, op, work);
 }
 
-// If the inputs have the same layout and it has no gaps, the output has this layout too.
-// Otherwise the output's rows are contiguous.
+// If the inputs have the same layout and it has no gaps, the output also has this layout. Otherwise
+// the output's rows are contiguous.
 StableIValue elementwise(const char* op, Elementwise& work, const Operand& a, const Operand* b) {
   work.type = type_of(op, a);
   work.inputs = b == nullptr ? 1 : 2;

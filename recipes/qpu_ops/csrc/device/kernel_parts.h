@@ -75,7 +75,7 @@ void run(K kernel, int qpus, A... arguments) {
   kernel(arguments...);
 }
 
-// Reads a vector. Requests are made in pairs.
+// Reads a vector. Requests are issued in pairs.
 template <typename T>
 void read(T& x, const PtrExpr<T>& from) {
   T unused;

@@ -102,7 +102,7 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
       return false;
     }
   }
-  // Scalar tensors take part in type promotion if no tensor has a dimension.
+  // PyTorch's type promotion includes scalar tensors only if no tensor has a dimension.
   if (!any || !(plain_numbers || any_shape)) return false;
 
   at::TensorIteratorConfig config;

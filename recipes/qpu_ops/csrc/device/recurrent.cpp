@@ -48,7 +48,7 @@ class Absent {
 // it is absent.
 int mask(const float* p) { return p == nullptr ? 0 : -1; }
 
-// Reads a vector from each pointer. Requests are made in pairs.
+// Reads a vector from each pointer. Requests are issued in pairs.
 template <std::size_t N>
 Vectors<N> read(const Pointers<N>& from) {
   Vectors<N> x;

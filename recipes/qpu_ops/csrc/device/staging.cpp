@@ -36,7 +36,8 @@ std::vector<std::int64_t> by_stride(const Tensor& t) {
 }
 
 // Calls body(place, length) for each run of consecutive elements. The runs are in the order of a
-// dense tensor with the same order of dimensions. Both arguments count elements.
+// dense tensor with the same order of dimensions. Both arguments are numbers of elements, not
+// bytes.
 template <typename Body>
 void over_runs(const Tensor& t, Body body) {
   std::vector<std::int64_t> dims = by_stride(t);

@@ -16,7 +16,7 @@ enum class Kind : std::uint8_t { launch, copy, fallback };
 struct Event {
   Kind kind;
   std::string name;
-  std::int64_t thread;  // thread ID of the operating system
+  std::int64_t thread;  // the thread's ID in the operating system
   std::int64_t start_ns;  // on the monotonic clock
   std::int64_t duration_ns;
   std::int64_t bytes;  // number of bytes that were read and written
