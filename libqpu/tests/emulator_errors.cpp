@@ -328,7 +328,7 @@ TEST_CASE("a launch requires 1 to 12 QPUs") {
   code.end();
   Setting setting;
   setting.uniforms.clear();
-  says(failure<qpu::ArgumentError>(code, setting), "a launch on 0 QPUs, must be 1..12");
+  says(failure<qpu::ArgumentError>(code, setting), "a launch on 0 QPUs: must be 1..12");
   setting.uniforms.resize(13);
   says(failure<qpu::ArgumentError>(code, setting), "a launch on 13 QPUs");
   setting.uniforms.resize(12);
@@ -450,7 +450,7 @@ TEST_CASE("deadlocks and unbalanced semaphores are errors") {
   code << nop() << semaphore(3, true);
   code.end();
   CHECK(failure<qpu::DeadlockError>(code, two) ==
-        "kernel '': deadlock, every QPU that has not finished is waiting: QPU 0 in instruction 1 "
+        "kernel '': deadlock; every QPU that has not finished is waiting: QPU 0 in instruction 1 "
         "(sacq 3) for semaphore 3, which is 0; QPU 1 in instruction 1 (sacq 3) for semaphore 3, which is "
         "0");
   says(errorOf({semaphore(2, false)}), "semaphore 2 is 1 at the end, but must be 0");

@@ -37,7 +37,7 @@ struct Object {
   std::string name;
   std::uint32_t parameters = 0;
   std::vector<isa::Word> words;
-  std::vector<Uniform> uniforms;     // every QPU reads them in this order
+  std::vector<Uniform> uniforms;     // in the order in which each QPU reads them
   std::vector<Site> sites;
   // One entry per word; kNoSite for instructions that the compiler adds.
   std::vector<std::uint32_t> siteOf;

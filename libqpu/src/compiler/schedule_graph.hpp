@@ -52,7 +52,7 @@ constexpr std::uint8_t kR5Access = 4;
 struct Source {
   enum class Kind : std::uint8_t { None, Value, Small, ReadA, ReadB, ReadEither };
   Kind kind = Kind::None;
-  std::uint32_t number = 0;  // of the value, the small-immediate code, or the address
+  std::uint32_t number = 0;  // number of the value, small-immediate code, or address
   bool isValue() const { return kind == Kind::Value; }
 };
 
@@ -72,7 +72,7 @@ struct Node {
   std::uint8_t files = kToNeither;            // the files in which that address exists
   std::uint8_t exclusive = 0;
   std::uint8_t unit = 0;
-  Place result = kNowhere;  // kR4 or kR5 if the hardware puts the result there
+  Place result = kNowhere;  // kR4 or kR5 if the hardware writes the result to this register
   Source a, b;
   std::uint32_t target = kNone;  // the value that is written
   std::uint32_t constant = 0;

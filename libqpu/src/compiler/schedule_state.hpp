@@ -22,7 +22,7 @@ struct NodeState {
 struct ValueState {
   Place main = kNowhere;
   Place copy = kNowhere;
-  std::uint32_t reads = 0, updates = 0, rotations = 0;  // numbers that remain
+  std::uint32_t reads = 0, updates = 0, rotations = 0;  // numbers of remaining accesses of each kind
   std::uint32_t copyFor = kNone;  // the operation for which the value was copied or moved
   std::array<int, 2> byPipe{};    // remaining reads that only the ADD pipe or only the MUL pipe can perform
 };

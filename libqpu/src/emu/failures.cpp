@@ -106,7 +106,7 @@ void Machine::deadlock() const {
       text += " for the mutex, which QPU " + std::to_string(mutexHolder_->number) + " holds";
   }
   detail::raise<DeadlockError>(
-      "kernel '" + kernel() + "': deadlock, every QPU that has not finished is waiting: " + text,
+      "kernel '" + kernel() + "': deadlock; every QPU that has not finished is waiting: " + text,
       {kernel(), "semaphore", -1, 0});
 }
 

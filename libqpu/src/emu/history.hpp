@@ -101,7 +101,7 @@ class History {
     std::uint32_t base = 0;   // address of the first cache line
     std::uint32_t words = 0;  // number of words from `base`
     bool written = false;
-    std::vector<PageNote> pages;  // none before the first access
+    std::vector<PageNote> pages;  // empty before the first access
   };
 
   // Returns null if nothing was written there.

@@ -32,8 +32,8 @@ constexpr std::uint32_t kSemaphoreMost = 15;
 constexpr std::uint32_t kLoadEngine = 12;  // number of an actor; QPUs have the numbers 0..11
 constexpr std::uint32_t kStoreEngine = 13;
 
-// The reason why the words of a gather must not be used. It is not an error if the vector is not
-// used, because software pipelines fetch one vector too many.
+// The reason why the words of a gather must not be used. An unused vector is not an error, because
+// software pipelines fetch one vector more than they use.
 struct Poison {
   enum class Kind : std::uint8_t {
     Outside,
@@ -68,7 +68,7 @@ enum class State : std::uint8_t {
 // The state of a QPU's DMA loads or of its DMA stores.
 struct Dma {
   DmaSetup setup;
-  bool running = false;   // the transfer is in the engine
+  bool running = false;   // the engine has not completed the transfer
   bool awaited = true;    // no transfer has been started since the last wait
   Clock ended = 0;
   std::uint32_t startedAt = 0;  // the instruction that started the transfer

@@ -23,8 +23,8 @@ constexpr int kSemaphoreMost = 15;
 constexpr std::uint32_t kMaxPitch = 8191;
 constexpr std::uint32_t kVectorBytes = 4 * kElements;
 
-// A gather from addresses outside all arrays. Software pipelines fetch one vector too many and
-// discard it, so the gather is an error only if the vector is used.
+// A gather from addresses outside all arrays. Software pipelines fetch and discard one surplus
+// vector, so such a gather is an error only if its vector is used.
 struct Stray {
   std::uint32_t address;
   std::uint32_t element;
@@ -403,7 +403,8 @@ class Machine {
               ", which is " + std::to_string(semaphores_[static_cast<std::size_t>(s)]);
     }
     detail::raise<DeadlockError>(
-        "kernel '" + code_.name + "': deadlock, every QPU that has not finished is waiting: " + text,
+        "kernel '" + code_.name + "': deadlock; every QPU that has not finished is waiting: " +
+            text,
         {code_.name, "semaphore", -1, 0});
   }
 

@@ -226,7 +226,7 @@ class Tile : public Sums {
   std::array<Float, 2> a_;
   std::array<Int, kAcross> columns_;  // addresses of the columns in row 0 of `b`
   std::array<Int, 2> rows_;           // addresses of the rows in `a` for the first iteration
-  Int beyond_;                        // for the next `a`: k minus the number of values of k
+  Int beyond_;                        // index k of the next `a`, minus the number of values of k
   Int from_, stepA_, lastA_;          // distance in bytes from rows_ to the next `a`
   // Distances in bytes to the rows of `b` in an iteration, one per element.
   Int offset_, stepB_, lastB_;

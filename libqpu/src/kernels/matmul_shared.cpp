@@ -268,7 +268,7 @@ class SharedTile : public Sums {
   std::array<Float, kRows> a_;
   Int rows_;                       // addresses of the rows; the rows to request next come first
   Int from_;                       // distance in bytes from rows_ to the next values
-  Int beyond_;                     // k minus the number of values of k
+  Int beyond_;                     // current index k, minus the number of values of k
   Int row_;                        // the VPM row to read next
 };
 

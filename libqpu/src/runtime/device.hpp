@@ -60,7 +60,7 @@ class GpuMemory {
   unsigned char* host_;
 };
 
-// The bus addresses of the program and the uniforms that a QPU starts with.
+// The bus addresses of the program and of the uniforms with which a QPU starts.
 struct Start {
   std::uint32_t uniforms = 0;
   std::uint32_t code = 0;
@@ -80,11 +80,12 @@ class Device : public std::enable_shared_from_this<Device> {
 
   const Board& board() const { return board_; }
   const System& system() const { return system_; }
-  const std::string& openingNote() const { return note_; }  // what recover() has released, or ""
+  // Returns a description of what recover() has released, or "".
+  const std::string& openingNote() const { return note_; }
   // Returns the reason why this launch method does not work, or "" if it works. The first call
   // performs a test launch.
   const std::string& fault(Method method);
-  std::uint32_t clockHz();  // the clock of the V3D
+  std::uint32_t clockHz();  // the clock rate of the V3D
   // IDENT0 and IDENT1; requires access to the registers.
   std::pair<std::uint32_t, std::uint32_t> identity();
 

@@ -54,7 +54,7 @@ class Linux final : public Os {
     timespec t{};
     t.tv_sec = static_cast<decltype(t.tv_sec)>(seconds.count());
     t.tv_nsec = static_cast<decltype(t.tv_nsec)>((time - seconds).count());
-    (void)::nanosleep(&t, nullptr);  // an early end because of a signal is harmless
+    (void)::nanosleep(&t, nullptr);  // a signal may end the wait early, which is harmless
   }
 };
 
