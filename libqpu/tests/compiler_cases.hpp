@@ -48,7 +48,7 @@ Words wordsOf(const SharedArray<T>& a) {
   return words;
 }
 
-// Runs f on the interpreter. Then compiles f at every level and runs it on the emulator. Checks
+// Runs f on the interpreter, then compiles f at every level and runs it on the emulator. Checks
 // that `array` has the same contents after each run. Every run starts with the same contents.
 template <typename T, typename F, typename... A>
 void sameOn(std::initializer_list<int> counts, SharedArray<T>& array, F f, A... arguments) {

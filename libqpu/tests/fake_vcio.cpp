@@ -205,7 +205,8 @@ int FakeVcio::unmap(void* at, std::size_t bytes) noexcept {
 
 int FakeVcio::ioctl(int fd, unsigned long request, void* data) noexcept {
   if (fd != kVcioFd) return -EBADF;
-  // _IOWR(100, 0, char*) contains the size of a pointer. It is different for 32-bit programs.
+  // _IOWR(100, 0, char*) contains the size of a pointer. The number is therefore different for
+  // 32-bit programs.
   const unsigned long expected = sizeof(void*) == 8 ? 0xc0086400UL : 0xc0046400UL;
   if (request != expected) {
     complain("ioctl number " + hex(static_cast<std::uint32_t>(request)));

@@ -350,8 +350,8 @@ TEST_CASE("fault texts name the instructions and the rule") {
 }
 
 TEST_CASE("a complete kernel has no faults") {
-  // Computes c[i] = a[i] + b[i] for 16 elements at a time. It uses both TMUs, issues requests one
-  // iteration in advance, and stores by DMA.
+  // Computes c[i] = a[i] + b[i] for 16 elements at a time. The program uses both TMUs, issues
+  // requests one iteration in advance, and stores by DMA.
   CHECK(brief(program("ldi tmu_noswap, 1|"
                       "mov ra0, uniform|"                          // a
                       "mov rb0, uniform|"                          // b

@@ -278,7 +278,7 @@ struct Shape {
   int m, n, k;
 };
 
-// A matrix in a guarded array. There is a gap between its rows.
+// A matrix in a guarded array, with a gap between its rows.
 struct TestMatrix {
   int rows, columns, stride;
   bool transposed;

@@ -1,7 +1,7 @@
 // Published measurements of programs on the QPUs of a Raspberry Pi, and the same programs in this
-// library's language. They are compiled without optimisation, as in QPULib. All evidence indicates
-// that QPULib stores a vector as 16 rows of one word, so these programs also store vectors in this
-// way.
+// library's language. The programs are compiled without optimisation, as in QPULib. All evidence
+// indicates that QPULib stores a vector as 16 rows of one word, so these programs also store
+// vectors in this way.
 #ifndef TESTS_PUBLISHED_HPP
 #define TESTS_PUBLISHED_HPP
 

@@ -8,8 +8,8 @@
 
 namespace tutorial {
 
-// Computes 16 elements in a row of c at a time. Every multiplication reads two vectors. One of
-// these contains the same number 16 times. n is a multiple of 16.
+// Computes 16 elements in a row of c at a time. Every multiplication reads two vectors, one of
+// which contains the same number 16 times. n is a multiple of 16.
 inline void productPlain(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Float> b) {
   For (Int i = me(), i < m, i = i + numQPUs())
     For (Int j = 0, j < n, j = j + 16)

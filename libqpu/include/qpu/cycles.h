@@ -1,5 +1,5 @@
-// Statistics of a run on the emulator. They come from its model of a board and were not measured
-// on hardware.
+// Statistics of a run on the emulator. The statistics come from the emulator's model of a board and
+// were not measured on hardware.
 #ifndef QPU_CYCLES_H
 #define QPU_CYCLES_H
 

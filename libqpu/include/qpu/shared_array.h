@@ -101,8 +101,8 @@ struct Stored<T*> {
 }  // namespace detail
 
 // T is int, float, or a pointer to the element type of another SharedArray. Elements are
-// initialised to zero. An array can be moved but not copied. It must not be destroyed or moved
-// while a kernel uses it.
+// initialised to zero. An array can be moved but not copied. An array must not be destroyed or
+// moved while a kernel uses it.
 template <typename T>
 class SharedArray {
  public:

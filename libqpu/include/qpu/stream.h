@@ -1,5 +1,5 @@
-// Iteration over arrays in kernels. These functions distribute blocks of vectors among workers
-// and request data before it is needed. They handle the vectors after the last complete block
+// Iteration over arrays in kernels. These functions distribute blocks of vectors among workers and
+// request data before it is needed. The vectors after the last complete block are handled
 // separately.
 //
 // The kernels in qpu/kernels.h use this header, and other kernels can also use it. Unlike the

@@ -49,8 +49,8 @@ typename std::enable_if<!std::is_integral<A>::value || (sizeof(A) > 4), Node>::t
 
 }  // namespace detail
 
-// An integer vector value. A C++ number is truncated toward zero and copied to all elements. It
-// must be in the range -2^31..2^32 - 1. A number of 2^31 or more becomes the negative number
+// An integer vector value. A C++ number is truncated toward zero and copied to all elements. The
+// number must be in the range -2^31..2^32 - 1. A number of 2^31 or more becomes the negative number
 // with the same 32 bits.
 class IntExpr {
  public:

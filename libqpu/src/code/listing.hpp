@@ -12,7 +12,7 @@
 namespace qpu::code {
 
 // The profile of an instruction: the number of executions, and the stalls in clocks of the model.
-// Both are sums over all QPUs.
+// Both numbers are sums over all QPUs.
 struct Cycles {
   std::uint64_t executed = 0;
   std::uint64_t stalled = 0;

@@ -72,8 +72,8 @@ struct Block {
   std::uint32_t site = code::Object::kNoSite;
 };
 
-// A loop consists of the blocks from `header` to `last`. It is entered only from its preheader,
-// whose only successor is the header.
+// A loop consists of the blocks from `header` to `last`. Control enters a loop only from its
+// preheader, whose only successor is the header.
 struct Loop {
   std::uint32_t parent = kNone;
   std::uint32_t depth = 1;

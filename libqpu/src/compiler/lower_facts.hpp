@@ -23,7 +23,8 @@ struct KernelFacts {
 
 KernelFacts findFacts(const detail::Source& source);
 
-// Variables that the compiler adds. They are numbered after the variables in the source.
+// Variables that the compiler adds. Hidden variables are numbered after the variables in the
+// source.
 enum class Hidden : std::uint8_t {
   StoreSetup,       // setup word for the next store
   WriteWindow,      // VPM window for the next store, unless all stores use the same window

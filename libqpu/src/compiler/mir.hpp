@@ -1,7 +1,7 @@
-// Machine operations on virtual registers. They are the interface between the compiler's front
-// end and back end. An operation becomes one half of an instruction, or a short fixed sequence of
-// instructions (Sfu, spills). The operations of a basic block are in a valid execution order. The
-// back end may reorder them as long as it preserves all dependences.
+// Machine operations on virtual registers: the interface between the compiler's front end and back
+// end. An operation becomes one half of an instruction, or a short fixed sequence of instructions
+// (Sfu, spills). The operations of a basic block are in a valid execution order. The back end may
+// reorder them as long as it preserves all dependences.
 #ifndef QPU_SRC_COMPILER_MIR_HPP
 #define QPU_SRC_COMPILER_MIR_HPP
 

@@ -111,8 +111,8 @@ struct BlockState {
   // Multiplies the value's remaining reads by `by` and adds the product to the number of reads
   // from the file that contains p.
   void countReads(std::uint32_t v, Place p, int by);
-  // Returns the register for which the value's reads are counted. This is the value's home
-  // register until the value is in another register.
+  // Returns the register for which the value's reads are counted. Reads are counted for the value's
+  // home register until the value is in another register.
   Place countedAt(std::uint32_t v) const {
     return values[v].main != kNowhere ? values[v].main : graph.values[v].home;
   }

@@ -11,7 +11,7 @@
 
 namespace qpu::compiler {
 
-// The number of registers for the base address and the VPM row of spill code. Both are live
+// The number of registers for the base address and the VPM row of spill code. Both values are live
 // throughout the function.
 constexpr std::uint32_t kSpillRegisters = 2;
 

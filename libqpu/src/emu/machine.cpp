@@ -455,9 +455,9 @@ std::shared_ptr<const Program> prepare(const isa::Word* words, std::size_t count
 
 namespace {
 
-// The machine that this thread's last launch used. The next launch reuses it, because
-// constructing a machine takes longer than running a small kernel. This is a plain pointer
-// because static objects can launch kernels after the thread-local objects have been destroyed.
+// The machine that this thread's last launch used. The next launch reuses it, because constructing
+// a machine takes longer than running a small kernel. The variable is a plain pointer because
+// static objects can launch kernels after the thread-local objects have been destroyed.
 thread_local Machine* spare = nullptr;
 
 struct SpareKeeper {

@@ -1,11 +1,11 @@
 // The QPUs that run a program: their registers, their peripherals and the order in which they
 // act.
 //
-// The actors are the QPUs, the load engine and the store engine, in this order. They act in the
-// order of their clocks; if the clocks are equal, the actor with the lower number acts first. A
-// QPU runs ahead of the others until it accesses shared state. A DMA transfer moves all of its
-// data when it starts, although it finishes only later. A TMU request reads memory at the time of
-// the request.
+// The actors are the QPUs, the load engine and the store engine, in this order. Actors act in the
+// order of their clocks; if the clocks are equal, the actor with the lower number acts first. A QPU
+// runs ahead of the others until it accesses shared state. A DMA transfer moves all of its data
+// when it starts, although it finishes only later. A TMU request reads memory at the time of the
+// request.
 #ifndef QPU_SRC_EMU_MACHINE_HPP
 #define QPU_SRC_EMU_MACHINE_HPP
 

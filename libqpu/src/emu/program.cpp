@@ -420,7 +420,7 @@ class Preparation {
     if (i.signal == Signal::End) op.after |= need::kEnd;
   }
 
-  // Loads an immediate. It is the result of both ALUs.
+  // Loads an immediate. The immediate is the result of both ALUs.
   void immediate(const Instruction& i, Op& op) {
     Vector v = interp::splat(i.immediate);
     if (i.form == Form::LoadPerElementSigned || i.form == Form::LoadPerElementUnsigned)

@@ -217,7 +217,7 @@ class Step {
     }
   }
 
-  // Handles a setup word that is not known. It may be any valid setup for this address.
+  // Handles a setup word that is not known. The word may be any valid setup for this address.
   void unknownSetup(bool readSide) {
     if (readSide) {
       s_.wroteReadSetup = true;

@@ -28,7 +28,7 @@ constexpr int kEarly = kAcross * (kDepth - 1);
 static_assert(kRows == 8 && kDepth == 4,
               "two vectors of a must contain the values of an iteration");
 
-// Values that a QPU saves during the loop over k. They are elements of one vector, because
+// Values that a QPU saves during the loop over k. The values are elements of one vector, because
 // separate variables would occupy one register each.
 enum Saved { kRow, kColumn, kFrom, kVpmColumn, kRoundsLeft };
 

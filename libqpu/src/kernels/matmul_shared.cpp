@@ -47,8 +47,8 @@ constexpr std::array<std::array<int, kRows>, kDepth> kOrder{{
     {5, 1, 0, 6, 7, 3, 4, 2}}};
 constexpr std::array<unsigned, kDepth> kFromLeft{0x23, 0xf5, 0xf1, 0xfa};
 
-// Values that a QPU saves during the loop over k. They replace parameters that this kernel does
-// not use.
+// Values that a QPU saves during the loop over k. The saved values replace parameters that this
+// kernel does not use.
 enum Saved { kGroup = kBColumn, kColumn = kAColumn, kAhead = kPacked, kLast = kStep };
 
 void repeat(int times, int semaphore, void (*f)(int, Location)) {

@@ -37,7 +37,7 @@ enum class Method : std::uint8_t { Registers, Mailbox };
 
 class Device;
 
-// A mapped allocation of GPU memory. It must not outlive its device.
+// A mapped allocation of GPU memory. An allocation must not outlive its device.
 class GpuMemory {
  public:
   GpuMemory(std::shared_ptr<Device> device, std::size_t slot, std::uint32_t bus,
@@ -66,7 +66,7 @@ struct Start {
   std::uint32_t code = 0;
 };
 
-// Returns the time limit for a launch. This is QPU_TIMEOUT_MS or, by default, 10 s.
+// Returns the time limit for a launch. The limit is QPU_TIMEOUT_MS or, by default, 10 s.
 std::chrono::milliseconds launchLimit();
 
 class Device : public std::enable_shared_from_this<Device> {
@@ -102,7 +102,7 @@ class Device : public std::enable_shared_from_this<Device> {
               std::chrono::milliseconds limit = launchLimit());
 
   // Releases everything. Launches and allocations are not possible afterwards. The function is
-  // async-signal-safe and idempotent. It has an effect only in the process that opened the
+  // async-signal-safe and idempotent. close() has an effect only in the process that opened the
   // device.
   void close() noexcept;
 

@@ -77,8 +77,8 @@ bool writeSlot(int file, off_t at, const Slot& slot) noexcept {
   return pwrite(file, slot.data(), kSlot, at) == static_cast<ssize_t>(kSlot);
 }
 
-// Returns the header. It contains the kernel's boot ID, because the handles in a file become
-// invalid on a reboot and the file may survive the reboot.
+// Returns the header. The header contains the kernel's boot ID, because the handles in a file
+// become invalid on a reboot and the file may survive the reboot.
 Slot header() noexcept {
   Slot slot{};
   std::memcpy(slot.data(), kMagic.data(), kMagic.size());

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kBlock<T, kInputs>)
   }
 }
 
-// Supports operands with any strides. `Index` is the type of positions. It has 32 bits where
+// Supports operands with any strides. `Index` is the type of positions. `Index` has 32 bits where
 // possible, because 32-bit division is faster.
 template <typename T, typename Index, typename F>
 __global__ void __launch_bounds__(kThreads) strided_kernel(const Elementwise work, F function) {

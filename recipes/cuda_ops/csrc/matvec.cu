@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
   const int64_t packs = row < work.rows ? (work.columns - head) / kCount : 0;
   const auto* vector = static_cast<const T*>(work.vector);
   float sums[kRows] = {};
-  // Calls `use(k, where)` for each single element that this thread processes. There are at most
-  // kSingles of them.
+  // Calls `use(k, where)` for each single element that this thread processes. A thread processes at
+  // most kSingles single elements.
   const auto each_single = [&](auto use) {
     if (blockIdx.y != 0 || row >= work.rows) return;
     const int64_t tail = head + packs * kCount;
@@ -194,8 +194,8 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
   }
 }
 
-// Returns the number of threads that add the parts of a row if there are `threads` threads for
-// each row. It is a power of two and at most the size of a warp.
+// Returns the number of threads that add the parts of a row if there are `threads` threads for each
+// row. The number is a power of two and at most the size of a warp.
 constexpr int sharers_of(int threads) {
   int count = 1;
   while (count < kWarp && count * 2 <= threads) count *= 2;
@@ -399,8 +399,8 @@ Plan plan_rows(const Matvec& work, int full) {
       if (packs >= 4 * width || (packs >= width && work.rows * made.width < 1024 * all)) made.width = width;
     }
     if (packs >= (made.edges ? 8 : 4) * kThreads || (packs >= kThreads && few)) made.width = kThreads;
-    // If there is about one row per multiprocessor, use large blocks. There are then no partial
-    // sums to add later.
+    // If there is about one row per multiprocessor, use large blocks. This avoids partial sums,
+    // which would have to be added later.
     if (made.pack > 1 && !made.edges && work.rows <= all && 2 * work.rows >= all && packs >= kLargeBlock)
       made.width = kLargeBlock;
     if (made.edges && (full > 4 || (made.width == kWarp && cached))) made.rows = 2;

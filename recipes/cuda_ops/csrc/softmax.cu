@@ -72,7 +72,7 @@ __device__ inline void softmax_of_row(const Softmax& work, int64_t which, bool w
                                       Across across) {
   const Row<T, kCount, kEdges, int> row(work, which);
   const int packs = wanted ? row.packs : 0;
-  // All loads come first, so that they are in flight at the same time. They have no branches.
+  // All loads come first, so that they are in flight at the same time. The loads have no branches.
   // Past the end, the last pack is read again.
   Pack<T, kCount> held[kPacks];
   if (!kEdges || row.packs > 0) {

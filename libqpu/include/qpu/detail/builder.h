@@ -99,7 +99,7 @@ QPU_API void vpmReadSetup(Direction direction, int vectors, Node address, int st
 QPU_API void vpmWriteSetup(Direction direction, Node address, int stride, Location where);
 QPU_API void vpmWrite(Node value, Location where);
 
-// A compiled kernel. It is immutable, and all copies of its Kernel object share it.
+// A compiled kernel. The program is immutable, and all copies of a Kernel object share it.
 class Program;
 QPU_API void releaseProgram(const Program* program) noexcept;
 

@@ -250,8 +250,8 @@ Tensor gradient_of_weight(const Backward& b) {
   const Tensor found =
       convolve(exchanged(b.input), exchanged(b.gradient), std::nullopt,
                {b.g.dilation, b.g.padding, b.g.stride, false, {}, 1});
-  // The result is [channels][outputs]. It has extra rows and columns if the stride left a
-  // remainder.
+  // The result is [channels][outputs]. The result has additional rows and columns if the stride
+  // left a remainder.
   const std::int64_t channels = found.size(0), outputs = found.size(1), wide = found.size(3);
   std::vector<int> firsts, places;
   for (std::int64_t o = 0; o < outputs; ++o)

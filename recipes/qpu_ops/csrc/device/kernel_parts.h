@@ -29,7 +29,7 @@ using qpu::kernels::Sum;
 using qpu::kernels::Vectors;
 using qpu::kernels::walk;
 
-// Data that the CPU prepares for a kernel. It is in shared memory during the call.
+// Data that the CPU prepares for a kernel. The data is in shared memory during the call.
 template <typename T>
 class Table {
  public:

@@ -132,7 +132,8 @@ struct Elementwise {
 bool compute(const Elementwise& what, const std::vector<at::Tensor>& inputs,
              const std::vector<float>& numbers, const at::Tensor& out);
 
-// The forms of argmax and amax that have a dimension argument. They are defined in layers.cpp.
+// The forms of argmax and amax that have a dimension argument. These forms are defined in
+// layers.cpp.
 bool place_of_extreme(Call& call, bool least);
 bool extreme_of(Call& call, bool least);
 

@@ -28,7 +28,7 @@ void run(K kernel, int qpus, A... arguments) {
   kernel(arguments...);
 }
 
-// A zero word, which replaces absent arrays. It is null if all arrays are present.
+// A zero word, which replaces absent arrays. The pointer is null if all arrays are present.
 class Absent {
  public:
   explicit Absent(bool any) : zero_(any ? static_cast<float*>(allocate(sizeof(float))) : nullptr) {
