@@ -115,8 +115,8 @@ TEST_CASE("DMA rates follow the memory clock, not the V3D clock") {
 }
 
 TEST_CASE("the cost of a load depends on where its line is") {
-  // An iteration takes the clocks of its instructions and of the stall. In the first pass, the
-  // cache lines come from memory.
+  // The duration of an iteration is the sum of its instructions' clocks and the stall. In the first
+  // pass, the cache lines come from memory.
   const int lines = 32;
   const Report near4k = reads(lines, 64);
   CHECK(near4k.stalledOnTmu / lines == (80 - 4) + (36 - 4));

@@ -2,8 +2,8 @@
 // request data before it is needed. The vectors after the last complete block are handled
 // separately.
 //
-// The kernels in qpu/kernels.h use this header, and other kernels can also use it. Unlike the
-// other headers, it requires C++17. Include it after the headers of other libraries, because it
+// The kernels in qpu/kernels.h use this header, and other kernels can also use it. Unlike the other
+// headers, this header requires C++17. Include it after the headers of other libraries, because it
 // defines macros with common names.
 #ifndef QPU_STREAM_H
 #define QPU_STREAM_H

@@ -35,7 +35,7 @@ class Lowering {
     graph.keepsWriteWindow =
         options.keepWriteWindow && !mergeStores && c_.optimise && facts.stores && !facts.vpmByHand;
     // If gathers cannot alternate between the TMUs, gathers use one TMU and loads use the other
-    // one.
+    // TMU.
     graph.usesTwoTmus = facts.loads || (facts.gathers && c_.gathers.usesBothTmus);
     graph.mergesStores = mergeStores;
     if (!facts.vpmByHand && !mergeStores) {

@@ -538,7 +538,7 @@ void Machine::releaseMutex(Qpu& q, std::uint32_t at) {
   wake(q, State::AtMutex, 0);
 }
 
-// Makes the QPU that has waited longest try again.
+// Resumes the QPU that has waited longest, which then retries its instruction.
 void Machine::wake(Qpu& by, State waiting, std::uint32_t semaphore) {
   Qpu* first = nullptr;
   for (Qpu& q : qpus_) {

@@ -84,7 +84,7 @@ struct Traits {
   bool writesUniformsAddress = false;
   bool branches = false;
   bool ends = false;
-  const char* fault = nullptr;  // the rule that the instruction breaks by itself, or null
+  const char* fault = nullptr;  // the rule that this instruction alone breaks, or null
 };
 
 struct Fault {

@@ -1,7 +1,7 @@
 // A QPU instruction takes four clocks. If the program waits for a TMU load, the receiving
-// instruction takes the latency of the load, which is counted from the request. The next
-// instruction runs four clocks later. A sequence of "mov tmu0_s, r2" and "ldtmu0" therefore takes
-// the latency plus four clocks.
+// instruction completes when the latency of the load, counted from the request, has elapsed. The
+// next instruction runs four clocks later. A sequence of "mov tmu0_s, r2" and "ldtmu0" therefore
+// takes the latency plus four clocks.
 #include "tools/calibrate/measure.hpp"
 
 #include <algorithm>
