@@ -326,7 +326,8 @@ void Device::launchByRegisters(const std::vector<Start>& starts, const std::stri
     const std::uint32_t queue = v3d_->read(v3d::kQueue);
     if ((queue & v3d::kQueueError) != 0)
       detail::raise<ExecutionError>("kernel '" + kernel + "': V3D's queue overflowed (" +
-                                        v3d_->state() + "); another program launches kernels at the same time",
+                                        v3d_->state() +
+                                        "); another program is launching kernels at the same time",
                                     {kernel, "", -1, 0});
     if ((queue >> 16U & 0xffU) == starts.size()) return;
     const auto taken = os_.now() - began;
