@@ -53,7 +53,7 @@ inline void productTiled(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Fl
         }
         for (Float& v : x) receive(v);
         p = p + 16;
-        // Two rows of b are requested before they are used.
+        // Two rows of b are requested in advance.
         const auto request = [&] {
           gather(q);
           gather(q + 16);

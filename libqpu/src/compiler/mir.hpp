@@ -56,10 +56,10 @@ enum class Op : std::uint8_t {
 
 // Rules for machine operations:
 // - An operation under a condition other than Always changes only the elements where the
-//   condition holds. It therefore also reads its target register. Only Add, Mul, Move and Load
-//   can have conditions.
+//   condition holds. Such an operation therefore also reads its target register. Only Add, Mul,
+//   Move and Load can have conditions.
 // - An operation with `setsFlags` and without a target is a comparison. Flags are live until the
-//   next operation that sets them. They are not live across blocks; the last operation that can
+//   next operation that sets them. Flags are not live across blocks; the last operation that can
 //   read them is the branch at the end of the block. An operation under a condition sets the flags
 //   of only those elements where the condition holds.
 // - Registers are not in SSA form: several operations may write the same register.

@@ -94,8 +94,8 @@ void Machine::reset(const Launch& launch, const Program& program) {
 Report Machine::run() {
   std::size_t running = qpus_.size();
   while (running != 0) {
-    // The keys of the next two actors: `first` is the one that acts next, and `second` the one
-    // after it.
+    // The keys of the next two actors: `first` belongs to the actor that acts next, and `second` to
+    // the actor after it.
     std::uint64_t first = key(loads_.next() == kNever ? kNever >> 4U : loads_.next(), kLoadEngine);
     std::uint64_t second =
         key(stores_.next() == kNever ? kNever >> 4U : stores_.next(), kStoreEngine);

@@ -98,7 +98,7 @@ class Tile : public Sums {
     for (int p = 0; p < kInFlight; ++p) receive(unused);
   }
 
-  // Writes the tile through eight columns of the VPM. The first one is column `half`.
+  // Writes the tile through eight columns of the VPM. The first of these columns is column `half`.
   void write(const Numbers& params, const Int& row, const Int& column, const Int& half) {
     Float bias;
     if (tables_) {

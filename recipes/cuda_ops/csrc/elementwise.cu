@@ -11,8 +11,7 @@ constexpr int kThreads = 256;
 
 // Data that is read or written only once does not need to stay in the caches. The cache hints and
 // block sizes below were the fastest in measurements on an H200. With two inputs, only the output
-// has a hint. With one input, both the input and the output have one; for 16-bit elements, neither
-// has one.
+// has a hint. With one input, the input and the output have hints, except for 16-bit elements.
 template <typename T, int kInputs>
 constexpr bool kPlain = kInputs == 1 && sizeof(T) == 2;
 template <typename T, int kInputs>

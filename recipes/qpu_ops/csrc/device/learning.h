@@ -6,7 +6,7 @@
 // Arrays must be dense and in shared memory. `qpus` is 1 to 12, or 0 for all QPUs. The number of
 // QPUs affects only the order of the additions in a sum over rows. Callers must ensure that sizes
 // that are multiplied fit in 24 bits and that arrays have fewer than 2^28 elements. All functions
-// throw qpu::Error and OutOfMemory.
+// can throw qpu::Error and OutOfMemory.
 #ifndef TORCH_QPU_LEARNING_H
 #define TORCH_QPU_LEARNING_H
 
