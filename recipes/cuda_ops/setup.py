@@ -33,11 +33,11 @@ HERE = Path(__file__).resolve().parent
 KERNELS = ("elementwise.cu", "softmax.cu", "matvec.cu")
 SOURCES = ("ops.cpp", "reference.cpp")
 TORCH_AT_LEAST = "0x020a000000000000"
-"""Version 2.10, as in torch/csrc/stable/version.h: the library does not use newer parts of the stable interface."""
+"""Version 2.10 in the format of torch/csrc/stable/version.h. The library uses no newer part of the stable interface."""
 
 
 def refuse(summary: str, expected: str, found: str, fix: str) -> None:
-    """Exit with an error message in the usual four parts."""
+    """Exit with an error message that consists of summary, expected, found and fix."""
     sys.exit(f"{summary}\n  expected: {expected}\n  found:    {found}\n  fix:      {fix}")
 
 
@@ -150,7 +150,7 @@ class Build(build_ext):  # type: ignore[misc]
                     str(objects[-1]),
                 ]
             )
-        # Only the name of torch's library is needed, so link an empty library with that name instead of torch.
+        # Linking requires only the name of torch's library, so use an empty library with that name.
         empty = work / "empty.cpp"
         empty.write_text("")
         self.run_program(
