@@ -1,7 +1,7 @@
-"""The configuration. It is read from Invoke's configuration hierarchy, validated once, and then immutable.
+"""The configuration, which is read from Invoke's configuration hierarchy, validated once, and then immutable.
 
-There is one dataclass per section of invoke.yaml. It defines each setting's type, default and help text, from which the
-INVOKE_* variables, the documentation tables and the messages are derived. All errors are reported at once. For an
+One dataclass per section of invoke.yaml defines each setting's type, default and help text. The INVOKE_* variables, the
+documentation tables and the messages are derived from these definitions. All errors are reported at once. For an
 unknown key, the nearest valid name is suggested.
 """
 
@@ -198,7 +198,7 @@ class ImageConfig:
         "distribution", "origin of the bootable profile's kernel", _one_of("distribution", "raspberrypi")
     )
     extra_packages: tuple[str, ...] = _setting(
-        [], "additional packages for the root filesystem and the image for shells", _each(_package)
+        [], "additional packages for the root filesystem and the development image", _each(_package)
     )
     companions: bool = _setting(True, "install torchvision and torchaudio, compiled for the torch wheel, and Pillow")
     ml_packages: bool = _setting(
@@ -239,7 +239,7 @@ class BuildConfig:
     """Folders and resources of builds: section ``build``."""
 
     folder: Path = _setting(
-        Path("build"), "products, stamps and logs, relative to the checkout", _folder, is_folder=True
+        Path("build"), "folder for products, stamps and logs, relative to the checkout", _folder, is_folder=True
     )
     jobs: int = _setting(
         0,
@@ -247,7 +247,7 @@ class BuildConfig:
         _between(0, 1024),
     )
     memory_per_job_mib: int = _setting(
-        1500, "maximum memory that one compiler process uses", _between(64, 65536, "MiB")
+        1500, "memory to allow for each compiler process if build.jobs is 0", _between(64, 65536, "MiB")
     )
     native_compiler: bool = _setting(True, "run the native compiler inside emulated containers")
 
@@ -263,8 +263,9 @@ class TorchConfig:
     from_source: bool = _setting(False, "build the wheel from source first, and use it")
     source: str = _setting(
         "archive",
-        "what build-torch builds: the distribution's source package (archive) or upstream's tag (git); or the only "
-        "source of torch: the pinned wheel (pypi), python3-torch (distribution), or wheelhouse",
+        "source that build-torch builds: the distribution's source package (archive) or upstream's Git tag (git); the "
+        "other values restrict the search for torch to the pinned wheel (pypi), python3-torch (distribution) or the "
+        "wheelhouse (wheelhouse)",
         _one_of("archive", "git", "pypi", "distribution", "wheelhouse"),
     )
     variant: str = _setting("neon", "the CPU that the wheel is for: a variant in recipes/torch/recipe.toml", _name)
@@ -409,7 +410,7 @@ class CudaConfig:
 
     architectures: tuple[str, ...] = _setting(
         ["75", "80", "86", "90+PTX"],
-        "GPU architectures with machine code in the wheel; +PTX: also code that drivers for later GPUs translate",
+        "GPU architectures with machine code in the wheel; +PTX: also code that drivers compile for later GPUs",
         _gpu_architectures,
     )
     toolkit: str = _setting(
@@ -418,7 +419,7 @@ class CudaConfig:
         is_path=True,
     )
     python: str = _setting(
-        "", "Python with torch for cuda-timing; empty: the Python that tested the wheel on this PC", is_path=True
+        "", "Python with torch for cuda-timing; empty: the interpreter that tested the wheel on this PC", is_path=True
     )
 
 
@@ -524,7 +525,7 @@ def load_config(
 
     ``environment`` contains the INVOKE_* variables (see ``take_variables``). They override the tree, except for its
     part ``named``, which comes from the --config file. ``options`` contains settings from the command line, such as
-    ``{"qpu.library": "upstream"}``; they override both, and empty ones are ignored. If a setting is a list, the
+    ``{"qpu.library": "upstream"}``; these override both, and empty options are ignored. If a setting is a list, the
     variable's text is split at commas; a list in ``options`` is used unchanged. Raises ConfigError with all errors,
     including variables that do not name a setting.
     """

@@ -31,8 +31,9 @@ def render(document: dict[str, Any]) -> str:
         device += f", with the wheel whose SHA-256 begins with {document['wheel_sha256'][:16]}"
     lines = [
         _paragraph(
-            f"Measured on {document['date'][:10]} on {device}. The limit is {speed['limit_gb_s']:.0f} GB/s, according "
-            f"to the {speed['limit_from']}. Times are medians in µs; the operators in a row were measured alternately."
+            f"Measured on {document['date'][:10]} on {device}. The limit of the memory bandwidth is "
+            f"{speed['limit_gb_s']:.0f} GB/s, according to the {speed['limit_from']}. Times are medians in µs; the "
+            "implementations in a row were measured alternately."
         ),
         "",
         _paragraph(

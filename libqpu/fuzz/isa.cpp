@@ -1,5 +1,5 @@
 // Fuzzes the decoder, the disassembler and the verifier with arbitrary words. None of them may
-// crash, and encoding or assembling their results must give the same words.
+// crash, and encoding or assembling their results must produce the same words.
 #include <cstdint>
 #include <cstring>
 #include <string>

@@ -1,13 +1,13 @@
-// Makes a kernel from arbitrary bytes. compile() must accept the kernel, or reject it with a
+// Generates a kernel from arbitrary bytes. compile() must accept the kernel, or reject it with a
 // CompileError or an ArgumentError. An accepted kernel is compiled at every optimisation level.
 // qpu::isa::verify must find no fault in the code, except faults that the kernel itself causes by
 // its use of the VPM. If the kernel terminates quickly, it runs on the interpreter and on the
 // emulator. If the interpreter completes the run, the emulator must produce the same bits. If the
-// interpreter reports an error, the emulator may report one too, or may continue if no
-// instruction performs the check.
+// interpreter reports an error, the emulator may report one too, or may continue if no instruction
+// performs the check.
 //
-// Half of the inputs become valid kernels with 30 to 120 live vectors instead (pressure.hpp).
-// They must compile, and their results must equal those of plain C++.
+// Half of the inputs become valid kernels with 30 to 120 live vectors instead (pressure.hpp). These
+// kernels must compile, and their results must equal those of plain C++.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -30,7 +30,7 @@ using qpu::Int;
 using qpu::Ptr;
 using Words = std::vector<std::uint32_t>;
 
-// Larger kernels take a long time to compile and have not revealed more faults.
+// Larger kernels take a long time to compile and have not exposed additional faults.
 constexpr std::size_t kMostExpressions = 3000;
 
 struct Case {
@@ -128,8 +128,9 @@ bool interpret(const qpu::interp::Code& code, const Case& c, std::string& error)
 }
 
 // Returns true if the compiler is responsible for the fault. The kernel is responsible for setup
-// words and for the queues of the VPM, its DMA engines and the TMUs. For example, a kernel causes
-// a fault if it requests a vector on only some paths but receives it on all paths.
+// words and for the queues of the VPM, its DMA engines and the TMUs. For example, a kernel that
+// requests a vector on only some paths but receives it on all paths is itself responsible for the
+// fault.
 bool causedByCompiler(const qpu::isa::Fault& fault, bool kernelIsRight) {
   const std::string rule = fault.rule;
   for (const char* const queue : {"setup-", "vpm-", "dma-", "tmu-"})

@@ -1,6 +1,6 @@
-// Makes a kernel from bytes through the language's public interface. A byte selects an operator
-// or a statement, and the bytes after it select the operands. Most kernels are valid, so that
-// many of them can be run. The highest byte values misuse the language.
+// Generates a kernel from bytes through the language's public interface. A byte selects an operator
+// or a statement, and the bytes after it select the operands. Most kernels are valid, so that many
+// of them can be run. The highest byte values misuse the language.
 #ifndef QPU_FUZZ_KERNEL_MAKER_HPP
 #define QPU_FUZZ_KERNEL_MAKER_HPP
 
@@ -43,7 +43,7 @@ class Maker {
     out += qpu::me() * kOwnWords;
     while (next_ != end_) statement(byte());
     while (closeOpen_ && !open_.empty()) close();
-    // Store the final values of the variables, so that they take part in the comparison.
+    // Store the final values of the variables, so that the comparison includes them.
     if (open_.empty()) {
       int at = 0;
       for (const qpu::Int& v : ints_)
@@ -369,7 +369,7 @@ class Maker {
     }
   }
 
-  // Makes a single VPM or DMA call with arbitrary arguments.
+  // Calls a single VPM or DMA function with arbitrary arguments.
   void loose(int code) {
     facts_.ordered = false;
     facts_.queuesInOrder = false;

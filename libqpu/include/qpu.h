@@ -25,7 +25,7 @@ QPU_C_API const char *qpu_version(void);
 QPU_C_API const char *qpu_backend_name(void);
 
 /* Returns a sentence that says why this backend was selected. If qpu_backend_name() returns NULL,
- * the sentence says what is wrong and which names are valid. The result is never NULL. It is
+ * the sentence says what is wrong and which names are valid. The result is never NULL. The text is
  * valid until this thread calls qpu_backend_name() or qpu_backend_reason() again. */
 QPU_C_API const char *qpu_backend_reason(void);
 
@@ -68,9 +68,9 @@ QPU_C_API int qpu_buffer_read(const qpu_buffer *buffer, size_t offset, void *dat
 
 /* --- programs -------------------------------------------------------------- */
 
-/* A program in machine code. It runs on the selected backend. If QPU_BACKEND is not set and the
- * machine has no VideoCore, the program runs on the emulator, because the interpreter cannot run
- * machine code. */
+/* A program in machine code. Programs run on the selected backend. If QPU_BACKEND is not set and
+ * the machine has no VideoCore, the program runs on the emulator, because the interpreter cannot
+ * run machine code. */
 typedef struct qpu_program qpu_program;
 
 /* Opens a kernel that Kernel::save() wrote, or a file that contains only 8-byte instruction words
@@ -80,7 +80,7 @@ QPU_C_API qpu_program *qpu_program_from_bytes(const void *data, size_t bytes, co
 QPU_C_API qpu_program *qpu_program_from_words(const uint64_t *words, size_t count,
                                               const char *name);
 QPU_C_API void qpu_program_delete(qpu_program *program);
-/* Returns 0, or -1 on failure. */
+/* Writes the program to a file. Returns 0, or -1 on failure. */
 QPU_C_API int qpu_program_save(const qpu_program *program, const char *path);
 
 QPU_C_API const char *qpu_program_name(const qpu_program *program);
@@ -105,8 +105,8 @@ QPU_C_API int qpu_program_run_raw(qpu_program *program, int qpus, const uint32_t
 /* If `on` is not 0, later runs on the emulator count how often each instruction executes. */
 QPU_C_API void qpu_program_profile(qpu_program *program, int on);
 
-/* Statistics of a run on the emulator. They come from the emulator's model of a board and were
- * not measured on hardware. All values except `clocks` and `seconds` are sums over the QPUs.
+/* Statistics of a run on the emulator. The statistics come from the emulator's model of a board and
+ * were not measured on hardware. All values except `clocks` and `seconds` are sums over the QPUs.
  * `seconds` is the time that the kernel alone takes. The last two members are the additional time
  * for the number of launches in `launches`, on each hardware backend. */
 struct qpu_cycles {

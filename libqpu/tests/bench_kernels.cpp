@@ -142,7 +142,7 @@ void matrixMatrix() {
   const std::string shape = std::to_string(n) + "^3";
   double clocks = 0;
   {
-    // Compute only some of the rows, because this kernel is slow.
+    // Compute only some of the matrix's rows, because this kernel is slow.
     const int rows = 48;
     (void)setenv("QPU_OPTIMISE", "0", 1);
     auto naive = compile(tutorial::productPlain, "naive-matmul");
@@ -176,7 +176,8 @@ void matrixMatrix() {
        busClocks(5.0 * w.channels * w.height * w.width), "bus");
 }
 
-// Scales kVectors vectors per iteration. Their stores become a single transfer.
+// Scales kVectors vectors per iteration. The stores of these vectors are merged into a single
+// transfer.
 template <int kVectors>
 void scaleTogether(Int n, Float factor, Ptr<Float> out, Ptr<Float> in) {
   For (Int i = me() * (16 * kVectors), i < n, i = i + numQPUs() * (16 * kVectors))
@@ -242,7 +243,7 @@ void tutorialListing() {
 }
 
 // Returns the shortest of several times, in milliseconds, that `f` takes in a new process. No
-// kernel has been compiled in this process. `f` makes a single call with almost no work.
+// kernel has been compiled in this process. `f` calls a kernel once, with almost no work.
 double coldCallMs(const std::function<void()>& f) {
   double best = 1e9;
   for (int i = 0; i < 5; ++i) {

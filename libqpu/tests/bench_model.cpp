@@ -1,6 +1,6 @@
 // Compares the emulator's cycle model with published measurements of programs on the QPUs of a
 // Raspberry Pi. Prints the time in the model divided by the measured time, and the range of this
-// ratio when all parameters are at the ends of their ranges. These figures are results of the
+// ratio when all parameters are at the bounds of their ranges. These figures are results of the
 // model. This project has not measured any of them on hardware.
 #include <cstdio>
 

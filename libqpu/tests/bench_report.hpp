@@ -45,7 +45,7 @@ inline Lines lines;
 
 // The range of a kernel's results with several models.
 struct Range {
-  double low = 1e9, high = 0;  // of `share`
+  double low = 1e9, high = 0;  // range of `share`
   double leastSeconds = 1e9, mostSeconds = 0;
   double moves = 0;  // the largest change of the share that a single assumption causes
   std::string mover;

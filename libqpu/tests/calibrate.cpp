@@ -1,5 +1,5 @@
 // Checks that qpu-calibrate on the emulator finds the model's own parameters, and that it marks
-// results as measured on hardware only if they are.
+// results as measured on hardware only if they were measured there.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -182,7 +182,7 @@ TEST_CASE("only a Pi's device tree counts as hardware") {
   CHECK(real.board == "pi3");
   CHECK(real.text == "measured on hardware: Raspberry Pi 3 Model B Rev 1.2, revision 00a02082, by "
                      "vc4-mailbox");
-  // The machine on which the emulator runs does not matter.
+  // The result does not depend on the machine on which the emulator runs.
   const auto emulated = provenance("emulator", tree);
   CHECK(emulated.source == Source::Emulator);
   CHECK(contains(emulated.text, "not measured on hardware"));

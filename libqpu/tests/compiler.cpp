@@ -291,7 +291,8 @@ TEST_CASE("stores keep their order where it is observable") {
 }
 
 TEST_CASE("a store starts after the wait for an earlier load") {
-  // The second load waits for the result of the first one. The second store depends on neither.
+  // The second load waits for the result of the first load. The second store does not depend on
+  // either load.
   const auto f = [](Ptr<Int>, Ptr<Int> q, Int n) {
     Ptr<Int> to = q + 1024 * me();
     store(index(), to);

@@ -48,7 +48,7 @@ Words wordsOf(const SharedArray<T>& a) {
   return words;
 }
 
-// Runs f on the interpreter. Then compiles f at every level and runs it on the emulator. Checks
+// Runs f on the interpreter, then compiles f at every level and runs it on the emulator. Checks
 // that `array` has the same contents after each run. Every run starts with the same contents.
 template <typename T, typename F, typename... A>
 void sameOn(std::initializer_list<int> counts, SharedArray<T>& array, F f, A... arguments) {
@@ -714,7 +714,7 @@ TEST_CASE("manual VPM access works with compiler-generated access") {
         vpmPut(index());
         dmaWaitRead();
         vpmPut(index() * 2);
-        r[0] = 5;  // executed while the window is in use
+        r[0] = 5;  // executed while the kernel uses its VPM window
         vpmPut(index() * 3);
         store(7, r + 16);
         For (Int i = 0, i < 3, i = i + 1)
@@ -785,7 +785,7 @@ TEST_CASE("manual VPM reads and writes keep their order") {
         vpmPut(late(a));
         vpmSetupRead(HORIZ, 1, 3);
         Int b = vpmGetInt();
-        // The load and the store that the compiler implements share one row.
+        // The compiler implements this load and this store through one shared VPM row.
         store(late(b), r);
         Int c = *p;
         store(index(), r + 16);

@@ -327,7 +327,7 @@ TEST_CASE("gathers from both TMUs return in request order") {
     code << signal(Signal::LoadTmu1);
     code.store(r(4), 2 * n + 1);
   }
-  // The addresses are scattered. Their low bits are ignored.
+  // The addresses are scattered. The low bits of the addresses are ignored.
   code << mul(MulOp::Mul24, toR(0), ra(address::kElementNumber), ra(address::kElementNumber));
   code << add(AddOp::Shl, toR(0), r(0), imm(2));
   code.set(toR(1), kIn + 3);
@@ -579,7 +579,7 @@ TEST_CASE("writes to r5 copy one element or one per four") {
   code.store(r(5));
   code << move(toB(address::kR5), ra(address::kElementNumber)) << nop();
   code.store(r(5), 1);
-  // The condition must hold for the element that is copied. It holds for elements 8..15.
+  // The condition must hold for the element that is copied. The condition holds for elements 8..15.
   code << flags(add(AddOp::Sub, to(address::kNop), ra(address::kElementNumber), imm(8)));
   code << move(to(address::kR5), imm(9), Cond::NClear) << nop();
   code.store(r(5), 2);

@@ -270,7 +270,8 @@ TEST_CASE("lenient mode reports uncertain uses as warnings") {
   CHECK(waited.report.warnings.size() == 1);
   CHECK(result.report.clocks + 4 >= waited.report.clocks);
 
-  // The pitch and the stride have more than 13 bits. Each instruction is reported only once.
+  // The pitch and the stride have more than 13 bits. The emulator reports each instruction only
+  // once.
   Setting far = lenient;
   far.in.resize(16384);
   far.outWords = 16384;
@@ -327,7 +328,7 @@ TEST_CASE("a launch requires 1 to 12 QPUs") {
   code.end();
   Setting setting;
   setting.uniforms.clear();
-  says(failure<qpu::ArgumentError>(code, setting), "a launch on 0 QPUs, must be 1..12");
+  says(failure<qpu::ArgumentError>(code, setting), "a launch on 0 QPUs: must be 1..12");
   setting.uniforms.resize(13);
   says(failure<qpu::ArgumentError>(code, setting), "a launch on 13 QPUs");
   setting.uniforms.resize(12);
@@ -449,10 +450,10 @@ TEST_CASE("deadlocks and unbalanced semaphores are errors") {
   code << nop() << semaphore(3, true);
   code.end();
   CHECK(failure<qpu::DeadlockError>(code, two) ==
-        "kernel '': deadlock, every QPU that has not finished is waiting: QPU 0 in instruction 1 "
+        "kernel '': deadlock; every QPU that has not finished is waiting: QPU 0 in instruction 1 "
         "(sacq 3) for semaphore 3, which is 0; QPU 1 in instruction 1 (sacq 3) for semaphore 3, which is "
         "0");
-  says(errorOf({semaphore(2, false)}), "semaphore 2 is 1 at the end, must be 0");
+  says(errorOf({semaphore(2, false)}), "semaphore 2 is 1 at the end, but must be 0");
   says(errorOf<qpu::DeadlockError>(std::vector<Instruction>(16, semaphore(2, false))),
        "for semaphore 2, which is 15");
   Code mutex;

@@ -1,5 +1,5 @@
-// Checks that the emulator's cycle model reproduces the measurements on which it is based, and
-// that a run depends only on its inputs.
+// Checks that the emulator's cycle model reproduces the measurements on which it is based, and that
+// the result of a run depends only on the run's inputs.
 #include <algorithm>
 
 #include "emu/model.hpp"
@@ -96,8 +96,8 @@ bool near(double value, double expected) {
 }  // namespace
 
 TEST_CASE("the model reproduces published DMA rates") {
-  // These are Sugizaki's rates without the two or three instructions between a wait and the next
-  // start.
+  // The expected rates are Sugizaki's, without the two or three instructions between a wait and the
+  // next start.
   CHECK(near(dmaRate(false, 1), 300 * 213.0 / 245));
   CHECK(near(dmaRate(false, 64), 1090));
   CHECK(near(dmaRate(true, 1), 200 * 80.0 / 89));
@@ -115,8 +115,8 @@ TEST_CASE("DMA rates follow the memory clock, not the V3D clock") {
 }
 
 TEST_CASE("the cost of a load depends on where its line is") {
-  // An iteration takes the clocks of its instructions and of the stall. In the first pass, the
-  // cache lines come from memory.
+  // The duration of an iteration is the sum of its instructions' clocks and the stall. In the first
+  // pass, the cache lines come from memory.
   const int lines = 32;
   const Report near4k = reads(lines, 64);
   CHECK(near4k.stalledOnTmu / lines == (80 - 4) + (36 - 4));

@@ -237,7 +237,7 @@ TEST_CASE("a barrier orders writes and reads of QPUs") {
   }
 }
 
-// The test uses at most two QPUs. With more, a fast QPU could take the token of a slow QPU.
+// The test uses at most two QPUs. With more QPUs, a fast QPU could acquire the token of a slow QPU.
 TEST_CASE("QPUs that wait at one place repeatedly do not deadlock") {
   SharedArray<int> out(16);
   auto k = compile([](Int rounds, Ptr<Int> q) {

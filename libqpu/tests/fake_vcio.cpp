@@ -87,7 +87,7 @@ namespace {
 class Guard {
  public:
   explicit Guard(FakeVcio::Shared* s) : mutex_(&s->mutex) {
-    // A process may have died while it held the mutex.
+    // A process may have terminated while it held the mutex.
     if (pthread_mutex_lock(mutex_) == EOWNERDEAD) pthread_mutex_consistent(mutex_);
   }
   Guard(const Guard&) = delete;
@@ -205,7 +205,8 @@ int FakeVcio::unmap(void* at, std::size_t bytes) noexcept {
 
 int FakeVcio::ioctl(int fd, unsigned long request, void* data) noexcept {
   if (fd != kVcioFd) return -EBADF;
-  // _IOWR(100, 0, char*) contains the size of a pointer. It is different for 32-bit programs.
+  // _IOWR(100, 0, char*) contains the size of a pointer. The number is therefore different for
+  // 32-bit programs.
   const unsigned long expected = sizeof(void*) == 8 ? 0xc0086400UL : 0xc0046400UL;
   if (request != expected) {
     complain("ioctl number " + hex(static_cast<std::uint32_t>(request)));
@@ -347,8 +348,8 @@ FakeVcio::Ends FakeVcio::run(const std::vector<Launched>& programs) noexcept {
 FakeVcio::Ends FakeVcio::emulate(const std::vector<Launched>& programs) {
   qpu::emu::Launch launch;
   const std::uint32_t code = programs.front().code;
-  // The hardware is not informed of a program's length, so the count includes all words to the
-  // end of the memory. The program ends itself.
+  // The hardware does not receive a program's length, so the count includes all words to the end of
+  // the memory. The program ends with its own program end instruction.
   launch.count = wordsFrom(code) / 2;
   std::vector<qpu::isa::Word> words(launch.count);
   std::memcpy(words.data(), memory(code, 8), 8 * launch.count);

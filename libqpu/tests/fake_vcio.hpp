@@ -34,8 +34,8 @@ class FakeVcio final : public qpu::runtime::Os {
   ~FakeVcio() override;
 
   // These members set the behaviour of the simulated Pi.
-  bool refusesQpus = false;         // as if KMS were enabled
-  bool lacksQpuTags = false;        // as with reduced firmware
+  bool refusesQpus = false;         // the Pi behaves as if KMS were enabled
+  bool lacksQpuTags = false;        // the Pi behaves as with the cut-down firmware
   int openVcioError = 0;            // value of errno
   int openMemError = 0;
   int mapRegistersError = 0;

@@ -186,8 +186,8 @@ TEST_CASE("every word survives disassembly with all fields") {
   std::mt19937_64 random(5);
   int valid = 0;
   for (int n = 0; n < 600000; ++n) {
-    // The word consists of random bits or of random field values. The latter are valid more
-    // often.
+    // The word consists of random bits or of random field values. Random field values are valid
+    // more often.
     Word word = n % 3 == 0 ? random() : encode(anyFields(random));
     // These words are branches and loads of immediates with random fields. Their reserved bits
     // are 0.
@@ -196,7 +196,7 @@ TEST_CASE("every word survives disassembly with all fields") {
     if (assemble(line) != word) FAIL_CHECK(line, " of ", word);
     const std::string brief = disassemble(word);
     if (disassemble(assemble(brief)) != brief) FAIL_CHECK(brief, " of ", word);
-    // Every valid instruction must have a readable text.
+    // The text has the form .word only if the word is not a valid instruction.
     if (isRaw(brief) == decode(word).has_value()) FAIL_CHECK(brief, " of ", word);
     if (!isRaw(brief)) ++valid;
   }

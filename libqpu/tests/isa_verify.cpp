@@ -242,7 +242,7 @@ TEST_CASE("latencies extend across delay slots and branches") {
   // instruction.
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 8|nop|nop|ldi ra1, 1|mov r0, ra1|mov r1, ra1")) ==
         "register-file-latency@5<4 register-file-latency@6<4");
-  // If the register is written one slot earlier, there is no fault.
+  // If an earlier delay slot writes the register, there is no fault.
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 0|nop|ldi ra1, 1|nop|mov r0, ra1")).empty());
   // The instructions are two apart, and a branch is between them.
   CHECK(brief(program("brr 8|nop|nop|mov sfu_exp, 1.0|nop|nop|mov r0, r4")) == "sfu-latency@6<3");
@@ -273,7 +273,8 @@ TEST_CASE("registers must be defined on every path") {
   // A write at the end of the loop does not define the register in the first iteration.
   CHECK(brief(program("mov.sf -, 1|mov r0, r1|brr.anyzs -40|nop|nop|mov r1, 1")) ==
         "uninitialised@1");
-  // Combining a register with itself, so that the result is 0, does not count as a read.
+  // An operation that combines a register with itself and always results in 0 is not treated as a
+  // read.
   CHECK(brief(program("xor r0, r0, r0; v8subs r1, r2, r2")).empty());
   CHECK(brief(program("sub.sf ra0, r0, r0|mov.zs r1, 1")).empty());
   CHECK(brief(program("nop; fmul r1, r2, r2")) == "uninitialised@0");
@@ -286,7 +287,8 @@ TEST_CASE("registers must be defined on every path") {
 }
 
 TEST_CASE("counts are faults if they are wrong on every path") {
-  // The request is on one path only. The data may be such that the other path is never taken.
+  // Only one of the paths contains the request. It is possible that the program never takes the
+  // other path.
   const std::string maybe = "mov.sf -, 1|brr.anyzs 0|nop|nop|mov tmu0_s, 0|nop; ldtmu0";
   CHECK(brief(program(maybe)).empty());
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 8|nop|nop|nop|mov tmu0_s, 0|nop; ldtmu0")).empty());
@@ -315,7 +317,7 @@ TEST_CASE("a DMA transfer that runs on any path counts") {
   // If a store is in a loop, there must be a wait before the next iteration.
   CHECK(brief(program(kStoreSetup + "|mov.sf -, 1|mov vpm_st_addr, 0|brr.anyzs -40|nop|nop|nop|"
                                     "nop; read vpm_st_wait")) == "dma-store-overlap@2");
-  // A loop that reads BUSY until it is clear also counts as a wait.
+  // A loop that reads BUSY until it is clear is also treated as a wait.
   CHECK(brief(program(start + "|mov.sf -, vpm_st_busy|brr.anyzc -40|nop|nop|nop")).empty());
 }
 
@@ -348,8 +350,8 @@ TEST_CASE("fault texts name the instructions and the rule") {
 }
 
 TEST_CASE("a complete kernel has no faults") {
-  // Computes c[i] = a[i] + b[i] for 16 elements at a time. It uses both TMUs, makes requests one
-  // iteration in advance, and stores by DMA.
+  // Computes c[i] = a[i] + b[i] for 16 elements at a time. The program uses both TMUs, issues
+  // requests one iteration in advance, and stores by DMA.
   CHECK(brief(program("ldi tmu_noswap, 1|"
                       "mov ra0, uniform|"                          // a
                       "mov rb0, uniform|"                          // b

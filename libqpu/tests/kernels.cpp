@@ -278,7 +278,7 @@ struct Shape {
   int m, n, k;
 };
 
-// A matrix in a guarded array. There is a gap between its rows.
+// A matrix in a guarded array, with a gap between its rows.
 struct TestMatrix {
   int rows, columns, stride;
   bool transposed;
@@ -550,7 +550,7 @@ void checkBatchNorm(int batch, int channels, int size) {
 TEST_CASE("softmax works for any shape") {
   for (const int columns : {0, 1, 15, 16, 17, 63, 64, 65, 128, 300, 1000})
     for (const int rows : {0, 1, 5, 13}) checkSoftmax(rows, columns);
-  // One element is far below the others. The other rows contain equal values.
+  // In one row, one element is far below the others. The other rows contain equal values.
   SharedArray<float> a(70), out(70);
   for (float& x : a) x = 1000;
   a[3] = -kInf;

@@ -218,7 +218,7 @@ TEST_CASE("hardware rejects an array of another backend") {
   const auto k = compile(scaled, "scaled");
   CHECK(contains(thrown<qpu::ArgumentError>([&] { k(16, 1, &x); }),
                  "kernel 'scaled': argument 3 was allocated while no hardware backend"));
-  CHECK(pi.os.launches() == 1);  // this is the round trip that tested the backend
+  CHECK(pi.os.launches() == 1);  // the round-trip test of the backend
 }
 
 TEST_CASE("a kernel runs after a change of the backend") {

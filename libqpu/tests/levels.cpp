@@ -232,7 +232,7 @@ double times(const Clocks& x, const Clocks& y, std::size_t i) {
   return static_cast<double>(x[i]) / static_cast<double>(y[i]);
 }
 
-// The kernels run with the default parameters of the model and with both ends of the parameters'
+// The kernels run with the default parameters of the model and with both bounds of the parameters'
 // ranges.
 const std::array<std::string, 3> kModels{"", "fast", "slow"};
 
@@ -269,17 +269,17 @@ TEST_CASE("no library kernel is slower when optimised") {
 }
 
 TEST_CASE("optimisation keeps requests in flight") {
-  // This kernel requests two vectors in advance and computes almost nothing. At the slow end of
-  // the model's ranges, 3 QPUs saturate the memory. With more QPUs, the order in which their
-  // requests arrive determines which QPUs wait for the same cache line and how often an SDRAM
-  // page is opened. Neither the number of QPUs nor the row pitch is known at compile time. No other
-  // kernel in this file is slower when optimised.
+  // This kernel requests two vectors in advance and computes almost nothing. With QPU_MODEL=slow, 3
+  // QPUs saturate the memory. With more QPUs, the order in which their requests arrive determines
+  // which QPUs wait for the same cache line and how often an SDRAM page is opened. Neither the
+  // number of QPUs nor the row pitch is known at compile time. No other kernel in this file is
+  // slower when optimised.
   struct Limits {
     double some, full;  // maximum clocks at levels 1 and 2 with the slow model, relative to level 0
   };
-  // The measured ratios for 1 to 12 QPUs, with a margin of 0.5 %: they also depend on the arrays'
-  // addresses. At level 2, they exceed 1 on 3, 4 and 8 to 12 QPUs; the highest one is 1.048, on
-  // 12 QPUs.
+  // The measured ratios for 1 to 12 QPUs, with a margin of 0.5 %, because they also depend on the
+  // arrays' addresses. At level 2, they exceed 1 on 3, 4 and 8 to 12 QPUs; the highest one is
+  // 1.048, on 12 QPUs.
   static constexpr std::array<Limits, 12> kLimits = {{{1, 1},
                                                       {1, 1},
                                                       {1.047, 1.034},

@@ -112,7 +112,7 @@ TEST_CASE("sigmoid and tanh are within their bounds") {
               [](double x) { return std::tanh(x); }) <= 8);
   CHECK(worst(evenly(-1e-3F, 1e-3F, 1000), [](Float& x) { return tanh(x); },
               [](double x) { return std::tanh(x); }) <= 8);
-  // Check the limits too, where the special function unit is not exact.
+  // Also check the limits, where the special function unit is not exact.
   const auto ends = apply({-kInf, kInf, 0.0F}, [](Float& x) { return sigmoid(x); });
   CHECK(ends[0] == 0);
   CHECK(std::fabs(ends[1] - 1.0F) <= 3 * ulp(0.5));

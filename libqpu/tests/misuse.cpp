@@ -205,7 +205,7 @@ TEST_CASE("receiving a type other than the gathered one is an error") {
       receive(x);
     });
   });
-  CHECK(contains(text, "the oldest gather delivers Int, the variable is Float"));
+  CHECK(contains(text, "the oldest gather delivers Int, but the variable is Float"));
 }
 
 TEST_CASE("stores, gathers and loops inside Where are errors") {

@@ -1,6 +1,6 @@
-// Kernels like those that a course project wrote for QPULib. They process 16 floats at a time,
-// request the next block in advance, and store each vector separately. The caller must pad the
-// arrays.
+// Kernels like those that a course project wrote for QPULib. The kernels process 16 floats at a
+// time, request the next block in advance, and store each vector separately. The caller must pad
+// the arrays.
 #ifndef TESTS_NAIVE_HPP
 #define TESTS_NAIVE_HPP
 

@@ -20,11 +20,12 @@ std::uint32_t setting(const char* name, std::uint32_t otherwise) {
   return text == nullptr ? otherwise : static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10));
 }
 
-// Of the kernels 0 to 9,999, those that are slower at level 2 than at level 0, and the maximum
-// ratio of their clocks. They are faster on one QPU. The order in which several QPUs get access to
-// DMA is known only at run time. In 3042, 3180 and 9969, level 2 removes 10 to 18 % of the time of
-// the busier DMA engine, but the loads and stores of different QPUs overlap less. In 9087, both
-// levels have the same transfers, which start at different times.
+// The kernels among numbers 0 to 9,999 that are slower at level 2 than at level 0, and the maximum
+// ratio of their clocks. On one QPU, level 2 is faster for these kernels. The order in which
+// several QPUs get access to DMA is known only at run time. In 3042, 3180 and 9969, level 2 removes
+// 10 to 18 % of the time of the busier DMA engine, but the loads and stores of different QPUs
+// overlap less. In 9087, the transfers are the same at both levels, but they start at different
+// times.
 const std::map<std::uint32_t, double> kSlower = {{3042, 1.01}, {3180, 1.018}, {9087, 1.001}, {9969, 1.011}};
 
 using Clocks = std::array<std::uint64_t, 3>;  // clocks in the emulator's model, indexed by level
@@ -40,7 +41,7 @@ std::optional<qpu::code::Object> compiled(const qpu::detail::Source& source, int
   }
 }
 
-// Returns the clocks of the kernel that the fuzzer makes from random bytes. Returns no value if
+// Returns the clocks of the kernel that the fuzzer generates from random bytes. Returns no value if
 // the kernel is invalid, fails or runs too long.
 std::optional<Clocks> clocksOfRandomKernel(std::uint32_t seed) {
   using qpu::Float, qpu::Int, qpu::Ptr, qpu::detail::Type;
@@ -104,7 +105,7 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
   // These clocks are in the emulator's model, and are sums over all kernels.
   CHECK(clocks[1] <= clocks[0]);
   CHECK(clocks[2] <= clocks[1]);
-  CHECK(spilled > count / 4);  // if not, the kernels do not test spilling
+  CHECK(spilled > count / 4);  // otherwise the kernels do not test spilling
   MESSAGE(count, " kernels, ", spilled, " of them with spilled vectors at level 2");
 }
 
@@ -143,6 +144,6 @@ TEST_CASE("random kernels are not slower at level 2") {
     CHECK((*clocks)[2] <= (*clocks)[0] + fetch);
     CHECK(((*clocks)[2] > (*clocks)[0]) == (seed == kOneFetchLonger));
   }
-  CHECK(count > 100);  // if not, too few kernels are valid
+  CHECK(count > 100);  // otherwise too few kernels are valid
   MESSAGE(count, " kernels");
 }

@@ -1,6 +1,7 @@
 // Published measurements of programs on the QPUs of a Raspberry Pi, and the same programs in this
-// library's language. They are compiled without optimisation, as in QPULib. All evidence
-// indicates that QPULib stores a vector as 16 rows of one word, so these programs do the same.
+// library's language. The programs are compiled without optimisation, as in QPULib. All evidence
+// indicates that QPULib stores a vector as 16 rows of one word, so these programs also store
+// vectors in this way.
 #ifndef TESTS_PUBLISHED_HPP
 #define TESTS_PUBLISHED_HPP
 
@@ -107,7 +108,7 @@ inline void heatStep(Ptr<Float> map, Ptr<Float> out, Int pitch, Int width, Int h
   dmaWaitWrite();
 }
 
-// The meaning of a line in the comparison.
+// The meaning of a line in the comparison with published measurements.
 enum class Kind {
   Check,   // the same program; no parameter was fitted to it
   Fitted,  // the same program; a parameter was fitted to it
@@ -224,7 +225,8 @@ inline std::vector<Row> rows() {
 }
 
 struct Compared {
-  // Times in seconds according to the model: default parameters, and both ends of the ranges.
+  // Times in seconds according to the model: with the default parameters, and with both bounds of
+  // the ranges.
   double value = 0, low = 0, high = 0;
 };
 

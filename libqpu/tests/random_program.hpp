@@ -278,8 +278,8 @@ class RandomProgram {
     if (chance(2)) any(ints_) = last;
   }
 
-  // Returns a linear function of the loop counter with values from -10 to 90. It is used as an
-  // address or a value.
+  // Returns a linear function of the loop counter with values from -10 to 90. The program uses the
+  // function as an address or a value.
   IntExpr along(const Int& i) {
     const int extra = static_cast<int>(below(100));
     switch (below(deep_ ? 3 : 7)) {

@@ -107,7 +107,7 @@ TEST_CASE("an array of pointers holds 32-bit bus addresses") {
   CHECK(static_cast<float*>(p[0]) == a.getPointer() + 5);
   p[1] = p[0];
   CHECK(p[1].address() == p[0].address());
-  p[2] = a.getPointer() + 16;  // C++ allows the address one past the end
+  p[2] = a.getPointer() + 16;  // C++ allows a pointer one past the end of an array
   CHECK(p[2].address() == a.getAddress() + 64);
   p[3] = nullptr;
   CHECK(p[3].address() == 0);

@@ -1,4 +1,5 @@
-// Checks that vectors share spill slots where this is correct, and do not share them elsewhere.
+// Checks that vectors share a spill slot if, and only if, their live ranges in memory do not
+// overlap.
 #include <doctest/doctest.h>
 
 #include <vector>
@@ -85,7 +86,7 @@ TEST_CASE("both paths of a branch affect liveness") {
               1) == Slots{0, 0, 0, 0, 0, 0, 0});
   // Each vector is accessed on only one path.
   CHECK(share(f, {store(1, kB), reload(1, kB), store(2, kC), reload(2, kC)}, 1) == Slots{0, 0, 0, 0});
-  // One path does not store A. The value that is reloaded there does not matter, but the value of
-  // C does.
+  // One path does not store A. The value that is reloaded on this path is not used, but the value
+  // of C is used.
   CHECK(share(f, {store(1, kA), store(2, kC), reload(3, kA), reload(3, kC)}, 2) == Slots{0, 1, 0, 1});
 }

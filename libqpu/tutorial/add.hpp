@@ -18,7 +18,7 @@ inline void addWaiting(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
 }
 
 // Each QPU requests the next 16 numbers before it receives the current ones, and it does not wait
-// for stores. It makes one more request than needed; `last` keeps the addresses of this request
+// for stores. It issues one more request than necessary; `last` keeps the addresses of this request
 // inside the arrays.
 inline void addAhead(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   Int step = numQPUs() << 4;

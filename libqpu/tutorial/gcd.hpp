@@ -24,8 +24,8 @@ inline void gcd(Ptr<Int> p, Ptr<Int> q, Ptr<Int> r) {
   *r = a;
 }
 
-// Executes 32 steps between two tests of the condition. Steps after the result has been reached
-// do not change it.
+// Executes 32 steps between two tests of the condition. After the divisor has been found, further
+// steps do not change it.
 inline void gcdUnrolled(Ptr<Int> p, Ptr<Int> q, Ptr<Int> r) {
   Int a = *p;
   Int b = *q;

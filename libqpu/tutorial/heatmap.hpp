@@ -1,5 +1,5 @@
-// Computes one step of heat flow. The value of each inner cell moves towards the mean of its
-// eight neighbours. The QPUs take turns at processing the rows.
+// Computes one step of heat flow. The value of each inner cell moves towards the mean of its eight
+// neighbours. The rows are distributed round-robin among the QPUs.
 #ifndef TUTORIAL_HEATMAP_HPP
 #define TUTORIAL_HEATMAP_HPP
 

@@ -1,5 +1,5 @@
-// Computes the escape counts of z <- z^2 + c on a grid. The QPUs take turns at processing the
-// rows.
+// Computes the escape counts of z <- z^2 + c on a grid. The rows are distributed round-robin among
+// the QPUs.
 #ifndef TUTORIAL_MANDELBROT_HPP
 #define TUTORIAL_MANDELBROT_HPP
 

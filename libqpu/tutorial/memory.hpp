@@ -9,7 +9,7 @@ namespace tutorial {
 // Each QPU writes 16 numbers. A number identifies the QPU and the element: 100 * QPU + element.
 inline void hello(Ptr<Int> p) { p[me() << 4] = me() * 100 + index(); }
 
-// Keeps two requests in flight. Their vectors are received in the order of the requests.
+// Keeps two requests in flight. The vectors are received in the order of the requests.
 inline void reqRecv(Ptr<Int> p) {
   Ptr<Int> mine = p + index();
   gather(mine);

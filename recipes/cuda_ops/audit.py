@@ -27,7 +27,7 @@ from wheels import find as wheels
 
 LIBRARY = "cuda_ops/libcuda_ops.so"
 SYSTEM_LIBRARIES = ("ld-linux", "libc.", "libdl.", "libgcc_s.", "libm.", "libpthread.", "librt.", "libstdc++.")
-"""Libraries that the wheel may require in addition to torch's: those that every Linux system with glibc has."""
+"""Libraries that the wheel may require in addition to torch's. Every Linux system with glibc has them."""
 
 _MAGIC = 0xBA55ED50
 _PTX, _MACHINE_CODE = 1, 2
@@ -43,7 +43,7 @@ class Contents:
     needs: tuple[str, ...]
     """The sonames of the required libraries."""
     glibc: str
-    """The oldest glibc that has all required symbols."""
+    """The version of the oldest glibc that provides all required symbols."""
     libstdcxx: str
     """The newest required symbol version of libstdc++ (GLIBCXX_…)."""
 

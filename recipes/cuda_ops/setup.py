@@ -33,11 +33,11 @@ HERE = Path(__file__).resolve().parent
 KERNELS = ("elementwise.cu", "softmax.cu", "matvec.cu")
 SOURCES = ("ops.cpp", "reference.cpp")
 TORCH_AT_LEAST = "0x020a000000000000"
-"""Torch 2.10, encoded as in torch/csrc/stable/version.h. The library uses no newer parts of the stable interface."""
+"""Version 2.10 in the format of torch/csrc/stable/version.h. The library uses no newer part of the stable interface."""
 
 
 def refuse(summary: str, expected: str, found: str, fix: str) -> None:
-    """Exit with an error message in the usual four parts."""
+    """Exit with an error message that consists of summary, expected, found and fix."""
     sys.exit(f"{summary}\n  expected: {expected}\n  found:    {found}\n  fix:      {fix}")
 
 
@@ -112,7 +112,7 @@ class Build(build_ext):  # type: ignore[misc]
         common = ["-std=c++17", "-O3"]
         host = ["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", f"-ffile-prefix-map={HERE}=."]
         objects = []
-        # The folders are explicit, because nvcc searches a header folder of the target machine if it uses a cross compiler.
+        # Name the header folders, because with a cross compiler nvcc searches a header folder of the target machine.
         headers = [f"-isystem={folder}" for folder in (cuda / "include", cuda / "include" / "cccl")]
         for name in KERNELS:
             objects.append(work / f"{name}.o")
@@ -150,7 +150,7 @@ class Build(build_ext):  # type: ignore[misc]
                     str(objects[-1]),
                 ]
             )
-        # Only the name of torch's library is needed, so link an empty library with that name instead of torch.
+        # Linking requires only the name of torch's library, so use an empty library with that name.
         empty = work / "empty.cpp"
         empty.write_text("")
         self.run_program(

@@ -33,7 +33,7 @@ class Toolkit:
     runtime: Path
     """Folder with libcudart_static.a."""
     origin: str
-    """Text for manifests and messages."""
+    """Description of the toolkit's origin, for manifests and messages."""
 
 
 def obtain(recipe: Recipe, config: Config, target: Architecture) -> Toolkit:

@@ -87,7 +87,7 @@ def test_packages_are_named_with_a_version(tmp_path: Path, text: str, name: str,
      "", "==1", "a b", "--index-url==1", "-r==1", "numpy @ https://example.org/x.whl"],
 )  # fmt: skip
 def test_other_requirements_are_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(SourceUnavailable, match="does not identify one wheel|there is no project") as caught:
+    with pytest.raises(SourceUnavailable, match=r"does not identify one wheel|there is no project") as caught:
         Wanted.parse(text, folder=tmp_path)
     assert caught.value.exit_code == 25
     assert caught.value.fix

@@ -10,8 +10,8 @@ namespace qpu {
 QPU_API const char* version() noexcept;
 
 struct Backend {
-  const char* name;  // in the form that QPU_BACKEND accepts
-  // A sentence that says why the backend was selected. It is valid until this thread calls
+  const char* name;  // the backend's name, in the form that QPU_BACKEND accepts
+  // A sentence that says why the backend was selected. The text is valid until this thread calls
   // backend() again.
   const char* reason;
 };

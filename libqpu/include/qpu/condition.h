@@ -82,7 +82,7 @@ inline BoolExpr operator>=(const FloatExpr& a, const FloatExpr& b) {
   return detail::compare(detail::Op::FGe, a, b);
 }
 
-// Both operands are always evaluated.
+// The logical operators always evaluate both operands.
 inline BoolExpr operator&&(const BoolExpr& a, const BoolExpr& b) {
   return BoolExpr(
       detail::FromNode(detail::binary(detail::Op::MaskAnd, detail::Type::Mask, a.node(), b.node())));

@@ -1,5 +1,5 @@
-// Statistics of a run on the emulator. They come from its model of a board and were not measured
-// on hardware.
+// Statistics of a run on the emulator. The statistics come from the emulator's model of a board and
+// were not measured on hardware.
 #ifndef QPU_CYCLES_H
 #define QPU_CYCLES_H
 
@@ -10,13 +10,13 @@ namespace qpu {
 // Counters are sums over the QPUs. `clocks` counts V3D clocks; an instruction takes four. All
 // values are zero if the kernel has not run on the emulator.
 struct Cycles {
-  const char* board;  // "" if the kernel has not run
+  const char* board;  // name of the modelled board; "" if the kernel has not run on the emulator
   double clockHz;
   std::uint64_t instructions;
-  std::uint64_t clocks;  // from the start of the launch until the last QPU has finished
+  std::uint64_t clocks;  // duration, from the start of the launch until the last QPU has finished
   std::uint64_t stalledOnTmu;
   std::uint64_t stalledOnVpm;
-  std::uint64_t stalledOnOther;  // uniforms, semaphores, the mutex, instruction fetch
+  std::uint64_t stalledOnOther;  // waits for uniforms, semaphores, the mutex and instructions
   std::uint64_t tmuBytes;
   std::uint64_t memoryReadBytes;
   std::uint64_t memoryWriteBytes;

@@ -1,7 +1,7 @@
 // Variants of the functions in qpu/math.h that treat NaN and Inf as IEEE 754 requires. QPUs do not
-// treat NaN and Inf in this way: an addition turns NaN into Inf, and min and max treat NaN as a
-// number. The functions in this header therefore test the operands' bits, which takes a few more
-// instructions. They treat denormals as 0.
+// conform to IEEE 754 in this respect: an addition turns NaN into Inf, and min and max treat NaN as
+// a number. The functions in this header therefore test the operands' bits, which takes a few more
+// instructions. These variants treat denormals as 0.
 #ifndef QPU_IEEE_H
 #define QPU_IEEE_H
 

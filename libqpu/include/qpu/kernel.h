@@ -148,9 +148,9 @@ class Kernel {
   void setProfiling(bool on) { profiling_ = on; }
   // Returns the statistics of the most recent emulator call through any copy of this kernel.
   Cycles cycles() const { return detail::programCycles(*program_); }
-  // Writes the machine code to a file that qpu-objdump, qpu.h and the Python package can read.
-  // Throws CompileError if the kernel cannot be compiled for QPUs, and ArgumentError if the file
-  // cannot be written.
+  // Writes the machine code to a file that qpu-objdump, the C interface (qpu.h) and the Python
+  // package can read. Throws CompileError if the kernel cannot be compiled for QPUs, and
+  // ArgumentError if the file cannot be written.
   void save(const char* path) const { detail::saveProgram(*program_, path); }
 
   // Runs the kernel to completion. Throws ArgumentError if an array argument is null or not
@@ -160,7 +160,7 @@ class Kernel {
         {detail::Argument<Ts>::uniform(arguments)..., 0}};
     detail::launch(*program_, qpus_, uniforms.data(), sizeof...(Ts), profiling_);
   }
-  // QPULib's other name for operator().
+  // The same as operator(); programs for QPULib also use this name.
   void call(typename detail::Argument<Ts>::Host... arguments) const { (*this)(arguments...); }
 
  private:

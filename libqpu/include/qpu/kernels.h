@@ -2,11 +2,11 @@
 // kernel language and compiled when it is first used. Kernels access only the given ranges. Sizes
 // can be any number, including 0, and arrays need no padding. Addresses must be multiples of 4.
 //
-// A Floats argument refers to memory in a SharedArray. It is an array, the result of
-// a.pointer(i), or the CPU's address of an element. `qpus` is 1..12, or 0 to let the library
-// choose; the results do not depend on it. All functions throw ArgumentError for invalid sizes,
-// strides or ranges, before any kernel runs. If a function is documented as "in place", its
-// output can be the same range as an input. No other ranges may overlap.
+// A Floats argument refers to memory in a SharedArray: an array, the result of a.pointer(i), or the
+// CPU's address of an element. `qpus` is 1..12, or 0 to let the library choose; the results do not
+// depend on the number of QPUs. All functions throw ArgumentError for invalid sizes, strides or
+// ranges, before any kernel runs. If a function is documented as "in place", its output can be the
+// same range as an input. No other ranges may overlap.
 //
 // The arithmetic is that of the kernel language (docs/libqpu.md, "Arithmetic"). Error bounds are
 // in units in the last place (ulp) and assume the interpreter's rounding.
@@ -108,7 +108,7 @@ struct Window {
 // `bias` can be null.
 QPU_API void conv2d(Floats out, Floats a, Floats weights, Floats bias, const Window& window,
                     int outChannels, int qpus = 0);
-// Computes the maximum of the elements under the window. Padding counts as -Inf. `groups` is
+// Computes the maximum of the elements under the window. Padding is treated as -Inf. `groups` is
 // ignored.
 QPU_API void maxPool2d(Floats out, Floats a, const Window& window, int qpus = 0);
 

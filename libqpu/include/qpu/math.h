@@ -1,7 +1,7 @@
-// Functions that consist of operations in the kernel language. Each call is expanded inline, like
-// a macro. Errors are in units in the last place (ulp) and assume the interpreter's rounding. The
-// error bounds hold for special function units whose relative error is at most 1e-3. This is ten
-// times the tolerance of the published hardware tests.
+// Functions that consist of operations in the kernel language. Each call is expanded inline, like a
+// macro. Errors are in units in the last place (ulp) and assume the interpreter's rounding. The
+// error bounds hold for special function units whose relative error is at most 1e-3. This limit is
+// ten times the tolerance of the published hardware tests.
 #ifndef QPU_MATH_H
 #define QPU_MATH_H
 
@@ -107,7 +107,8 @@ inline FloatExpr tanh(const FloatExpr& x) {
   return asFloat(asInt(r) | (asInt(x) & static_cast<int>(0x80000000U)));
 }
 
-// Selects `yes` in the elements where the mask holds, and `no` in the others. Both are evaluated.
+// Selects `yes` in the elements where the mask holds, and `no` in the others. Both arguments are
+// evaluated.
 inline Float select(const BoolExpr& mask, const FloatExpr& yes, const FloatExpr& no) {
   Float r = no;
   Where_(mask);

@@ -101,15 +101,15 @@ struct Stored<T*> {
 }  // namespace detail
 
 // T is int, float, or a pointer to the element type of another SharedArray. Elements are
-// initialised to zero. An array can be moved but not copied. It must not be destroyed or moved
-// while a kernel uses it.
+// initialised to zero. An array can be moved but not copied. An array must not be destroyed or
+// moved while a kernel uses it.
 template <typename T>
 class SharedArray {
  public:
   typedef typename detail::Stored<T>::type value_type;
-  static_assert(sizeof(value_type) == 4, "a QPU vector has elements of 32 bits");
+  static_assert(sizeof(value_type) == 4, "an element of a QPU vector must have 32 bits");
   static_assert(std::is_trivially_copy_constructible<value_type>::value,
-                "shared memory holds plain data");
+                "an element in shared memory must be trivially copyable");
 
   SharedArray() = default;
   // Allocates n elements. Throws AllocationError if n is 0 or if the allocation fails.

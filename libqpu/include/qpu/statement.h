@@ -26,11 +26,11 @@ inline void Else_(Location where = QPU_HERE) { detail::beginElse(where); }
 inline void End_(Location where = QPU_HERE) { detail::end(where); }
 
 // Requests the word at each of the 16 addresses in p, without waiting. The low two bits of an
-// address are ignored. At most 4 requests can be outstanding. The limit is 8 if the kernel does
-// not read *p while requests are outstanding, and if the compiler can make gathers and receives
-// alternate between the two TMUs. This requires that the number of outstanding requests at each
-// point in the kernel is the same on all paths, and that each loop iteration makes an even number
-// of requests.
+// address are ignored. At most 4 requests can be outstanding. The limit is 8 if the kernel does not
+// read *p while requests are outstanding, and if the compiler can make gathers and receives
+// alternate between the two TMUs. The second condition requires that the number of outstanding
+// requests at each point in the kernel is the same on all paths, and that each loop iteration
+// issues an even number of requests.
 template <typename T>
 void gather(const PtrExpr<T>& p, Location where = QPU_HERE) {
   detail::gather(p.node(), detail::Element<T>::type(), where);
@@ -73,13 +73,13 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, const IntExpr& n,
   detail::storeFirst(x.node(), p.node(), n.node(), where);
 }
 
-// Sets the stride of the loads (*p and p[i]) or the stores (*p = x, p[i] = x and store(x, p))
-// that follow in the kernel's source. The stride is the number of elements in memory (0..2047,
-// initially 0) that are skipped between two elements of the vector. With a stride of 1, *p reads
-// every other word. The stride is a C++ number and must be set outside If, While, For and Where.
-// It does not apply to gather() or explicit DMA. While a stride is set, store(x, p, n) is an
-// error. Strides are slow: a load becomes up to 16 loads and 16 rotations, and a store becomes 16
-// one-word stores. To iterate over an array, gather(p + index() * 2) is faster.
+// Sets the stride of the loads (*p and p[i]) or the stores (*p = x, p[i] = x and store(x, p)) that
+// follow in the kernel's source. The stride is the number of elements in memory (0..2047, initially
+// 0) that are skipped between two elements of the vector. With a stride of 1, *p reads every other
+// word. The stride is a C++ number and must be set outside If, While, For and Where. A stride does
+// not apply to gather() or explicit DMA. While a stride is set, store(x, p, n) is an error. Strides
+// are slow: a load becomes up to 16 loads and 16 rotations, and a store becomes 16 one-word stores.
+// To iterate over an array, gather(p + index() * 2) is faster.
 //
 // Programs for QPULib use these functions, but QPULib's documentation does not define what they
 // do. Here, the stride is the distance from the end of one element to the start of the next, as in
@@ -113,9 +113,9 @@ void Print(const PtrExpr<T>& x, Location where = QPU_HERE) {
   detail::printVector(x.node(), detail::Type::Address, where);
 }
 
-// All QPUs share the semaphores 0..15. Each semaphore counts from 0 to 15. It is 0 when a kernel
-// starts, and must be 0 again when the kernel ends. semaInc waits while the value is 15, and
-// semaDec waits while it is 0.
+// All QPUs share the semaphores 0..15. Each semaphore counts from 0 to 15. The value is 0 when a
+// kernel starts, and must be 0 again when the kernel ends. semaInc waits while the value is 15, and
+// semaDec waits while the value is 0.
 inline void semaInc(int semaphore, Location where = QPU_HERE) {
   detail::semaphoreRelease(semaphore, where);
 }

@@ -1,9 +1,9 @@
-// Iteration over arrays in kernels. These functions distribute blocks of vectors among workers
-// and request data before it is needed. They handle the vectors after the last complete block
+// Iteration over arrays in kernels. These functions distribute blocks of vectors among workers and
+// request data before it is needed. The vectors after the last complete block are handled
 // separately.
 //
-// The kernels in qpu/kernels.h use this header, and other kernels can also use it. Unlike the
-// other headers, it requires C++17. Include it after the headers of other libraries, because it
+// The kernels in qpu/kernels.h use this header, and other kernels can also use it. Unlike the other
+// headers, this header requires C++17. Include it after the headers of other libraries, because it
 // defines macros with common names.
 #ifndef QPU_STREAM_H
 #define QPU_STREAM_H
@@ -17,12 +17,12 @@
 
 namespace qpu::kernels {
 
-// The number of outstanding requests per QPU. Every basic block of a kernel makes an even number
+// The number of outstanding requests per QPU. Every basic block of a kernel issues an even number
 // of requests, so that the requests alternate between the TMUs in a fixed order.
 constexpr int kInFlight = 8;
 
-// The number of VPM rows that kernels use directly. The QPUs share these rows equally. The
-// compiler uses rows 52 and above.
+// The number of VPM rows that kernels use directly. These rows are divided equally among the QPUs.
+// The compiler uses rows 52 and above.
 constexpr int kVpmRows = 48;
 // The number of vectors in a block, which one DMA transfer stores. Starting a transfer costs as
 // much time as storing many rows. A few QPUs with long blocks therefore store more vectors in the
@@ -31,7 +31,7 @@ constexpr int kVpmRows = 48;
 constexpr int kLong = 8;
 constexpr int kShort = 4;
 constexpr int kQpusWithLong = kVpmRows / kLong;
-static_assert(kVpmRows / kShort == 12, "all QPUs have rows for a short block");
+static_assert(kVpmRows / kShort == 12, "each of 12 QPUs must have enough rows for a short block");
 
 // Returns true if each of `qpus` QPUs has enough rows for long blocks. Also returns true if
 // `qpus` is 0, because the library then chooses the number of QPUs.
@@ -54,7 +54,7 @@ using Vectors = std::array<Float, N>;
 template <std::size_t N>
 using Pointers = std::array<Ptr<Float>, N>;
 
-// Makes one more request if the number of requests, N, is odd.
+// Issues one more request if the number of requests, N, is odd.
 template <std::size_t N>
 void evenGather(const PtrExpr<Float>& p) {
   if (N % 2 != 0) gather(p);
@@ -77,7 +77,7 @@ void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntE
           OnVector vector, OnBlock block, OnTail tail) {
   constexpr int ahead = kInFlight / static_cast<int>(N);
   constexpr int shift = Length == kLong ? 7 : 6;
-  static_assert(16 * Length == 1 << shift, "the length of a block is a power of two");
+  static_assert(16 * Length == 1 << shift, "the length of a block must be a power of two");
   Int blocks = n >> shift;
   Int step = workers;
   Int first = worker;

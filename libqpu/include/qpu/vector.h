@@ -49,8 +49,8 @@ typename std::enable_if<!std::is_integral<A>::value || (sizeof(A) > 4), Node>::t
 
 }  // namespace detail
 
-// An integer vector value. A C++ number is truncated toward zero and copied to all elements. It
-// must be in the range -2^31..2^32 - 1. A number of 2^31 or more becomes the negative number
+// An integer vector value. A C++ number is truncated toward zero and copied to all elements. The
+// number must be in the range -2^31..2^32 - 1. A number of 2^31 or more becomes the negative number
 // with the same 32 bits.
 class IntExpr {
  public:
@@ -139,7 +139,7 @@ class PtrExpr {
   detail::Node node() const { return node_; }
 
   Deref<T> operator*() const { return Deref<T>(node_); }
-  // The index i counts elements, so p[16] is the vector after p[0].
+  // The index i is a number of elements, not bytes: p[16] is the vector that follows p[0].
   Deref<T> operator[](const IntExpr& i) const;
 
  private:
@@ -213,7 +213,7 @@ inline IntExpr ror(const IntExpr& a, const IntExpr& b) {
 }
 
 // Arithmetic on Float. Results are rounded toward zero and are never denormal. Denormal operands
-// count as +0. No operation produces NaN. min and max compare operands by sign and magnitude.
+// are treated as +0. No operation produces NaN. min and max compare operands by sign and magnitude.
 inline FloatExpr operator+(const FloatExpr& a, const FloatExpr& b) {
   return detail::floatOp(detail::Op::FAdd, a, b);
 }
@@ -276,7 +276,7 @@ inline FloatExpr broadcast(const FloatExpr& a, int k, Location where = QPU_HERE)
   return FloatExpr(detail::FromNode(detail::broadcast(detail::Type::Float, a.node(), k, where)));
 }
 
-// Pointer arithmetic counts elements of 4 bytes. Each of the 16 addresses changes by the
+// The unit of pointer arithmetic is one element of 4 bytes. Each of the 16 addresses changes by the
 // corresponding element of i.
 template <typename T>
 PtrExpr<T> operator+(const PtrExpr<T>& p, const IntExpr& i) {

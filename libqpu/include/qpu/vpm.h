@@ -2,12 +2,12 @@
 // of 32-bit words. All QPUs share it, so use separate rows for each QPU, or order the accesses
 // with semaphores. Manual: section 7, VPM and VCD/VDW.
 //
-// A DMA address in the VPM counts words: 16 * row + column. The address of a HORIZ vector is its
-// row (0..63). The address of a VERT vector is 16 * (row / 16) + column.
+// A DMA address in the VPM is a word number: 16 * row + column. The address of a HORIZ vector is
+// its row (0..63). The address of a VERT vector is 16 * (row / 16) + column.
 //
-// In a kernel that uses any of these functions, the compiler uses row 63 - me() for store() and
-// *p = x. It also uses this row to read *p if a store may precede the read. The compiler never
-// uses rows 0 to 51, and it does not change the kernel's windows and setups.
+// In a kernel that uses any of these functions, row 63 - me() is reserved: the compiler uses it for
+// store(), for `*p = x`, and to read *p if a store may precede the read. The compiler never uses
+// rows 0 to 51, and it does not change the kernel's windows and setups.
 #ifndef QPU_VPM_H
 #define QPU_VPM_H
 
@@ -68,8 +68,8 @@ inline void vpmSetupRead(VPMDirection d, int vectors, const IntExpr& address, in
                          Location where = QPU_HERE) {
   detail::vpmReadSetup(detail::direction(d), vectors, address.node(), stride, where);
 }
-// Each evaluation of the expression reads the next vector. Operands are evaluated from left to
-// right. An expression can read at most 64 vectors.
+// Return an expression that reads the next vector from the VPM each time it is evaluated. Operands
+// are evaluated from left to right. An expression can read at most 64 vectors.
 inline IntExpr vpmGetInt() {
   return IntExpr(detail::FromNode(detail::leaf(detail::Op::VpmRead, detail::Type::Int)));
 }

@@ -4,10 +4,10 @@
     python3 -m pitorch.preloaded -c CODE [ARGUMENT...]      like python3 -c CODE
     python3 -m pitorch.preloaded --stop                     stop the server process
 
-The first call starts a server process that imports torch, which takes seconds on a Pi and half a minute on an emulated
-Pi. The server forks a process for every run. This process has the caller's arguments, working directory, environment,
-standard streams and umask, receives the caller's signals, and exits with the script's status. Each user has one server
-per Python version; it exits after half an hour without a run (``--idle=SECONDS``).
+The first call starts a server process that imports torch. The import takes several seconds on a Pi, and half a minute
+on an emulated Pi. The server forks a process for every run. This process has the caller's arguments, working directory,
+environment, standard streams and umask, receives the caller's signals, and exits with the script's status. Each user
+has one server per Python version. A server exits after half an hour without a run (``--idle=SECONDS``).
 
 The server does not import anything that ``./inv deploy`` installs, so the next run uses a changed extension, libqpu or
 script. If torch itself or a variable that affects the import (``OMP_NUM_THREADS``, ``PYTHONPATH`` …) has changed, the
@@ -41,11 +41,11 @@ from typing import Any, NoReturn
 __all__ = ["NotStarted", "main"]
 
 NOT_STARTED = 125
-"""Exit code: the server could not be started."""
+"""The exit code if the server could not be started."""
 
 _IDLE_S = 1800.0
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""Unless this variable is 0, ``import torch`` loads external backends. The qpu backend is loaded after the fork."""
+"""Unless this variable is 0, ``import torch`` loads external backends. The server loads them only after the fork."""
 
 _IMPORT_VARIABLES = (
     *("ATEN_", "GOMP_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_"),
@@ -58,7 +58,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class NotStarted(RuntimeError):
-    """The server could not be started, or its folder is not safe."""
+    """The server could not be started, or other users can access its folder."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -155,7 +155,7 @@ def _connect(modules: Sequence[str], idle_s: float, reason: str) -> socket.socke
         if not _try_connect(connection, folder):
             with (folder / "lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _try_connect(connection, folder):  # Another caller may have started the server.
+                if not _try_connect(connection, folder):  # Another caller may have just started the server.
                     _start(folder, modules, idle_s, reason)
                     if not _try_connect(connection, folder):
                         raise NotStarted(f"the server does not accept connections at {folder}/socket")
@@ -174,7 +174,7 @@ def _try_connect(connection: socket.socket, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _short_path(folder: Path) -> Iterator[str]:
-    """Provide a socket path that fits into the 107 bytes of an address (unix(7)), however long the folder's path is."""
+    """Provide a socket path of at most 107 bytes, the limit of an address (unix(7)), for a folder with any path."""
     number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{number}/socket"
@@ -279,7 +279,7 @@ class _Server:
         self._loaded = _mapped_files()
 
     def serve(self) -> dict[str, Any]:
-        """Fork for each request. Returns the request in the forked process; the server itself never returns."""
+        """Fork for each request. Returns the request in the forked process; never returns in the server process."""
         wake, waker = socket.socketpair()
         for end in (wake, waker):
             end.setblocking(False)
@@ -336,7 +336,7 @@ class _Server:
                 for other in (connection, *self._connections.values()):
                     other.close()
                 os.setsid()
-                # If the server is killed, the caller reports a failure, so the script must stop as well.
+                # If the server is killed, the caller reports a failure, so the script must also stop.
                 self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
                 for place, number in enumerate(files):
                     os.dup2(number, place)
@@ -481,7 +481,7 @@ def _set_up(request: Mapping[str, Any]) -> dict[str, Any]:
         sys.path[0] = str(Path(first).resolve().parent)
         main_module.__file__ = first
     sys.modules["__main__"] = main_module
-    if "numpy.random" in sys.modules:  # seeded before the fork, so all runs would get the same numbers
+    if "numpy.random" in sys.modules:  # Without a new seed, all runs would use the same numbers.
         sys.modules["numpy.random"].seed()
     torch = sys.modules.get("torch")
     if torch is not None and request["environment"].get(_AUTOLOAD, "1") == "1":
@@ -501,7 +501,7 @@ def _excepthook(kind: type[BaseException], fault: BaseException, trace: types.Tr
 
 
 def _execute(request: Mapping[str, Any]) -> None:
-    """Run the script as the last action of this process. Its exceptions terminate the process as in Python."""
+    """Run the script as the last action of this process. An uncaught exception terminates the process, as in Python."""
     names = _set_up(request)
     sys.excepthook = _excepthook
     first, *arguments = request["words"]

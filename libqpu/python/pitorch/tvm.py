@@ -13,7 +13,7 @@ crashes unless arrays are aligned to 64 bytes, so unaligned arrays are copied fo
 torch aligns its tensors; views and numpy arrays may be unaligned.
 
 Other functions of TVM's runtime, such as threads for parallel loops, are not available, and calling one would crash the
-process. Therefore, a library that uses them is rejected.
+process. A library that uses such functions is therefore rejected.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from typing import Any
 __all__ = ["Kernel", "KernelError", "Library"]
 
 ALIGNMENT = 64
-"""Bytes."""
+"""The alignment of arrays that kernels require, in bytes."""
 _CPU = 1
 _TENSOR_POINTER = 7
 _CAPSULE = b"dltensor"
 _RUNTIME_FUNCTIONS = ("ParallelLaunch", "ParallelBarrier", "AllocWorkspace", "FreeWorkspace", "GetFuncFromEnv")
-"""Suffixes of function names in TVM's runtime. A library that uses one of them has a null pointer with that name."""
+"""Suffixes of function names in TVM's runtime. A library that uses such a function has a null pointer of that name."""
 
 
 class KernelError(RuntimeError):
-    """A kernel does not exist, or has rejected its arguments."""
+    """A kernel does not exist, or rejected its arguments."""
 
 
 class _Tensor(ctypes.Structure):

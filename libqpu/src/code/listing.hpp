@@ -12,17 +12,17 @@
 namespace qpu::code {
 
 // The profile of an instruction: the number of executions, and the stalls in clocks of the model.
-// Both are sums over all QPUs.
+// Both numbers are sums over all QPUs.
 struct Cycles {
   std::uint64_t executed = 0;
   std::uint64_t stalled = 0;
 };
 
 // Returns one line per instruction. It contains the instruction's number, the clock at which the
-// instruction would issue if there were no stalls and branches, its word, its text and, if
-// `profile` is given, its profile. The uniforms come first, and totals come last. Before the
-// instructions of a source construct, a comment names the construct. Throws std::invalid_argument
-// if `profile` does not have one entry per word. `fields` is passed to isa::disassemble().
+// instruction would issue if there were no stalls or branches, its word, its text and, if `profile`
+// is given, its profile. The uniforms come first, and totals come last. Before the instructions of
+// a source construct, a comment names the construct. Throws std::invalid_argument if `profile` does
+// not have one entry per word. `fields` is passed to isa::disassemble().
 std::string listing(const Object& object, const std::vector<Cycles>* profile = nullptr,
                     isa::Fields fields = isa::Fields::Used);
 

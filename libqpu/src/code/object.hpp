@@ -25,7 +25,7 @@ struct Uniform {
   std::uint32_t value = 0;
 };
 
-// The source construct that an instruction belongs to. Errors and listings show it.
+// The source construct that an instruction was compiled from. Error messages and listings name it.
 struct Site {
   std::string construct;    // such as "store"
   std::string description;  // such as "store at rot3d.cpp:12"
@@ -37,12 +37,12 @@ struct Object {
   std::string name;
   std::uint32_t parameters = 0;
   std::vector<isa::Word> words;
-  std::vector<Uniform> uniforms;     // every QPU reads them in this order
+  std::vector<Uniform> uniforms;     // in the order in which each QPU reads them
   std::vector<Site> sites;
   // One entry per word; kNoSite for instructions that the compiler adds.
   std::vector<std::uint32_t> siteOf;
   std::uint32_t spillBytes = 0;      // size in bytes of each QPU's spill area; a multiple of 64
-  bool usesSfu = false;              // true if the results on hardware are not bit-exact
+  bool usesSfu = false;              // true if the last bits of results may differ on hardware
 };
 
 // Returns the uniform stream for logical QPU number `qpu`. `spill` is the address of its spill

@@ -5,7 +5,7 @@
 namespace qpu::compiler {
 namespace {
 
-// Two vectors that the same operation reads. They should be in different files.
+// Two vectors that the same operation reads. Such vectors should be in different register files.
 struct OperandPair {
   std::uint32_t one, other;
   std::uint32_t weight;
@@ -57,9 +57,9 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
 
   std::vector<Place> homes(n, kNowhere);
   std::vector<Bits> taken(kR0, Bits(blocks));
-  // The number of reads by the ADD pipe and by the MUL pipe from files A and B. Two operations
-  // can issue together only if one pipe reads from one file and the other pipe reads from the
-  // other file.
+  // The number of reads by the ADD pipe and by the MUL pipe from register files A and B. Two
+  // operations can issue together only if one pipe reads from one file and the other pipe reads
+  // from the other file.
   std::array<std::array<std::uint64_t, 2>, 2> load{};
   // The vectors that are read most often are assigned first. The other vectors are distributed
   // evenly between the two files.
@@ -95,9 +95,9 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
     for (std::size_t file = 0; file < 2; ++file)
       for (std::size_t pipe = 0; pipe < 2; ++pipe)
         if (reads[g][pipe] != 0) portLoad[file] += load[pipe][file] + load[1 - pipe][file];
-    // A vector with few reads goes to the file with more free registers. For any other vector,
-    // the choice depends first on the operands that are read together with it, and then on the
-    // number of reads by each pipe from each file.
+    // A vector with few reads is assigned to the file with more free registers. For any other
+    // vector, the choice depends first on the operands that are read together with it, and then on
+    // the number of reads by each pipe from each file.
     const auto difference = [](std::uint64_t x, std::uint64_t y) { return x > y ? x - y : y - x; };
     std::array<std::uint64_t, 2> worse{count[0], count[1]};
     const bool isCold = readsOf(g) * 8 < readsOf(order[0]);

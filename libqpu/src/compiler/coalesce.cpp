@@ -63,7 +63,7 @@ class CopyCoalescer {
 
   // Computes the liveness of the registers that copies read or write.
   void findLiveness() {
-    // Indexed by register: the only block in which it has occurred so far.
+    // Indexed by register: the only block in which the register has occurred so far.
     std::vector<std::uint32_t> onlyBlock(f_.registers, kUnset);
     std::vector<bool> global(f_.registers, false);
     inSeveralBlocks_.assign(f_.registers, false);

@@ -39,7 +39,8 @@ class RecurrenceCoalescer {
     std::vector<Operation>& operations = f_.blocks[b].operations;
     const auto end = static_cast<std::uint32_t>(operations.size());
     for (const Vreg v : live_.globals) after_[v] = {live_.liveOut(b, v) ? end : kNever, kNever};
-    // The entry of an operation contains one element for each of its two operands.
+    // Indexed by operation. Each entry contains one element for each of the operation's two
+    // operands.
     std::vector<std::array<NextAccess, 2>> later(end);
     for (std::uint32_t i = end; i-- > 0;) {
       const Operation& o = operations[i];

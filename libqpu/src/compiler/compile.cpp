@@ -14,11 +14,12 @@
 namespace qpu::compiler {
 namespace {
 
-constexpr std::uint32_t kLeastRegisters = 7;  // the lowest limit at which spilling is tried
-// How the DMA transfers of several QPUs overlap is known only at run time. However they overlap,
-// many QPUs wait for the busier engine. Code with spills is therefore used only if this engine's
-// time is at most this fraction of its time in the code without the front end's optimisations,
-// whose transfers are the same as at level 0.
+constexpr std::uint32_t kLeastRegisters = 7;  // the lowest register limit for which spilling is tried
+// The overlap of the DMA transfers of several QPUs is known only at run time. In any case, many
+// QPUs wait for the busier DMA engine. Code that was compiled with the front end's optimisations
+// and contains spills is therefore used only if it occupies this engine for at most this fraction
+// of the time for which unoptimised code occupies it. Unoptimised code has the same transfers as
+// code at level 0.
 constexpr double kMostDmaTime = 0.9;
 
 // Thrown if there are not enough registers even after spilling.

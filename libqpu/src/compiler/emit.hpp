@@ -10,8 +10,8 @@ namespace qpu::compiler {
 
 struct Emitted {
   code::Object object;
-  // The instructions and stalls, weighted by loop depth, under the assumption that 12 QPUs start
-  // the same DMA transfers at the same time.
+  // The number of instructions and stalls, weighted by loop depth, under the assumption that 12
+  // QPUs start the same DMA transfers at the same time.
   double cost = 0;
   // The time in instructions for which the busier of the two DMA engines transfers data for this
   // QPU if each loop has one iteration.

@@ -37,8 +37,8 @@ enum class Kind : std::uint8_t {
   Effect      // `op` on a, with `bits` and `unit`; effects stay in order
 };
 
-// The other comparisons exchange the operands or use MaskNot. Two floats are equal if neither is
-// less than the other.
+// The other comparisons are expressed with exchanged operands or with MaskNot. Two floats are equal
+// if neither is less than the other.
 enum class Test : std::uint8_t { Equal, Less, FloatLess };
 
 struct Instruction {
@@ -72,8 +72,8 @@ struct Block {
   std::uint32_t site = code::Object::kNoSite;
 };
 
-// A loop consists of the blocks from `header` to `last`. It is entered only from its preheader,
-// whose only successor is the header.
+// A loop consists of the blocks from `header` to `last`. Control enters a loop only from its
+// preheader, whose only successor is the header.
 struct Loop {
   std::uint32_t parent = kNone;
   std::uint32_t depth = 1;

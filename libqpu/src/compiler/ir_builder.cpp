@@ -131,7 +131,7 @@ Value IrBuilder::folded(MulOp op, Value& a, Value& b) {
   }
   if (op == MulOp::Mul24 && (y & 0xffffffU) == 0) return constant(0);
   if (op == MulOp::FMul && (y & 0x7f800000U) == 0) return constant(0);
-  // A left shift by at least 8 bits discards the upper 8 bits, which mul24 ignores as well.
+  // A left shift by at least 8 bits discards the upper 8 bits, which mul24 also ignores.
   if (op == MulOp::Mul24 && y < 1U << 24U && (y & (y - 1)) == 0)
     for (std::uint32_t n = 8; n < 24; ++n)
       if (y == 1U << n) return alu(AddOp::Shl, a, constant(n));

@@ -35,7 +35,7 @@ class Lowering {
     graph.keepsWriteWindow =
         options.keepWriteWindow && !mergeStores && c_.optimise && facts.stores && !facts.vpmByHand;
     // If gathers cannot alternate between the TMUs, gathers use one TMU and loads use the other
-    // one.
+    // TMU.
     graph.usesTwoTmus = facts.loads || (facts.gathers && c_.gathers.usesBothTmus);
     graph.mergesStores = mergeStores;
     if (!facts.vpmByHand && !mergeStores) {
@@ -219,7 +219,7 @@ class Lowering {
       case StatementKind::Where: return where(s);
       case StatementKind::PrintText: return;
       case StatementKind::PrintVector:
-        // A QPU cannot print, but it must still perform the expression's VPM reads.
+        // A QPU cannot print, but the compiled code must still perform the expression's VPM reads.
         if (c_.source.expressions[s.value].vpmReads > 0) (void)expressions_.evaluate(s.value);
         return;
       case StatementKind::SemaphoreRelease:

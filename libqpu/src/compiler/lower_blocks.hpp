@@ -32,7 +32,7 @@ class BlockBuilder {
   std::uint32_t beginLoop(const ir::Loop& loop);
   void endLoop(std::uint32_t outer) { loop_ = outer; }
 
-  // Sets the variables at the start of the current block. variables[i] gets the value first[i] if
+  // Sets the variables at the start of the current block. variables[i] is set to first[i] if
   // control came from one of the block's first `count` predecessors, and second[i] otherwise.
   void merge(const std::vector<std::uint32_t>& variables, std::size_t count, const std::vector<ir::Value>& first,
              const std::vector<ir::Value>& second);

@@ -44,7 +44,7 @@ void collect(const std::vector<Statement>& statements, KernelFacts& facts, std::
   }
 }
 
-// A load whose result is unused does not count, because `*p = x` records `*p` as a load.
+// Ignores loads whose results are unused, because `*p = x` records `*p` as a load.
 bool hasLoad(const Source& source, std::vector<char>& used) {
   for (std::size_t i = source.expressions.size(); i-- > 0;) {
     if (used[i] == 0) continue;

@@ -23,10 +23,11 @@ struct KernelFacts {
 
 KernelFacts findFacts(const detail::Source& source);
 
-// Variables that the compiler adds. They are numbered after the variables in the source.
+// Variables that the compiler adds. Hidden variables are numbered after the variables in the
+// source.
 enum class Hidden : std::uint8_t {
   StoreSetup,       // setup word for the next store
-  WriteWindow,      // VPM window for the next store, unless one window serves all stores
+  WriteWindow,      // VPM window for the next store, unless all stores use the same window
   Outstanding,      // outstanding gathers, if their number is not known at compile time
   HandWriteWindow,  // current setups of a kernel that sets up the VPM itself
   HandStoreSetup,

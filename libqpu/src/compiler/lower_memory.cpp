@@ -91,7 +91,7 @@ void MemoryLowering::setUp(Op op, Hidden which, Value word) {
   c_.hidden(which) = word;
 }
 
-// After each vector, the hardware advances by the window's stride within the 64 rows.
+// After each vector, the hardware advances the address by the window's stride, modulo 64 rows.
 void MemoryLowering::advanceWindow() {
   const Value old = c_.hidden(Hidden::HandWriteWindow);
   const Value mask = c_.builder.constant(63);
@@ -108,8 +108,8 @@ void MemoryLowering::waitForStore() {
   state.pending = Pending::None;
 }
 
-// Records a store of 16 words. Returns true if the store is held back so that the next store can
-// be merged with it.
+// Records a store of 16 words. Returns true if the store is deferred, so that the next store can be
+// merged with it.
 bool MemoryLowering::mergeStore(const Statement& s, Value value, Value address) {
   if (!c_.optimise || c_.facts.vpmByHand || s.limit != detail::kNoExpression) {
     flushStores();
@@ -160,7 +160,7 @@ void MemoryLowering::store(const Statement& s, Value value, Value address, Value
   Value& setup = c_.hidden(Hidden::StoreSetup);
   Value word = setup;
   if (limit != kNone) {
-    // The size of 16 words minus the size of the words that are not stored.
+    // Reduces the number of words in the setup from 16 by the number of words that are not stored.
     const Value missing =
         c_.builder.alu(AddOp::Sub, c_.builder.constant(16), limit);
     word = c_.builder.alu(
@@ -176,7 +176,7 @@ void MemoryLowering::store(const Statement& s, Value value, Value address, Value
   c_.builder.effect(Op::VpmWriteSetup, word);
   c_.builder.effect(Op::DmaStoreStart, address);
   if (!c_.facts.vpmByHand && !c_.mergesStores) {
-    // Makes the next store use the other row.
+    // Selects the other VPM row for the next store.
     const auto exchange = [&](Value& v, std::uint32_t shift) {
       v = c_.builder.alu(AddOp::Xor, v, c_.builder.constant(vpm::kStoreRowDistance << shift));
     };
@@ -211,7 +211,7 @@ Value MemoryLowering::load(const Statement& s, Value address) {
   if (c_.facts.vpmByHand && byHand_.unread[s.site.number])
     fail(s,
          "the load may read memory that an earlier store has changed, so it goes through the VPM. "
-         "Read all vectors that vpmSetupRead has announced before it");
+         "Before this load, read all vectors that vpmSetupRead has announced");
   waitForStore();
   c_.builder.effect(Op::VpmReadSetup, loadSetup_);
   c_.builder.effect(Op::DmaLoadStart, address);

@@ -28,10 +28,10 @@ struct LinearSum {
   bool operator==(const LinearSum& o) const { return constant == o.constant && times == o.times; }
 };
 
-// Facts about a point in the kernel that hold for every path to that point.
+// Facts about a point in the kernel that are valid for every path to that point.
 struct MemoryState {
   enum class Pending : std::uint8_t { None, Store, StoreToWaitFor };
-  Pending pending = Pending::None;  // the most that may still be pending
+  Pending pending = Pending::None;  // the store that may still be in progress, and whether the kernel must wait for it
   bool stored = false;              // true if a store may have been executed
   bool acquired = false;            // true if a semaphore may have been acquired
 
@@ -60,7 +60,7 @@ class MemoryLowering {
   void prepare();
   ir::Value load(const detail::Statement& s, ir::Value address);
   void store(const detail::Statement& s, ir::Value value, ir::Value address, ir::Value limit);
-  // Emits the stores that have been held back for merging.
+  // Emits the stores that have been deferred so that they can be merged.
   void flushStores();
   void waitForStore();
 

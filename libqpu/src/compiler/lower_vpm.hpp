@@ -1,6 +1,6 @@
 // Analyses kernels that set up the VPM themselves ("by hand"). If the compiler itself uses the VPM
 // for one of the kernel's loads or stores, it must restore some of the kernel's setups afterwards.
-// The analysis determines these setups. It consists of backward and forward data-flow analyses:
+// The analysis determines these setups. The method is a backward and a forward data-flow analysis:
 // Gary A. Kildall, "A Unified Approach to Global Program Optimization", 1973.
 #ifndef QPU_SRC_COMPILER_LOWER_VPM_HPP
 #define QPU_SRC_COMPILER_LOWER_VPM_HPP
@@ -31,7 +31,7 @@ struct VpmNeeds {
 };
 
 struct VpmByHand {
-  // The setups that are live after a statement or within it, indexed by Site::number.
+  // For each statement, the setups that are live after it or within it, indexed by Site::number.
   std::vector<VpmNeeds> needs;
   // Indexed by Site::number: true if vectors that vpmSetupRead announced may still be unread when
   // the statement starts.

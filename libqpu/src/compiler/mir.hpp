@@ -1,7 +1,7 @@
-// Machine operations on virtual registers. They are the interface between the compiler's front
-// end and back end. An operation becomes one half of an instruction, or a short fixed sequence of
-// instructions (Sfu, spills). The operations of a basic block are in a valid execution order. The
-// back end may reorder them as long as it preserves all dependences.
+// Machine operations on virtual registers: the interface between the compiler's front end and back
+// end. An operation becomes one half of an instruction, or a short fixed sequence of instructions
+// (Sfu, spills). The operations of a basic block are in a valid execution order. The back end may
+// reorder them as long as it preserves all dependences.
 #ifndef QPU_SRC_COMPILER_MIR_HPP
 #define QPU_SRC_COMPILER_MIR_HPP
 
@@ -56,10 +56,10 @@ enum class Op : std::uint8_t {
 
 // Rules for machine operations:
 // - An operation under a condition other than Always changes only the elements where the
-//   condition holds. It therefore also reads its target register. Only Add, Mul, Move and Load
-//   can have conditions.
+//   condition holds. Such an operation therefore also reads its target register. Only Add, Mul,
+//   Move and Load can have conditions.
 // - An operation with `setsFlags` and without a target is a comparison. Flags are live until the
-//   next operation that sets them. They are not live across blocks; the last operation that can
+//   next operation that sets them. Flags are not live across blocks; the last operation that can
 //   read them is the branch at the end of the block. An operation under a condition sets the flags
 //   of only those elements where the condition holds.
 // - Registers are not in SSA form: several operations may write the same register.
@@ -114,8 +114,8 @@ struct Function {
   // The source sets up VPM windows and DMA itself. Vectors therefore cannot be spilled to memory,
   // and the compiler throws CompileError if it runs out of registers.
   bool usesVpmByHand = false;
-  // A single VpmWriteSetup at the start serves the VpmWrites in all blocks. Vectors therefore
-  // cannot be spilled to memory.
+  // A single VpmWriteSetup at the start of the kernel applies to the VpmWrites in all blocks.
+  // Vectors therefore cannot be spilled to memory.
   bool keepsWriteWindow = false;
   // Stores to adjacent addresses are merged, which makes the live ranges of their vectors longer.
   // Merging is not worthwhile if it causes spills.

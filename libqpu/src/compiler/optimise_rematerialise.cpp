@@ -49,8 +49,8 @@ class Rematerialiser {
   }
 
   // Returns the number of operations that compute v from constants and from values that are live
-  // at the pressure peak in any case. Returns more than kMostCost if v cannot be computed in this
-  // way.
+  // anyway at the point of highest register pressure (the peak). Returns more than kMostCost if v
+  // cannot be computed in this way.
   std::uint32_t costOf(Value v, unsigned depth) const {
     const Instruction& i = graph_.values[v];
     switch (i.kind) {
@@ -95,7 +95,7 @@ class Rematerialiser {
     for (const Value v : atPeak) {
       const std::uint32_t cost = costOf(v, 0);
       // Rematerialising a value that is used or defined close to the peak does not reduce the
-      // pressure there.
+      // register pressure at the peak.
       if (cost > kMostCost || isNear(v, peak, position)) continue;
       choices.push_back({v, cost * weight[v]});
     }

@@ -233,7 +233,8 @@ class Reduction {
     if (!replaced.empty()) replaceAll(replaced, after ? 0 : l.header, after ? blocks : l.last + 1);
   }
 
-  // Returns true if v is the next value of an induction variable that this pass has built.
+  // Returns true if v is the value that an induction variable built by this pass has in the next
+  // iteration.
   bool isStep(Value v) const { return steps_.count(v) != 0; }
 
   Value append(std::uint32_t block, Instruction i) {

@@ -1,5 +1,5 @@
 // Element strides: determines for each value whether its elements are equal or form an arithmetic
-// sequence. This is a data-flow analysis similar to the divergence analysis of SIMT programs:
+// sequence. The pass is a data-flow analysis similar to the divergence analysis of SIMT programs:
 // Bruno Coutinho, Diogo Sampaio, Fernando Magno Quintao Pereira and Wagner Meira Jr., "Divergence
 // Analysis and Optimizations", 2011.
 #include "compiler/optimise.hpp"

@@ -12,7 +12,7 @@
 namespace qpu::compiler {
 
 // Returns the register pressure of the block with its operations in their current order. A vector
-// that is live at the end of the block counts in the whole block.
+// that is live at the end of the block is treated as live in the whole block.
 std::uint32_t pressure(const Function& function, const Liveness& live, std::size_t block);
 
 // Returns the highest register pressure of any block.

@@ -79,7 +79,7 @@ std::vector<Rematerialisation> findRematerialisable(const Function& function, co
         r.operations += operand.operations;
         r.sources.insert(r.sources.end(), operand.sources.begin(), operand.sources.end());
       });
-      // If an operand is rematerialised too, its own sources must be available wherever this
+      // If an operand is also rematerialised, its own sources must be available wherever this
       // vector is used, which may be after the operand's last use.
       const bool isPossible =
           r.operations <= kMostOperations &&

@@ -18,7 +18,7 @@ constexpr int kMostFixed = 4;                // maximum number of operations tha
 // Maximum number of consecutive empty instructions; if more are needed, the schedule fails.
 constexpr int kMaxIdle = 16;
 constexpr int kIdleBeforeEviction = 3;
-// The latency of a register file may delay requests by this number of instructions.
+// The latency of a register file may delay TMU requests by this number of instructions.
 constexpr int kIdleBeforeReceive = 2;
 
 class ListScheduler {
@@ -90,7 +90,7 @@ class ListScheduler {
     }
     candidates_.add(candidate);
     if (graph_.nodes[n].a.kind != Source::Kind::ReadEither || candidate.portB != address::kNop) return;
-    // Also add the variant that uses the other read port. The bundler takes the variant that
+    // Also add the variant that uses the other read port. The bundler chooses the variant that
     // fits.
     std::swap(candidate.portA, candidate.portB);
     candidate.a = candidate.b = isa::Mux::B;

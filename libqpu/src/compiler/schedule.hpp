@@ -25,7 +25,7 @@ struct Slot {
 struct ScheduledBlock {
   std::vector<Slot> slots;
   int flagsAt = -1;               // index of the instruction that sets the flags for the branch
-  int minimumLength = 0;                // in instructions
+  int minimumLength = 0;                // the required minimum length of the block, in instructions
   std::uint64_t lastWritten = 0;  // registers that the last instruction writes, as a bit mask indexed by Place
 };
 

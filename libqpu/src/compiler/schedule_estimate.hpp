@@ -26,7 +26,7 @@ struct Surroundings {
 
 // The time for one execution of the block, in instructions.
 struct Estimate {
-  double total = 0;        // including stalls
+  double total = 0;        // the time including stalls
   double stalls = 0;
   double totalIfSlow = 0;  // like `total`, but with the slowest TMUs and memory that the model's ranges allow
 };

@@ -7,8 +7,8 @@ namespace {
 
 namespace address = isa::address;
 
-constexpr int kManyFree = 16;       // with this many free registers, results need not go to home registers
-constexpr int kAlternateCost = 4;   // the same as the cost of an operand in the same file
+constexpr int kManyFree = 16;       // with this many free registers, results need not be placed in home registers
+constexpr int kAlternateCost = 4;   // the same as the cost of placing two operands of an operation in one file
 constexpr unsigned kUsersChecked = 4;
 
 std::size_t indexOf(std::uint8_t file) { return file == kToA ? 0 : file == kToB ? 1 : 2; }

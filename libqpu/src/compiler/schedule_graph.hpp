@@ -14,8 +14,8 @@ namespace qpu::compiler {
 
 constexpr std::uint32_t kNone = UINT32_MAX;
 
-// The number of requests that can safely be in flight in one TMU. With more requests, failures
-// have been observed.
+// The number of requests that can safely be in flight in one TMU. Failures have been observed with
+// more requests.
 constexpr std::uint32_t kTmuDepth = 4;
 // Latencies that the scheduler assumes, in instructions of 4 clocks. They correspond to the
 // default parameters of the emulator's model of a Pi 3 (docs/model.md); the comments name the
@@ -23,7 +23,7 @@ constexpr std::uint32_t kTmuDepth = 4;
 // model.
 constexpr int kTmuLatency = 20;          // tmu_memory_clocks
 constexpr int kTmuRequest = 4;           // tmu_request_clocks
-constexpr int kSlowTmuLatency = 26;      // kTmuLatency and kTmuRequest at the slow end of their ranges
+constexpr int kSlowTmuLatency = 26;      // kTmuLatency and kTmuRequest at the upper bounds of their ranges
 constexpr int kSlowTmuRequest = 5;
 constexpr int kDmaStoreSetup = 14;       // store_ns
 constexpr int kDmaStoreRow = 5;          // store_burst_ns and store_word_ns for 16 words
@@ -52,7 +52,7 @@ constexpr std::uint8_t kR5Access = 4;
 struct Source {
   enum class Kind : std::uint8_t { None, Value, Small, ReadA, ReadB, ReadEither };
   Kind kind = Kind::None;
-  std::uint32_t number = 0;  // of the value, the small-immediate code, or the address
+  std::uint32_t number = 0;  // number of the value, small-immediate code, or address
   bool isValue() const { return kind == Kind::Value; }
 };
 
@@ -72,7 +72,7 @@ struct Node {
   std::uint8_t files = kToNeither;            // the files in which that address exists
   std::uint8_t exclusive = 0;
   std::uint8_t unit = 0;
-  Place result = kNowhere;  // kR4 or kR5 if the hardware puts the result there
+  Place result = kNowhere;  // kR4 or kR5 if the hardware writes the result to this register
   Source a, b;
   std::uint32_t target = kNone;  // the value that is written
   std::uint32_t constant = 0;

@@ -32,8 +32,8 @@ class PressureTracker {
   void release(std::uint32_t value, std::uint32_t oldest) {
     if (isCounted(value)) add(oldest, lastUse_[value], -1);
   }
-  // Records that the operation that defines a counted value has issued. The value is live earlier
-  // than in source order.
+  // Records that the operation that defines a counted value has issued. The value becomes live
+  // earlier than in source order.
   void define(std::uint32_t node, std::uint32_t oldest) { add(oldest, node, 1); }
 
   // Returns true if one more value can be live from operation `oldest` up to, but not including,

@@ -39,7 +39,7 @@ std::optional<ScheduledBlock> ScheduleSearch::run(std::uint32_t b, std::uint64_t
     std::optional<ScheduledBlock> result = schedule(graph, options);
     if (!result) continue;
     if (window == kWindows.front() && readsVpmOften(b)) {
-      // Try both settings, because neither is always better.
+      // Try both settings of alternateFiles, because neither is always better.
       options.alternateFiles = true;
       std::optional<ScheduledBlock> other = schedule(graph, options);
       if (other && other->slots.size() < result->slots.size()) return other;
@@ -108,7 +108,7 @@ bool ScheduleSearch::isLoop(std::uint32_t b) const {
   return std::find(next.begin(), next.end(), b) != next.end();
 }
 
-// Returns the number of requests to the TMU that gets more requests.
+// Returns the number of requests to the TMU that receives more requests.
 std::ptrdiff_t ScheduleSearch::requestsOf(std::uint32_t b) const {
   const std::vector<Operation>& all = function_.blocks[b].operations;
   const auto of = [&](unsigned unit) {

@@ -22,7 +22,7 @@ struct NodeState {
 struct ValueState {
   Place main = kNowhere;
   Place copy = kNowhere;
-  std::uint32_t reads = 0, updates = 0, rotations = 0;  // numbers that remain
+  std::uint32_t reads = 0, updates = 0, rotations = 0;  // numbers of remaining accesses of each kind
   std::uint32_t copyFor = kNone;  // the operation for which the value was copied or moved
   std::array<int, 2> byPipe{};    // remaining reads that only the ADD pipe or only the MUL pipe can perform
 };
@@ -111,8 +111,8 @@ struct BlockState {
   // Multiplies the value's remaining reads by `by` and adds the product to the number of reads
   // from the file that contains p.
   void countReads(std::uint32_t v, Place p, int by);
-  // Returns the register for which the value's reads are counted. This is the value's home
-  // register until the value is in another register.
+  // Returns the register for which the value's reads are counted. Reads are counted for the value's
+  // home register until the value is in another register.
   Place countedAt(std::uint32_t v) const {
     return values[v].main != kNowhere ? values[v].main : graph.values[v].home;
   }

@@ -109,7 +109,7 @@ class Selection {
     }
   }
 
-  // Each phi gets a register that all predecessors write and that a copy at the start of the
+  // Each phi is assigned a register that all predecessors write and that a copy at the start of the
   // phi's block reads. Critical edges are split, except loop back edges, because splitting a back
   // edge would cost a jump per iteration.
   void preparePhis() {
@@ -231,8 +231,8 @@ class Selection {
     return static_cast<std::size_t>(std::find(preds.begin(), preds.end(), from) - preds.begin());
   }
 
-  // Returns the block to which a branch from `from` to `to` leads. This is a new block if the
-  // edge is split to hold phi copies.
+  // Returns the block to which a branch from `from` to `to` leads. If the edge is split to hold phi
+  // copies, the function returns the new block on the edge.
   std::uint32_t splitEdge(std::uint32_t from, std::uint32_t to) {
     const ir::Block& b = graph_.blocks[to];
     if (b.phis.empty()) return to;

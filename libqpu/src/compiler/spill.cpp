@@ -239,7 +239,7 @@ class Spiller {
     for (; end < operations.size() && barriers_.noStore[end] != 0; ++end)
       if (operations[end].target != Operation::kNone) ++needed;
     if (operations[i].target != Operation::kNone) ++needed;
-    // Vectors that are reloaded within the run need registers too.
+    // Vectors that are reloaded within the run also need registers.
     for (std::uint32_t k = i; k < end; ++k)
       forEachRead(operations[k], [&](Vreg v) {
         if (!isPinned(block_, v) && !state_[v].resident) ++needed;

@@ -1,4 +1,4 @@
-// Decides which of the vectors that are live across blocks do not get a register.
+// Decides which of the vectors that are live across blocks are not assigned a register.
 #ifndef QPU_SRC_COMPILER_SPILL_GLOBALS_HPP
 #define QPU_SRC_COMPILER_SPILL_GLOBALS_HPP
 
@@ -11,7 +11,7 @@
 
 namespace qpu::compiler {
 
-// The number of registers for the base address and the VPM row of spill code. Both are live
+// The number of registers for the base address and the VPM row of spill code. Both values are live
 // throughout the function.
 constexpr std::uint32_t kSpillRegisters = 2;
 

@@ -10,8 +10,8 @@ using interp::map;
 using isa::AddOp;
 using isa::MulOp;
 
-// The slow but exact path for float operations. It is not inlined, so that the compiler cannot
-// move a float operation across a change of the rounding mode.
+// The slow but exact path for float operations. The function is not inlined, so that the compiler
+// cannot move a float operation across a change of the rounding mode.
 using Exact = void (*)(Vector&, const Vector&, const Vector&);
 [[gnu::noinline]] void exactly(Exact f, Vector& r, const Vector& a, const Vector& b) {
   [[maybe_unused]] const HostRounding host;
@@ -39,9 +39,9 @@ void storeWords(Vector& v, std::size_t at, __m128i x) {
 }
 
 // The fast path uses the host's float instructions with rounding toward zero. An overflow then
-// produces the greatest finite float, and operands that are Inf or NaN produce Inf or NaN. These
-// cases take the exact path, and so do the few results that are exactly the greatest finite float.
-// Adding +0 turns -0 into +0.
+// produces the greatest finite float, and operands that are Inf or NaN produce Inf or NaN. The
+// exact path handles these cases, and also the few results that are exactly the greatest finite
+// float. Adding +0 turns -0 into +0.
 template <typename F>
 inline void hostFloats(Vector& r, const Vector& a, const Vector& b, Exact rare, F f) {
   const __m128 magnitude = _mm_castsi128_ps(_mm_set1_epi32(0x7fffffff));

@@ -63,8 +63,8 @@ class HostRounding {
 #endif
 };
 
-// Additional operation numbers after the 32 encodable ones. They stand for shifts that use the
-// same constant amount in all elements.
+// Additional operation numbers after the 32 encodable ones. The additional operations are shifts by
+// the same constant amount in all elements.
 enum : std::uint8_t { kShrBy = 32, kAsrBy, kShlBy };
 
 // `r` must not be the same object as `a` or `b`. The functions require QpuRounding.

@@ -11,11 +11,11 @@ namespace qpu::emu {
 struct Board {
   const char* name = "";
   double clockHz = 0;
-  double tmuL1Clocks = 0;       // from a request to its data if the TMU's cache contains the data
+  double tmuL1Clocks = 0;       // latency of a load from the TMU's own cache
   double tmuL2Clocks = 0;
   double tmuMemoryClocks = 0;
   double tmuRequestClocks = 0;  // minimum interval between two requests to one TMU
-  double fetchL2Clocks = 0;     // fetch of an instruction or uniform cache line from L2
+  double fetchL2Clocks = 0;     // time to fetch an instruction or uniform cache line from L2
   double fetchMemoryClocks = 0;
   double l2BytesPerClock = 0;   // throughput of the V3D L2 for all slices together
   double memoryBytesPerSecond = 0;  // throughput of the SDRAM for reads and writes together
@@ -27,12 +27,12 @@ struct Board {
   double loadBurstNs = 0;
   double loadWordNs = 0;
   double vpmPortClocks = 0;     // time for which one vector occupies the VPM
-  double vpmSetupClocks = 0;    // from a read setup to its first vector
-  double semaphoreClocks = 0;   // from a semaphore's release until the waiting QPU continues
-  double sfuClocks = 0;         // in addition to the instructions that write and read the SFU
+  double vpmSetupClocks = 0;    // time from a read setup until its first vector can be read
+  double semaphoreClocks = 0;   // time from a semaphore's release until the waiting QPU continues
+  double sfuClocks = 0;         // time in addition to the instructions that write and read the SFU
   double l1Bytes = 0;           // size of one TMU's cache, which is direct-mapped
   double l2Bytes = 0;
-  double icacheBytes = 0;       // instruction cache size of one slice
+  double icacheBytes = 0;       // size of one slice's instruction cache
   double uniformCacheBytes = 0;
   double registersLaunchUs = 0;  // time to start and end a launch, for each backend
   double mailboxLaunchUs = 0;

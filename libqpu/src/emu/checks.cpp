@@ -10,8 +10,8 @@ using isa::Form;
 using isa::Instruction;
 using isa::MulOp;
 
-// Both ALUs may write the same peripheral if they write the same value. Some published programs
-// end with an instruction that does this.
+// Both ALUs may write the same peripheral if they write the same value. Some published programs end
+// with such an instruction.
 void Machine::requireEqual(const Qpu& q, std::uint32_t at, const Vector& x, const Vector& y,
                            Mask where) const {
   for (std::size_t e = 0; e < kElements; ++e)

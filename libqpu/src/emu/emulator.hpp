@@ -31,7 +31,7 @@ std::shared_ptr<const Program> prepare(const isa::Word* words, std::size_t count
 struct Launch {
   const isa::Word* words = nullptr;
   std::size_t count = 0;
-  std::uint32_t codeAddress = 0;  // bus address of the first word, which absolute branches need
+  std::uint32_t codeAddress = 0;  // bus address of the first word; required for absolute branches
   // The result of prepare() for the same words, or null.
   const Program* program = nullptr;
   // The uniform streams of the QPUs, one for each QPU. The launch uses as many QPUs (1..12) as
@@ -39,7 +39,7 @@ struct Launch {
   std::vector<std::vector<std::uint32_t>> uniforms;
   // The regions are sorted by their start and do not overlap.
   std::vector<Region> memory;
-  // The object that the words come from, for error messages. Can be null.
+  // The object from which the words were taken, for error messages. Can be null.
   const code::Object* object = nullptr;
   const Board* board = nullptr;  // null means kDefaultBoard
   bool profile = false;          // if true, fills Report::perInstruction
@@ -56,12 +56,12 @@ struct Launch {
 // Counters are sums over all QPUs. Clocks are those of the model.
 struct InstructionProfile {
   std::uint64_t executed = 0;
-  std::uint64_t stalled = 0;  // in clocks
+  std::uint64_t stalled = 0;  // stall time in clocks
 };
 
 struct Report {
   std::uint64_t instructions = 0;
-  std::uint64_t clocks = 0;      // from the start until the last QPU has finished, in the model
+  std::uint64_t clocks = 0;  // time in the model, from the start until the last QPU has finished
   std::uint64_t stalledOnTmu = 0;
   std::uint64_t stalledOnVpm = 0;     // waits for the VPM and for DMA
   // Waits for uniforms, semaphores, the mutex and instruction fetch.

@@ -106,7 +106,7 @@ void Machine::deadlock() const {
       text += " for the mutex, which QPU " + std::to_string(mutexHolder_->number) + " holds";
   }
   detail::raise<DeadlockError>(
-      "kernel '" + kernel() + "': deadlock, every QPU that has not finished is waiting: " + text,
+      "kernel '" + kernel() + "': deadlock; every QPU that has not finished is waiting: " + text,
       {kernel(), "semaphore", -1, 0});
 }
 
@@ -116,7 +116,8 @@ void Machine::requireBalancedSemaphores() const {
       detail::raise<ExecutionError>(
           "kernel '" + kernel() + "': semaphore " + std::to_string(i) + " is " +
               std::to_string(semaphores_[i]) +
-              " at the end, must be 0; on hardware the next kernel would start with this value",
+              " at the end, but must be 0; on hardware, the next kernel would start with this "
+              "value",
           {kernel(), "semaphore", -1, 0});
 }
 

@@ -88,7 +88,7 @@ class History {
   static constexpr unsigned kTimeBits = 26;
   static constexpr std::uint32_t kPageWords = 1024;
   static constexpr std::uint32_t kPageLines = kPageWords / 16;
-  static_assert(kPageLines == 64, "one bit of PageNote::fetched per cache line");
+  static_assert(kPageLines == 64, "PageNote::fetched must have one bit per cache line");
   struct Page {
     std::array<Tag, kPageWords> tags{};
     std::array<bool, kPageWords> stale{};
@@ -101,7 +101,7 @@ class History {
     std::uint32_t base = 0;   // address of the first cache line
     std::uint32_t words = 0;  // number of words from `base`
     bool written = false;
-    std::vector<PageNote> pages;  // none before the first access
+    std::vector<PageNote> pages;  // empty before the first access
   };
 
   // Returns null if nothing was written there.

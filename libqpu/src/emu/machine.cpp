@@ -94,8 +94,8 @@ void Machine::reset(const Launch& launch, const Program& program) {
 Report Machine::run() {
   std::size_t running = qpus_.size();
   while (running != 0) {
-    // The keys of the next two actors: `first` is the one that acts next, and `second` the one
-    // after it.
+    // The keys of the next two actors: `first` belongs to the actor that acts next, and `second` to
+    // the actor after it.
     std::uint64_t first = key(loads_.next() == kNever ? kNever >> 4U : loads_.next(), kLoadEngine);
     std::uint64_t second =
         key(stores_.next() == kNever ? kNever >> 4U : stores_.next(), kStoreEngine);
@@ -455,9 +455,9 @@ std::shared_ptr<const Program> prepare(const isa::Word* words, std::size_t count
 
 namespace {
 
-// The machine that this thread's last launch used. The next launch reuses it, because
-// constructing a machine takes longer than running a small kernel. This is a plain pointer
-// because static objects can launch kernels after the thread-local objects have been destroyed.
+// The machine that this thread's last launch used. The next launch reuses it, because constructing
+// a machine takes longer than running a small kernel. The variable is a plain pointer because
+// static objects can launch kernels after the thread-local objects have been destroyed.
 thread_local Machine* spare = nullptr;
 
 struct SpareKeeper {
@@ -472,7 +472,7 @@ Report run(const Launch& launch) {
   const std::size_t qpus = launch.uniforms.size();
   if (qpus < 1 || qpus > History::kQpus)
     detail::raise<ArgumentError>("a launch on " + std::to_string(qpus) +
-                                 " QPUs, must be 1..12 with one uniform stream per QPU");
+                                 " QPUs: must be 1..12, with one uniform stream per QPU");
   std::shared_ptr<const Program> made;
   if (launch.program == nullptr) made = prepare(launch.words, launch.count, launch.codeAddress);
   // The machine is kept only if the launch succeeds. A failed launch therefore cannot affect the

@@ -1,11 +1,11 @@
 // The QPUs that run a program: their registers, their peripherals and the order in which they
 // act.
 //
-// The actors are the QPUs, the load engine and the store engine, in this order. They act in the
-// order of their clocks; if the clocks are equal, the actor with the lower number acts first. A
-// QPU runs ahead of the others until it accesses shared state. A DMA transfer moves all of its
-// data when it starts, although it finishes only later. A TMU request reads memory at the time of
-// the request.
+// The actors are the QPUs, the load engine and the store engine, in this order. Actors act in the
+// order of their clocks; if the clocks are equal, the actor with the lower number acts first. A QPU
+// runs ahead of the others until it accesses shared state. A DMA transfer moves all of its data
+// when it starts, although it finishes only later. A TMU request reads memory at the time of the
+// request.
 #ifndef QPU_SRC_EMU_MACHINE_HPP
 #define QPU_SRC_EMU_MACHINE_HPP
 
@@ -32,8 +32,8 @@ constexpr std::uint32_t kSemaphoreMost = 15;
 constexpr std::uint32_t kLoadEngine = 12;  // number of an actor; QPUs have the numbers 0..11
 constexpr std::uint32_t kStoreEngine = 13;
 
-// The reason why the words of a gather must not be used. It is not an error if the vector is not
-// used, because software pipelines fetch one vector too many.
+// The reason why the words of a gather must not be used. An unused vector is not an error, because
+// software pipelines fetch one vector more than they use.
 struct Poison {
   enum class Kind : std::uint8_t {
     Outside,
@@ -43,7 +43,7 @@ struct Poison {
   Kind kind = Kind::Outside;
   std::uint32_t address = 0;
   std::uint32_t element = 0;
-  std::uint32_t instruction = 0;  // the instruction that made the request
+  std::uint32_t instruction = 0;  // the instruction that issued the request
   Tag writer = 0;
 };
 using PoisonNumber = std::uint32_t;  // 0 means that the value is not poisoned
@@ -68,7 +68,7 @@ enum class State : std::uint8_t {
 // The state of a QPU's DMA loads or of its DMA stores.
 struct Dma {
   DmaSetup setup;
-  bool running = false;   // the transfer is in the engine
+  bool running = false;   // the engine has not completed the transfer
   bool awaited = true;    // no transfer has been started since the last wait
   Clock ended = 0;
   std::uint32_t startedAt = 0;  // the instruction that started the transfer

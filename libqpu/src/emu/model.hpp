@@ -11,7 +11,7 @@
 
 namespace qpu::emu {
 
-// Selects a parameter's value, or the end of its range that makes kernels faster or slower.
+// Selects a parameter's value, or the bound of its range that makes kernels faster or slower.
 enum class Bound : std::uint8_t { Value, Fast, Slow };
 
 // The rule that converts a published figure to another board.

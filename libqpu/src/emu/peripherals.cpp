@@ -82,8 +82,8 @@ void Machine::writeIo(Qpu& q, std::uint32_t at, bool fileA, std::uint8_t to, con
 }
 
 // Writes element 0 of each quad, or of the vector, to r5. Assumption: the condition must hold for
-// the source element. A test on a board can confirm this: write r5 under a condition that holds
-// only for odd elements.
+// the source element. This test on a board can confirm the assumption: write r5 under a condition
+// that holds only for odd elements.
 void Machine::writeR5(Qpu& q, bool fileA, const Vector& value, Mask where) {
   Vector& r5 = q.v[slot::kR5];
   for (std::uint32_t e = 0; e < kElements; ++e) {
@@ -239,7 +239,7 @@ void Machine::setupReads(Qpu& q, std::uint32_t at, std::uint32_t word) {
 }
 
 // Reports a pitch that is too large. Broadcom's guide gives 13 bits for the pitch, but other
-// authors have found 16.
+// authors have found 16 bits.
 void Machine::requirePitch(const Qpu& q, std::uint32_t at, const char* what,
                            std::uint32_t bytes) {
   if (bytes <= kMaxPitch) return;
@@ -538,7 +538,7 @@ void Machine::releaseMutex(Qpu& q, std::uint32_t at) {
   wake(q, State::AtMutex, 0);
 }
 
-// Makes the QPU that has waited longest try again.
+// Resumes the QPU that has waited longest, which then retries its instruction.
 void Machine::wake(Qpu& by, State waiting, std::uint32_t semaphore) {
   Qpu* first = nullptr;
   for (Qpu& q : qpus_) {

@@ -25,8 +25,8 @@ constexpr std::uint32_t kInstructionsPerLine = 8;
 constexpr std::uint32_t kWordBytes = 8;
 constexpr std::uint32_t kEndReserved = 1U << 14U;  // bit 14, for ra14 and rb14
 constexpr std::uint32_t kNoTarget = UINT32_MAX;
-// Registers, accumulators and flags are undefined at the start. They get this value, which is
-// unlikely to be useful, so that a kernel that depends on them fails.
+// Registers, accumulators and flags are undefined at the start. The emulator initialises them to
+// this value, which is unlikely to be useful, so that a kernel that depends on them fails.
 constexpr std::uint32_t kUndefined = 0xdeadbeefU;
 
 bool isRotation(const Instruction& i) {
@@ -420,7 +420,7 @@ class Preparation {
     if (i.signal == Signal::End) op.after |= need::kEnd;
   }
 
-  // Loads an immediate. It is the result of both ALUs.
+  // Loads an immediate. The immediate is the result of both ALUs.
   void immediate(const Instruction& i, Op& op) {
     Vector v = interp::splat(i.immediate);
     if (i.form == Form::LoadPerElementSigned || i.form == Form::LoadPerElementUnsigned)

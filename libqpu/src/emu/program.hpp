@@ -1,5 +1,5 @@
 // A program that has been prepared for execution: its fields have been resolved to slots, and its
-// static rules have been checked. It is immutable and shared by launches.
+// static rules have been checked. A prepared program is immutable, and launches share it.
 #ifndef QPU_SRC_EMU_PROGRAM_HPP
 #define QPU_SRC_EMU_PROGRAM_HPP
 
@@ -11,7 +11,7 @@
 
 namespace qpu::emu {
 
-// The numbers of a QPU's vectors. They stand for registers and for values that are read through a
+// The numbers of a QPU's vectors. The numbers identify registers and values that are read through a
 // file's port or unpacked from r4. The numbers from kConstants on stand for the program's
 // constants.
 namespace slot {
@@ -84,7 +84,7 @@ struct Traits {
   bool writesUniformsAddress = false;
   bool branches = false;
   bool ends = false;
-  const char* fault = nullptr;  // the rule that the instruction breaks by itself, or null
+  const char* fault = nullptr;  // the rule that this instruction alone breaks, or null
 };
 
 struct Fault {

@@ -88,7 +88,7 @@ Ticks Timing::takeMemory(std::uint32_t address, Ticks now, Ticks ticks, Ticks& o
 }
 
 // Accesses a cache line in the L2 cache, and fetches the line from memory if it is not there.
-// Returns the time at which the line arrives. This is `hit` or `miss` clocks after the start of
+// Returns the time at which the line arrives, which is `hit` or `miss` clocks after the start of
 // the access.
 Clock Timing::l2Line(std::uint32_t line, Clock now, Clock hit, Clock miss) {
   const Clock turn = l2Port_.take(now, l2Ticks_);
@@ -144,8 +144,8 @@ Clock Timing::tmu(std::uint32_t unit, Clock now, const Vector& addresses) {
 
 // Transfers a row in bursts of one cache line. DMA is served before the cache lines that the L2
 // cache is waiting for. If DMA had to queue behind them, an engine would wait again for each row,
-// and more outstanding loads would slow down stores. It has not been published which of the two
-// the SDRAM controller prefers. Each burst occupies the VPM in the same way as a vector.
+// and more outstanding loads would slow down stores. It has not been published whether the SDRAM
+// controller prefers DMA or cache lines. Each burst occupies the VPM in the same way as a vector.
 Ticks Timing::dmaRow(bool load, std::uint32_t address, std::uint32_t bytes, Ticks now) {
   const std::uint32_t bursts = (bytes + kLineBytes - 1) / kLineBytes;
   const DmaCosts& c = costs(load);

@@ -1,5 +1,5 @@
-// The cycle model of the resources that the QPUs share: caches, memory and DMA engines. It models
-// times and contains no data. Its functions must be called in the order of their clocks.
+// The cycle model of the resources that the QPUs share: caches, memory and DMA engines. The model
+// computes times and contains no data. Its functions must be called in the order of their clocks.
 #ifndef QPU_SRC_EMU_TIMING_HPP
 #define QPU_SRC_EMU_TIMING_HPP
 
@@ -20,7 +20,7 @@ using Ticks = std::uint64_t;
 constexpr unsigned kTickBits = 8;
 constexpr std::uint32_t kLineBytes = 64;
 
-// The address spaces. They share a single range of cache line numbers.
+// The address spaces. All address spaces share a single range of cache line numbers.
 enum class Space : std::uint32_t { Memory, Code = 1U << 26U, Uniforms = 2U << 26U };
 inline std::uint32_t lineOf(Space space, std::uint32_t address) {
   return static_cast<std::uint32_t>(space) | address / kLineBytes;
@@ -33,7 +33,7 @@ class Cache {
   // Empties the cache.
   void reset(std::uint32_t bytes, std::uint32_t ways);
   // Returns the clock at which the cache line arrives, or null if the line is not in the cache. The
-  // call counts as a use of the line.
+  // cache records the call as a use of the line.
   const Clock* find(std::uint32_t line);
   void put(std::uint32_t line, Clock arrives);
 
@@ -128,7 +128,7 @@ class Timing {
   Traffic traffic_;
 };
 
-// A DMA engine. It executes the transfers of all QPUs one after the other, row by row.
+// A DMA engine. An engine executes the transfers of all QPUs one after the other, row by row.
 class Engine {
  public:
   Engine(Timing& timing, bool load) : timing_(timing), load_(load) {}

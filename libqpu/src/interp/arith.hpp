@@ -30,7 +30,7 @@ constexpr bool kHalfRoundsAway = true;
 
 template <typename To, typename From>
 inline To bitCast(From from) {
-  static_assert(sizeof(To) == sizeof(From), "same size");
+  static_assert(sizeof(To) == sizeof(From), "both types must have the same size");
   To to;
   std::memcpy(&to, &from, sizeof to);
   return to;

@@ -94,7 +94,7 @@ struct Code {
 
 Code lower(const detail::Source& source);
 
-// The slots that an instruction reads and writes. They are used for checks outside the hot loop.
+// The slots that an instruction reads and writes. Checks outside the hot loop use this information.
 struct Uses {
   bool a = false;
   bool b = false;

@@ -23,8 +23,8 @@ constexpr int kSemaphoreMost = 15;
 constexpr std::uint32_t kMaxPitch = 8191;
 constexpr std::uint32_t kVectorBytes = 4 * kElements;
 
-// A gather from addresses outside all arrays. Software pipelines fetch one vector too many and
-// discard it, so the gather is an error only if the vector is used.
+// A gather from addresses outside all arrays. Software pipelines fetch and discard one surplus
+// vector, so such a gather is an error only if its vector is used.
 struct Stray {
   std::uint32_t address;
   std::uint32_t element;
@@ -76,7 +76,7 @@ class Machine {
       bool progress = false;
       for (Qpu& q : qpus_) {
         if (q.state == State::Ended) continue;
-        // If a QPU waits at the same instruction as before, it may still have executed a loop in
+        // A QPU that waits at the same instruction as before may have executed a loop iteration in
         // between.
         const std::uint64_t before = semaphoresPassed_;
         turn(q);
@@ -403,7 +403,8 @@ class Machine {
               ", which is " + std::to_string(semaphores_[static_cast<std::size_t>(s)]);
     }
     detail::raise<DeadlockError>(
-        "kernel '" + code_.name + "': deadlock, every QPU that has not finished is waiting: " + text,
+        "kernel '" + code_.name + "': deadlock; every QPU that has not finished is waiting: " +
+            text,
         {code_.name, "semaphore", -1, 0});
   }
 
@@ -413,7 +414,8 @@ class Machine {
         detail::raise<ExecutionError>(
             "kernel '" + code_.name + "': semaphore " + std::to_string(i) + " is " +
                 std::to_string(semaphores_[i]) +
-                " at the end, must be 0; on hardware the next kernel would start with this value",
+                " at the end, but must be 0; on hardware, the next kernel would start with this "
+                "value",
             {code_.name, "semaphore", -1, 0});
   }
 

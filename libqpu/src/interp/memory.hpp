@@ -11,8 +11,8 @@
 
 namespace qpu::interp {
 
-// The arrays that were live when the kernel was called. They stay valid until the kernel returns,
-// even if the program releases them earlier.
+// The arrays that were live when the kernel was called. The arrays stay valid until the kernel
+// returns, even if the program releases them earlier.
 class Memory {
  public:
   // The users are numbered from 0. For each user, the object caches the array that the user

@@ -48,7 +48,7 @@ struct VpmWindow {
 // The state of a QPU's DMA loads or of its DMA stores.
 struct Dma {
   bool ready = false;
-  bool running = false;  // started, and the QPU has not waited for it yet
+  bool running = false;  // a transfer was started, and the QPU has not waited for it yet
   bool hasPitch = false;
   // The distance in bytes from the start (loads) or the end (stores) of a memory row to the start
   // of the next.

@@ -70,7 +70,7 @@ class Step {
       if (a_.rotatesByR5) checkOperand(Mux::R5);
     }
     if ((a_.vpm & kVpmRead) != 0) vpmRead();
-    // A program that reads BUSY may do so to wait for the transfer.
+    // A program may read BUSY to wait for the transfer.
     if ((a_.vpm & (kLoadWait | kLoadBusy)) != 0) s_.mayLoad = false;
     if ((a_.vpm & (kStoreWait | kStoreBusy)) != 0) s_.mayStore = false;
     if (a_.mutexRead) s_.mayHoldMutex = true;
@@ -217,7 +217,7 @@ class Step {
     }
   }
 
-  // Handles a setup word that is not known. It may be any valid setup for this address.
+  // Handles a setup word that is not known. The word may be any valid setup for this address.
   void unknownSetup(bool readSide) {
     if (readSide) {
       s_.wroteReadSetup = true;
@@ -280,7 +280,7 @@ bool State::join(const State& other) {
   changed = widen(tmu[1], other.tmu[1]) || changed;
   changed = widen(mayMissNoSwap, other.mayMissNoSwap) || changed;
   if (vpmReads != 0) {
-    // If the number is unknown on one path, it is unknown after the join.
+    // If the number is unknown on one path, it is unknown after the paths join.
     const Counts joined = other.vpmReads == 0 ? 0 : vpmReads | other.vpmReads;
     changed = changed || joined != vpmReads;
     vpmReads = joined;

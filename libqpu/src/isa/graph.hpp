@@ -1,6 +1,6 @@
 // The control-flow graph of a program, including delay slots. A node is an instruction together
 // with its position relative to a preceding branch or program end. The node of a branch leads to
-// the nodes of its delay slots. The last of these leads to the branch target.
+// the nodes of its delay slots. The node of the last delay slot leads to the branch target.
 #ifndef QPU_SRC_ISA_GRAPH_HPP
 #define QPU_SRC_ISA_GRAPH_HPP
 

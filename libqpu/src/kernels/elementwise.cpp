@@ -21,7 +21,7 @@ void map(const Int& n, const Ptr<Float>& out, const Pointers<N>& in, F f) {
   finishBursts();
 }
 
-// Each function compiles kernels with one number of inputs. f takes the inputs, followed by two
+// Each function compiles kernels with a fixed number of inputs. f takes the inputs, followed by two
 // scalars.
 template <int Length, typename F>
 auto compileOne(F f, const char* name) {

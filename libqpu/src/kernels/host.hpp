@@ -29,14 +29,14 @@ void requireMatrix(const char* name, const char* what, const Matrix& matrix, int
 
 constexpr int kMostQpus = 12;
 
-// Each call takes its own copy of the kernel, because each copy has its own QPU count.
+// Each call uses its own copy of the kernel, because each copy has its own QPU count.
 template <typename K, typename... A>
 void run(K kernel, int qpus, A... arguments) {
   kernel.setNumQPUs(qpus == 0 ? kMostQpus : qpus);
   kernel(arguments...);
 }
 
-// Shared memory that is reserved during a call. A pool keeps it and reuses it for later calls.
+// Shared memory that is reserved during a call. A pool keeps the memory for reuse by later calls.
 class Scratch {
  public:
   explicit Scratch(std::size_t words);

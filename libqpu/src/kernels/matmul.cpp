@@ -25,9 +25,10 @@ namespace {
 constexpr int kDepth = 4;  // number of values of k per iteration
 // Number of vectors of `b` that are used before the next `a` is received.
 constexpr int kEarly = kAcross * (kDepth - 1);
-static_assert(kRows == 8 && kDepth == 4, "two vectors of a contain the values of an iteration");
+static_assert(kRows == 8 && kDepth == 4,
+              "two vectors of a must contain the values of an iteration");
 
-// Values that a QPU saves during the loop over k. They are elements of one vector, because
+// Values that a QPU saves during the loop over k. The values are elements of one vector, because
 // separate variables would occupy one register each.
 enum Saved { kRow, kColumn, kFrom, kVpmColumn, kRoundsLeft };
 
@@ -79,7 +80,7 @@ class Tile : public Sums {
 
   void compute() {
     clear();
-    // Before the first iteration, load the values of `a` for this iteration and request the first
+    // Before the first iteration, load the values of `a` for that iteration, and request the first
     // kInFlight vectors of `b`.
     if (tables_) {
       for (const int which : {0, 1}) requestTable(which);
@@ -97,7 +98,7 @@ class Tile : public Sums {
     for (int p = 0; p < kInFlight; ++p) receive(unused);
   }
 
-  // Writes the tile through eight columns of the VPM. The first one is column `half`.
+  // Writes the tile through eight columns of the VPM. The first of these columns is column `half`.
   void write(const Numbers& params, const Int& row, const Int& column, const Int& half) {
     Float bias;
     if (tables_) {
@@ -154,7 +155,7 @@ class Tile : public Sums {
     receive(unused);
     offset = offset << 2;
   }
-  // For values of k beyond the end, the elements of `a` count as 0.
+  // For values of k beyond the end, the elements of `a` are treated as 0.
   void take(const std::array<Float, 2>& a) {
     Int there = beyond_ >> 31;
     for (std::size_t half = 0; half < 2; ++half) a_[half] = asFloat(asInt(a[half]) & there);
@@ -225,7 +226,7 @@ class Tile : public Sums {
   std::array<Float, 2> a_;
   std::array<Int, kAcross> columns_;  // addresses of the columns in row 0 of `b`
   std::array<Int, 2> rows_;           // addresses of the rows in `a` for the first iteration
-  Int beyond_;                        // for the next `a`: k minus the number of values of k
+  Int beyond_;                        // index k of the next `a`, minus the number of values of k
   Int from_, stepA_, lastA_;          // distance in bytes from rows_ to the next `a`
   // Distances in bytes to the rows of `b` in an iteration, one per element.
   Int offset_, stepB_, lastB_;
@@ -284,7 +285,7 @@ void packTiles(Int tiles, Int m, Int k, Int size, Ptr<Float> out, Ptr<Float> a, 
 
 // A barrier for all QPUs. After the barrier, the QPUs read the same rows of `b` at the same time,
 // so that the rows are transferred over the bus only once. Consecutive barriers use different
-// semaphores, so that a fast QPU cannot take the permission that is meant for a slow QPU.
+// semaphores, so that a fast QPU cannot acquire a permission that was released for a slow QPU.
 void barrier(int arrived, int go) {
   If (me() == 0)
     For (Int others = numQPUs() - 1, others > 0, others = others - 1)

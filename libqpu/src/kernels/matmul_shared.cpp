@@ -27,8 +27,9 @@ constexpr int kBlock = 8;    // number of rows of `b` in a block
 constexpr int kHalfRows = kBlock * kAcross;  // number of VPM rows in a half
 constexpr int kPeriod = 16;  // number of values of k in a vector of `a`
 constexpr int kDepth = 4;     // number of values of k per iteration, which are in two vectors of `a`
-static_assert(2 * kHalfRows == 64 && kPeriod == 2 * kBlock, "a vector of a is used for two blocks");
-static_assert(kRows == 2 * kPeriod / kDepth, "an iteration uses two vectors of a");
+static_assert(2 * kHalfRows == 64 && kPeriod == 2 * kBlock,
+              "a vector of a must be used for two blocks");
+static_assert(kRows == 2 * kPeriod / kDepth, "an iteration must use two vectors of a");
 
 // The semaphores. kReady and kReadyToo: a block is ready in one half or in the other. kRead: a
 // QPU has started a block, and has therefore finished reading the previous one, or it has stored
@@ -46,8 +47,8 @@ constexpr std::array<std::array<int, kRows>, kDepth> kOrder{{
     {5, 1, 0, 6, 7, 3, 4, 2}}};
 constexpr std::array<unsigned, kDepth> kFromLeft{0x23, 0xf5, 0xf1, 0xfa};
 
-// Values that a QPU saves during the loop over k. They replace parameters that this kernel does
-// not use.
+// Values that a QPU saves during the loop over k. The saved values replace parameters that this
+// kernel does not use.
 enum Saved { kGroup = kBColumn, kColumn = kAColumn, kAhead = kPacked, kLast = kStep };
 
 void repeat(int times, int semaphore, void (*f)(int, Location)) {
@@ -79,8 +80,8 @@ void load(const Ptr<Float>& from, const Int& left, const Int& vpm, const Int& ro
   End
 }
 
-// The program of the first QPU. It announces a block only after all QPUs have started the
-// previous block, so that a fast QPU cannot take the permission that is meant for a slow QPU.
+// The program of the first QPU. It announces a block only after all QPUs have started the previous
+// block, so that a fast QPU cannot acquire a permission that was released for a slow QPU.
 void serve(const Numbers& params, int workers) {
   Int rowBytes = params.get(kBRow) << 2;
   For (Int column = 0, column < params.get(kN), column = column + kColumns)
@@ -162,7 +163,7 @@ class SharedTile : public Sums {
   }
 
   // Stores the tile. A QPU without a tile also waits for a half: until then, some QPUs may not have
-  // taken their last permission.
+  // acquired their last permission.
   void write(const Numbers& params, const Int& row, const Int& column) {
     Int rows = params.get(kM) - row;
     Int half = (me() & 1) * kRows;
@@ -173,8 +174,8 @@ class SharedTile : public Sums {
     Else
       semaDec(kOtherHalf);
     End
-    // The accumulation makes requests too. Requests are received in order, so the earlier ones
-    // are received first.
+    // Accumulation also issues requests. Results arrive in request order, so the results of earlier
+    // requests are received first.
     if (variant_ == Variant::Accumulate) receiveRest();
     If (rows > 0)
       storeWhole(params, start, column, rows, half, none);
@@ -221,7 +222,7 @@ class SharedTile : public Sums {
 
   // Transposes rows of 16 values of k to vectors that contain four values of k from every second
   // row. Element 4 (r / 2) + i of vector 2 t + r % 2 contains value 4 t + i of row r. Values of k
-  // beyond the end count as 0.
+  // beyond the end are treated as 0.
   void transpose(const Int& there) {
     for (Float& a : a_) a = asFloat(asInt(a) & there);
     for (int bit = kRows / 2; bit > 1; bit /= 2)
@@ -267,7 +268,7 @@ class SharedTile : public Sums {
   std::array<Float, kRows> a_;
   Int rows_;                       // addresses of the rows; the rows to request next come first
   Int from_;                       // distance in bytes from rows_ to the next values
-  Int beyond_;                     // k minus the number of values of k
+  Int beyond_;                     // current index k, minus the number of values of k
   Int row_;                        // the VPM row to read next
 };
 
@@ -307,7 +308,8 @@ Shared shareable(const Product& p, int qpus) {
   if ((qpus != 0 && qpus != kMostQpus) || p.bColumn != 1 || p.aColumn != 1 || p.k < kPeriod)
     return s;
   s.columns = p.n / kColumns * kColumns;
-  // If many QPUs would have no tile in the last group, the other kernel computes this group.
+  // If many QPUs would have no tile in the last group, the kernel in matmul.cpp computes this
+  // group.
   const int group = kSharedWorkers * kRows;
   const int rest = p.m % group;
   s.rows = 4 * rest < 3 * group ? p.m - rest : p.m;

@@ -8,8 +8,8 @@ namespace qpu::kernels {
 
 constexpr int kSharedWorkers = kMostQpus - 1;
 
-// The numbers of rows and columns of `c`, counted from the first, that the kernel can compute.
-// Both are 0 if the kernel is not suitable. The kernel uses all QPUs.
+// The numbers of rows and columns of `c`, counted from the first, that the kernel can compute. Both
+// numbers are 0 if the kernel is not suitable. The kernel uses all QPUs.
 struct Shared {
   int rows = 0;
   int columns = 0;

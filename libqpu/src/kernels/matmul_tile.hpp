@@ -16,7 +16,8 @@ namespace qpu::kernels {
 constexpr int kRows = 8;
 constexpr int kAcross = 4;  // number of vectors in a row of a tile
 constexpr int kColumns = 16 * kAcross;
-static_assert(kColumns == 64 && kRows == 8, "a row is a column of the VPM, a tile half of it");
+static_assert(kColumns == 64 && kRows == 8,
+              "a row of a tile must fill a VPM column, and a tile half of the VPM");
 
 enum class Variant { Plain, Accumulate, Tables };
 

@@ -73,8 +73,7 @@ void partialMaxima(Int n, Ptr<Int> out, Ptr<Float> a) {
             compare(order[static_cast<std::size_t>(j)], number + 16 * j);
         },
         [&](Vectors<1>& x, const Int& first, const Int& count) {
-          // The elements of x beyond the end repeat the last element, so they get the index of
-          // that element.
+          // The elements of x beyond the end repeat the last element, so they also have its index.
           Int o = orderOf(x[0]);
           compare(o, first + min(index(), count - 1));
         });

@@ -105,7 +105,8 @@ Node binary(Op op, Type type, Node a, Node b) {
     r.failHere("vpmGet", Location(),
                "an expression reads " + std::to_string(e.vpmReads) + " vectors, but the VPM has " +
                    std::to_string(kVpmRows) +
-                   "; every use of an expression reads its vectors again, unless it is assigned to a variable");
+                   "; every use of an expression reads its vectors again, unless the expression is "
+                   "assigned to a variable");
   e.a = a.id;
   e.b = b.id;
   return r.make(e);

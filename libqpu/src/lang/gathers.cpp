@@ -70,7 +70,7 @@ class QueueChecker {
     }
     if (!next.empty() || queues.empty()) return next;
     if (other == 0) fail(s, "no gather is outstanding");
-    fail(s, std::string("the oldest gather delivers ") + word(other) + ", the variable is " +
+    fail(s, std::string("the oldest gather delivers ") + word(other) + ", but the variable is " +
                 word(expected));
   }
 

@@ -104,7 +104,7 @@ void Recorder::begin(StatementKind kind, const char* construct, Node condition, 
   o.statement.site = site(construct, where);
   if (kind == StatementKind::While || kind == StatementKind::For)
     refuseInWhere(o.statement.site,
-                  "elements outside the mask keep their values, so that the loop might never end");
+                  "elements outside the mask keep their values, so the loop might never end");
   o.statement.value = use(condition);
   o.part = kind == StatementKind::For ? Part::Step : Part::Body;
   open_.push_back(std::move(o));
@@ -123,7 +123,7 @@ void Recorder::beginElse(Location where) {
   Open& o = open_.back();
   if (o.statement.kind != StatementKind::If && o.statement.kind != StatementKind::Where)
     fail(here, "belongs to " + source_.describe(o.statement.site) +
-                   ", only If and Where have an Else");
+                   "; only If and Where have an Else");
   if (o.part == Part::Else)
     fail(here, source_.describe(o.statement.site) + " already has an Else");
   o.part = Part::Else;

@@ -39,7 +39,7 @@ struct Site {
   std::uint32_t number = 0;    // number of the statement in the kernel, counted from 1
   std::uint32_t file = 0;      // index into Source::files
   int line = 0;
-  bool exact = false;  // if false, the statement is somewhere after file:line
+  bool exact = false;  // if false, the statement follows file:line at an unknown distance
 };
 
 constexpr std::uint32_t kNoExpression = UINT32_MAX;

@@ -63,7 +63,7 @@ T& given(T* pointer, const char* what) {
 void requireQpus(int qpus) {
   if (qpus < 1 || qpus > 12)
     detail::raise<ArgumentError>(std::to_string(qpus) +
-                                 " QPUs: must be 1..12, the VideoCore IV has 12 QPUs");
+                                 " QPUs: must be 1..12, because the VideoCore IV has 12 QPUs");
 }
 
 qpu_cycles forC(const Cycles& c) {

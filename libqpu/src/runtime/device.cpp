@@ -249,7 +249,7 @@ void Device::releaseSlot(std::size_t slot) noexcept {
 void Device::close() noexcept {
   if (static_cast<std::uint32_t>(getpid()) != self_.pid || !state_ || closed_.exchange(true))
     return;
-  // If this process does not get the lock, the file stays unchanged, and the next process cleans
+  // If this process cannot acquire the lock, the file stays unchanged, and the next process cleans
   // up.
   const bool locked = state_->tryLock();
   const bool others = !locked || state_->othersHold(self_);
@@ -261,8 +261,8 @@ void Device::close() noexcept {
     waitForQueue();
     stopped = !launching_;
   }
-  // Do not release memory that running programs use, because another program could get this
-  // memory.
+  // Do not release memory that running programs use, because the firmware could allocate it to
+  // another program.
   if (stopped)
     for (std::size_t i = 0; i < slots_.size(); ++i) releaseSlot(i);
   if (holder_ && locked) state_->clear(*holder_);
@@ -326,7 +326,8 @@ void Device::launchByRegisters(const std::vector<Start>& starts, const std::stri
     const std::uint32_t queue = v3d_->read(v3d::kQueue);
     if ((queue & v3d::kQueueError) != 0)
       detail::raise<ExecutionError>("kernel '" + kernel + "': V3D's queue overflowed (" +
-                                        v3d_->state() + "); another program launches kernels at the same time",
+                                        v3d_->state() +
+                                        "); another program is launching kernels at the same time",
                                     {kernel, "", -1, 0});
     if ((queue >> 16U & 0xffU) == starts.size()) return;
     const auto taken = os_.now() - began;
@@ -374,7 +375,7 @@ std::string Device::afterTimeOut() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const State::Lock locked(*state_);
   if (state_->othersHold(self_))
-    return "it can still be running, because other processes use the QPUs, too";
+    return "it may still be running, because other processes also use the QPUs";
   if (!mailbox_->enableQpus(false) || !mailbox_->enableQpus(true)) {
     stuck_ = true;
     return "disabling and enabling the QPUs failed: reboot";

@@ -37,7 +37,7 @@ enum class Method : std::uint8_t { Registers, Mailbox };
 
 class Device;
 
-// A mapped allocation of GPU memory. It must not outlive its device.
+// A mapped allocation of GPU memory. An allocation must not outlive its device.
 class GpuMemory {
  public:
   GpuMemory(std::shared_ptr<Device> device, std::size_t slot, std::uint32_t bus,
@@ -60,13 +60,13 @@ class GpuMemory {
   unsigned char* host_;
 };
 
-// The bus addresses of the program and the uniforms that a QPU starts with.
+// The bus addresses of the program and of the uniforms with which a QPU starts.
 struct Start {
   std::uint32_t uniforms = 0;
   std::uint32_t code = 0;
 };
 
-// Returns the time limit for a launch. This is QPU_TIMEOUT_MS or, by default, 10 s.
+// Returns the time limit for a launch. The limit is QPU_TIMEOUT_MS or, by default, 10 s.
 std::chrono::milliseconds launchLimit();
 
 class Device : public std::enable_shared_from_this<Device> {
@@ -80,11 +80,12 @@ class Device : public std::enable_shared_from_this<Device> {
 
   const Board& board() const { return board_; }
   const System& system() const { return system_; }
-  const std::string& openingNote() const { return note_; }  // what recover() has released, or ""
+  // Returns a description of what recover() has released, or "".
+  const std::string& openingNote() const { return note_; }
   // Returns the reason why this launch method does not work, or "" if it works. The first call
   // performs a test launch.
   const std::string& fault(Method method);
-  std::uint32_t clockHz();  // the clock of the V3D
+  std::uint32_t clockHz();  // the clock rate of the V3D
   // IDENT0 and IDENT1; requires access to the registers.
   std::pair<std::uint32_t, std::uint32_t> identity();
 
@@ -101,7 +102,7 @@ class Device : public std::enable_shared_from_this<Device> {
               std::chrono::milliseconds limit = launchLimit());
 
   // Releases everything. Launches and allocations are not possible afterwards. The function is
-  // async-signal-safe and idempotent. It has an effect only in the process that opened the
+  // async-signal-safe and idempotent. close() has an effect only in the process that opened the
   // device.
   void close() noexcept;
 

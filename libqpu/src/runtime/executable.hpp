@@ -17,14 +17,15 @@
 
 namespace qpu::runtime {
 
-// Bus addresses that the emulator uses for code and spill areas. They are lower than those of
-// SharedArrays.
+// Bus addresses that the emulator uses for code and spill areas. These addresses are lower than
+// those of SharedArrays.
 constexpr std::uint32_t kEmulatedCode = 0x00100000;
 constexpr std::uint32_t kEmulatedSpill = 0x10000000;
 
-// Returns the board that the emulator models. This is QPU_BOARD or, by default, a Pi 3. QPU_MODEL
-// selects the board's parameters: "fast" or "slow" selects that end of each range, and any other
-// value is the path of a file. Throws BackendError if a setting is invalid.
+// Returns the board that the emulator models. The board is QPU_BOARD or, by default, a Pi 3.
+// QPU_MODEL selects the board's parameters: "fast" or "slow" selects the bound of each range that
+// makes kernels faster or slower, and any other value is the path of a file. Throws BackendError if
+// a setting is invalid.
 const emu::Board& emulatedBoard();
 
 // Returns true if QPU_EMULATOR is "lenient". The default is "strict". Throws BackendError for any

@@ -27,8 +27,8 @@ Machine& machine() {
   return *one;
 }
 
-// The device that the functions below close when the process ends. It is not destroyed while this
-// pointer refers to it.
+// The device that the functions below close when the process ends. The device is not destroyed
+// while this pointer refers to it.
 std::atomic<Device*> live{nullptr};
 
 constexpr std::array<int, 9> kFatalSignals = {SIGHUP, SIGINT, SIGQUIT, SIGILL, SIGABRT,

@@ -1,5 +1,5 @@
 // The machine that this process runs on, and its VideoCore. The VideoCore is opened when it is
-// first used. It is released when the process ends, both on exit() and on a signal.
+// first used. The process releases the VideoCore when it ends, both on exit() and on a signal.
 #ifndef QPU_SRC_RUNTIME_MACHINE_HPP
 #define QPU_SRC_RUNTIME_MACHINE_HPP
 

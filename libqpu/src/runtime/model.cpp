@@ -21,7 +21,7 @@ const char* environment(const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-// A board whose parameters come from a file. It is kept until the process ends.
+// A board whose parameters come from a file. The board is kept until the process ends.
 struct Loaded {
   std::string name;
   emu::Board board;

@@ -36,7 +36,7 @@ class Os {
   virtual void pause(std::chrono::nanoseconds time) noexcept = 0;
 };
 
-// Returns the implementation for Linux. It is never destroyed.
+// Returns the implementation for Linux. The object is never destroyed.
 Os& linuxOs();
 
 }  // namespace qpu::runtime

@@ -46,7 +46,7 @@ struct Findings {
   V3dFacts v3d;
   std::string stateFolder;
   std::vector<User> users;
-  std::string note;  // what recover() has released
+  std::string note;  // a description of what recover() has released
 };
 
 // Collects all findings. If the root is not "/", the function does not access the hardware.

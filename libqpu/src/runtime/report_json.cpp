@@ -30,7 +30,7 @@ std::string quotedOrNull(const std::string& text) { return text.empty() ? "null"
 
 const char* boolean(bool b) { return b ? "true" : "false"; }
 
-// A JSON object. Its keys stay in the order in which they were inserted.
+// A JSON object. The keys stay in the order in which they were inserted.
 class Object {
  public:
   Object& raw(const char* key, const std::string& value) {

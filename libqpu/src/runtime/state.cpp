@@ -32,9 +32,9 @@ struct Layout {
   std::array<unsigned char, 20> zero;
   std::uint32_t check;  // checksum of all preceding fields
 };
-static_assert(sizeof(Layout) == kSlot, "one record is one slot");
+static_assert(sizeof(Layout) == kSlot, "one record must fill one slot");
 static_assert(offsetof(Layout, start) == 16 && offsetof(Layout, check) == kSlot - 4,
-              "32-bit and 64-bit processes share the file");
+              "32-bit and 64-bit processes share the file, so the layout must not differ");
 
 std::uint32_t checkOf(const unsigned char* bytes, std::size_t count) noexcept {
   std::uint32_t sum = 2166136261U;  // the hash function is FNV-1a
@@ -77,8 +77,8 @@ bool writeSlot(int file, off_t at, const Slot& slot) noexcept {
   return pwrite(file, slot.data(), kSlot, at) == static_cast<ssize_t>(kSlot);
 }
 
-// Returns the header. It contains the kernel's boot ID, because the handles in a file become
-// invalid on a reboot and the file may survive the reboot.
+// Returns the header. The header contains the kernel's boot ID, because the handles in a file
+// become invalid on a reboot and the file may survive the reboot.
 Slot header() noexcept {
   Slot slot{};
   std::memcpy(slot.data(), kMagic.data(), kMagic.size());
@@ -126,9 +126,9 @@ bool readStat(std::uint32_t pid, char& state, std::uint64_t& start) noexcept {
   return true;
 }
 
-// Returns true if every user can write to the folder, as with /dev/shm. In a world-writable
-// folder, only the owner gets access to the file. Any other user who could write to the file
-// could cause GPU memory to be freed while it is in use.
+// Returns true if every user can write to the folder, as with /dev/shm. In a world-writable folder,
+// only the owner has access to the file. Any other user who could write to the file could cause GPU
+// memory to be freed while it is in use.
 bool isOpenToAll(const std::string& folder) noexcept {
   struct stat s {};
   return stat(folder.c_str(), &s) == 0 && (s.st_mode & S_IWOTH) != 0;

@@ -21,7 +21,7 @@ struct Process {
   std::uint64_t start = 0;  // clock ticks since boot, field 22 of /proc/PID/stat
 
   static Process current() noexcept;
-  // Zombies count as dead. The function is async-signal-safe.
+  // Zombie processes are treated as dead. The function is async-signal-safe.
   bool alive() const noexcept;
   bool operator==(const Process& o) const { return pid == o.pid && start == o.start; }
 };
@@ -80,8 +80,8 @@ class State {
 
   // Returns all records that are not free. The caller must hold the lock.
   std::vector<Entry> entries() const;
-  // The number of unreadable records that were found when the file was opened. These records are
-  // now free.
+  // The number of unreadable records that were found when the file was opened. The records are now
+  // free.
   std::size_t damaged() const { return damaged_; }
   // Throws BackendError if the file cannot be written.
   std::size_t add(const Record& record);

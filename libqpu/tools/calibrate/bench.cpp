@@ -143,8 +143,8 @@ Time Bench::round(const std::string& assembly, int qpus, std::uint32_t rounds) {
   const Time twice = run(program.get(), qpus, 2 * n);
   const double difference = twice.seconds - once.seconds;
   if (!(difference > 0))
-    throw std::runtime_error("twice as many rounds of a program did not take longer; check that the "
-                             "machine is idle and not throttled");
+    throw std::runtime_error("a program did not take longer with twice as many rounds; check that "
+                             "the machine is idle and not throttled");
   const Time time{difference / n, (once.spread + twice.spread) / difference};
   worst_ = std::max(worst_, time.spread);
   return time;

@@ -43,7 +43,7 @@ class Assembly {
 // The time per round, without the launch.
 struct Time {
   double seconds = 0;
-  double spread = 0;  // (longest repetition - shortest repetition) / time
+  double spread = 0;  // spread of the repetitions: (longest - shortest) / time
 };
 
 class Bench {
@@ -54,8 +54,9 @@ class Bench {
   const std::string& backend() const { return backend_; }
   bool isEmulator() const { return backend_ == "emulator"; }
 
-  // Returns the time of a round on `qpus` QPUs. This is the difference between the times of runs
-  // with 2n and n rounds, divided by n. The hardware runs 100 times as many rounds as the emulator.
+  // Returns the time of a round on `qpus` QPUs. The result is the difference between the times of
+  // runs with 2n and n rounds, divided by n. The hardware runs 100 times as many rounds as the
+  // emulator.
   Time round(const std::string& assembly, int qpus, std::uint32_t rounds);
   // Returns the time that this backend takes to start and end an empty program.
   Time launch(const std::string& backend);

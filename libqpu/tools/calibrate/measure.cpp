@@ -1,7 +1,7 @@
 // A QPU instruction takes four clocks. If the program waits for a TMU load, the receiving
-// instruction takes the latency of the load, which is counted from the request. The next
-// instruction runs four clocks later. A sequence of "mov tmu0_s, r2" and "ldtmu0" therefore takes
-// the latency plus four clocks.
+// instruction completes when the latency of the load, counted from the request, has elapsed. The
+// next instruction runs four clocks later. A sequence of "mov tmu0_s, r2" and "ldtmu0" therefore
+// takes the latency plus four clocks.
 #include "tools/calibrate/measure.hpp"
 
 #include <algorithm>
@@ -170,8 +170,7 @@ class Measurer {
     put("tmu_l1_clocks", l1);
     put("tmu_l2_clocks", l2);
 
-    // Use eight passes, so that the cache misses in the first pass have little influence on the
-    // result.
+    // Use eight passes, so that the cache misses in the first pass hardly affect the result.
     const auto fits = [&](std::uint32_t bytes, double limit) {
       return sweep(64, bytes, std::max(8 * bytes / 1024, 8U)) < limit;
     };
@@ -184,7 +183,7 @@ class Measurer {
     put("l2_bytes", largest((l2 + sequential_) / 2));
   }
 
-  // Compares loads that all open a page with loads of which only one in 64 opens a page.
+  // Compares loads that each open an SDRAM page with loads of which only one in 64 opens a page.
   void pages() {
     const double far = sweep(kSameBank, kBufferBytes, 64);
     page_ = std::max(far - sequential_, 0.0) / (1 - 1 / kPageLines);

@@ -1,4 +1,4 @@
-// The machine that was measured, and whether the results count as measured on hardware.
+// The machine that was measured, and whether the results are marked as measured on hardware.
 #ifndef QPU_TOOLS_CALIBRATE_PROVENANCE_HPP
 #define QPU_TOOLS_CALIBRATE_PROVENANCE_HPP
 
@@ -14,9 +14,9 @@ struct Provenance {
   std::string text;   // the value for "source" in a model file
 };
 
-// `tree` is the path of a device tree such as /proc/device-tree. The results of `backend` count
-// as measured on hardware only if the tree belongs to a Raspberry Pi and contains the revision
-// code and the serial number that the firmware writes.
+// `tree` is the path of a device tree such as /proc/device-tree. The results of `backend` are
+// marked as measured on hardware only if the tree belongs to a Raspberry Pi and contains the
+// revision code and the serial number that the firmware writes.
 Provenance provenance(const std::string& backend, const std::string& tree);
 
 }  // namespace qpu::calibrate

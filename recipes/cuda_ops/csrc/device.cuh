@@ -84,7 +84,7 @@ __device__ inline float across_warp(float value, Combine combine) {
 }
 
 // Combines the values of all threads in the block, and returns the result to each of them. `room`
-// has space for one float per warp. It can be reused as soon as the function returns.
+// has space for one float per warp. The caller can reuse `room` as soon as the function returns.
 template <typename Combine>
 __device__ inline float across_block(float value, Combine combine, float* room) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;

@@ -66,8 +66,8 @@ struct Matvec {
   const void* matrix = nullptr;
   const void* vector = nullptr;
   void* out = nullptr;
-  // Memory for splits * rows partial sums. It is used if `splits_of` distributes the columns
-  // among several blocks.
+  // Memory for splits * rows partial sums. The memory is used if `splits_of` distributes the
+  // columns among several blocks.
   float* partial = nullptr;
   int splits = 1;
 };
@@ -85,7 +85,7 @@ const char* explain(int error);
 int current_device();
 }  // namespace cuda
 
-// The same operations as plain loops. They are the reference, and the implementation for CPU
+// The same operations as plain loops. These loops are the reference, and the implementation for CPU
 // tensors.
 namespace cpu {
 void run(const Elementwise& work);

@@ -2,9 +2,9 @@
 // therefore keep as many loads in flight as possible. They load packs of 16 bytes, even if rows
 // or columns are not aligned.
 //
-// If too few blocks would have work, the columns are distributed among blocks as well. A second
-// kernel then adds the sums of the blocks in a fixed order, so the same input always produces the
-// same output.
+// If too few blocks would have work, the columns are also distributed among blocks. A second kernel
+// then adds the sums of the blocks in a fixed order, so the same input always produces the same
+// output.
 #include <algorithm>
 
 #include "device.cuh"
@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
   const int64_t packs = row < work.rows ? (work.columns - head) / kCount : 0;
   const auto* vector = static_cast<const T*>(work.vector);
   float sums[kRows] = {};
-  // Calls `use(k, where)` for each single element that this thread processes. There are at most
-  // kSingles of them.
+  // Calls `use(k, where)` for each single element that this thread processes. A thread processes at
+  // most kSingles single elements.
   const auto each_single = [&](auto use) {
     if (blockIdx.y != 0 || row >= work.rows) return;
     const int64_t tail = head + packs * kCount;
@@ -194,8 +194,8 @@ __global__ void __launch_bounds__(block_of(kGroup), blocks_for(flight_of(kCount,
   }
 }
 
-// Returns the number of threads that add the parts of a row if there are `threads` threads for
-// each row. It is a power of two and at most the size of a warp.
+// Returns the number of threads that add the parts of a row if there are `threads` threads for each
+// row. The number is a power of two and at most the size of a warp.
 constexpr int sharers_of(int threads) {
   int count = 1;
   while (count < kWarp && count * 2 <= threads) count *= 2;
@@ -210,11 +210,11 @@ constexpr int registers_for(int block, bool edges) { return block == kThreads ||
 // For matrices whose columns are contiguous (transposed matrices) and, with kCount = 1, for any
 // strides. Each of kWidth adjacent lanes covers kCount rows. The groups in a block process the
 // columns in round-robin order. With kEdges, columns may be unaligned: the first lane of a group
-// then starts up to one pack before the block's rows. Columns whose numbers differ by a multiple
-// of kCount have the same alignment, so all columns of a group are aligned in the same way. With
+// then starts up to one pack before the block's rows. Columns whose numbers differ by a multiple of
+// kCount have the same alignment, so all columns of a group are aligned in the same way. With
 // kKeep, the matrix stays in the L2 cache for the next product. Without kKeep, the elements are
-// loaded with a hint that they are read only once, and they get only the cache space that other
-// data does not use.
+// loaded with a hint that they are read only once, and they occupy only cache space that other data
+// does not use.
 template <typename T, int kCount, int kWidth, int kBlock, int kFlight, bool kEdges, bool kKeep = false>
 __global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns_kernel(const Matvec work) {
   using Packed = Pack<T, kCount>;
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kBlock, registers_for(kBlock, kEdges)) columns
       sums[kShuffled ? threadIdx.x / kWarp : group][at] = mine[e];
   }
   __syncthreads();
-  // All lanes of a warp must take part in the sum across the warp.
+  // All lanes of a warp must participate in the sum across the warp.
   for (int begin = 0; begin < kTile; begin += kBlock / kSharers) {
     const int r = begin + static_cast<int>(threadIdx.x) / kSharers;
     float sum = 0.0F;
@@ -399,8 +399,8 @@ Plan plan_rows(const Matvec& work, int full) {
       if (packs >= 4 * width || (packs >= width && work.rows * made.width < 1024 * all)) made.width = width;
     }
     if (packs >= (made.edges ? 8 : 4) * kThreads || (packs >= kThreads && few)) made.width = kThreads;
-    // If there is about one row per multiprocessor, use large blocks. There are then no partial
-    // sums to add later.
+    // If there is about one row per multiprocessor, use large blocks. This avoids partial sums,
+    // which would have to be added later.
     if (made.pack > 1 && !made.edges && work.rows <= all && 2 * work.rows >= all && packs >= kLargeBlock)
       made.width = kLargeBlock;
     if (made.edges && (full > 4 || (made.width == kWarp && cached))) made.rows = 2;

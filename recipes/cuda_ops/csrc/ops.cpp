@@ -32,10 +32,10 @@
 #include "kernels.h"
 
 // These two functions are null if torch was built without CUDA or if its internals have changed.
-// They are declared here, and not in a header, because they must be weak.
+// The declarations are here, and not in a header, because they must be weak.
 extern "C" {
 __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
-// This is bool c10::TensorImpl::requires_grad() const, for which the stable interface has no
+// The symbol is bool c10::TensorImpl::requires_grad() const, for which the stable interface has no
 // equivalent. Before it is used, cuda_ops/_gradients.py checks that its result is correct.
 __attribute__((weak)) bool requires_grad_of(const void* tensor_impl) __asm__("_ZNK3c1010TensorImpl13requires_gradEv");
 }
@@ -269,8 +269,8 @@ void run_elementwise(const char* op, Elementwise& work, void* out, const Operand
   run_beside(a, op, work);
 }
 
-// If the inputs have the same layout and it has no gaps, the output has this layout too.
-// Otherwise the output's rows are contiguous.
+// If the inputs have the same layout and it has no gaps, the output also has this layout. Otherwise
+// the output's rows are contiguous.
 StableIValue elementwise(const char* op, Elementwise& work, const Operand& a, const Operand* b) {
   work.type = type_of(op, a);
   work.inputs = b == nullptr ? 1 : 2;

@@ -1,5 +1,5 @@
-// All operators as plain loops, with sums in double precision. They are the implementation for
-// CPU tensors, and the reference for the results of the GPU.
+// All operators as plain loops, with sums in double precision. These loops are the implementation
+// for CPU tensors, and the reference for the results of the GPU.
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 

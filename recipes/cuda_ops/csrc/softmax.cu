@@ -1,6 +1,6 @@
-// Softmax of rows. If a row fits into registers, memory is read once and written once. A part of
-// a warp processes each row of up to 1024 columns, and a block processes each longer row.
-// Rows that do not fit are read twice, the second time mostly from the L2 cache.
+// Softmax of rows. If a row fits into registers, memory is read once and written once. Each row of
+// up to 1024 columns is processed by part of a warp, and each longer row by a block. Rows that do
+// not fit are read twice, the second time mostly from the L2 cache.
 //
 // Unaligned rows are also processed in packs of 16 bytes. The single elements before the first
 // complete pack and after the last one are distributed among the threads in addition to the
@@ -72,7 +72,7 @@ __device__ inline void softmax_of_row(const Softmax& work, int64_t which, bool w
                                       Across across) {
   const Row<T, kCount, kEdges, int> row(work, which);
   const int packs = wanted ? row.packs : 0;
-  // All loads come first, so that they are in flight at the same time. They have no branches.
+  // All loads come first, so that they are in flight at the same time. The loads have no branches.
   // Past the end, the last pack is read again.
   Pack<T, kCount> held[kPacks];
   if (!kEdges || row.packs > 0) {

@@ -98,8 +98,8 @@ at::Tensor as_plain(const at::Tensor& t) {
   return is_plain(t) ? t : t.resolve_neg().to(at::kFloat).contiguous();
 }
 
-// Copies n floats, and pads them with zeros to the next multiple of 16. Returns false if one of
-// them is Inf or NaN, because QPU instructions do not treat these values as IEEE 754 requires.
+// Copies n floats, and pads them with zeros to the next multiple of 16. Returns false if one of the
+// floats is Inf or NaN, because QPU instructions do not treat these values as IEEE 754 requires.
 //
 // On a board, `to` is device memory, in which unaligned accesses by memcpy and memset cause
 // faults.
@@ -163,7 +163,7 @@ Timed elementwise(Elementwise operation, const char* name, const at::Tensor& a_i
   const at::Tensor b = b_in.detach().reshape(-1);
   Timed out{at::empty(a.sizes(), a.options().dtype(at::kFloat)), 0};
   bool finite = true;
-  // a, b and the result each get a third of the buffer.
+  // The buffer is divided equally among a, b and the result.
   constexpr auto lanes = static_cast<std::int64_t>(block);
   const std::int64_t at_once = buffer / 3 / lanes * lanes;
   for (std::int64_t first = 0; first < a.size(0); first += at_once) {
@@ -205,7 +205,8 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
   auto* const total = totals.mutable_data_ptr<double>();
   const auto wide = static_cast<std::int64_t>(padded(width));
   constexpr auto lanes = static_cast<std::int64_t>(block);
-  // b gets a quarter of the buffer, a gets half of it, and the sums get the remaining quarter.
+  // b occupies a quarter of the buffer, a occupies half of it, and the sums occupy the last
+  // quarter.
   const std::int64_t columns_at_once = std::min(wide, buffer / 4 / lanes * lanes);
   bool finite = true;
   double compute_s = 0;
@@ -249,7 +250,7 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
   return out;
 }
 
-// The simple loop that the QPUs are compared with. It uses one thread and one accumulator, adds
+// The simple loop with which the QPUs are compared. It uses one thread and one accumulator, adds
 // from left to right, and does not use vector instructions.
 __attribute__((noinline)) void naive(const float* a, std::int64_t row_stride, const float* b,
                                      std::int64_t height, std::int64_t width, float* scores) {
@@ -336,7 +337,7 @@ at::Tensor matrices(const at::Tensor& a_in, const at::Tensor& b_in, int qpus, st
   return finite ? result.to(a_in.scalar_type()) : at::mm(a_in.detach(), b_in.detach());
 }
 
-// Reads an environment variable at each call, like the Python modules.
+// Reads an environment variable at each call, as the Python modules do.
 int setting(const char* name, int otherwise, int low, int high, const char* unit) {
   const char* const text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): only read
   if (text == nullptr || *text == '\0') return otherwise;

@@ -25,12 +25,12 @@ void drain(Float& x, Float& y) {
   End
 }
 
-// Blocks of 16 elements are distributed round-robin among n QPUs: QPU q computes blocks q, q + n,
-// q + 2n and so on. While a QPU computes a block, it fetches its next block. At most four
-// requests are outstanding, two for this block and two for the next one; a TMU queue can hold
-// four. After its last block, a QPU requests the last block of the array again. All iterations
-// are then the same, and all requests stay inside the buffers. The two surplus vectors are
-// received at the end. A QPU without blocks makes and receives only these surplus requests.
+// Blocks of 16 elements are distributed round-robin among n QPUs: QPU q computes blocks q, q + n, q
+// + 2n and so on. While a QPU computes a block, it fetches its next block. At most four requests
+// are outstanding, two for this block and two for the next one; a TMU queue can hold four. After
+// its last block, a QPU requests the last block of the array again. All iterations are then the
+// same, and all requests stay inside the buffers. The two surplus vectors are received at the end.
+// A QPU without blocks issues only these surplus requests and receives their vectors.
 template <typename Combine>
 void elementwise(const Int& blocks, const Ptr<Float>& a, const Ptr<Float>& b,
                  const Ptr<Float>& result, Combine combine) {

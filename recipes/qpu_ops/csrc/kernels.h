@@ -42,7 +42,8 @@ struct Device;
 // the memory that the child inherits.
 class Session {
  public:
-  // `limit` is the maximum number of floats in all buffers together. A call must not need more.
+  // `limit` is the maximum number of floats in all buffers together. A call must not require more
+  // floats than this limit.
   explicit Session(std::int64_t limit);
 
   // The memory is valid until the Session ends. Both functions throw qpu::AllocationError.
@@ -51,8 +52,8 @@ class Session {
   // Returns arrays with the given numbers of floats.
   Vectors operands(std::size_t a, std::size_t b, std::size_t result);
 
-  // Returns true if b still contains the data that the caller with this tag wrote. A result of
-  // true is valid only after a call of matrix() with the same number of columns.
+  // Returns true if b still contains the data that the caller with this tag wrote. A result of true
+  // is valid only after a call to matrix() with the same number of columns.
   bool has_vector(std::uint64_t tag) const;
   void set_vector_tag(std::uint64_t tag);
 

@@ -19,7 +19,7 @@ namespace detail {
 enum class Type : std::uint8_t { Int, Float, Address, Mask, Scalar };
 
 enum class Op : std::uint8_t {
-  // leaves
+  // leaves: expressions without operands
   Constant, Variable, ElementNumber, QpuNumber, QpuCount, VpmRead,
   // Int; named after the operations of the ADD and MUL pipes
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
@@ -55,8 +55,7 @@ QPU_API Node load(Node address, Type type);
 QPU_API Node broadcast(Type type, Node a, int element, Location where);
 
 QPU_API Node declare(Type type, Location where);
-// Returns the variable that contains the kernel's parameter number `position` when the kernel
-// starts.
+// Returns the variable that is initialised with parameter number `position` of the kernel.
 QPU_API Node parameter(std::size_t position);
 
 QPU_API void assign(Node variable, Node value, Location where);
@@ -100,7 +99,7 @@ QPU_API void vpmReadSetup(Direction direction, int vectors, Node address, int st
 QPU_API void vpmWriteSetup(Direction direction, Node address, int stride, Location where);
 QPU_API void vpmWrite(Node value, Location where);
 
-// A compiled kernel. It is immutable, and all copies of its Kernel object share it.
+// A compiled kernel. The program is immutable, and all copies of a Kernel object share it.
 class Program;
 QPU_API void releaseProgram(const Program* program) noexcept;
 

@@ -210,9 +210,10 @@ def disassemble(words: numpy.typing.ArrayLike) -> str:
 
 
 class Buffer:
-    """Zero-filled memory that the CPU and the QPUs share. If kernels run on the QPUs, it is GPU memory.
+    """Zero-filled memory that the CPU and the QPUs share. If kernels run on the QPUs, a buffer is GPU memory.
 
-    ``array`` accesses the memory directly. On hardware it is not cached: copy whole arrays with ``write`` and ``read``.
+    ``array`` accesses the memory directly. On hardware, the memory is uncached: copy whole arrays with ``write`` and
+    ``read``.
     """
 
     def __init__(self, shape: int | Sequence[int], dtype: numpy.typing.DTypeLike = numpy.float32) -> None:
@@ -250,19 +251,19 @@ class Buffer:
 
     @property
     def array(self) -> numpy.typing.NDArray[Any]:
-        """A view of the memory, which stays valid as long as the view exists."""
+        """A view of the memory. The memory stays allocated as long as the view exists."""
         memory = (ctypes.c_uint32 * self._size).from_address(_library().qpu_buffer_data(self._handle))
         memory.owner = self  # type: ignore[attr-defined]
         words: numpy.typing.NDArray[Any] = numpy.ctypeslib.as_array(memory)
         return words.view(self.dtype).reshape(self.shape)
 
     def write(self, values: numpy.typing.ArrayLike) -> None:
-        """Copy values into the buffer. They are broadcast to its shape."""
+        """Copy values into the buffer. The values are broadcast to the buffer's shape."""
         array = numpy.ascontiguousarray(numpy.broadcast_to(numpy.asarray(values, dtype=self.dtype), self.shape))
         _require(_library().qpu_buffer_write(self._handle, 0, array.ctypes.data, array.nbytes))
 
     def read(self) -> numpy.typing.NDArray[Any]:
-        """Return a copy of the contents."""
+        """Return a copy of the buffer's contents."""
         array = numpy.empty(self.shape, dtype=self.dtype)
         _require(_library().qpu_buffer_read(self._handle, 0, array.ctypes.data, array.nbytes))
         return array
@@ -342,7 +343,7 @@ class Program:
         _require(_library().qpu_program_run(self._handle, qpus, words.ctypes.data_as(_WORDS32), words.size))
 
     def run_raw(self, uniforms: Sequence[Sequence[Argument]]) -> None:
-        """Run on one QPU per row. The row contains the QPU's uniforms. All rows must have the same length."""
+        """Run on one QPU per row of ``uniforms``. Each row contains the uniforms of its QPU and has the same length."""
         if len({len(row) for row in uniforms}) > 1:
             raise ValueError("expected the same number of uniforms for each QPU")
         words = numpy.array([[_uniform(item) for item in row] for row in uniforms], dtype=numpy.uint32)
@@ -354,7 +355,7 @@ class Program:
         _library().qpu_program_profile(self._handle, int(on))
 
     def cycles(self) -> Cycles | None:
-        """Return the cost of the last run on the emulator; None before the first one."""
+        """Return the cost of the last run on the emulator, or None before the first run."""
         found = _Cycles()
         if _library().qpu_program_cycles(self._handle, ctypes.byref(found)) != 0:
             return None

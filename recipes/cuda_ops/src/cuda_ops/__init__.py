@@ -3,7 +3,7 @@
 Importing this module loads ``libcuda_ops.so`` into torch's dispatcher: ``torch.ops.cuda_ops.add2(a, b)`` and
 ``cuda_ops.add2(a, b)`` are the same. The library uses torch's stable interface, so one file supports every torch from
 2.10 on and every Python. Tensors are float32, float16 or bfloat16, of any size and stride. All tensors of a call must
-be on the same CUDA device, or all on the CPU, where plain loops serve as the reference. Invalid arguments raise
+be on the same CUDA device, or all on the CPU, where plain loops compute reference results. Invalid arguments raise
 RuntimeError with the reason.
 
 Reverse-mode gradients of any order are supported.
@@ -36,7 +36,7 @@ def add2(a: Tensor, b: Tensor) -> Tensor:
 
 
 def axpy(alpha: float, x: Tensor, y: Tensor) -> Tensor:
-    """Return ``alpha * x + y``, for tensors of the same shape, rounded once."""
+    """Return ``alpha * x + y``, for tensors of the same shape. Each result is rounded only once."""
     return _ops.axpy.default(alpha, x, y)
 
 
@@ -51,7 +51,7 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Return a matrix [rows, columns] times a vector [columns]; products are accumulated in float32."""
+    """Return the product of a matrix [rows, columns] and a vector [columns]. Products are accumulated in float32."""
     return _ops.matvec.default(matrix, vector)
 
 

@@ -1,4 +1,4 @@
-"""Register what torch needs in addition to the kernels: fake results for tracing, and backward formulas.
+"""Register the functions that torch requires in addition to the kernels: fake results for tracing, backward formulas.
 
 ``NAME`` calls ``_NAME_differentiable`` if a gradient is needed, and ``_NAME`` otherwise (csrc/ops.cpp explains why).
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 NAMES = ("add2", "axpy", "exp", "softmax", "matvec")
 
 _kept: list[torch.library.Library] = []
-"""The registrations are removed when this Library object is destroyed."""
+"""Keeps the Library object alive, because torch removes the registrations when the object is destroyed."""
 
 
 def _fills_its_memory(sizes: Sequence[int], strides: Sequence[int]) -> bool:
@@ -29,7 +29,7 @@ def _fills_its_memory(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _elementwise(a: Tensor, b: Tensor | None = None) -> Tensor:
-    """Return an empty result with the same layout as in csrc/ops.cpp."""
+    """Return an uninitialised result with the layout that csrc/ops.cpp chooses."""
     if b is not None:
         torch._check(a.shape == b.shape, lambda: f"cuda_ops: expected the same shape, found {a.shape} and {b.shape}")
     if (b is None or a.stride() == b.stride()) and (a.is_contiguous() or _fills_its_memory(a.shape, a.stride())):
@@ -111,7 +111,7 @@ def register() -> None:
 
 
 def _requires_grad_is_right() -> bool:
-    """Return whether the library reads ``requires_grad`` correctly; the stable interface does not provide it."""
+    """Return whether the library reads ``requires_grad`` correctly, which the stable interface does not provide."""
     plain, leaf = torch.zeros(1), torch.zeros(1, requires_grad=True)
     with torch.enable_grad():
         derived = leaf * 2

@@ -24,7 +24,7 @@ EXCLUDED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One implementation. ``seconds`` is the time per call; ``skipped`` is the reason if there is no result."""
+    """The result of one implementation: the time per call in ``seconds``, or in ``skipped`` why there is no result."""
 
     name: str
     seconds: float = math.nan
@@ -34,7 +34,7 @@ class Row:
 
 
 def digits_of_agreement(found: Any, exact: Any) -> float:
-    """Compute the number of decimal digits that agree in all elements: -log10 of the largest relative difference."""
+    """Return the number of decimal digits that agree in all elements: -log10 of the largest relative difference."""
     import numpy as np
 
     if len(found) == 0:
@@ -72,7 +72,7 @@ def _timed_by_events(call: Callable[[], Any], runs: int) -> float:
 
 
 def compare(length: int, *, runs: int = 100) -> list[Row]:
-    """Run and time all four on a vector of ``length`` float32 values between -1 and 1."""
+    """Run and time all four implementations on a vector of ``length`` float32 values between -1 and 1."""
     import numpy as np
     import torch
 

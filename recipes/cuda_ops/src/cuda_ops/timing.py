@@ -34,7 +34,7 @@ NO_GPU = 3
 """The exit status if there is no GPU."""
 
 _CYCLES_PER_CALL = 60_000
-"""The number of clock cycles that the GPU waits for each call to be queued: about 30 µs."""
+"""The number of clock cycles for which the GPU waits per call that must be queued: about 30 µs."""
 _NSYS_LIMIT_S = 300.0
 
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64"}
@@ -46,7 +46,7 @@ _INPUTS = {
     "softmax": ("f32[4096,1024]",),
     "matvec": ("f32[4096,4096]", "f32[4096]"),
 }
-"""Default inputs of cuda_ops' operations; other operations get two vectors."""
+"""Default inputs of cuda_ops' operations. The default inputs of all other operations are two vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Regime:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """All measurements of one operation. ``events_us`` has the GPU's time per call for each batch of calls."""
+    """All measurements of one operation. ``events_us`` contains the GPU's time per call for each batch of calls."""
 
     operation: str
     inputs: tuple[str, ...]
@@ -100,7 +100,7 @@ class Timing:
         return next(item for item in self.regimes if (item.before, item.after) == (before, after))
 
     def as_json(self) -> dict[str, Any]:
-        """Return all values, with the derived ones, for a JSON file."""
+        """Return all values, including derived values, for a JSON file."""
         return {
             **asdict(self),
             "kernel_us": self.kernel_us,

@@ -139,7 +139,8 @@ bool hardswish_backward(Call& call, const Tensor& out) {
 constexpr Elementwise kExpm1{"expm1", "expm1 0>1"};
 // Numbers: scale, input_scale, alpha scale, 0.
 constexpr Elementwise kElu{"elu", "mul 0 2;expm1 5;mul 6 3;mul 0 1;gt 0 4 8 7;keep 0 9>10"};
-// Computes g input_scale (y + alpha scale) from the result y. The numbers are the same as above.
+// Computes g input_scale (y + alpha scale) from the result y. The numbers are those of the chain
+// above.
 constexpr Elementwise kEluBackwardOfResult{"elu_backward",
                                            "add 1 4;mul 6 3;mul 7 0;mul 0 2;gt 1 5 9 8>10"};
 // Computes g input_scale alpha scale exp(x input_scale) from the input x.
@@ -188,8 +189,8 @@ bool silu_backward(Call& call, const Tensor& out) {
 
 // --- interpolation -------------------------------------------------------------
 
-// As in PyTorch, the interpolation starts from the first end if the weight is below one half, and
-// from the second end otherwise.
+// As in PyTorch, the interpolation starts from the first operand if the weight is below one half,
+// and from the second operand otherwise.
 constexpr Elementwise kLerp{"lerp", "sub 1 0;mul 3 2;add 0 4>5"};
 constexpr Elementwise kLerpFromEnd{"lerp", "sub 1 0;sub 3 2;mul 4 5;sub 1 6>7"};
 constexpr Elementwise kLerpByTensor{

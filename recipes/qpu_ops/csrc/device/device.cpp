@@ -136,7 +136,7 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
 // --- random numbers ------------------------------------------------------------
 
-// The CPU generates the random numbers. A seed therefore gives the same numbers as on the CPU.
+// The CPU generates the random numbers. A seed therefore results in the same numbers as on the CPU.
 class Generator final : public c10::GeneratorImpl {
  public:
   explicit Generator(at::Generator cpu = at::detail::createCPUGenerator())
@@ -428,7 +428,7 @@ class Views {
   }
 
   // Returns the device tensor for a CPU result. If the result is a view of a CPU view, the device
-  // tensor is a view too.
+  // tensor is also a view.
   Tensor back(const Tensor& t) const {
     if (!t.defined() || t.device().type() != c10::DeviceType::CPU) return t;
     for (const Seen& seen : seen_) {

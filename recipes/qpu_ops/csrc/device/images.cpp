@@ -185,7 +185,7 @@ Tensor exchanged(const Tensor& t) {
 struct Backward {
   Tensor gradient, input, weight;
   const Geometry& g;
-  std::optional<Tensor> bias = std::nullopt;  // is added to the gradient of the input
+  std::optional<Tensor> bias = std::nullopt;  // added to the gradient of the input
   bool depthwise = false;  // true: all groups at once, with one channel each
 
   std::int64_t height() const { return input.size(2) + g.dilation[0] * (weight.size(2) - 1); }
@@ -250,8 +250,8 @@ Tensor gradient_of_weight(const Backward& b) {
   const Tensor found =
       convolve(exchanged(b.input), exchanged(b.gradient), std::nullopt,
                {b.g.dilation, b.g.padding, b.g.stride, false, {}, 1});
-  // The result is [channels][outputs]. It has extra rows and columns if the stride left a
-  // remainder.
+  // The result is [channels][outputs]. The result has additional rows and columns if the stride
+  // left a remainder.
   const std::int64_t channels = found.size(0), outputs = found.size(1), wide = found.size(3);
   std::vector<int> firsts, places;
   for (std::int64_t o = 0; o < outputs; ++o)
@@ -599,13 +599,13 @@ Statistics statistics(const Tensor& from) {
     found.mean = learning::moments(x, x, {}, {}, s, qpus()).sum;
     for (double& mean : found.mean) mean /= count;
     // If an element is Inf or NaN, the sum is Inf. In this case the mean is set to NaN, and the
-    // variance becomes NaN too.
+    // variance therefore also becomes NaN.
     for (double& mean : found.mean)
       if (!std::isfinite(mean)) mean = kNan;
     const std::vector<float> middle(found.mean.begin(), found.mean.end());
     const learning::Moments m = learning::moments(x, x, middle, middle, s, qpus());
     for (std::size_t c = 0; c < middle.size(); ++c) {
-      // This is the rounding error of the mean.
+      // The mean of the deviations is the rounding error of the mean.
       const double rest = m.sum[c] / count;
       found.mean[c] = middle[c] + rest;
       found.variance.push_back(std::isnan(middle[c])

@@ -29,7 +29,7 @@ using qpu::kernels::Sum;
 using qpu::kernels::Vectors;
 using qpu::kernels::walk;
 
-// Data that the CPU prepares for a kernel. It is in shared memory during the call.
+// Data that the CPU prepares for a kernel. The data is in shared memory during the call.
 template <typename T>
 class Table {
  public:
@@ -75,7 +75,7 @@ void run(K kernel, int qpus, A... arguments) {
   kernel(arguments...);
 }
 
-// Reads a vector. Requests are made in pairs.
+// Reads a vector. Requests are issued in pairs.
 template <typename T>
 void read(T& x, const PtrExpr<T>& from) {
   T unused;

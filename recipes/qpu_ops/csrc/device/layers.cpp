@@ -137,7 +137,7 @@ Spans adaptive_spans(std::int64_t in, std::int64_t out) {
   return found;
 }
 
-// Returns the regions that contain each element. They are consecutive.
+// Returns the regions that contain each element. The regions are consecutive.
 Spans covering(const Spans& spans, std::int64_t in) {
   Spans found;
   for (int i = 0; i < in; ++i) {

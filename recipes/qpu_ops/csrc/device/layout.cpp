@@ -80,7 +80,7 @@ std::optional<std::vector<std::int64_t>> whole_numbers(const Tensor& t) {
   return found;
 }
 
-// Selects rows of the first dimension. embedding() uses this operator too. Arguments: self,
+// Selects rows of the first dimension. embedding() also uses this operator. Arguments: self,
 // dimension, index.
 bool index_select(Call& call) {
   const Tensor self = call.tensor(0), index = call.tensor(2);
@@ -201,8 +201,8 @@ template <learning::Comparison what, bool swapped = false>
 bool compare_tensors(Call& call) {
   const Tensor &self = call.tensor(0), &other = call.tensor(1);
   const Tensor out = call.out();
-  // A tensor without dimensions does not take part in type promotion. This does not matter here,
-  // because all tensors are float32.
+  // PyTorch's type promotion can ignore tensors without dimensions. Here this has no effect, because
+  // all tensors are float32.
   if (!is_float(self) || !is_float(other) || !is_bool(out) ||
       out.numel() >= std::numeric_limits<int>::max() ||
       out.sizes() != at::IntArrayRef(at::infer_size(self.sizes(), other.sizes())))

@@ -283,8 +283,8 @@ void nll_gradient(Int rows, Int classes, Int ignored_low, Int ignored_high, Floa
   End
 }
 
-// For each element of a plane, the outputs whose windows contain the element. There are `covers`
-// entries per element.
+// For each element of a plane, the outputs whose windows contain the element. The table contains
+// `covers` entries per element.
 struct Covers {
   int covers = 0;
   std::vector<int> table;

@@ -1,12 +1,12 @@
 // Training kernels that libqpu's kernel library does not provide: gradients of pooling and
-// convolution, batch statistics, and losses over classes. They are written in libqpu's kernel
-// language. This file does not depend on torch or on QPULib. Only learning.cpp uses QPULib's
+// convolution, batch statistics, and losses over classes. The kernels are written in libqpu's
+// kernel language. This file does not depend on torch or on QPULib. Only learning.cpp uses QPULib's
 // macros.
 //
-// Arrays must be dense and in shared memory. `qpus` is 1 to 12, or 0 for all QPUs. It affects
-// only the order of the additions in a sum over rows. Callers must ensure that sizes that are
-// multiplied fit in 24 bits and that arrays have fewer than 2^28 elements. All functions throw
-// qpu::Error and OutOfMemory.
+// Arrays must be dense and in shared memory. `qpus` is 1 to 12, or 0 for all QPUs. The number of
+// QPUs affects only the order of the additions in a sum over rows. Callers must ensure that sizes
+// that are multiplied fit in 24 bits and that arrays have fewer than 2^28 elements. All functions
+// can throw qpu::Error and OutOfMemory.
 #ifndef TORCH_QPU_LEARNING_H
 #define TORCH_QPU_LEARNING_H
 

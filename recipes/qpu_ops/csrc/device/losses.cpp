@@ -113,7 +113,7 @@ std::optional<learning::Classes> classes(const Tensor& self, const Tensor& targe
     TORCH_CHECK_INDEX(target == of.ignored || (target >= 0 && target < of.classes), "Target ",
                       target, " is out of bounds.");
   }
-  TORCH_CHECK_INDEX(false, "a target was out of bounds and has been changed since");
+  TORCH_CHECK_INDEX(false, "a target was out of bounds, but has been changed in the meantime");
 }
 
 // Arguments: self, target, weight?, reduction, ignored, out, total weight.

@@ -1,4 +1,4 @@
-// Device memory. It is shared with the QPUs and mapped for the CPU. When a tensor is freed, its
+// Device memory, which is shared with the QPUs and mapped for the CPU. When a tensor is freed, its
 // memory is cached for later tensors. This file does not depend on torch.
 #ifndef TORCH_QPU_MEMORY_H
 #define TORCH_QPU_MEMORY_H

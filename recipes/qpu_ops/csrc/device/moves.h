@@ -31,7 +31,7 @@ struct Compared {
   const float* data = nullptr;
   bool one = false;
 };
-// Writes one byte per element. It is 1 if the comparison holds according to IEEE 754, and 0
+// Writes one byte per element. The byte is 1 if the comparison holds according to IEEE 754, and 0
 // otherwise. The size of `out` is a multiple of 4, because whole words are written.
 void compare(Comparison what, void* out, const Compared& a, const Compared& b, int n, int qpus);
 

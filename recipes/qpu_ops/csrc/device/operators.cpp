@@ -1,4 +1,4 @@
-// The PyTorch operators that the QPUs compute. They support float32 on dense tensors on the
+// The PyTorch operators that the QPUs compute. These operators support dense float32 tensors on the
 // device. Each kernel checks whether it supports its operands. If it does not, the CPU computes the
 // operator.
 #include "operators.h"
@@ -102,7 +102,7 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
       return false;
     }
   }
-  // Scalar tensors take part in type promotion if no tensor has a dimension.
+  // PyTorch's type promotion includes scalar tensors only if no tensor has a dimension.
   if (!any || !(plain_numbers || any_shape)) return false;
 
   at::TensorIteratorConfig config;
@@ -574,7 +574,7 @@ void sum_over(const Tensor& t, const std::vector<bool>& vanish, const Tensor& ou
       (pass ? columns : rows) *= t.size(static_cast<std::int64_t>(d));
       if (!pass) kept_sizes.push_back(t.size(static_cast<std::int64_t>(d)));
     }
-  // This is a view if the strides allow one, and a copy otherwise.
+  // The matrix is a view if the strides allow one, and a copy otherwise.
   const Tensor table = t.permute(order).reshape({rows, columns});
   const Tensor from = is_matrix(table) ? table : dense(table);
   const Tensor sums = at::empty({rows}, t.options());

@@ -36,7 +36,7 @@ inline kernels::Floats at(const at::Tensor& t) { return at(t.const_data_ptr<floa
 // reads and writes.
 template <typename Run>
 void launch(const char* name, std::size_t bytes, Run run) {
-  // Makes the kernel visible in torch.profiler.
+  // Records the kernel for torch.profiler.
   at::RecordFunction shown(at::RecordScope::FUNCTION);
   const std::string title = shown.isActive() ? std::string("qpu::") + name : std::string();
   if (shown.isActive()) shown.before(title.c_str());
@@ -132,7 +132,8 @@ struct Elementwise {
 bool compute(const Elementwise& what, const std::vector<at::Tensor>& inputs,
              const std::vector<float>& numbers, const at::Tensor& out);
 
-// The forms of argmax and amax that have a dimension argument. They are defined in layers.cpp.
+// The forms of argmax and amax that have a dimension argument. These forms are defined in
+// layers.cpp.
 bool place_of_extreme(Call& call, bool least);
 bool extreme_of(Call& call, bool least);
 

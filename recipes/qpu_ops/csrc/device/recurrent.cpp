@@ -28,7 +28,7 @@ void run(K kernel, int qpus, A... arguments) {
   kernel(arguments...);
 }
 
-// A zero word, which replaces absent arrays. It is null if all arrays are present.
+// A zero word, which replaces absent arrays. The pointer is null if all arrays are present.
 class Absent {
  public:
   explicit Absent(bool any) : zero_(any ? static_cast<float*>(allocate(sizeof(float))) : nullptr) {
@@ -48,7 +48,7 @@ class Absent {
 // it is absent.
 int mask(const float* p) { return p == nullptr ? 0 : -1; }
 
-// Reads a vector from each pointer. Requests are made in pairs.
+// Reads a vector from each pointer. Requests are issued in pairs.
 template <std::size_t N>
 Vectors<N> read(const Pointers<N>& from) {
   Vectors<N> x;

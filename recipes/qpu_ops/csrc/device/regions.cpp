@@ -11,7 +11,7 @@ struct Region {
   Int rows;
   Int columns;
 
-  // The constructor makes four requests. It receives the three values of the region and the value
+  // The constructor issues four requests. It receives the three values of the region and the value
   // at `entry`.
   template <typename T, typename U>
   Region(const Int& own, const Ptr<Int>& starts, const Ptr<Int>& row_counts,

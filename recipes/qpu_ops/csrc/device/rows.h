@@ -6,10 +6,10 @@
 
 namespace torch_qpu::learning {
 
-// For each row, computes out = (a - mean) spread weight + bias, where `mean` is the mean of the
-// row and spread = 1 / sqrt(variance + epsilon). Both are stored too. `weight` and `bias` contain
-// one number per column. If `weight` is null, the weights are 1. If `bias` is null, the biases
-// are 0.
+// For each row, computes out = (a - mean) spread weight + bias, where `mean` is the mean of the row
+// and spread = 1 / sqrt(variance + epsilon). The function also stores `mean` and `spread`. `weight`
+// and `bias` contain one number per column. If `weight` is null, the weights are 1. If `bias` is
+// null, the biases are 0.
 struct LayerNorm {
   float* out = nullptr;
   float* mean = nullptr;
@@ -41,8 +41,8 @@ int kernels_of(const LayerNormGradient& of);
 void layer_norm_backward(const LayerNormGradient& of, int qpus);
 
 // Finds the greatest element of each row, or the least if `least` is true, and its column. If
-// several elements are equal, the first one is returned. NaN counts as greater (or less, if
-// `least` is true) than all other numbers. -0 and +0 are equal.
+// several elements are equal, the first one is returned. NaN is treated as greater (or less, if
+// `least` is true) than all other values. -0 and +0 are equal.
 void extremes(float* values, int* columns_of, const float* a, int rows, int columns, bool least,
               int qpus);
 

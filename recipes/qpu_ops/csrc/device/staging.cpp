@@ -16,7 +16,7 @@ namespace {
 
 using at::Tensor;
 
-// The elements of every dtype are aligned to their size. This is the maximum size.
+// The elements of every dtype are aligned to their size. This constant is the maximum size.
 constexpr std::size_t kMaxItem = 16;
 
 std::size_t rounded_up(std::size_t bytes) { return (bytes + 3) / 4 * 4; }
@@ -36,7 +36,8 @@ std::vector<std::int64_t> by_stride(const Tensor& t) {
 }
 
 // Calls body(place, length) for each run of consecutive elements. The runs are in the order of a
-// dense tensor with the same order of dimensions. Both arguments count elements.
+// dense tensor with the same order of dimensions. Both arguments are numbers of elements, not
+// bytes.
 template <typename Body>
 void over_runs(const Tensor& t, Body body) {
   std::vector<std::int64_t> dims = by_stride(t);

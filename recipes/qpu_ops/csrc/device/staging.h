@@ -25,8 +25,8 @@ Extent extent_of(const at::Tensor& t);
 c10::Storage staged(const c10::Storage& storage, const Extent& extent);
 std::size_t staged_from(const Extent& extent);
 
-// Returns true if a tensor's elements are sparse in the range that they span. It is then faster
-// to copy their runs one by one.
+// Returns true if a tensor's elements are sparse in the range that they span. For such tensors, it
+// is faster to copy runs of elements one by one.
 bool is_spread(const at::Tensor& t);
 // Returns a dense CPU tensor that contains the elements of `t`. The order of the dimensions is
 // preserved.

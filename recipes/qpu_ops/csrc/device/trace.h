@@ -16,7 +16,7 @@ enum class Kind : std::uint8_t { launch, copy, fallback };
 struct Event {
   Kind kind;
   std::string name;
-  std::int64_t thread;  // thread ID of the operating system
+  std::int64_t thread;  // the thread's ID in the operating system
   std::int64_t start_ns;  // on the monotonic clock
   std::int64_t duration_ns;
   std::int64_t bytes;  // number of bytes that were read and written
@@ -52,8 +52,8 @@ void lock_counts();
 void unlock_counts();
 
 // Returns the total time in nanoseconds that this thread's launches have taken so far. With the
-// emulator, this is the time in its board model. Otherwise it is the time for which the thread
-// waited for the launches.
+// emulator, this is the time in its board model. Without the emulator, it is the time for which the
+// thread waited for the launches.
 std::int64_t launched_ns();
 
 // The record is available until the next call of start_record().
