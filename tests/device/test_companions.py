@@ -90,7 +90,7 @@ def test_jpeg_of_pillow_is_decoded() -> None:
     data = written("JPEG")
     seen = torchvision.io.decode_jpeg(data)
     pillow = torch.from_numpy(numpy.array(Image.open(io.BytesIO(data.numpy().tobytes())))).permute(2, 0, 1)
-    assert (seen.int() - pillow.int()).abs().max() <= 2, "both use libjpeg-turbo"
+    assert (seen.int() - pillow.int()).abs().max() <= 2, "torchvision and Pillow both use libjpeg-turbo"
     assert (seen.int() - picture().int()).abs().float().mean() < 2
 
 

@@ -29,7 +29,10 @@ FIRST_SUPPORTED_S = 1_735_689_600
 
 
 def mounts() -> dict[str, tuple[str, str, str]]:
-    """Read each mount's source, type and options, keyed by mount point. The last mount on a mount point counts."""
+    """Read each mount's source, type and options, keyed by mount point.
+
+    If several mounts have the same mount point, return the last one.
+    """
     rows = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
     return {row[1]: (row[0], row[2], row[3]) for row in rows}
 
@@ -80,7 +83,7 @@ def test_numpy_multiplies_with_openblas() -> None:
     assert numpy.abs(by_blas - exact).max() < 64 * numpy.finfo(numpy.float32).eps * 16
     mapped = Path("/proc/self/maps").read_text()
     assert re.search(r"libopenblas\S*\.so|openblas-pthread/lib(?:blas|cblas)\S*", mapped), (
-        "the reference BLAS is loaded"
+        "numpy has not loaded OpenBLAS"
     )
 
 
@@ -189,7 +192,7 @@ def test_scripts_run_in_forks_of_a_preloaded_process(
         runs = [subprocess.run([*command, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
     finally:
         ended = subprocess.run([*command[:3], "--stop"], capture_output=True, text=True, check=True).stdout
-    assert runs[0].stdout == runs[1].stdout, "both are forks of one process"
+    assert runs[0].stdout == runs[1].stdout, "both scripts must run in forks of the same process"
     assert runs[0].stdout.endswith(" True\n")
     assert "loading sqlite3" in runs[0].stderr
     assert runs[1].stderr == ""

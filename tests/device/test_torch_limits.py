@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-pytestmark = pytest.mark.skipif(sys.maxsize > 2**32, reason="this machine addresses more than 32 bits")
+pytestmark = pytest.mark.skipif(sys.maxsize > 2**32, reason="this machine has 64-bit addresses")
 
 WRAPS = 2**32 + 16
 BYTES = torch.uint8

@@ -81,7 +81,7 @@ def test_layer_extends_those_in_the_engine(
 
 def test_layers_missing_in_the_engine_are_reported(engine: docker.DockerClient, tmp_path: Path) -> None:
     if archive.takes_whole_images(engine):
-        pytest.skip("this engine is sent every layer")
+        pytest.skip("this engine accepts only archives with all layers")
     lower, upper = layer(tmp_path, "lower", a="first"), layer(tmp_path, "upper", b="second")
     with pytest.raises(CommandFailed, match=r"pitorch-test-archive/both:1") as caught:
         archive.load(engine, [lower, upper], "pitorch-test-archive/both:1", NATIVE, epoch=EPOCH)
@@ -106,7 +106,7 @@ def test_containerds_image_store_is_recognised(errors: list[list[str]] | None, w
     assert archive.takes_whole_images(Client()) is whole  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------ by a Dockerfile
+# ------------------------------------------------------------------------------------------ from a Dockerfile
 
 
 def labelled(client: docker.DockerClient, folder: Path) -> set[str]:

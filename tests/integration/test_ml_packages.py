@@ -20,7 +20,7 @@ from toolchain.config import ROOT, Config
 
 
 def verified_packages(config: Config) -> set[str]:
-    """Read the names of all packages in the verified lists for the target's architecture."""
+    """Return the names of all packages in the verified lists for the target's architecture."""
     return apt.package_names(config.target_root / "mirror" / "lists", config.image.architecture)
 
 
