@@ -356,7 +356,7 @@ def test_board_without_a_driver_or_device_is_reported(
 
 @pytest.mark.emulation
 def test_board_without_opencl_is_reported() -> None:
-    """There is no OpenCL library next to the cross compiler's C library."""
+    """The cross compiler's library folder contains no OpenCL library."""
     if not shutil.which("aarch64-linux-gnu-g++"):
         pytest.skip("aarch64-linux-gnu-g++ is missing; ./inv installs it")
     with loader_session.session(config(), targets.load("opencl"), parse("emulator")) as emulated:

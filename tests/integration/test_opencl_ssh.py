@@ -101,7 +101,7 @@ def test_lost_connection_leaves_no_opencl_kernel_and_no_file(board: Running, tmp
     seen: list[Path] = []
 
     def computes() -> bool:
-        """Return whether a session has loaded the machine code of the kernel, as POCL does before it starts it."""
+        """Return whether a session has loaded the kernel's machine code, as POCL does before it runs a kernel."""
         found = ""
         for pid in board.programs("/loader"):
             with suppress(FileNotFoundError, ProcessLookupError):

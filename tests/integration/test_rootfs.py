@@ -73,8 +73,12 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
             if name == "native":
                 assert checked_by_hash(archive) == []
                 assert "copyright" in documents(archive)
-                assert documents(archive) <= {"copyright", "locale.alias", "dir"}, "no package contains dir"
-                assert "./etc/dpkg/dpkg.cfg.d/lean" in archive.getnames(), "packages added on the board are lean too"
+                assert documents(archive) <= {"copyright", "locale.alias", "dir"}, (
+                    "only locale.alias and dir, which is in no package, are allowed"
+                )
+                assert "./etc/dpkg/dpkg.cfg.d/lean" in archive.getnames(), (
+                    "packages that are installed on the board must omit documentation too"
+                )
         tar.unlink()
     assert digests["native"] == digests["emulated"]
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(("first", "native", "emul"))] == []
@@ -172,7 +176,7 @@ def test_only_matching_byte_code_gets_the_source_time(tmp_path: Path) -> None:
 
 
 def test_a_damaged_package_is_reported_with_its_fix(tmp_path: Path) -> None:
-    """Both programs in the pipe detect damage: a file that is not a package, and a truncated package."""
+    """Each of the two programs in the pipe detects damage: a file that is not a package, and a truncated package."""
     (tmp_path / "whole/DEBIAN").mkdir(parents=True)
     (tmp_path / "whole/DEBIAN/control").write_text(
         "Package: whole\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
@@ -224,7 +228,7 @@ def test_a_full_disk_under_the_builder_image_is_reported(tmp_path: Path) -> None
 def test_a_root_larger_than_memory_is_built_on_disk(
     built: Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
-    """This can happen with many image.extra_packages. The memory limit is reduced here."""
+    """A root can be so large if image.extra_packages is long. The test reduces the memory limit instead."""
     monkeypatch.setattr(rootfs, "_MEMORY_FOR_TREE_MIB", 8)
     with Context(product_config) as context:
         spec = roots.root_spec(context, "small", ("bash",), built.manifest("mirror"), (context.native,))

@@ -95,7 +95,7 @@ def test_an_invalid_command_line_of_the_server_is_rejected(words: list[str], mes
 
 
 def test_check_reports_the_version_of_the_server(product_config: Config) -> None:
-    """This runs the check that build-image runs in an image with the server, but with this PC's TVM."""
+    """The test runs build-image's check of an image with the server, but with this PC's TVM."""
     ready = environment.ready(product_config)
     done = run([sys.executable, build.SERVER, "--check"], env=ready.variables, limit_s=300)
     version = next(pin for pin in build.pins() if pin.startswith("apache-tvm==")).partition("==")[2]

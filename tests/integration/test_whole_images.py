@@ -1,6 +1,6 @@
 """Tests of complete images that the tests' shared build does not cover.
 
-Each takes minutes, so these tests are expensive.
+Building an image takes minutes, so these tests are expensive.
 
 ``.venv/bin/python -m pytest -m expensive tests/integration/test_whole_images.py``
 """
@@ -106,7 +106,7 @@ def test_bookworm_is_built_exported_and_boots(product_config: Config, tmp_path: 
     config = in_a_folder_of_its_own(product_config, tmp_path / "build", suite="bookworm")
     ensure_running(config)
     built = main_job.build_image(config)
-    assert any("torch" in warning for warning in built.warnings), "a warning about the missing torch"
+    assert any("torch" in warning for warning in built.warnings), "expected a warning about the missing torch"
     with contextlib.closing(connect()) as client:
         try:
             seen = run_in(

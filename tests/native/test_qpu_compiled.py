@@ -80,7 +80,7 @@ def test_shape_mismatch_error_names_both_shapes(name: str, shapes: tuple[tuple[i
         said.add(str(caught.value).split("expected", 1)[1].splitlines()[0])
         for shape in shapes:
             assert str(shape) in str(caught.value)
-    assert len(said) == 1, "in the same words"
+    assert len(said) == 1, "both devices must raise the same message"
     compiled = torch.compile(operator, backend="aot_eager", dynamic=True, fullgraph=True)
     with pytest.raises(Exception, match=r"found \(.*\) and \(.*\)"):
         compiled(*(torch.ones(shape) for shape in shapes))

@@ -236,7 +236,7 @@ def test_full_registries_and_temporary_errors() -> None:
     assert isinstance(quota, RegistryFull)
     assert isinstance(transfer.explain("connection reset by peer", HERE, None), RegistryBroke)
     raced = "errors:\ndigest invalid\nmanifest blob unknown: blob unknown to registry\n"
-    assert isinstance(transfer.explain(raced, HERE, None), RegistryBroke), "is retried"
+    assert isinstance(transfer.explain(raced, HERE, None), RegistryBroke), "the error must be one that is retried"
     assert not isinstance(transfer.explain("some error", HERE, None), RegistryBroke)
 
 
@@ -272,7 +272,7 @@ def test_event_stream_yields_digest_and_layers() -> None:
                 {"error": "EOF"},
             ]
         )
-    assert len(waits) == 2, "once per wait, not once per second"
+    assert len(waits) == 2, "expected one report per wait, not one per second"
     assert shown.digest == ""
     shown.follow(
         [

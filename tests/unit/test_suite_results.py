@@ -86,7 +86,7 @@ def test_only_one_run_and_an_interrupted_one_keeps_the_results(
         suite.test_on_pi(config, host=NOBODY)
     assert caught.value.exit_code == 29
     assert str(paths.lock) in caught.value.expected
-    assert paths.environment.stat().st_mtime_ns == environment, "the second run changed a file of the first"
+    assert paths.environment.stat().st_mtime_ns == environment, "the second run changed a file of the first run"
     assert running.poll() is None
     os.kill(running.pid, signal.SIGINT)
     assert running.wait(60) != 0
