@@ -30,7 +30,7 @@ from toolchain.errors import InUse
 from toolchain.manifest import Manifest
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # The name is unique per checkout, because the checkouts on a machine share an engine.
+    # The image name is unique to each checkout, because the checkouts on a machine share an engine.
     "image": {"name": f"pitorch-test-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"},
     "build": {"folder": "build/test"},
     # Test the wheel in the repository, not one in the caller's wheelhouse.

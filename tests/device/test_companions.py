@@ -26,7 +26,7 @@ def boxes(count: int) -> torch.Tensor:
 
 
 def overlap(box: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Compute the intersection over union between a box and each of the others."""
+    """Compute the intersection over union between a box and each of the other boxes."""
     low, high = torch.maximum(box[:2], others[:, :2]), torch.minimum(box[2:], others[:, 2:])
     common = (high - low).clamp(min=0).prod(1)
     return common / ((box[2:] - box[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(1) - common)

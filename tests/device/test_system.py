@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    "PITORCH_BOARD" not in os.environ, reason="tests the board on which it runs: ./inv test-on-pi"
+    "PITORCH_BOARD" not in os.environ, reason="tests the board itself, on which ./inv test-on-pi runs it"
 )
 
 FIRST_SUPPORTED_S = 1_735_689_600
@@ -184,7 +184,7 @@ def test_scripts_run_in_forks_of_a_preloaded_process(
 ) -> None:
     """The test uses a standard-library module instead of torch, because other tests import torch."""
     if importlib.util.find_spec("pitorch") is None:
-        pytest.skip("pitorch's Python modules, which come with this project's libqpu, are not in the image")
+        pytest.skip("pitorch's Python modules, which are part of this project's libqpu, are not in the image")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
     code = "import os, sys; print(os.getppid(), 'sqlite3' in sys.modules)"
     command = [sys.executable, "-m", "pitorch.preloaded", "--import=sqlite3"]

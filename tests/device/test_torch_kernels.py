@@ -53,7 +53,7 @@ def test_products_of_submatrices_are_correct() -> None:
 
 
 def test_product_of_several_blocks_is_correct() -> None:
-    """One block of packed weights holds 2 MiB."""
+    """The product needs several blocks of packed weights, each of which holds 2 MiB."""
     a, b = drawn(9, 1000), drawn(1000, 1300, seed=1)
     assert right(a @ b, torch.matmul, a, b)
     assert right(a @ b.T.contiguous().T, torch.matmul, a, b)

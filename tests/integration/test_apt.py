@@ -327,7 +327,7 @@ def test_mirror_of_this_pc_is_the_default() -> None:
 def test_first_mirror_of_a_list_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, text: str | None, found: str | None
 ) -> None:
-    """Debian's cloud images have a mirror list; the images built here do not."""
+    """Debian's cloud images have a mirror list, whereas images that pitorch builds do not."""
     (tmp_path / "archive").mkdir()
     (tmp_path / "lists" / "partial").mkdir(parents=True)
     listed = tmp_path / "mirrors" / "debian.list"

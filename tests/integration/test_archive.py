@@ -63,7 +63,10 @@ def contents(client: docker.DockerClient, image: str, folder: Path) -> dict[str,
 def test_layer_extends_those_in_the_engine(
     engine: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """A partial and a whole archive produce the same image, identified by the SHA-256 of its configuration."""
+    """An archive without the engine's layers gives the same image as a whole one.
+
+    Its ID is its configuration's SHA-256.
+    """
     lower, upper = layer(tmp_path, "lower", a="first", b="first"), layer(tmp_path, "upper", b="second", c="second")
     archive.load(engine, [lower], "pitorch-test-archive/lower:1", NATIVE, epoch=EPOCH)
     monkeypatch.setattr(archive, "takes_whole_images", lambda _: whole)

@@ -171,7 +171,7 @@ def exported(for_64_bit: Config) -> Config:
 
 
 def test_the_exported_root_is_entered_as_arm64_only(exported: Config) -> None:
-    """This PC's kernel has another architecture than the root's programs, as a board's kernel can have."""
+    """This PC's kernel and the root's programs are for different architectures, as can be the case on a board."""
     helper = (HELPER, "--local", Layout.of(exported).tree)
     assert process.output_of([*helper, "-a", "arm64", "uname", "-m"], limit_s=300) == "aarch64"
     refused = process.run([*helper, "uname", "-m"], limit_s=300, check=False)

@@ -233,7 +233,7 @@ def test_damaged_file_in_the_registry_is_refused(plain: Registry, tmp_path: Path
         artefacts.pull(there, "thing", KEY)
     assert artefacts.get(there, "thing", KEY) is None
     left = [path for path in there.build_root.rglob("*") if path.is_file() and path.name != "lock"]
-    assert left == [], "no incomplete file is left"
+    assert left == [], "no incomplete file must be left"
 
 
 def test_file_missing_in_the_registry_is_pushed_again(plain: Registry, tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_artefact_without_provenance_is_refused(plain: Registry, tmp_path: Path,
     assert wheel.name in caught.value.found
     assert artefacts.get(there, "thing", KEY) is None
     assert artefacts.pull(there, "thing", KEY, stated=False).moved == len(given), (
-        "a recipe without provenance accepts artefacts without it"
+        "an artefact without provenance must be accepted if its recipe has none"
     )
 
 

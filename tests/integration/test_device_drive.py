@@ -157,7 +157,7 @@ def test_a_board_that_reads_other_files_is_an_error(tmp_path: Path, content: str
 
 
 def test_error_outside_the_tests_fails_the_suite(tmp_path: Path) -> None:
-    """All tests have results, and the error is reported for the suite."""
+    """All tests keep their results, and the error is reported for the suite as a whole."""
     write_suite(tmp_path / "suite", a="def test_first(): pass\ndef test_second(): pass")
     (tmp_path / "suite" / "conftest.py").write_text("def pytest_sessionfinish(session): broken_plugin")
     run = drive(tmp_path)

@@ -117,7 +117,7 @@ def test_the_kernel_uses_a_reserved_port_for_nfs(board: Board) -> None:
 
 
 def test_a_board_names_itself_to_the_nfs_server(board: Board) -> None:
-    """If two clients have the same NFS name, the server drops the state of one when the other one connects."""
+    """If two NFS clients have the same name, the server drops one client's state when the other one connects."""
     name = board.run("cat", "/sys/module/nfs/parameters/nfs4_unique_id").strip()
     assert name == board.run("sh", "-c", "cat /sys/class/net/e*/address").strip().replace(":", "")
 
@@ -363,7 +363,7 @@ print("torch" if with_torch else "numpy")
 
 
 def test_kernels_of_the_qpus_are_profiled_on_the_board(board: Board) -> None:
-    """The board has no QPUs, so its libqpu's emulator runs the kernels."""
+    """The board has no QPUs, so libqpu's emulator runs the kernels on the board."""
     timing = Timing(number=1, repeat=2, min_repeat_ms=0, warm_up=0)
     device = f"tree://{board.host}"
     done = profile(board.config, kernel="add_one", target="qpu", device=device, size=32, timing=timing)
@@ -394,7 +394,7 @@ kill -KILL "$p"
 
 
 def test_a_board_is_busy_until_a_lost_session_ends(board: Board) -> None:
-    """A session that lost its connection ends, and the next one starts."""
+    """When a session loses its connection, it ends, and the next session can start."""
     device, quick = f"tree://{board.host}", Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
     endless = replace(quick, number=10**9)
 

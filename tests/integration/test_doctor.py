@@ -164,7 +164,7 @@ def test_a_noexec_disk_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.emulation
 def test_a_missing_emulator_is_reported(conf: Path, tmp_path: Path) -> None:
-    """Without the flag F, the kernel looks for the interpreter when a program starts."""
+    """Without binfmt_misc's flag F, the kernel opens the interpreter only when a program starts."""
     script = f"{OWN_BINFMT}\nsed -e 's|:[^:]*:[A-Z]*$|:/nowhere/qemu-arm:|' {conf} >/proc/sys/fs/binfmt_misc/register"
     finding = in_user_namespace(f"foreign_programs.check_execution(Path({str(tmp_path)!r}))", before=script)
     assert finding.verdict is Verdict.FAIL
@@ -211,7 +211,7 @@ def test_a_disabled_emulator_is_reported(conf: Path) -> None:
 
 
 def test_native_programs_need_no_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """qemu-x86_64 is not registered on an amd64 PC."""
+    """On an amd64 PC, the emulator qemu-x86_64 is not registered."""
     (tmp_path / "status").write_text("enabled\n")
     monkeypatch.setattr(emulation, "BINFMT", tmp_path)
     own = host_architecture()
@@ -487,7 +487,7 @@ def test_a_container_is_built_for_the_target(arm: None) -> None:
 
 @pytest.mark.engine
 def test_the_platform_of_the_image_is_compared(arm: None) -> None:
-    """The engine accepts a platform that does not exist, so the check inspects the image."""
+    """The engine accepts the name of a platform that does not exist, so the check inspects the image."""
     try:
         connect(timeout_s=10).close()
     except UserError as fault:
@@ -626,7 +626,7 @@ def test_a_missing_package_index_is_reported(tmp_path: Path, monkeypatch: pytest
     assert "pip.conf" in finding.fix
 
 
-@pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="PySocks is installed")
+@pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="requires that PySocks is not installed")
 def test_a_socks_proxy_without_pysocks_is_reported(
     tmp_path: Path, direct: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -658,7 +658,7 @@ def test_a_program_timeout_is_a_finding(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_another_disk_of_the_engine_is_recognised(tmp_path: Path) -> None:
-    """The build folder may not exist yet, or may not be readable."""
+    """The check must succeed even if the build folder does not exist yet or is not readable."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
         elsewhere = Path(shm)
         if elsewhere.stat().st_dev == tmp_path.stat().st_dev:

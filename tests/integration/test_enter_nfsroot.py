@@ -448,7 +448,7 @@ def test_a_root_that_cannot_execute_is_refused(tmp_path: Path) -> None:
     for folder in ("bin", "lib", "dev", "proc", "sys"):
         (tmp_path / folder).mkdir()
     (tmp_path / "lib/ld-linux-aarch64.so.1").touch()
-    # This is an executable ELF file for another machine, EM_M32.
+    # An executable ELF file for another machine (EM_M32).
     for name in ("true", "sh"):
         (tmp_path / "bin" / name).write_bytes(b"\x7fELF\x01\x01\x01" + b"\0" * 9 + b"\x02\0\x01\0\x01" + b"\0" * 64)
         (tmp_path / "bin" / name).chmod(0o755)

@@ -338,7 +338,7 @@ def test_boards_get_the_served_path(reference: str, tmp_path: Path, sections: di
     assert Path(reports[1]) == exported.tree == exported.tree.resolve()
     for program in ("ganesha.nfsd", "nfs-ls"):
         if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
-            pytest.skip(f"needs {program}, to serve what was exported")
+            pytest.skip(f"needs {program}, to serve the exported tree")
     with serve.running_server(Layout.of(config).tree) as server:
         assert serve.probe(server, Path(reports[1])) == ""
 
@@ -990,7 +990,7 @@ def test_each_board_gets_its_own_device_tree(bootable: Path, tmp_path: Path) -> 
 
 
 def test_the_firmware_selects_raspberry_pi_device_trees(bootable: Path, tmp_path: Path) -> None:
-    """The firmware selects the device trees of the Raspberry Pi kernel by name."""
+    """The firmware selects one of the Raspberry Pi kernel's device trees by its file name."""
     folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
     names = ("bcm2710-rpi-3-b.dtb", "bcm2711-rpi-4-b.dtb", "bcm2712-rpi-5-b.dtb", "bcm2712d0-rpi-5-b.dtb")
     for name in names:

@@ -600,7 +600,7 @@ getattr(run, sys.argv[2])(load_config(json.loads(sys.argv[1])), *sys.argv[3:], r
 def test_a_stopped_run_releases_all_boards(
     config: Config, coordinator: Coordinator, words: list[str], number: signal.Signals
 ) -> None:
-    """The boards do not respond, so the run waits for the login."""
+    """The boards do not respond, so the run is still waiting for a login when it is stopped."""
     settings = {
         "nfs": {"folder": str(config.nfsroot)},
         "build": {"folder": str(config.build.folder)},

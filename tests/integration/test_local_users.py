@@ -313,7 +313,7 @@ def test_a_users_report_names_unreadable_files(exported: Config) -> None:
 def test_dockerds_socket_belongs_to_a_private_group() -> None:
     assert socket_group() == 0
     user = next(entry for entry in pwd.getpwall() if entry.pw_uid == entry.pw_gid == 1)
-    assert grp.getgrgid(1).gr_name == user.pw_name, "Debian's user daemon"
+    assert grp.getgrgid(1).gr_name == user.pw_name, "expected Debian's user daemon"
     with as_an_ordinary_user(1):
         assert socket_group() == 1
 
@@ -330,7 +330,7 @@ def test_dockerd_is_not_started_for_a_shared_group(number: int, group: str) -> N
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
 def test_the_loader_follows_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
-    """The lock file's name is the same for all users, so another user may have created a link there."""
+    """The lock file's name is the same for all users, so another user may have created a link with that name."""
     precious, lock, loader = tmp_path / "precious", tmp_path / "lock", tmp_path / "loader"
     precious.write_text("years of work")
     if kind == "symbolic":
@@ -359,7 +359,7 @@ def test_the_loader_follows_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
 
 
 def test_the_rpc_service_does_not_run_as_root() -> None:
-    """Every user of the board can connect to the service's port and run code there."""
+    """Every user of the board can connect to the service's port, and run code with the privileges of the service."""
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(ROOT / "recipes/tvm_server/files/etc/systemd/system/pitorch-rpc-server.service")

@@ -117,7 +117,7 @@ def test_the_root_is_armhf_without_traces_of_the_tools(built: main_job.Built) ->
                 head = stream.read(20)
                 if head.startswith(b"\x7fELF"):
                     machines.add((head[4], int.from_bytes(head[18:20], "little")))
-    assert machines == {(1, 40)}, "only 32-bit ARM programs"
+    assert machines == {(1, 40)}, "expected only 32-bit ARM programs"
 
 
 def test_the_initramfs_has_drivers_and_only_target_programs(

@@ -89,7 +89,7 @@ def test_wrong_small_output_next_to_a_large_one_is_found() -> None:
 
 
 def test_relu6_in_int8_is_close_to_float32() -> None:
-    """Upstream's relu6 with QNNPACK returns the elements of an image in channels_last in the wrong order."""
+    """Upstream's relu6 with QNNPACK returns the elements of channels_last images in the wrong order."""
     in_int8 = run("remote_models:limited").eager[1]
     assert in_int8.difference < 0.1 * in_int8.largest
 

@@ -101,7 +101,7 @@ def test_kernel_is_compiled_checked_and_timed_locally(kernel: str, size: int) ->
 
 
 def test_measurement_has_the_minimum_length() -> None:
-    """A measurement of 100 ms contains many runs of a kernel that takes 100 ns."""
+    """To measure for at least 100 ms, many runs of a kernel that takes 100 ns are necessary."""
     began = time.monotonic()
     done = run("local", timing=Timing(number=1, repeat=3, min_repeat_ms=100, warm_up=0))
     assert len(done.seconds) == 3
@@ -306,7 +306,7 @@ def test_lost_client_leaves_no_process_and_no_file(
 
 
 def test_board_returns_to_its_pool_after_a_timeout(tvm: TvmEnvironment, tracker: servers.Running) -> None:
-    """The next client in the tracker's queue gets the board."""
+    """After the timeout, the next client in the tracker's queue gets the board."""
     with servers.board(tvm, key="short", tracker_port=tracker.port) as board:
         device = f"tracker://127.0.0.1:{tracker.port}/short"
         thread, ended = holding(device, session_s=10)
@@ -331,7 +331,7 @@ def test_board_that_stops_responding_is_lost(tvm: TvmEnvironment) -> None:
 
 
 def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TVM's server without the launcher would accept the next connection but never respond."""
+    """After a crash, TVM's server without the launcher would accept the next connection but never respond."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with servers.board(tvm) as board:
         device = f"127.0.0.1:{board.port}"

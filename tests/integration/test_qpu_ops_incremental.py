@@ -281,7 +281,7 @@ def test_a_rebuild_installs_what_a_full_build_installs(
 def test_native_and_cross_builds_give_the_same_wheel(
     product_config: Config, workbench: Mapping[str, Manifest], tmp_path: Path, small: bool
 ) -> None:
-    """The complete extension is compiled a second time only weekly."""
+    """Only the weekly run compiles the complete extension a second time."""
     if not workbench["torch-site"].facts["version"]:
         pytest.skip("the extension cannot be built: no torch wheel is available")
     container_and_cross_builds_agree(product_config, workbench, tmp_path, small=small)

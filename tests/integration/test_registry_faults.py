@@ -403,7 +403,7 @@ def is_layer_request(block: bytes, _sent: int) -> bool:
 def test_push_is_retried_if_the_manifest_fails(
     client: docker.DockerClient, tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine itself never retries a manifest."""
+    """The engine itself never retries the upload of a manifest."""
     settings = Settings(folder=tmp_path / "r", port=free_port())
 
     def delays() -> Iterator[float]:

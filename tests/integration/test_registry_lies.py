@@ -222,7 +222,7 @@ def test_failed_first_request_is_retried(fault: Hook) -> None:
 @temporary_faults
 @pytest.mark.parametrize("part", ["manifests", "blobs"])
 def test_failed_look_up_of_artefacts_is_retried(plain: Registry, tmp_path: Path, fault: Hook, part: str) -> None:
-    """Two requests fail, because a failed HEAD of a manifest is followed by GET if the registry sent a status."""
+    """The first two requests fail, because the client sends a GET after a HEAD that fails with a status code."""
     config = config_for(tmp_path / "here", plain.address)
     artefacts.put(config, "thing", KEY, products(tmp_path))
     artefacts.push(config)

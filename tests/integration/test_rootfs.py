@@ -107,7 +107,7 @@ def test_documentation_is_installed_on_request(spec: rootfs.RootSpec, product_co
 
 
 def test_tests_are_left_out_and_modules_are_compiled(built: Built) -> None:
-    """py3compile would report files that a package lists but that do not exist."""
+    """In the root, py3compile would report files that a package lists but that do not exist."""
     with tarfile.open(built.manifest("rootfs").artefact(".tar").path, "r:") as archive:
         modules = {item.name for item in archive if item.isreg() and item.name.endswith((".py", ".pyc"))}
     packages = "./usr/lib/python3/dist-packages"
@@ -147,7 +147,7 @@ def test_only_matching_byte_code_gets_the_source_time(tmp_path: Path) -> None:
         os.utime(source, (seconds, seconds))
     (tmp_path / "other.py").write_text("NAME = 'else'\n")
     (tmp_path / "__pycache__" / f"gone.{sys.implementation.cache_tag}.pyc").write_bytes(b"short")
-    # This byte code is from another Python version with another hash key.
+    # Byte code of another Python version, which uses another hash key.
     source, foreign = tmp_path / "foreign.py", tmp_path / "__pycache__" / "foreign.cpython-999.pyc"
     source.write_text("NAME = 1\n")
     os.utime(source, (1000, 1000))
@@ -197,7 +197,7 @@ def test_a_damaged_package_is_reported_with_its_fix(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:
-    """A full disk is not reported as a damaged package, for which dpkg-deb and tar return the same exit statuses."""
+    """A full disk must not be reported as a damaged package, although dpkg-deb and tar exit with the same statuses."""
     (tmp_path / "large/DEBIAN").mkdir(parents=True)
     (tmp_path / "large/DEBIAN/control").write_text(
         "Package: large\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"

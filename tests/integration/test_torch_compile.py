@@ -128,7 +128,7 @@ def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str, *, times: i
                 process.send_signal(signal.SIGINT)
                 time.sleep(2)
             process.send_signal(signal.SIGINT)
-            # A second Ctrl-C shortens the time for the linker to exit.
+            # After a second Ctrl-C, the linker has less time to exit.
             said, _ = process.communicate(timeout=60 if times == 1 else building._PATIENCE_S - 5)
         finally:
             process.kill()
@@ -211,7 +211,7 @@ def test_a_killed_compiler_raises_memoryexhausted(tree: Path, builder: building.
     (tree / "two.cpp").write_text(
         "#include <regex>\nbool two(const char* s) { return std::regex_search(s, std::regex(s)); }\n"
     )
-    # The kernel kills a process after one second of CPU time.
+    # With this limit, the kernel kills a process after one second of CPU time.
     (tree / "build.ninja").write_text(
         NINJA.replace("arm-linux-gnueabihf-g++", "ulimit -t 1; arm-linux-gnueabihf-g++ -O3")
     )

@@ -265,7 +265,7 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
 
 
 def test_upstream_is_fetched_through_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the request matters; the repository does not exist."""
+    """The test checks only the request to the proxy, because the repository does not exist."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -636,7 +636,7 @@ def test_the_baseline_variants_audit_refuses_neon(part_of_kept: Path) -> None:
         audit.examine(part_of_kept, config().image.target, load_suite("trixie"), flags=flags)
 
 
-# In the image.
+# The wheel in the image.
 
 NEEDS_A_BOARD = ("test_selftest.py", "test_system.py", "test_tvm.py")
 
@@ -712,7 +712,7 @@ def test_results_agree_with_those_of_this_pc(
 def test_the_device_suite_passes_in_the_image(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
-    """QEMU emulates a single program about three times as fast as a board.
+    """QEMU runs the suite about three times as fast if it emulates single programs instead of a board.
 
     test_main_job.py runs the files that need a board, and a selection of the others, on an emulated board.
     """

@@ -107,7 +107,7 @@ def test_the_patches_apply_to_the_source(unpacked: Path) -> None:
 def test_tools_for_a_newer_glibc_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str, newest: int
 ) -> None:
-    """The tools run in a container of the release ``suite``."""
+    """The tools run in a container of the release ``suite``, so they must not require a newer glibc."""
     release, platform = load_suite(suite), host_architecture().wheel_platform.removeprefix("linux_")
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -225,7 +225,7 @@ def test_the_wheel_is_found_in_wheelhouse_or_artefact_cache(tmp_path: Path) -> N
     wheel, origin = locate.find(config)
     assert (wheel.parent.name, origin) == (whole, "from the artefact cache")
     fitting(tmp_path / "w", version="0.0.9")
-    assert locate.find(config)[0] == wheel, "another version does not match the kernels"
+    assert locate.find(config)[0] == wheel, "a wheel of another version does not match TVM's kernels"
     ours = fitting(tmp_path / "w")
     assert locate.find(config) == (ours, f"from {ours.parent}")
 

@@ -74,7 +74,7 @@ def test_64_bit_arm_programs_run_here_or_are_reported(tmp_path: Path) -> None:
     program.write_bytes(probe.PROGRAMS["arm64"]())
     program.chmod(0o755)
     if not Path("/proc/sys/fs/binfmt_misc/qemu-aarch64").exists() and os.uname().machine != "aarch64":
-        pytest.skip("qemu-aarch64 is not registered; ./inv does it")
+        pytest.skip("qemu-aarch64 is not registered; ./inv registers it")
     rootfs.require_execution(ARCHITECTURES["arm64"], program)
     assert check_execution_64(tmp_path).verdict is Verdict.OK
 

@@ -223,7 +223,7 @@ def test_set_up_repeats_the_installation(installed: Checkout) -> None:
 
 
 def test_skipped_packages_are_checked_by_the_next_full_run(checkout: Checkout) -> None:
-    """Only the packages are checked; the environment is not created again."""
+    """The full run checks only the packages, and does not create the environment again."""
     needs_dpkg()
     checkout.packages.write_text("dpkg   sometimes   is everywhere\n")  # the first row of this list is invalid
     assert checkout.run("first").returncode == 0, "the list must not be read"

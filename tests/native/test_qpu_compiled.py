@@ -71,7 +71,7 @@ def test_large_matrices_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_shape_mismatch_error_names_both_shapes(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """The implementation, the fake kernel and a trace with symbolic sizes all raise the error."""
+    """The operator's implementation, its fake kernel and a trace with symbolic sizes all raise the same error."""
     operator = getattr(torch.ops.qpu, name)
     said = set()
     for device in ("cpu", "meta"):

@@ -147,7 +147,7 @@ def test_pooling_with_ceil_mode_matches_the_cpu() -> None:
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_batch_normalisation(shape: tuple[int, ...], affine: bool, training: bool) -> None:
-    """Result, gradients and running statistics differ from float64 by at most 256 ULP of the largest magnitude."""
+    """Result, gradients and running statistics differ from float64 ones by at most 256 ULP of the largest magnitude."""
     x = torch.randn(shape) * 3 + 1
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
     outcomes = []
@@ -196,7 +196,7 @@ SIZES = [(1, 1), (3, 10), (2, 15), (2, 16), (17, 17), (5, 63), (2, 64), (3, 65),
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("function", [functional.softmax, functional.log_softmax], ids=["softmax", "log_softmax"])
 def test_softmax_and_log_softmax(function: Callable[..., torch.Tensor], size: tuple[int, int]) -> None:
-    """The error is at most 64 ulp of (1 + |result|)."""
+    """The error is at most 64 ULP of (1 + |result|)."""
     x, weights = torch.randn(size) * 4, torch.randn(size)
     for dimension in (1, 0):
         exact = x.double().requires_grad_()

@@ -64,7 +64,7 @@ def test_wheels_contain_the_packages_files(tmp_path: Path) -> None:
     tag = "cp313-cp313-linux_armv7l.whl"
     names = [f"numpy-2.2.4-{tag}", f"scipy-1.15.3-{tag}"]
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == names, (
-        "pip would reject the version of Debian's pandas"
+        "no wheel of pandas, because pip would reject its version"
     )
     for name in names:
         assert wheels.audit(tmp_path / "made" / name, ARMHF) == 0

@@ -310,7 +310,7 @@ def built_wheel(chain: Chain, content: str) -> Artefact:
 
 
 def test_wheels_are_those_of_the_tested_image(chain: Chain) -> None:
-    """Newer files in the build folder are ignored."""
+    """Newer wheels in the build folder are ignored."""
     chain.build_image(IMAGE, wheels=[EXTENSION, TORCH])
     chain.export()
     chain.build_image(NEWER, wheels=[])

@@ -147,7 +147,7 @@ def test_another_mmdebstrap_rebuilds_the_roots(tmp_path: Path, monkeypatch: pyte
 
 
 def test_recorded_sources_omit_default_values(tmp_path: Path) -> None:
-    """The records are part of the mirror's product, so other records would make every dependent step run again."""
+    """The records are part of the mirror's product, so changed records would make every dependent step run again."""
     sources = apt.sources_for(load_config({"image": {"kernel": "raspberrypi"}}), tmp_path)
     records = [record_of(item) for item in sources]
     assert {frozenset(item) for item in records[:3]} == {
@@ -271,7 +271,7 @@ def test_the_plan_from_source_starts_with_torchs_steps(
 def test_from_source_torch_is_built_before_the_image_is_planned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The plan must use the new wheel."""
+    """The image's plan must use the newly built torch wheel."""
     done: list[str] = []
 
     class Enough(Exception):

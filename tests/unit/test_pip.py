@@ -1,4 +1,4 @@
-"""Tests of run_pip's errors: an index that does not respond, an index without the package, and others."""
+"""Tests of run_pip's errors: an index that does not respond, an index without the package, and other errors."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ def test_failed_requests_are_explained_by_their_cause() -> None:
     ],
 )
 def test_letters_in_an_address_do_not_affect_the_error(text: str, kind: type[Exception]) -> None:
-    """The state in an upload address is random and can contain EOF."""
+    """The state in an upload address is random and can contain the letters EOF, which are also an error message."""
     pool = urllib3.HTTPConnectionPool("h")
     address = "/v2/a/blobs/uploads/1?_state=EOF"
     fault = urllib3.exceptions.MaxRetryError(pool, address, urllib3.exceptions.SSLError(ssl.SSLError(1, text)))

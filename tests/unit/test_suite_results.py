@@ -105,7 +105,7 @@ def test_unreachable_board_keeps_the_earlier_results(config: Config, paths: Path
 
 @pytest.mark.parametrize("made", [("junit", "evidence", "report"), ("evidence", "report")])
 def test_results_are_replaced_together(paths: Paths, made: tuple[str, ...]) -> None:
-    """A result that the run did not produce is removed."""
+    """An earlier result that the new run did not produce is removed."""
     paths.staging.folder.mkdir()
     for name in made:
         getattr(paths.staging, name).write_text("new")
