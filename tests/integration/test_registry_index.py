@@ -1,4 +1,4 @@
-"""Tests of one tag for several architectures' images, with a real registry and a real engine."""
+"""Tests of a single tag for the images of several architectures, with a real registry and a real engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of signed images in a real registry: what is accepted, and each refusal's message."""
+"""Tests of signed images in a real registry: signatures that are accepted, and the message of each refusal."""
 
 from __future__ import annotations
 

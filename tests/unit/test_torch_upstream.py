@@ -83,7 +83,7 @@ def test_only_the_compiling_content_store_tests_are_explained() -> None:
 
 
 def run_with_the_plugin(folder: Path, file: str, *options: str) -> upstream.Collected:
-    """Run a file on this PC as ``upstream-tests`` does; return what the plug-in recorded."""
+    """Run a file on this PC as ``upstream-tests`` does; return what pytest's plugin recorded."""
     shutil.copy(recipe.HERE / "torch" / "upstream_plugin.py", folder)
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
     argv += ["-p", "upstream_plugin", f"--tell-collected={folder / 'collected.json'}", *options, file]
